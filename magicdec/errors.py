@@ -1,0 +1,35 @@
+"""The exceptions a user can meet: one line on stderr, exit code 2. Anything else is a bug and shows its traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MagicdecError(Exception):
+    """Base of the errors that are the user's to mend. The message says what was wrong and what would be valid."""
+
+
+class ConfigError(MagicdecError):
+    """An option, a specification or an input file has a value that cannot be used."""
+
+
+class CapacityError(MagicdecError):
+    """The configuration does not fit in memory or in the model's context; the message names the nearest that does."""
+
+
+class CheckpointError(MagicdecError):
+    """A checkpoint directory lacks a file or a tensor, or holds one that does not fit its configuration."""
+
+
+class StorageError(MagicdecError):
+    """A file cannot be read or written. What was recorded before is intact."""
+
+
+def unknown_choice(kind: str, value: object, choices: Iterable[str]) -> ConfigError:
+    """An error for `value`, which is none of `choices`, naming the closest of them (or all, when few)."""
+    known = sorted(choices)
+    close = difflib.get_close_matches(str(value).lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else ""
+    listing = "" if close and len(known) > 12 else f"known: {', '.join(known)}"
+    return ConfigError(f"unknown {kind} '{value}': " + "; ".join(part for part in (hint, listing) if part))

@@ -1,0 +1,217 @@
+"""Result records: flat, versioned, one JSON object per line, append-only.
+
+Measured and predicted results share this schema; `source` says which a row is. A record is written with one `write` on a
+file opened for appending under a lock, and flushed to disk, so that a crash loses at most the line being written, and two
+processes that append to one file lose nothing. A torn last line is set aside with a warning when the file is read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from magicdec.errors import StorageError
+
+SCHEMA_VERSION = 1
+Source = Literal["analytical", "calibrated", "measured"]
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where and with what a record was made."""
+
+    created_utc: str = ""
+    host_cpu: str = ""
+    python: str = ""
+    versions: dict[str, str] = {}
+    commit: str = ""
+    command: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One configuration with its result. Times in seconds, sizes in bytes; None is "not known"."""
+
+    # What it is
+    schema_version: int = SCHEMA_VERSION
+    kind: str = "run"
+    source: Source
+    # Configuration: equal values of these fields give an equal `key`
+    model: str
+    hardware: str = ""
+    engine: str = "ours"
+    device: str = ""
+    dtype: str = ""
+    draft: str = "none"
+    draft_method: str = "none"
+    draft_budget: int | None = None
+    gamma: int = 0
+    tp_size: int = 1
+    draft_tp_size: int | None = None
+    batch_size: int
+    context_len: int
+    gen_len: int | None = None
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    prompts: str = ""
+    weights: str = ""
+    simulated_acceptance: list[float] | None = None
+    adaptive: bool = False
+    # Step times (medians over repetitions where measured)
+    autoregressive_step_s: float | None = None
+    draft_step_s: float | None = None
+    verify_step_s: float | None = None
+    accept_step_s: float | None = None
+    step_s: float | None = None
+    prefill_s: float | None = None
+    ttft_s: float | None = None
+    breakdown_s: dict[str, float] | None = None
+    # Acceptance
+    expected_tokens_per_step: float | None = None
+    acceptance_by_position: list[float] | None = None
+    acceptance_trials_by_position: list[int] | None = None
+    acceptance_histogram: list[int] | None = None
+    # Outcome
+    tpot_s: float | None = None
+    tokens_per_s: float | None = None
+    autoregressive_tokens_per_s: float | None = None
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    speedup_static_batch: float | None = None
+    speedup_samples: list[float] | None = None
+    repetitions: int | None = None
+    bound_by: str | None = None
+    mbu: float | None = None
+    autoregressive_mbu: float | None = None
+    memory_bytes_per_gpu: float | None = None
+    peak_memory_bytes: float | None = None
+    num_divergences: int | None = None
+    num_near_ties: int | None = None
+    notes: list[str] = []
+    environment: Environment = Environment()
+
+    @property
+    def key(self) -> str:
+        """Identity of the configuration, for resuming and for pairing predicted with measured rows."""
+        fields = [str(getattr(self, name)) for name in CONFIGURATION_FIELDS]
+        return hashlib.sha256("\x1f".join(fields).encode()).hexdigest()[:16]
+
+
+CONFIGURATION_FIELDS = (
+    "kind", "model", "hardware", "engine", "device", "dtype", "draft", "draft_method", "draft_budget", "gamma", "tp_size",
+    "draft_tp_size", "batch_size", "context_len", "gen_len", "temperature", "top_k", "top_p", "seed", "prompts", "weights",
+    "simulated_acceptance", "adaptive",
+)  # fmt: skip
+
+
+def current_environment() -> Environment:
+    """The running process's environment, read once per call."""
+    packages = ("magicdec", "torch", "numpy", "scipy", "transformers", "triton")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return Environment(
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        host_cpu=_cpu_name(),
+        python=platform.python_version(),
+        versions=versions,
+        commit=_commit(),
+        command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.split(':', 1)[1].strip()} x{os.cpu_count()}"
+    except OSError:
+        pass
+    return f"{platform.machine()} x{os.cpu_count()}"
+
+
+def _commit() -> str:
+    """The commit of the checkout the package runs from; empty when it is installed without one."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return ""
+    try:
+        done = subprocess.run(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def append_record(path: Path, record: Record) -> None:
+    """Appends one record durably.
+
+    Raises:
+        StorageError: the file cannot be written (what it held before is intact).
+    """
+    line = msgspec.json.encode(record) + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line  # the last line is torn: keep it apart
+            try:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                os.truncate(path, size)
+                raise
+    except OSError as error:
+        raise StorageError(f"cannot append to {path}: {error.strerror or error}; earlier records are intact") from error
+
+
+def read_records(path: Path) -> list[Record]:
+    """All whole records of a file, in order; lines that cannot be read are set aside with a warning.
+
+    Raises:
+        StorageError: the file cannot be opened, or holds no readable record although it is not empty.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"cannot read records from {path}: {error.strerror or error}") from error
+    records: list[Record] = []
+    damaged: list[int] = []
+    reason = ""
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            records.append(msgspec.json.decode(line, type=Record))
+        except msgspec.DecodeError as error:
+            damaged.append(number)
+            reason = str(error)
+    if damaged:
+        if not records:
+            raise StorageError(f"{path} holds no readable record (line {damaged[0]}: {reason})")
+        warnings.warn(f"{path}: set aside unreadable line(s) {', '.join(map(str, damaged))} ({reason})", stacklevel=2)
+    return records
+
+
+def read_many(paths: Iterable[Path]) -> list[Record]:
+    return [record for path in paths for record in read_records(path)]

@@ -1,0 +1,48 @@
+"""Named models that ship with the package, each as the Hugging Face configuration its publisher released.
+
+A model argument is, in this order: a directory with a `config.json`, a JSON file, or a name of the catalog.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from magicdec.errors import ConfigError, unknown_choice
+from magicdec.specs.model import ModelSpec, load_hf_config
+
+PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
+MODELS_DIRECTORY = PACKAGE_DIRECTORY / "specs" / "data" / "models"
+EMBEDDED = "embedded"
+EMBEDDED_DIRECTORY = PACKAGE_DIRECTORY / "data" / "embedded"
+
+
+def model_names() -> list[str]:
+    return [EMBEDDED, *sorted(path.stem for path in MODELS_DIRECTORY.glob("*.json"))]
+
+
+def checkpoint_directory(model: str) -> Path | None:
+    """Where the weights of a model argument are, when it names a local checkpoint."""
+    if model == EMBEDDED:
+        return EMBEDDED_DIRECTORY
+    path = Path(model)
+    return path if path.is_dir() else None
+
+
+@lru_cache(maxsize=64)
+def load_model_spec(model: str) -> ModelSpec:
+    """The spec of a model argument.
+
+    Raises ConfigError when it is neither a file, a directory nor a known name.
+    """
+    if model == EMBEDDED:
+        return load_hf_config(EMBEDDED_DIRECTORY, name=EMBEDDED)
+    named = MODELS_DIRECTORY / f"{model}.json"
+    if "/" not in model and named.is_file():
+        return load_hf_config(named, name=model)
+    path = Path(model)
+    if path.exists():
+        return load_hf_config(path)
+    if "/" in model or model.endswith(".json"):
+        raise ConfigError(f"no configuration at {model}: give a config.json, its directory, or a name like llama-3.1-8b")
+    raise unknown_choice("model", model, model_names())

@@ -1,0 +1,76 @@
+"""What is speculated with: the draft, its cache, the number of drafted tokens, and how tokens are sampled."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from magicdec.errors import ConfigError, unknown_choice
+
+DraftMethod = Literal["none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle"]
+DRAFT_METHODS: tuple[DraftMethod, ...] = ("none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle")
+SELF = "self"
+MAX_GAMMA = 32
+
+
+class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft and how far it looks ahead. `gamma` = 0 is autoregressive decoding.
+
+    `draft` is "none", "self" (the target drafts for itself), "ngram", or a model's name. `draft_budget` counts the KV slots
+    per sequence and KV head that one draft step reads: sinks + selected + recent, generated tokens included, the drafts of
+    the current block excluded; None means the full cache.
+    """
+
+    draft: str = "none"
+    draft_method: DraftMethod = "none"
+    draft_budget: int | None = None
+    gamma: int = 0
+    num_sink_tokens: int = 4
+    observation_window: int = 32
+    pooling_kernel: int = 5
+    draft_tp_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_method not in DRAFT_METHODS:
+            raise unknown_choice("draft method", self.draft_method, DRAFT_METHODS)
+        if not 0 <= self.gamma <= MAX_GAMMA:
+            raise ConfigError(f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}")
+        if self.draft_budget is not None and self.draft_budget <= self.num_sink_tokens:
+            raise ConfigError(
+                f"draft budget {self.draft_budget} must exceed the {self.num_sink_tokens} sink tokens it includes"
+            )
+        if self.draft_method in ("streamingllm", "snapkv", "topk") and self.draft_budget is None:
+            raise ConfigError(f"draft method {self.draft_method} needs a draft budget")
+
+    @property
+    def is_autoregressive(self) -> bool:
+        return self.gamma == 0 or self.draft_method == "none"
+
+    @property
+    def is_self(self) -> bool:
+        return self.draft == SELF
+
+
+AUTOREGRESSIVE = SpeculationSpec()
+
+
+class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen. `temperature` 0 is greedy."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 100.0:
+            raise ConfigError(f"temperature must be between 0 and 100, not {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top-k must be at least 1, not {self.top_k}")
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"top-p must be above 0 and at most 1, not {self.top_p}")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0

@@ -1,0 +1,43 @@
+"""Scale constants and human formatting. No other module writes a factor like 1e9 or 2**30."""
+
+from __future__ import annotations
+
+MICRO = 1e-6
+MILLI = 1e-3
+KILO = 1e3
+MEGA = 1e6
+GIGA = 1e9
+TERA = 1e12
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Binary units, three significant figures: 1.50 GiB."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < KIB:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= KIB
+    return f"{value:.3g} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration with three significant figures: 12.3 ms, 4.56 s, 3 min 20 s."""
+    size = abs(seconds)
+    if size >= 120:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    if size >= 1:
+        return f"{seconds:.3g} s"
+    if size >= MILLI:
+        return f"{seconds / MILLI:.3g} ms"
+    return f"{seconds / MICRO:.3g} us"
+
+
+def format_rate(per_second: float, unit: str) -> str:
+    """A rate with a decimal prefix: 1.69 TB/s, 312 TFLOP/s, 507 tokens/s."""
+    for scale, prefix in ((TERA, "T"), (GIGA, "G"), (MEGA, "M")):
+        if abs(per_second) >= scale:
+            return f"{per_second / scale:.3g} {prefix}{unit}/s"
+    return f"{per_second:.0f} {unit}/s"
