@@ -1,8 +1,8 @@
 """Result records: flat, versioned, one JSON object per line, append-only.
 
-Measured and predicted results share this schema; `source` says which a row is. A record is written with one `write` on a
-file opened for appending under a lock, and flushed to disk, so that a crash loses at most the line being written, and two
-processes that append to one file lose nothing. A torn last line is set aside with a warning when the file is read.
+Measured and predicted results share this schema; `source` says which a row is. A record is written with one `write`
+on a file opened for appending under a lock, and flushed to disk, so that a crash loses at most the line being written,
+and two processes that append to one file lose nothing. A torn last line is set aside with a warning when read.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 CONFIGURATION_FIELDS = (
-    "kind", "model", "hardware", "engine", "device", "dtype", "draft", "draft_method", "draft_budget", "gamma", "tp_size",
-    "draft_tp_size", "batch_size", "context_len", "gen_len", "temperature", "top_k", "top_p", "seed", "prompts", "weights",
-    "simulated_acceptance", "adaptive",
+    "kind", "model", "hardware", "engine", "device", "dtype", "draft", "draft_method", "draft_budget", "gamma",
+    "tp_size", "draft_tp_size", "batch_size", "context_len", "gen_len", "temperature", "top_k", "top_p", "seed",
+    "prompts", "weights", "simulated_acceptance", "adaptive",
 )  # fmt: skip
 
 
@@ -152,7 +152,8 @@ def _commit() -> str:
     if not (root / ".git").exists():
         return ""
     try:
-        done = subprocess.run(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+        command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return ""
     return done.stdout.strip()

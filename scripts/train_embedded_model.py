@@ -7,7 +7,7 @@ instructions. What it is for: a model whose decoding at a context of 4096 is bou
 use that context (it recalls a passage seen thousands of tokens earlier), in a file of a few MB.
 
 Three ideas make that cheap:
-- most sequences contain passages copied from earlier in the same sequence (some of random tokens), which teaches recall;
+- most sequences contain passages copied from earlier in them (some of random tokens), which teaches recall;
 - short sequences are trained with *gaps in their position ids*, so that recall over distances of thousands of positions
   is learned at the cost of 2048-token attention (PoSE, arXiv 2309.10400);
 - Muon for the matrices (https://kellerjordan.github.io/posts/muon), AdamW for embeddings and norms.
@@ -146,7 +146,9 @@ def bits_per_byte(model: LlamaForCausalLM, stream: Tensor, bytes_per_token: floa
     return nll / math.log(2) / bytes_per_token
 
 
-def recall(model: LlamaForCausalLM, stream: Tensor, distance: int, count: int = 24, size: int = 64) -> tuple[float, float]:
+def recall(
+    model: LlamaForCausalLM, stream: Tensor, distance: int, count: int = 24, size: int = 64
+) -> tuple[float, float]:
     """Mean nll (nats per token) of a passage whose copy stands `distance` tokens earlier, and of the same passage
     after the same text without that copy."""
     length = distance + size
@@ -174,7 +176,8 @@ def evaluate(model: LlamaForCausalLM, stream: Tensor, bytes_per_token: float) ->
             for length, count in ((512, 64), (2048, 24), (4096, 16), (5120, 12))
         },
         "repeated_passage_nll": {
-            distance: [round(x, 3) for x in recall(model, stream, distance)] for distance in (256, 1024, 2048, 3072, 3968)
+            distance: [round(x, 3) for x in recall(model, stream, distance)]
+            for distance in (256, 1024, 2048, 3072, 3968)
         },
     }
     model.train()
@@ -258,7 +261,10 @@ def main() -> None:
             step, tokens = step + 1, tokens + batch.numel()
             running += (loss.item() - running) / min(step, 50)
             if step % 50 == 0:
-                print(f"step {step} length {stage.length} loss {running:.3f} {time.monotonic() - started:.0f} s", flush=True)
+                print(
+                    f"step {step} length {stage.length} loss {running:.3f} {time.monotonic() - started:.0f} s",
+                    flush=True,
+                )
             if step % arguments.save_every == 0 or step == total:
                 note = {
                     "seed": arguments.seed,

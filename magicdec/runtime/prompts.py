@@ -9,7 +9,13 @@ from __future__ import annotations
 import hashlib
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from magicdec.errors import CheckpointError, ConfigError, unknown_choice
 
 HELD_OUT_ONE_IN = 10
 _SKIPPED_PARTS = frozenset({"site-packages", "dist-packages", "__pycache__", "encodings", "lib2to3"})
@@ -38,5 +44,119 @@ def stdlib_documents(*, held_out: bool, tests: bool = False) -> Iterator[str]:
             chosen.append((hashlib.sha256(relative.as_posix().encode()).digest(), path))
     for _, path in sorted(chosen):
         text = path.read_text(encoding="utf-8", errors="ignore")
+        if text.strip():
+            yield text
+
+
+def load_tokenizer(checkpoint: Path, *, vocab_size: int) -> Tokenizer:
+    """The tokenizer of a checkpoint directory.
+
+    Raises CheckpointError when there is none, it cannot be read, or it has more tokens than the model.
+    """
+    file = checkpoint / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(f"{checkpoint} has no tokenizer.json; prompts of text need one (or use --prompts random)")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for a damaged file
+        raise CheckpointError(f"{file} is not a readable tokenizer: {error}") from error
+    if tokenizer.get_vocab_size() > vocab_size:
+        size = tokenizer.get_vocab_size()
+        raise CheckpointError(f"{file} has {size} tokens, the model only {vocab_size}: they do not belong together")
+    return tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptRequest:
+    """`count` prompts of `context_len` tokens.
+
+    source: "stdlib" (held-out files of the running standard library), "recall" (the same, each ending with the start of
+    a passage from its first half), "random" (seeded tokens), or a path to a text file or a directory of them.
+    context_spread: prompt lengths are spread evenly from `context_len·(1 − context_spread)` to `context_len`.
+    calibration: take the half of the text that measured runs do not use.
+    """
+
+    source: str = "stdlib"
+    count: int
+    context_len: int
+    context_spread: float = 0.0
+    seed: int = 0
+    calibration: bool = False
+
+    @property
+    def lengths(self) -> list[int]:
+        shortest = round(self.context_len * (1 - self.context_spread))
+        return [int(x) for x in np.linspace(shortest, self.context_len, self.count).round()]
+
+
+def load_prompts(request: PromptRequest, *, tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
+    """Token ids of each prompt, the longest last.
+
+    Raises ConfigError when the source is unknown, cannot be read or is shorter than one prompt.
+    """
+    if request.source == "random":
+        generator = np.random.default_rng(request.seed)
+        return [generator.integers(1, vocab_size, size=n).tolist() for n in request.lengths]
+    if tokenizer is None:
+        raise ConfigError(f"prompts '{request.source}' need a tokenizer; without one use --prompts random")
+    stream = _token_stream(request, tokenizer)
+    if len(stream) < request.context_len:
+        raise ConfigError(
+            f"prompts '{request.source}' hold {len(stream)} tokens, fewer than one prompt of {request.context_len}; "
+            f"use a context of at most {len(stream)}"
+        )
+    starts = _window_starts(len(stream), request)
+    prompts = [stream[start : start + n] for start, n in zip(starts, request.lengths, strict=True)]
+    if request.source == "recall":
+        prompts = [_with_repeated_passage(prompt, seed=request.seed + i) for i, prompt in enumerate(prompts)]
+    return prompts
+
+
+def _window_starts(stream_length: int, request: PromptRequest) -> list[int]:
+    """Evenly spaced starts of the windows: disjoint where the text is long enough, overlapping otherwise."""
+    last = stream_length - request.context_len
+    offset = np.random.default_rng(request.seed).integers(0, max(1, min(last, request.context_len)))
+    return [int(offset + x) % (last + 1) for x in np.linspace(0, last, request.count, endpoint=request.count == 1)]
+
+
+def _with_repeated_passage(prompt: list[int], *, seed: int, passage: int = 256, cue: int = 24) -> list[int]:
+    """The prompt with its last `cue` tokens replaced by the start of a passage from its first half, so that what comes
+    next is to be recalled from thousands of tokens back."""
+    passage = min(passage, len(prompt) // 4)
+    start = int(np.random.default_rng(seed).integers(0, max(1, len(prompt) // 2 - passage)))
+    return [*prompt[:-cue], *prompt[start : start + cue]]
+
+
+def _token_stream(request: PromptRequest, tokenizer: Tokenizer) -> list[int]:
+    """The source's documents as one stream of tokens, separated by the end-of-text token where the tokenizer has one."""
+    separator = tokenizer.token_to_id("<|endoftext|>")
+    ids: list[int] = []
+    for text in _texts(request.source):
+        ids += tokenizer.encode(text).ids
+        if separator is not None:
+            ids.append(separator)
+    half = len(ids) // 2
+    if half < request.context_len:
+        return ids
+    return ids[:half] if request.calibration else ids[half:]
+
+
+def _texts(source: str) -> Iterator[str]:
+    if source in ("stdlib", "recall"):
+        yield from stdlib_documents(held_out=True)
+        return
+    path = Path(source)
+    if not path.exists():
+        raise unknown_choice("prompts", source, ("stdlib", "recall", "random"))
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            if path.is_file():
+                raise ConfigError(f"{file} is not UTF-8 text: {error}") from error
+            continue  # a directory may hold other things than text
+        except OSError as error:
+            raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
         if text.strip():
             yield text

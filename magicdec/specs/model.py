@@ -90,7 +90,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def layer_parameters(self) -> int:
         experts = max(1, self.num_experts)
-        return self.attention_parameters + experts * self.expert_parameters + self.router_parameters + 2 * self.hidden_size
+        return (
+            self.attention_parameters + experts * self.expert_parameters + self.router_parameters + 2 * self.hidden_size
+        )
 
     @property
     def embedding_parameters(self) -> int:
@@ -127,7 +129,7 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
     experts_key = "num_local_experts" if model_type == "mixtral" else "num_experts"
     rope = config.get("rope_parameters") or {}
     attention_bias = bool(config.get("attention_bias", model_type == "qwen2"))
-    spec = ModelSpec(
+    return ModelSpec(
         name=name,
         family=model_type,  # type: ignore[arg-type]  # membership in FAMILIES is checked above
         hidden_size=hidden,
@@ -153,7 +155,6 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
         norm_topk_prob=bool(config.get("norm_topk_prob", model_type == "mixtral")),
         eos_token_ids=_token_ids(config.get("eos_token_id")),
     )
-    return spec
 
 
 class _Reader:
@@ -226,4 +227,6 @@ def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
         raise ConfigError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{file} must hold a JSON object, not a {type(config).__name__}")
-    return model_from_hf_config(config, name=name or (path.name if path.is_dir() else file.parent.name), where=str(file))
+    return model_from_hf_config(
+        config, name=name or (path.name if path.is_dir() else file.parent.name), where=str(file)
+    )
