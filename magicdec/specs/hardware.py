@@ -1,0 +1,341 @@
+"""What a device is: datasheet ceilings, and how near to them its kernels and links were measured to come.
+
+A profile is one TOML file. The ceilings (`memory_bytes_per_s`, `flops_per_s`, `link`) are the datasheet's, dense,
+without sparsity; `sources` names where each was read. The curves (`gemm`, `attention`, `allreduce`, `elementwise`)
+hold dimensionless efficiencies against those ceilings and fixed costs in seconds, fitted to measurements named in
+`fitted_on` (fitting: perfmodel/calibration.py; what each parameter does: perfmodel/roofline.py and collectives.py). A
+device whose kernels nobody measured takes the curves of `curves_from`, or generic ones, with a wider `relative_error`.
+
+The same structs describe a CPU that was calibrated locally.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from magicdec.errors import ConfigError, StorageError, unknown_choice
+
+HARDWARE_DIRECTORY = Path(__file__).resolve().parent / "data" / "hardware"
+DTYPE_BYTES: dict[str, float] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int4": 0.5}
+"""Bytes per element. Scales of quantised formats (1-6 %) are ignored."""
+COMPUTE_FALLBACK = {"fp16": "bf16", "fp8": "bf16", "int8": "bf16", "int4": "bf16", "bf16": "fp32"}
+"""What a dtype computes in where the device has no rate for it (weights are widened on the fly)."""
+BORROWED_ERROR_FACTOR = 2.0
+DEFAULT_RELATIVE_ERROR = 0.3
+
+
+class _Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """Base: a struct read from a file, whose numbers must be finite and within the range of `LIMITS`."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, float | int) and not isinstance(value, bool):
+                low, high = LIMITS.get(name, (0.0, 1e18))
+                if not (math.isfinite(value) and low <= value <= high):
+                    raise ValueError(f"'{name}' must be between {low:g} and {high:g}, not {value!r}")
+
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "memory_bytes": (1, 1e18),
+    "memory_bytes_per_s": (1, 1e18),
+    "bytes_per_s": (1, 1e18),
+    "num_multiprocessors": (1, 1e6),
+    "num_gpus_per_node": (1, 1e6),
+    "bandwidth_efficiency": (1e-6, 1e3),
+    "flops_efficiency": (1e-6, 1e3),
+    "l2_bandwidth_ratio": (0.1, 1e3),
+    "block_bandwidth_fraction": (1e-6, 1e3),
+    "one_shot_efficiency": (1e-6, 1e3),
+    "two_shot_efficiency": (1e-6, 1e3),
+    "bulk_efficiency": (1e-6, 1e3),
+    "ridge_power": (1.0, 64.0),
+    "l2_fraction": (0.0, 16.0),
+    "l2_sharpness": (0.1, 64.0),
+    "relative_error": (0.0, 10.0),
+    "error": (0.0, 10.0),
+}
+
+
+class Fit(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where a curve comes from and how right it is."""
+
+    fitted_on: str = ""
+    """What was measured, by whom; empty for a generic curve."""
+    num_rows: int = 0
+    num_parameters: int = 0
+    error: float | None = None
+    """Mean absolute relative error on shapes left out of the fit, over the rows that matter."""
+    relative_error: float = DEFAULT_RELATIVE_ERROR
+    """One standard deviation of a prediction, relative; what intervals are built from."""
+    borrowed_from: str = ""
+    """The device the curve was measured on, when it was another one."""
+
+
+class GemmCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of one linear layer; the equation is in perfmodel/roofline.py."""
+
+    fit: Fit = Fit()
+    overhead_s: float = 3e-6
+    bandwidth_efficiency: float = 0.8
+    flops_efficiency: float = 0.75
+    ridge_power: float = 4.0
+    l2_bandwidth_ratio: float = 1.0
+    l2_fraction: float = 0.0
+    l2_sharpness: float = 4.0
+    half_tokens: float = 0.0
+    """Tokens' worth of time that the matrix path spends before its first token (packing, padding)."""
+    gemv_efficiency: float = 0.0
+    """Rate of the one-token-at-a-time path relative to the peak; 0 where there is none (GPUs)."""
+
+
+class AttentionCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of one layer's attention over a KV cache with one kernel library."""
+
+    fit: Fit = Fit()
+    library: str = "generic"
+    overhead_s: float = 6e-6
+    bandwidth_efficiency: float = 0.75
+    flops_efficiency: float = 0.3
+    ridge_power: float = 4.0
+    l2_bandwidth_ratio: float = 1.0
+    l2_fraction: float = 0.0
+    l2_sharpness: float = 4.0
+    block_overhead_s: float = 0.0
+
+
+class AllReduceCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of one all-reduce over the ranks of a node."""
+
+    fit: Fit = Fit()
+    library: str = "generic"
+    overhead_s: float = 8e-6
+    rank_overhead_s: float = 0.5e-6
+    bulk_efficiency: float = 0.6
+
+
+class ElementwiseCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of kernels that stream their operands once (norms, rotary, residuals, softmax over the vocabulary)."""
+
+    fit: Fit = Fit()
+    overhead_s: float = 3e-6
+    bandwidth_efficiency: float = 0.75
+
+
+class Link(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What joins the devices of a node. `bytes_per_s` is per device and direction."""
+
+    bytes_per_s: float
+    latency_s: float = 2e-6
+    topology: Literal["nvlink", "nvlink-pair", "xgmi", "pcie", "shared-memory"] = "pcie"
+    num_gpus_per_node: int = 8
+
+
+class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One device: ceilings from its datasheet, and fitted curves."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    kind: Literal["gpu", "cpu"] = "gpu"
+    memory_bytes: float
+    memory_bytes_per_s: float
+    flops_per_s: dict[str, float]
+    num_multiprocessors: int = 1
+    l2_bytes: float = 0.0
+    link: Link = Link(bytes_per_s=1e9)
+    price_per_hour_usd: float | None = None
+    curves_from: str = ""
+    sources: dict[str, str] = {}
+    gemm: GemmCurve | None = None
+    attention: AttentionCurve | None = None
+    allreduce: AllReduceCurve | None = None
+    elementwise: ElementwiseCurve | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.flops_per_s:
+            raise ValueError("'flops_per_s' must hold at least one dtype")
+        for dtype, rate in self.flops_per_s.items():
+            if dtype not in DTYPE_BYTES:
+                raise ValueError(f"'flops_per_s' has the unknown dtype '{dtype}' (known: {', '.join(DTYPE_BYTES)})")
+            if not (math.isfinite(rate) and 1 <= rate <= 1e21):
+                raise ValueError(f"'flops_per_s.{dtype}' must be a positive number, not {rate!r}")
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether kernels of this very device were measured."""
+        curves = (self.gemm, self.attention)
+        return all(curve is not None and curve.fit.fitted_on and not curve.fit.borrowed_from for curve in curves)
+
+    def gemm_curve(self) -> GemmCurve:
+        return self.gemm or GemmCurve()
+
+    def attention_curve(self) -> AttentionCurve:
+        return self.attention or AttentionCurve()
+
+    def allreduce_curve(self) -> AllReduceCurve:
+        return self.allreduce or AllReduceCurve()
+
+    def elementwise_curve(self) -> ElementwiseCurve:
+        return self.elementwise or ElementwiseCurve()
+
+    def compute_rate(self, dtype: str) -> float:
+        """Peak FLOP/s in `dtype`, or in what the device widens it to.
+
+        Raises ConfigError for a dtype that does not exist.
+        """
+        bytes_per_element(dtype)
+        candidate: str | None = dtype
+        while candidate is not None:
+            if candidate in self.flops_per_s:
+                return self.flops_per_s[candidate]
+            candidate = COMPUTE_FALLBACK.get(candidate)
+        return max(self.flops_per_s.values())
+
+
+def bytes_per_element(dtype: str) -> float:
+    """Bytes of one number. Raises ConfigError for an unknown dtype."""
+    if dtype not in DTYPE_BYTES:
+        raise unknown_choice("dtype", dtype, DTYPE_BYTES)
+    return DTYPE_BYTES[dtype]
+
+
+@lru_cache(maxsize=1)
+def _aliases() -> dict[str, str]:
+    """Catalog names and aliases (small files: a line is read, not parsed)."""
+    names: dict[str, str] = {}
+    for path in sorted(HARDWARE_DIRECTORY.glob("*.toml")):
+        names[path.stem] = path.stem
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("aliases"):
+                for alias in tomllib.loads(line)["aliases"]:
+                    names.setdefault(alias, path.stem)
+                break
+    return names
+
+
+def hardware_names() -> list[str]:
+    """Names of the catalog, without aliases."""
+    return sorted(set(_aliases().values()))
+
+
+@lru_cache(maxsize=64)
+def load_hardware(name_or_path: str | Path) -> HardwareProfile:
+    """A profile of the catalog (by name or alias), or of a TOML file.
+
+    Raises ConfigError naming the file and the key, or the nearest known name.
+    """
+    text = str(name_or_path)
+    if "/" not in text and not text.endswith(".toml"):
+        direct = HARDWARE_DIRECTORY / f"{text.lower()}.toml"
+        if direct.is_file():
+            return _load_file(direct)
+        stem = _aliases().get(text.lower())
+        if stem is None:
+            raise unknown_choice("hardware", text, hardware_names())
+        return _load_file(HARDWARE_DIRECTORY / f"{stem}.toml")
+    return _load_file(Path(name_or_path))
+
+
+def _load_file(path: Path) -> HardwareProfile:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read hardware profile {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    profile = profile_from_document(document, where=str(path))
+    if profile.curves_from:
+        if profile.curves_from not in _aliases() or _aliases()[profile.curves_from] == path.stem:
+            raise ConfigError(
+                f"{path}: key 'curves_from': {unknown_choice('hardware', profile.curves_from, _aliases())}"
+            )
+        profile = _borrow(profile, load_hardware(profile.curves_from))
+    return profile
+
+
+def profile_from_document(document: dict[str, Any], *, where: str) -> HardwareProfile:
+    """The profile that a parsed TOML document describes; ConfigError names `where` and the key."""
+    try:
+        return msgspec.convert(document, HardwareProfile)
+    except msgspec.ValidationError as error:
+        message = (
+            str(error)
+            .replace("Object missing required field", "missing key")
+            .replace("Object contains unknown field", "unknown key")
+        )
+        message, _, place = message.partition(" - at ")
+        key = place.strip("`$.") if place else ""
+        raise ConfigError(f"{where}: " + (f"key '{key}': " if key else "") + message.replace("`", "'")) from error
+
+
+def _borrow(profile: HardwareProfile, donor: HardwareProfile) -> HardwareProfile:
+    """`profile` with the donor's curves where it has none, marked so and with a wider error."""
+    changes: dict[str, Any] = {}
+    for name in ("gemm", "attention", "allreduce", "elementwise"):
+        curve = getattr(donor, name)
+        if getattr(profile, name) is None and curve is not None:
+            wider = min(10.0, max(0.1, BORROWED_ERROR_FACTOR * curve.fit.relative_error))
+            fit = msgspec.structs.replace(curve.fit, relative_error=wider, borrowed_from=donor.name)
+            changes[name] = msgspec.structs.replace(curve, fit=fit)
+    return msgspec.structs.replace(profile, **changes)
+
+
+def save_hardware(profile: HardwareProfile, path: Path) -> None:
+    """Writes a profile as TOML, whole or not at all.
+
+    Raises StorageError when the file cannot be written.
+    """
+    text = dump_toml(msgspec.to_builtins(profile))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise StorageError(f"cannot write hardware profile {path}: {error.strerror or error}") from error
+    load_hardware.cache_clear()
+
+
+def dump_toml(document: dict[str, Any], prefix: str = "") -> str:
+    """TOML of nested dictionaries of strings, numbers, booleans and lists of those; None is left out."""
+    lines, tables = [], []
+    for key, value in document.items():
+        name = key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _quote(key)
+        if isinstance(value, dict):
+            tables.append(f"\n[{prefix}{name}]\n" + dump_toml(value, f"{prefix}{name}."))
+        elif value is not None:
+            lines.append(f"{name} = {_literal(value)}\n")
+    return "".join(lines + tables)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_literal(item) for item in value) + "]"
+    return _quote(str(value))
+
+
+def _quote(text: str) -> str:
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
