@@ -1,0 +1,95 @@
+"""What a configuration takes of each device's memory, and the largest batch that fits.
+
+    weights / tp + KV(context + generated) + draft weights / draft tp + draft KV(budget) + workspace
+
+The caches and the logits grow with the batch, so the need is affine in it and the largest batch follows in closed form.
+A rank keeps at least one KV head, so beyond tp = KV heads the cache per rank no longer shrinks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from magicdec.perfmodel import ops
+from magicdec.perfmodel.cost import Array
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.hardware import HardwareProfile
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes per device; arrays broadcast."""
+
+    weights_bytes: Array
+    kv_bytes: Array
+    draft_weights_bytes: Array
+    draft_kv_bytes: Array
+    workspace_bytes: Array
+    capacity_bytes: Array
+
+    @property
+    def total_bytes(self) -> Array:
+        parts = (self.weights_bytes, self.kv_bytes, self.draft_weights_bytes, self.draft_kv_bytes, self.workspace_bytes)
+        total: Array = sum(parts, np.asarray(0.0))
+        return total
+
+    @property
+    def fits(self) -> Any:
+        return self.total_bytes <= self.capacity_bytes
+
+
+def weights_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
+    """One rank's weights: heads, MLP and vocabulary rows split, KV projections replicated beyond the KV heads."""
+    tp = np.asarray(tp_size, dtype=np.float64)
+    kv_size = model.num_key_value_heads * model.head_dim
+    replicated = ops.kv_heads_per_rank(model, tp) * model.head_dim - kv_size / tp
+    extra = 2.0 * model.hidden_size * replicated * model.num_hidden_layers
+    per_rank: Array = (model.num_parameters / tp + extra) * precision.weight_bytes
+    return per_rank
+
+
+def kv_bytes_per_token(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
+    """One rank's keys and values of one token, over all layers."""
+    heads = ops.kv_heads_per_rank(model, tp_size)
+    per_token: Array = 2.0 * model.num_hidden_layers * heads * model.head_dim * precision.kv_bytes
+    return per_token
+
+
+def cached_tokens(model: ModelSpec, context: Any) -> Array:
+    """Tokens whose keys and values are kept: a sliding-window model needs no more than its window."""
+    context = np.asarray(context, dtype=np.float64)
+    return context if model.sliding_window is None else np.minimum(context, float(model.sliding_window))
+
+
+def workspace_bytes(
+    model: ModelSpec, engine: EngineProfile, precision: Precision, *, batch: Any, gamma: Any, tp_size: Any, is_greedy: bool
+) -> Array:
+    """Activations of a prefill pass, fp32 logits of the verified tokens with their softmax, and the stored draft
+    distributions (none when greedy)."""
+    tp = np.asarray(tp_size, dtype=np.float64)
+    shard = tp if engine.vocabulary == "sharded" else 1.0
+    batch, gamma = np.asarray(batch, dtype=np.float64), np.asarray(gamma, dtype=np.float64)
+    tables = (1.0 if is_greedy else 2.0) * (gamma + 1.0) + (0.0 if is_greedy else gamma)
+    logits = batch * tables * model.vocab_size * ops.FP32_BYTES / shard
+    width = model.moe_intermediate_size * model.num_experts_per_tok if model.is_moe else model.intermediate_size
+    element = 4.0 if precision.compute_dtype == "fp32" else 2.0
+    activations = engine.prefill_tokens * (4.0 * model.hidden_size + 3.0 * width / tp) * element
+    needed: Array = engine.workspace_bytes + activations + logits
+    return needed
+
+
+def capacity_bytes(hw: HardwareProfile, engine: EngineProfile) -> float:
+    """What of a device's memory may be planned with."""
+    return hw.memory_bytes * engine.memory_fraction
+
+
+def largest_batch(total_at_zero: Any, total_at_one: Any, capacity: Any) -> Array:
+    """The largest batch whose need, affine in the batch, stays within the capacity (0: not even one)."""
+    per_sequence = np.maximum(np.asarray(total_at_one, dtype=np.float64) - total_at_zero, 1e-30)
+    batch: Array = np.floor(np.maximum(np.asarray(capacity, dtype=np.float64) - total_at_zero, 0.0) / per_sequence + 1e-9)
+    return np.where(np.asarray(total_at_zero) > capacity, 0.0, batch)

@@ -1,0 +1,162 @@
+"""Cost and time of each operation of a forward pass, on one rank of a tensor-parallel group.
+
+    linear      2·m·n·k FLOPs; weights n·k; activations m·(n + k)
+    attention   4·batch·q·kv·heads·head_dim FLOPs; KV 2·batch·kv·kv_heads·head_dim, once per sequence or per query token
+    experts     the experts that a batch touches, E·(1 − (1 − k/E)^tokens), each read once
+    softmax &c. passes over rows × vocabulary in fp32
+
+Ignored: biases, the embedding's gather (one row per token), rotary tables, imbalance between experts beyond its mean.
+All arguments broadcast. A rank's share of KV heads is at least one head: beyond tp = KV heads they are replicated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from magicdec.perfmodel.collectives import all_gather_time, all_reduce_time, broadcast_time
+from magicdec.perfmodel.cost import Array, Cost
+from magicdec.perfmodel.roofline import OpTime, attention_time, elementwise_time, gemm_time
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.hardware import HardwareProfile
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import Precision
+
+Group = Literal["gemm", "attention", "elementwise", "link", "overhead"]
+BoundBy = Literal["weights", "kv", "compute", "link", "overhead"]
+GROUPS: tuple[Group, ...] = ("gemm", "attention", "elementwise", "link", "overhead")
+BOUNDS: tuple[BoundBy, ...] = ("weights", "kv", "compute", "link", "overhead")
+FP32_BYTES = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """A named operation: its cost and its time, over all of its repetitions in the pass."""
+
+    name: str
+    group: Group
+    cost: Cost
+    time_s: Array
+    memory_s: Array
+    compute_s: Array
+    overhead_s: Array
+
+
+def _op(name: str, group: Group, cost: Cost, time: OpTime, *, count: Any = 1.0, factor: float = 1.0) -> Op:
+    scale = count * factor
+    return Op(
+        name=name,
+        group=group,
+        cost=cost.times(count),
+        time_s=time.time_s * scale,
+        memory_s=time.memory_s * scale,
+        compute_s=time.compute_s * scale,
+        overhead_s=time.overhead_s * scale,
+    )
+
+
+def fixed(name: str, group: Group, seconds: Any, cost: Cost | None = None) -> Op:
+    """An operation of known duration: overheads and collectives."""
+    time = np.asarray(seconds, dtype=np.float64)
+    zero = np.zeros_like(time)
+    return Op(
+        name=name, group=group, cost=cost or Cost(), time_s=time, memory_s=zero, compute_s=zero, overhead_s=time
+    )
+
+
+def expected_experts_touched(num_experts: int, num_experts_per_tok: int, tokens: Any) -> Array:
+    """How many experts `tokens` tokens use, if each picks its experts evenly: E·(1 − (1 − k/E)^tokens)."""
+    miss = 1.0 - num_experts_per_tok / num_experts
+    touched: Array = num_experts * (1.0 - miss ** np.asarray(tokens, dtype=np.float64))
+    return touched
+
+
+def linear(
+    name: str, hw: HardwareProfile, engine: EngineProfile, precision: Precision, *, m: Any, n: Any, k: Any, count: Any = 1.0
+) -> Op:
+    """`count` linear layers of m tokens through weights n × k."""
+    m, n, k = (np.asarray(value, dtype=np.float64) for value in (m, n, k))
+    activation = 4.0 if precision.compute_dtype == "fp32" else 2.0
+    cost = Cost(
+        flops=2.0 * m * n * k, weight_bytes=n * k * precision.weight_bytes, activation_bytes=m * (n + k) * activation
+    )
+    time = gemm_time(hw, m=m, n=n, k=k, weight_dtype=precision.weight_dtype, compute_dtype=precision.compute_dtype)
+    return _op(name, "gemm", cost, time, count=count, factor=engine.gemm_factor)
+
+
+def attention(
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    precision: Precision,
+    *,
+    batch: Any,
+    query_len: Any,
+    kv_len: Any,
+    num_heads: Any,
+    num_kv_heads: Any,
+    head_dim: int,
+    count: Any = 1.0,
+    factor: Any = 1.0,
+) -> Op:
+    """`count` layers of attention of `query_len` tokens per sequence over `kv_len` cached ones."""
+    batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in (batch, query_len, kv_len))
+    reads = query_len if engine.kv_reads == "per_query" else 1.0
+    cost = Cost(
+        flops=4.0 * batch * query_len * kv_len * num_heads * head_dim,
+        kv_bytes=2.0 * batch * kv_len * num_kv_heads * head_dim * precision.kv_bytes * reads,
+    )
+    time = attention_time(
+        hw,
+        batch=batch,
+        query_len=query_len,
+        kv_len=kv_len,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        kv_dtype=precision.kv_dtype,
+        kv_reads=engine.kv_reads,
+        kernel=engine.attention_kernel,
+    )
+    return _op("attention", "attention", cost, time, count=count, factor=engine.attention_factor * factor)
+
+
+def streaming(
+    name: str, hw: HardwareProfile, engine: EngineProfile, *, num_bytes: Any, num_kernels: Any = 1.0, count: Any = 1.0
+) -> Op:
+    """`count` times `num_kernels` kernels that stream `num_bytes` in all."""
+    num_bytes = np.asarray(num_bytes, dtype=np.float64)
+    time = elementwise_time(hw, num_bytes=num_bytes, num_kernels=num_kernels)
+    cost = Cost(activation_bytes=num_bytes)
+    return _op(name, "elementwise", cost, time, count=count, factor=engine.elementwise_factor)
+
+
+def all_reduce(hw: HardwareProfile, engine: EngineProfile, *, message_bytes: Any, tp_size: Any, count: Any) -> Op:
+    ranks = np.asarray(tp_size, dtype=np.float64)
+    seconds = engine.collective_factor * all_reduce_time(hw, message_bytes=message_bytes, tp_size=ranks)
+    seconds = count * (seconds + np.where(ranks > 1, engine.collective_overhead_s, 0.0))
+    sent = np.where(ranks > 1, np.asarray(message_bytes, dtype=np.float64) * count, 0.0)
+    return fixed("all_reduce", "link", seconds, Cost(collective_bytes=sent))
+
+
+def all_gather(hw: HardwareProfile, engine: EngineProfile, *, message_bytes: Any, tp_size: Any) -> Op:
+    ranks = np.asarray(tp_size, dtype=np.float64)
+    seconds = engine.collective_factor * all_gather_time(hw, message_bytes=message_bytes, tp_size=ranks)
+    seconds = seconds + np.where(ranks > 1, engine.collective_overhead_s, 0.0)
+    sent = np.where(ranks > 1, np.asarray(message_bytes, dtype=np.float64), 0.0)
+    return fixed("all_gather", "link", seconds, Cost(collective_bytes=sent))
+
+
+def broadcast(hw: HardwareProfile, engine: EngineProfile, *, message_bytes: Any, tp_size: Any) -> Op:
+    ranks = np.asarray(tp_size, dtype=np.float64)
+    seconds = engine.collective_factor * broadcast_time(hw, message_bytes=message_bytes, tp_size=ranks)
+    seconds = seconds + np.where(ranks > 1, engine.collective_overhead_s, 0.0)
+    sent = np.where(ranks > 1, np.asarray(message_bytes, dtype=np.float64), 0.0)
+    return fixed("broadcast", "link", seconds, Cost(collective_bytes=sent))
+
+
+def kv_heads_per_rank(model: ModelSpec, tp_size: Any) -> Array:
+    """A rank's share of the KV heads; at least one, so replicated where there are more ranks than heads."""
+    heads: Array = np.maximum(np.ceil(model.num_key_value_heads / np.asarray(tp_size, dtype=np.float64)), 1.0)
+    return heads

@@ -1,0 +1,185 @@
+"""What one runtime adds to the device's kernels: fixed costs, how it samples and accepts, how it keeps the draft's cache.
+
+An engine profile is one TOML file (catalog: `magicdec-2024`, `ours`), kept apart from the hardware profile, so that one
+device serves several runtimes. Where each field enters the time is written once, in perfmodel/forward.py and
+perfmodel/speculative.py. `*_s_per_element` fields, where given, replace the bytes-over-bandwidth estimate of that work.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from magicdec.errors import ConfigError, StorageError, unknown_choice
+from magicdec.specs.hardware import dump_toml
+
+ENGINES_DIRECTORY = Path(__file__).resolve().parent / "data" / "engines"
+MAX_VALUE = 1e6
+
+
+class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One runtime. Times in seconds; factors multiply the hardware profile's time of that kind of operation."""
+
+    name: str
+    description: str = ""
+    fitted_on: str = ""
+    sources: dict[str, str] = {}
+
+    # Kernels
+    attention_kernel: Literal["measured", "split"] = "split"
+    """"measured": the hardware profile's kernel as it was measured; "split": one that splits the context."""
+    kv_reads: Literal["per_sequence", "per_query"] = "per_sequence"
+    """Whether verification reads the KV cache once per sequence, or once for each of its query tokens."""
+    gemm_factor: float = 1.0
+    attention_factor: float = 1.0
+    verify_attention_factor: float = 1.0
+    """On top of `attention_factor`, where a pass has several query tokens per sequence."""
+    draft_attention_factor: float = 1.0
+    """On top of `attention_factor`, in the draft's steps over a sparse cache."""
+    elementwise_factor: float = 1.0
+    collective_factor: float = 1.0
+    elementwise_kernels_per_layer: float = 4.0
+    """Norms, rotary embedding with the cache's append, activation: kernels that stream activations."""
+
+    # Fixed costs
+    forward_overhead_s: float = 0.0
+    """Per forward pass of any model (launch, host)."""
+    layer_overhead_s: float = 0.0
+    """Per layer of any forward pass."""
+    collective_overhead_s: float = 0.0
+    """Per collective, on top of the link's time."""
+    autoregressive_overhead_s: float = 0.0
+    """Per autoregressive step, on top of its forward pass and sampling."""
+    draft_step_overhead_s: float = 0.0
+    """Per draft step, on top of its forward pass and sampling."""
+    verify_overhead_s: float = 0.0
+    """Per verification pass."""
+    step_overhead_s: float = 0.0
+    """Per speculative step (bookkeeping, synchronisation with the host)."""
+
+    # Sampling one token per row of logits, and accepting
+    vocabulary: Literal["gather", "sharded"] = "gather"
+    """"gather": each rank gathers the logits and samples over the whole vocabulary; "sharded": distributed softmax."""
+    sampling_base_s: float = 0.0
+    sampling_passes: float = 4.0
+    """fp32 passes over rows × vocabulary when sampling: scale, softmax (read, write), draw."""
+    greedy_passes: float = 1.0
+    top_p_passes: float = 16.0
+    """Further passes for the sort of top-p (or top-k)."""
+    sampling_s_per_element: float | None = None
+    """Seconds per row × vocabulary entry when sampling without top-p; replaces `sampling_passes`."""
+    greedy_s_per_element: float | None = None
+    accept_base_s: float = 0.0
+    accept_passes: float = 6.0
+    """fp32 passes over verified tokens × vocabulary: target softmax, read of the draft's, residual, draw."""
+    accept_s_per_element: float | None = None
+    """Seconds per (verified token × vocabulary entry) when sampling; replaces `accept_passes`."""
+    greedy_accept_s_per_element: float | None = None
+
+    # The draft's cache
+    catch_up: Literal["none", "standalone", "always"] = "standalone"
+    """Which drafts process the last drafted token after full acceptance (self-drafts may take the verified KV instead)."""
+    streaming_in_place: bool = False
+    """A StreamingLLM self-draft reads sinks and tail of the target's cache: no memory and no upkeep."""
+    upkeep_base_s: float = 0.0
+    """Per speculative step with a separate draft cache."""
+    upkeep_s_per_token: float | None = None
+    """Seconds per verified token of the batch copied to the draft's cache; None: its KV bytes over the bandwidth."""
+    ngram_lookup_s: float = 20e-6
+    """n-gram lookup, per step of the whole batch."""
+
+    # Memory and prefill
+    memory_fraction: float = 0.9
+    """Share of the device's memory that weights, caches and workspace may take."""
+    workspace_bytes: float = 1e9
+    """Context, library buffers and captured graphs, per device."""
+    prefill_tokens: int = 8192
+    """Tokens of one prefill pass."""
+
+    # How right it is: one standard deviation of what the terms' own errors do not explain
+    relative_error: float = 0.10
+    """Of a step's time."""
+    speedup_relative_error: float = 0.04
+    """Of a speedup, where part of the errors cancel."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, float | int):
+                continue
+            positive = name.endswith("_factor") or name in ("memory_fraction", "prefill_tokens")
+            limit = 1e15 if name == "workspace_bytes" else 1.0 if name == "memory_fraction" else MAX_VALUE
+            if not (math.isfinite(value) and 0 <= value <= limit and (value > 0 or not positive)):
+                raise ValueError(f"'{name}' must be {'above' if positive else 'at least'} 0 and at most {limit:g}, not {value!r}")
+
+
+def engine_names() -> list[str]:
+    return sorted(path.stem for path in ENGINES_DIRECTORY.glob("*.toml"))
+
+
+@lru_cache(maxsize=64)
+def load_engine(name_or_path: str | Path) -> EngineProfile:
+    """A profile of the catalog, or of a TOML file.
+
+    Raises ConfigError naming the file and the key, or the nearest known name.
+    """
+    text = str(name_or_path)
+    if "/" in text or text.endswith(".toml"):
+        return _load_file(Path(name_or_path))
+    path = ENGINES_DIRECTORY / f"{text.lower()}.toml"
+    if not path.is_file():
+        raise unknown_choice("engine", text, engine_names())
+    return _load_file(path)
+
+
+def _load_file(path: Path) -> EngineProfile:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read engine profile {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    return engine_from_document(document, where=str(path))
+
+
+def engine_from_document(document: dict[str, Any], *, where: str) -> EngineProfile:
+    """The profile that a parsed TOML document describes; ConfigError names `where` and the key."""
+    try:
+        return msgspec.convert(document, EngineProfile)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at ")
+        message = message.replace("Object missing required field", "missing key")
+        message = message.replace("Object contains unknown field", "unknown key").replace("`", "'")
+        key = place.strip("`$.")
+        raise ConfigError(f"{where}: " + (f"key '{key}': " if key else "") + message) from error
+
+
+def save_engine(profile: EngineProfile, path: Path) -> None:
+    """Writes a profile as TOML, whole or not at all.
+
+    Raises StorageError when the file cannot be written.
+    """
+    text = dump_toml(msgspec.to_builtins(profile))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise StorageError(f"cannot write engine profile {path}: {error.strerror or error}") from error
+    load_engine.cache_clear()

@@ -1,0 +1,35 @@
+"""In what number formats weights and KV caches are held; chosen separately for the target and the draft."""
+
+from __future__ import annotations
+
+import msgspec
+
+from magicdec.specs.hardware import bytes_per_element
+
+
+class Precision(msgspec.Struct, frozen=True, kw_only=True):
+    """`weight_dtype` is what is read from memory; matrix products run in `compute_dtype` (weights are widened)."""
+
+    weight_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+
+    def __post_init__(self) -> None:
+        bytes_per_element(self.weight_dtype)
+        bytes_per_element(self.kv_dtype)
+
+    @property
+    def compute_dtype(self) -> str:
+        """The activations' format: fp32 with fp32 weights, otherwise 16-bit (int4, int8 and fp8 are weight-only)."""
+        return "fp32" if self.weight_dtype == "fp32" else "bf16"
+
+    @property
+    def weight_bytes(self) -> float:
+        return bytes_per_element(self.weight_dtype)
+
+    @property
+    def kv_bytes(self) -> float:
+        return bytes_per_element(self.kv_dtype)
+
+
+BF16 = Precision()
+FP32 = Precision(weight_dtype="fp32", kv_dtype="fp32")
