@@ -89,8 +89,8 @@ def forward_pass(
 ) -> ForwardTime:
     """Time of one pass.
 
-    `logit_rows` is for how many tokens logits are computed (None: all). `num_passes` counts the fixed costs and the reads
-    of the weights of a pass that is cut into several (chunked prefill); `query_len` stays that of the whole.
+    `logit_rows` is for how many tokens logits are computed (None: all). `num_passes` counts the fixed costs and the
+    reads of the weights of a pass that is cut into several (chunked prefill); `query_len` stays that of the whole.
     """
     precision = Precision(weight_dtype=weight_dtype, kv_dtype=kv_dtype)
     batch, query_len = np.asarray(batch, dtype=np.float64), np.asarray(query_len, dtype=np.float64)
@@ -133,13 +133,9 @@ def forward_pass(
             num_kernels=engine.elementwise_kernels_per_layer,
             count=layers,
         ),
-        ops.all_reduce(
-            hw, engine, message_bytes=tokens * model.hidden_size * activation, tp_size=tp, count=2 * layers
-        ),
+        ops.all_reduce(hw, engine, message_bytes=tokens * model.hidden_size * activation, tp_size=tp, count=2 * layers),
         _lm_head(model, hw, engine, precision, rows=batch * query_len if logit_rows is None else logit_rows, tp=tp),
-        ops.fixed(
-            "overhead", "overhead", layers * engine.layer_overhead_s + num_passes * engine.forward_overhead_s
-        ),
+        ops.fixed("overhead", "overhead", layers * engine.layer_overhead_s + num_passes * engine.forward_overhead_s),
     ]
     return ForwardTime(tuple(operations))
 
@@ -159,7 +155,7 @@ def _mlp(
     tp: Array,
     layers: Any,
 ) -> list[Op]:
-    """Gate and up, then down; in a mixture the touched experts' weights side by side, each seeing its share of tokens."""
+    """Gate and up, then down; in a mixture the touched experts' weights side by side, each for its share of tokens."""
     hidden = model.hidden_size
     m: Any = tokens
     width = model.intermediate_size / tp

@@ -63,11 +63,19 @@ def kv_bytes_per_token(model: ModelSpec, precision: Precision, tp_size: Any) -> 
 def cached_tokens(model: ModelSpec, context: Any) -> Array:
     """Tokens whose keys and values are kept: a sliding-window model needs no more than its window."""
     context = np.asarray(context, dtype=np.float64)
-    return context if model.sliding_window is None else np.minimum(context, float(model.sliding_window))
+    kept: Array = context if model.sliding_window is None else np.minimum(context, float(model.sliding_window))
+    return kept
 
 
 def workspace_bytes(
-    model: ModelSpec, engine: EngineProfile, precision: Precision, *, batch: Any, gamma: Any, tp_size: Any, is_greedy: bool
+    model: ModelSpec,
+    engine: EngineProfile,
+    precision: Precision,
+    *,
+    batch: Any,
+    gamma: Any,
+    tp_size: Any,
+    is_greedy: bool,
 ) -> Array:
     """Activations of a prefill pass, fp32 logits of the verified tokens with their softmax, and the stored draft
     distributions (none when greedy)."""
@@ -91,5 +99,7 @@ def capacity_bytes(hw: HardwareProfile, engine: EngineProfile) -> float:
 def largest_batch(total_at_zero: Any, total_at_one: Any, capacity: Any) -> Array:
     """The largest batch whose need, affine in the batch, stays within the capacity (0: not even one)."""
     per_sequence = np.maximum(np.asarray(total_at_one, dtype=np.float64) - total_at_zero, 1e-30)
-    batch: Array = np.floor(np.maximum(np.asarray(capacity, dtype=np.float64) - total_at_zero, 0.0) / per_sequence + 1e-9)
+    batch: Array = np.floor(
+        np.maximum(np.asarray(capacity, dtype=np.float64) - total_at_zero, 0.0) / per_sequence + 1e-9
+    )
     return np.where(np.asarray(total_at_zero) > capacity, 0.0, batch)

@@ -61,9 +61,7 @@ def fixed(name: str, group: Group, seconds: Any, cost: Cost | None = None) -> Op
     """An operation of known duration: overheads and collectives."""
     time = np.asarray(seconds, dtype=np.float64)
     zero = np.zeros_like(time)
-    return Op(
-        name=name, group=group, cost=cost or Cost(), time_s=time, memory_s=zero, compute_s=zero, overhead_s=time
-    )
+    return Op(name=name, group=group, cost=cost or Cost(), time_s=time, memory_s=zero, compute_s=zero, overhead_s=time)
 
 
 def expected_experts_touched(num_experts: int, num_experts_per_tok: int, tokens: Any) -> Array:
@@ -74,7 +72,15 @@ def expected_experts_touched(num_experts: int, num_experts_per_tok: int, tokens:
 
 
 def linear(
-    name: str, hw: HardwareProfile, engine: EngineProfile, precision: Precision, *, m: Any, n: Any, k: Any, count: Any = 1.0
+    name: str,
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    precision: Precision,
+    *,
+    m: Any,
+    n: Any,
+    k: Any,
+    count: Any = 1.0,
 ) -> Op:
     """`count` linear layers of m tokens through weights n × k."""
     m, n, k = (np.asarray(value, dtype=np.float64) for value in (m, n, k))

@@ -1,37 +1,28 @@
-"""Speculative decoding against autoregressive decoding: the time of a step, term by term, and the speedup.
+"""Speculative decoding against autoregressive decoding: acceptance joined to the time of a step.
 
-    T_step  = gamma · T_draft + T_verify + T_accept + T_upkeep + overhead
     speedup = T_autoregressive · expected_tokens_per_step / T_step
 
-`step_terms` is the only place where these terms are composed; `predict` adds acceptance. At gamma = 0 a step is an
-autoregressive one. Steady state: every sequence of the batch is busy, and emits `expected_tokens_per_step` on average.
-Ignored: overlap of the draft with the verification, and the scheduler of a server with continuous batching.
+The step's terms are composed in perfmodel/steps.py. Steady state: every sequence of the batch is busy, and emits
+`expected_tokens_per_step` on average. Ignored: overlap of the draft with the verification, and the scheduler of a
+server with continuous batching.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel import memory, ops
 from magicdec.perfmodel.cost import Array
-from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
 from magicdec.perfmodel.memory import Memory
-from magicdec.perfmodel.ops import Op
+from magicdec.perfmodel.steps import Setup, StepTerms, draft_kv_tokens, memory_need, step_terms
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-
-SPARSE_METHODS = ("streamingllm", "snapkv", "topk")
-TOKEN_BYTES = 8.0
-DraftKind = Literal["none", "self", "standalone", "ngram", "eagle"]
 
 
 class AcceptanceLaw(Protocol):
@@ -40,300 +31,6 @@ class AcceptanceLaw(Protocol):
     def conditional_rates(self, *, budget: Any, context: Any, gamma_max: int) -> Array:
         """Rates of shape broadcast(budget, context) + (gamma_max,)."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Everything about a configuration but its numbers of sequences, tokens and ranks."""
-
-    model: ModelSpec
-    hardware: HardwareProfile
-    engine: EngineProfile
-    speculation: SpeculationSpec = SpeculationSpec()
-    draft_model: ModelSpec | None = None
-    sampling: SamplingSpec = SamplingSpec(temperature=1.0)
-    precision: Precision = Precision()
-    draft_precision: Precision | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind == "standalone":
-            if self.draft_model is None:
-                raise ConfigError(f"draft {self.speculation.draft} needs the draft's model")
-            if self.draft_model.vocab_size != self.model.vocab_size:
-                raise ConfigError(
-                    f"draft {self.draft_model.name} has a vocabulary of {self.draft_model.vocab_size}, {self.model.name} "
-                    f"one of {self.model.vocab_size}: a draft needs its target's vocabulary"
-                )
-
-    @property
-    def kind(self) -> DraftKind:
-        method, draft = self.speculation.draft_method, self.speculation.draft
-        if method == "none" or draft == "none":
-            return "none"
-        if method in ("ngram", "eagle"):
-            return method  # type: ignore[return-value]  # mypy does not narrow a Literal by membership
-        return "self" if self.speculation.is_self else "standalone"
-
-    @property
-    def drafter(self) -> ModelSpec:
-        """The network that drafts: the target itself, one of its layers with its own head input, or another model."""
-        if self.kind == "eagle":
-            return msgspec.structs.replace(self.model, num_hidden_layers=1)
-        return self.draft_model if self.kind == "standalone" and self.draft_model is not None else self.model
-
-    @property
-    def drafting_precision(self) -> Precision:
-        return self.draft_precision or self.precision
-
-    @property
-    def keeps_draft_cache(self) -> bool:
-        """Whether a self-draft has KV of its own, besides the target's."""
-        in_place = self.speculation.draft_method == "streamingllm" and self.engine.streaming_in_place
-        return self.kind == "self" and self.speculation.draft_method in SPARSE_METHODS and not in_place
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTerms:
-    """The terms of a step; `draft` is one draft step, `upkeep` all that is paid once per speculative step besides."""
-
-    autoregressive: ForwardTime
-    draft: ForwardTime
-    verify: ForwardTime
-    accept: ForwardTime
-    upkeep: ForwardTime
-    gamma: Array
-
-    @cached_property
-    def step_s(self) -> Array:
-        """The whole speculative step."""
-        once = self.verify.total_s + self.accept.total_s + self.upkeep.total_s
-        step: Array = np.where(self.gamma > 0, self.gamma * self.draft.total_s + once, self.autoregressive.total_s)
-        return step
-
-    def step_seconds(self, by: Literal["group", "bound"]) -> dict[str, Array]:
-        """The step's seconds by kind of term, or by what binds."""
-
-        def split(time: ForwardTime) -> dict[str, Array]:
-            return {**(time.group_seconds() if by == "group" else time.bound_seconds())}
-
-        once, draft = split(self.verify.plus(self.accept, self.upkeep)), split(self.draft)
-        alone = split(self.autoregressive)
-        return {key: np.where(self.gamma > 0, self.gamma * draft[key] + once[key], alone[key]) for key in once}
-
-
-def sampling_ops(setup: Setup, *, rows: Any, tp_size: Any, vocab_size: int) -> list[Op]:
-    """One token drawn from each of `rows` rows of logits (or the greatest taken)."""
-    engine = setup.engine
-    greedy, filtered = setup.sampling.is_greedy, setup.sampling.top_p is not None or setup.sampling.top_k is not None
-    passes = engine.greedy_passes if greedy else engine.sampling_passes
-    given = engine.greedy_s_per_element if greedy else engine.sampling_s_per_element
-    sort = engine.top_p_passes if filtered and not greedy else 0.0
-    return _over_vocabulary(
-        "sampling", setup, rows=rows, tp_size=tp_size, vocab_size=vocab_size, base_s=engine.sampling_base_s,
-        passes=passes + sort, seconds_per_element=None if given is None else given * (passes + sort) / max(passes, 1e-9),
-    )  # fmt: skip
-
-
-def accept_ops(setup: Setup, *, rows: Any, tp_size: Any) -> list[Op]:
-    """Acceptance of drafted tokens against the target's distributions at each verified token, and the draw of the next."""
-    engine = setup.engine
-    greedy, filtered = setup.sampling.is_greedy, setup.sampling.top_p is not None or setup.sampling.top_k is not None
-    passes = engine.greedy_passes if greedy else engine.accept_passes
-    given = engine.greedy_accept_s_per_element if greedy else engine.accept_s_per_element
-    sort = engine.top_p_passes if filtered and not greedy else 0.0
-    return _over_vocabulary(
-        "rejection", setup, rows=rows, tp_size=tp_size, vocab_size=setup.model.vocab_size, base_s=engine.accept_base_s,
-        passes=passes + sort, seconds_per_element=None if given is None else given * (passes + sort) / max(passes, 1e-9),
-    )  # fmt: skip
-
-
-def _over_vocabulary(
-    name: str, setup: Setup, *, rows: Any, tp_size: Any, vocab_size: int, base_s: float, passes: float,
-    seconds_per_element: float | None,
-) -> list[Op]:  # fmt: skip
-    """Work on rows × vocabulary in fp32: after a gather of the logits on every rank, or on each rank's shard."""
-    tp = np.asarray(tp_size, dtype=np.float64)
-    gathers = setup.engine.vocabulary == "gather"
-    elements = np.asarray(rows, dtype=np.float64) * vocab_size / (1.0 if gathers else tp)
-    operations = [ops.fixed(name, "overhead", base_s)] if base_s else []
-    if seconds_per_element is not None:
-        operations.append(ops.fixed(name, "elementwise", elements * seconds_per_element))
-    elif passes:
-        num_bytes = elements * ops.FP32_BYTES * passes
-        operations.append(
-            ops.streaming(name, setup.hardware, setup.engine, num_bytes=num_bytes, num_kernels=np.ceil(passes / 2.0))
-        )
-    if np.any(tp > 1):
-        if gathers:
-            element = 4.0 if setup.precision.compute_dtype == "fp32" else 2.0
-            exchange = ops.all_gather(setup.hardware, setup.engine, message_bytes=elements * element, tp_size=tp)
-        else:  # maximum and sum of each row
-            rows_bytes = np.asarray(rows, dtype=np.float64) * 2.0 * ops.FP32_BYTES
-            exchange = ops.all_reduce(setup.hardware, setup.engine, message_bytes=rows_bytes, tp_size=tp, count=2.0)
-        operations.append(exchange)
-    return operations
-
-
-def step_terms(
-    setup: Setup,
-    *,
-    batch: Any,
-    kv_len: Any,
-    draft_kv_len: Any,
-    gamma: Any,
-    tp_size: Any = 1,
-    full_acceptance: Any = 1.0,
-) -> StepTerms:
-    """The terms of one step for `batch` sequences that hold `kv_len` tokens each, of which the draft reads
-    `draft_kv_len`. `full_acceptance` is the probability that a sequence accepts all its drafts."""
-    batch, kv_len, gamma = (np.asarray(value, dtype=np.float64) for value in (batch, kv_len, gamma))
-    engine, precision, tp = setup.engine, setup.precision, np.asarray(tp_size, dtype=np.float64)
-
-    def target_pass(query_len: Any) -> ForwardTime:
-        return forward_pass(
-            setup.model, setup.hardware, engine, batch=batch, query_len=query_len, kv_len=kv_len + query_len - 1.0,
-            tp_size=tp, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype,
-        )  # fmt: skip
-
-    autoregressive = target_pass(1.0).plus(
-        *sampling_ops(setup, rows=batch, tp_size=tp, vocab_size=setup.model.vocab_size),
-        ops.fixed("step overhead", "overhead", engine.autoregressive_overhead_s),
-    )
-    if setup.kind == "none":
-        nothing = ForwardTime(())
-        return StepTerms(
-            autoregressive=autoregressive, draft=nothing, verify=nothing, accept=nothing, upkeep=nothing,
-            gamma=np.zeros_like(gamma),
-        )  # fmt: skip
-    verify = target_pass(gamma + 1.0).plus(ops.fixed("verify overhead", "overhead", engine.verify_overhead_s))
-    accept = ForwardTime(tuple(accept_ops(setup, rows=batch * (gamma + 1.0), tp_size=tp)))
-    draft, draft_again = _draft_step(setup, batch=batch, kv_len=draft_kv_len, gamma=gamma, tp=tp)
-    upkeep = _upkeep(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
-    catches_up = engine.catch_up == "always" or (engine.catch_up == "standalone" and setup.kind == "standalone")
-    if catches_up and draft_again is not None:
-        some_sequence = 1.0 - (1.0 - np.clip(full_acceptance, 0.0, 1.0)) ** batch
-        extra = some_sequence * np.maximum(draft_again.total_s - draft.total_s, 0.0)
-        upkeep = upkeep.plus(ops.fixed("catch-up", "gemm", extra))
-    return StepTerms(
-        autoregressive=autoregressive, draft=draft, verify=verify, accept=accept, upkeep=upkeep, gamma=gamma
-    )
-
-
-def draft_tp(setup: Setup, tp_size: Any) -> Array:
-    """The ranks that the draft runs on: all, or as many as was said."""
-    tp = np.asarray(tp_size, dtype=np.float64)
-    chosen = setup.speculation.draft_tp_size
-    return tp if chosen is None else np.minimum(tp, float(chosen))
-
-
-def _draft_step(
-    setup: Setup, *, batch: Array, kv_len: Any, gamma: Array, tp: Array
-) -> tuple[ForwardTime, ForwardTime | None]:
-    """One draft step (on average over a block, whose own drafts it also reads), and one that takes two tokens."""
-    engine = setup.engine
-    if setup.kind == "ngram":
-        return ForwardTime(()), None
-    ranks, precision, drafter = draft_tp(setup, tp), setup.drafting_precision, setup.drafter
-    own = np.maximum(gamma - 1.0, 0.0) / 2.0
-    is_sparse = setup.speculation.draft_method in SPARSE_METHODS
-
-    def draft_pass(query_len: float) -> ForwardTime:
-        return forward_pass(
-            drafter, setup.hardware, engine, batch=batch, query_len=query_len, kv_len=np.asarray(kv_len) + own,
-            tp_size=ranks, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype, logit_rows=batch,
-            attention_factor=engine.draft_attention_factor if is_sparse else 1.0,
-        )  # fmt: skip
-
-    vocabulary = drafter.vocab_size
-    extra = [
-        *sampling_ops(setup, rows=batch, tp_size=ranks, vocab_size=vocabulary),
-        ops.fixed("draft overhead", "overhead", engine.draft_step_overhead_s),
-    ]
-    if setup.kind == "eagle":  # joins the target's hidden state and the token's embedding
-        extra.append(
-            ops.linear("fuse", setup.hardware, engine, precision, m=batch, n=drafter.hidden_size, k=2 * drafter.hidden_size)
-        )
-    if not setup.sampling.is_greedy and engine.sampling_s_per_element is None:
-        stored = batch * vocabulary * ops.FP32_BYTES / (ranks if engine.vocabulary == "sharded" else 1.0)
-        extra.append(ops.streaming("store distribution", setup.hardware, engine, num_bytes=stored))
-    return draft_pass(1.0).plus(*extra), draft_pass(2.0).plus(*extra)
-
-
-def _upkeep(
-    setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array
-) -> ForwardTime:
-    """What is paid once per speculative step: the draft's cache, the hand-over between ranks, fixed costs."""
-    engine, hw = setup.engine, setup.hardware
-    operations = [ops.fixed("step overhead", "overhead", engine.step_overhead_s)]
-    if setup.kind == "ngram":
-        operations.append(ops.fixed("lookup", "overhead", engine.ngram_lookup_s))
-    if setup.keeps_draft_cache:
-        per_token = memory.kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
-        tokens = batch * (gamma + 1.0)
-        operations.append(ops.fixed("upkeep", "overhead", engine.upkeep_base_s))
-        if engine.upkeep_s_per_token is not None:
-            operations.append(ops.fixed("upkeep", "elementwise", tokens * engine.upkeep_s_per_token))
-        else:
-            layers = setup.model.num_hidden_layers
-            operations.append(ops.streaming("upkeep", hw, engine, num_bytes=2.0 * tokens * per_token, num_kernels=layers))
-        if setup.speculation.draft_method == "topk":
-            operations.extend(_topk_refresh(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, tp=tp))
-    if setup.speculation.draft_tp_size is not None:
-        probabilities = 0.0 if setup.sampling.is_greedy else setup.model.vocab_size * ops.FP32_BYTES
-        message = batch * gamma * (TOKEN_BYTES + probabilities)
-        fewer = draft_tp(setup, tp) < tp
-        operations.append(ops.broadcast(hw, engine, message_bytes=message, tp_size=np.where(fewer, tp, 1.0)))
-    return ForwardTime(tuple(operations))
-
-
-def _topk_refresh(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, tp: Array) -> list[Op]:
-    """The scores of the verified block's last query written by each head, pooled, the best chosen, and their KV gathered."""
-    layers, hw = setup.model.num_hidden_layers, setup.hardware
-    scores = batch * kv_len * setup.model.num_attention_heads / tp * ops.FP32_BYTES
-    gathered = 2.0 * batch * np.asarray(draft_kv_len) * memory.kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
-    return [
-        ops.streaming("score extraction", hw, setup.engine, num_bytes=4.0 * scores, num_kernels=3.0, count=layers),
-        ops.streaming("gather", hw, setup.engine, num_bytes=gathered, num_kernels=layers),
-    ]
-
-
-def draft_kv_tokens(setup: Setup, kv_len: Any, budget: Any) -> Array:
-    """Cached tokens that one draft step reads per sequence: the budget, or all where the cache is full or shorter."""
-    kv_len = np.asarray(kv_len, dtype=np.float64)
-    if setup.speculation.draft_method not in SPARSE_METHODS or budget is None:
-        return kv_len
-    return np.minimum(np.asarray(budget, dtype=np.float64), kv_len)
-
-
-def memory_need(setup: Setup, *, batch: Any, max_len: Any, budget: Any, gamma: Any, tp_size: Any) -> Memory:
-    """Bytes per device when each of `batch` sequences grows to `max_len` tokens (the block being verified comes on top)."""
-    tp, batch = np.asarray(tp_size, dtype=np.float64), np.asarray(batch, dtype=np.float64)
-    gamma = np.asarray(gamma, dtype=np.float64)
-    length = np.asarray(max_len, dtype=np.float64) + gamma + 1.0
-    draft_weights: Any = 0.0
-    draft_kv: Any = 0.0
-    ranks, precision = draft_tp(setup, tp), setup.drafting_precision
-    if setup.kind == "standalone" or (setup.kind == "self" and precision.weight_dtype != setup.precision.weight_dtype):
-        draft_weights = memory.weights_bytes(setup.drafter, precision, ranks)
-    elif setup.kind == "eagle":
-        draft_weights = (setup.drafter.layer_parameters + 2.0 * setup.model.hidden_size**2) / ranks * precision.weight_bytes
-    if setup.kind in ("standalone", "eagle") or setup.keeps_draft_cache:
-        tokens = memory.cached_tokens(setup.drafter, draft_kv_tokens(setup, length, budget))
-        if setup.speculation.draft_method in SPARSE_METHODS:
-            tokens = tokens + gamma + 1.0
-        draft_kv = batch * tokens * memory.kv_bytes_per_token(setup.drafter, precision, ranks)
-    return Memory(
-        weights_bytes=memory.weights_bytes(setup.model, setup.precision, tp),
-        kv_bytes=batch * memory.cached_tokens(setup.model, length)
-        * memory.kv_bytes_per_token(setup.model, setup.precision, tp),
-        draft_weights_bytes=np.asarray(draft_weights, dtype=np.float64),
-        draft_kv_bytes=np.asarray(draft_kv, dtype=np.float64),
-        workspace_bytes=memory.workspace_bytes(
-            setup.model, setup.engine, setup.precision, batch=batch, gamma=gamma, tp_size=tp,
-            is_greedy=setup.sampling.is_greedy,
-        ),
-        capacity_bytes=np.asarray(memory.capacity_bytes(setup.hardware, setup.engine)),
-    )  # fmt: skip
 
 
 def tokens_per_step(rates: Array, gamma: Any) -> tuple[Array, Array]:
@@ -431,7 +128,9 @@ def predict(
     everything: Array = np.ones(())
     if np.any(gamma > 0):
         if acceptance is None:
-            raise ConfigError(f"draft {speculation.draft} ({speculation.draft_method}) needs an acceptance rate or profile")
+            raise ConfigError(
+                f"draft {speculation.draft} ({speculation.draft_method}) needs an acceptance rate or profile"
+            )
         read = draft_kv_tokens(setup, kv_len, budget)
         rates = acceptance.conditional_rates(budget=read, context=kv_len, gamma_max=int(gamma.max()))
         expected, everything = tokens_per_step(rates, gamma)
@@ -456,33 +155,3 @@ def predict(
         upkeep_step_s=terms.upkeep.total_s,
         step_s=terms.step_s,
     )
-
-
-def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1, budget: Any = None) -> ForwardTime:
-    """Prefill of `batch` prompts, the draft's share included: a standalone draft reads the prompt too, a sparse cache is
-    selected (SnapKV, top-k: the observation window's scores over the prompt) and copied."""
-    tp = np.asarray(tp_size, dtype=np.float64)
-    batch, prompt = np.asarray(batch, dtype=np.float64), np.asarray(prompt_len, dtype=np.float64)
-    engine, hw = setup.engine, setup.hardware
-
-    def of(model: ModelSpec, precision: Precision, ranks: Array) -> ForwardTime:
-        return prefill(
-            model, hw, engine, batch=batch, prompt_len=prompt, tp_size=ranks, weight_dtype=precision.weight_dtype,
-            kv_dtype=precision.kv_dtype,
-        )  # fmt: skip
-
-    time = of(setup.model, setup.precision, tp)
-    if setup.kind in ("standalone", "eagle"):
-        time = time.plus(of(setup.drafter, setup.drafting_precision, draft_tp(setup, tp)))
-    if setup.keeps_draft_cache:
-        kept = draft_kv_tokens(setup, prompt, budget)
-        copied = 2.0 * batch * kept * memory.kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
-        layers = setup.model.num_hidden_layers
-        time = time.plus(ops.streaming("draft cache", hw, engine, num_bytes=copied, num_kernels=layers))
-        if setup.speculation.draft_method in ("snapkv", "topk"):
-            window = setup.speculation.observation_window
-            scores = batch * prompt * window * setup.model.num_attention_heads / tp * ops.FP32_BYTES
-            time = time.plus(
-                ops.streaming("selection", hw, engine, num_bytes=4.0 * scores, num_kernels=4.0, count=layers)
-            )
-    return time

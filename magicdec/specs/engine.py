@@ -1,4 +1,4 @@
-"""What one runtime adds to the device's kernels: fixed costs, how it samples and accepts, how it keeps the draft's cache.
+"""What one runtime adds to the device's kernels: fixed costs, sampling and acceptance, upkeep of the draft's cache.
 
 An engine profile is one TOML file (catalog: `magicdec-2024`, `ours`), kept apart from the hardware profile, so that one
 device serves several runtimes. Where each field enters the time is written once, in perfmodel/forward.py and
@@ -69,23 +69,23 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """"gather": each rank gathers the logits and samples over the whole vocabulary; "sharded": distributed softmax."""
     sampling_base_s: float = 0.0
     sampling_passes: float = 4.0
-    """fp32 passes over rows × vocabulary when sampling: scale, softmax (read, write), draw."""
+    """fp32 passes over rows x vocabulary when sampling: scale, softmax (read, write), draw."""
     greedy_passes: float = 1.0
     top_p_passes: float = 16.0
     """Further passes for the sort of top-p (or top-k)."""
     sampling_s_per_element: float | None = None
-    """Seconds per row × vocabulary entry when sampling without top-p; replaces `sampling_passes`."""
+    """Seconds per row x vocabulary entry when sampling without top-p; replaces `sampling_passes`."""
     greedy_s_per_element: float | None = None
     accept_base_s: float = 0.0
     accept_passes: float = 6.0
-    """fp32 passes over verified tokens × vocabulary: target softmax, read of the draft's, residual, draw."""
+    """fp32 passes over verified tokens x vocabulary: target softmax, read of the draft's, residual, draw."""
     accept_s_per_element: float | None = None
-    """Seconds per (verified token × vocabulary entry) when sampling; replaces `accept_passes`."""
+    """Seconds per (verified token x vocabulary entry) when sampling; replaces `accept_passes`."""
     greedy_accept_s_per_element: float | None = None
 
     # The draft's cache
     catch_up: Literal["none", "standalone", "always"] = "standalone"
-    """Which drafts process the last drafted token after full acceptance (self-drafts may take the verified KV instead)."""
+    """Which drafts process the last drafted token after full acceptance (a self-draft may take the verified KV)."""
     streaming_in_place: bool = False
     """A StreamingLLM self-draft reads sinks and tail of the target's cache: no memory and no upkeep."""
     upkeep_base_s: float = 0.0
@@ -117,7 +117,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             positive = name.endswith("_factor") or name in ("memory_fraction", "prefill_tokens")
             limit = 1e15 if name == "workspace_bytes" else 1.0 if name == "memory_fraction" else MAX_VALUE
             if not (math.isfinite(value) and 0 <= value <= limit and (value > 0 or not positive)):
-                raise ValueError(f"'{name}' must be {'above' if positive else 'at least'} 0 and at most {limit:g}, not {value!r}")
+                raise ValueError(
+                    f"'{name}' must be {'above' if positive else 'at least'} 0 and at most {limit:g}, not {value!r}"
+                )
 
 
 def engine_names() -> list[str]:
