@@ -1,0 +1,103 @@
+"""Where weights come from: a Hugging Face checkpoint directory (safetensors only, never pickle), or a seeded generator."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from magicdec.errors import CheckpointError
+
+ALL = slice(None)
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class TensorSource(Protocol):
+    """Gives named tensors of known shape, or a part of them."""
+
+    def read(self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL) -> Tensor:
+        """Rows and columns of a tensor which as a whole must have `shape` (columns: of matrices only)."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+
+class CheckpointDirectory:
+    """The safetensors files of a directory. Only the wanted part of each tensor is read.
+
+    Raises CheckpointError when there are none, one is damaged or missing, or a tensor is absent or misshapen.
+    """
+
+    def __init__(self, directory: Path, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._directory = directory
+        self._files: dict[str, Any] = {}
+        for path in _shard_files(directory):
+            try:
+                file = safe_open(str(path), framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
+            for name in file.keys():  # noqa: SIM118  (not a dict)
+                self._files[name] = file
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL) -> Tensor:
+        if name not in self._files:
+            raise CheckpointError(f"{self._directory} has no tensor {name}, which its config.json calls for")
+        view = self._files[name].get_slice(name)
+        found = tuple(view.get_shape())
+        if found != shape:
+            raise CheckpointError(
+                f"{self._directory}: tensor {name} has shape {list(found)}, but its config.json calls for {list(shape)}"
+            )
+        part = view[rows] if len(shape) == 1 else view[rows, columns]
+        return part.to(self._device, self._dtype)
+
+
+def _shard_files(directory: Path) -> list[Path]:
+    index = directory / INDEX_FILE
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is not a readable index of safetensors files: {error!r}") from error
+        missing = [name for name in names if not (directory / name).is_file()]
+        if missing:
+            raise CheckpointError(f"{directory} lacks {', '.join(missing)}, which {INDEX_FILE} names")
+        return [directory / name for name in names]
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
+        hint = "; pickled weights are never loaded: convert them to safetensors" if pickled else ""
+        raise CheckpointError(f"{directory} holds no *.safetensors file{hint}")
+    return files
+
+
+class RandomTensors:
+    """Seeded weights of a sane scale: matrices N(0, 1/columns), norms 1, biases 0.
+
+    A tensor depends on the seed and its name only, so every shard of a model, on any number of ranks, agrees.
+    """
+
+    def __init__(self, *, seed: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._seed, self._device, self._dtype = seed, device, dtype
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def read(self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL) -> Tensor:
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, device=self._device, dtype=self._dtype)[rows]
+        if len(shape) == 1:
+            return torch.zeros(shape, device=self._device, dtype=self._dtype)[rows]
+        generator = torch.Generator(self._device).manual_seed((self._seed << 32) ^ zlib.crc32(name.encode()))
+        whole = torch.empty(shape, device=self._device, dtype=self._dtype)
+        whole.normal_(std=1 / math.sqrt(shape[1]), generator=generator)
+        return whole[rows, columns].contiguous()

@@ -1,0 +1,1 @@
+"""Draft methods, one small class each. drafter.py holds the registry."""

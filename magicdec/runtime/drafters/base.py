@@ -1,0 +1,83 @@
+"""What every draft method offers to the decoding loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from magicdec.runtime.distributed import TensorParallel
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.sampling import DRAFT, greedy, probabilities, sample
+from magicdec.runtime.transformer import AttentionPass, Transformer
+from magicdec.runtime.verification import Outcome, Proposal
+from magicdec.specs.speculation import SamplingSpec
+
+
+class Drafter(ABC):
+    """Proposes tokens for all active sequences of an engine, and learns which of them were accepted.
+
+    `accept` is called before the engine advances: its lengths are still those that the block was drafted at.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @abstractmethod
+    def start(self, sampling: SamplingSpec) -> None:
+        """Builds the draft's state for the engine's present sequences. Not part of the measured decoding."""
+
+    @abstractmethod
+    def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
+        """Drafts `gamma` tokens for each active sequence."""
+
+    @abstractmethod
+    def accept(self, outcome: Outcome, gamma: int) -> None:
+        """Keeps the draft's state in step with what was accepted of the last proposal."""
+
+    @abstractmethod
+    def swap(self, first: int, second: int) -> None:
+        """Follows the engine's exchange of two slots."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenChooser:
+    """Chooses drafted tokens the way the target's will be chosen."""
+
+    sampling: SamplingSpec
+    tp: TensorParallel
+
+    def choose(self, logits_BV: Tensor, uniforms: Tensor | None, position: int) -> tuple[Tensor, Tensor | None]:
+        """The tokens [B], and the distribution they were drawn from (None when greedy)."""
+        if self.sampling.is_greedy:
+            return greedy(logits_BV, self.tp), None
+        assert uniforms is not None
+        draft_BV = probabilities(logits_BV, self.sampling, self.tp)
+        return sample(draft_BV, uniforms[:, position, DRAFT], self.tp), draft_BV
+
+
+class ProposalBuilder:
+    """Runs draft steps one after another, each on the token that the one before it chose."""
+
+    def __init__(self, model: Transformer, chooser: TokenChooser, uniforms: Tensor | None) -> None:
+        self._model, self._chooser, self._uniforms = model, chooser, uniforms
+        self._tokens: list[Tensor] = []
+        self._drafts: list[Tensor] = []
+
+    def step(self, tokens_BT: Tensor, attention: AttentionPass) -> Tensor:
+        """Drafts the token after `tokens_BT`, [B, 1]."""
+        hidden_BTH = self._model.hidden(tokens_BT, attention)
+        logits_BV = self._model.head(hidden_BTH[:, -1])
+        token_B, draft_BV = self._chooser.choose(logits_BV, self._uniforms, len(self._tokens))
+        self._tokens.append(token_B)
+        if draft_BV is not None:
+            self._drafts.append(draft_BV)
+        return token_B[:, None]
+
+    def build(self) -> Proposal:
+        return Proposal(
+            tokens_BT=torch.stack(self._tokens, dim=1),
+            probabilities_BTV=torch.stack(self._drafts, dim=1) if self._drafts else None,
+        )

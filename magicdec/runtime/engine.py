@@ -1,0 +1,174 @@
+"""The target model with its KV cache and the state of each sequence: how long it is, and the token it waits to process.
+
+A sequence of n tokens has n - 1 of them in the cache; the last, *pending*, is the next pass's first input. Every step,
+autoregressive or speculative, is therefore the same: feed the pending token (and drafted ones), keep what is accepted.
+
+Sequences live in slots; those still decoding occupy the first `num_active`, so a finished one costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.runtime.kv_cache import KVCache
+from magicdec.runtime.passes import AttentionObserver, DecodePass, PrefillPass
+from magicdec.runtime.transformer import Transformer
+from magicdec.specs.speculation import MAX_GAMMA
+
+DEFAULT_PREFILL_CHUNK = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The state after a prefill. The cache itself is not copied: decoding writes only behind the prompts."""
+
+    lengths: np.ndarray
+    """Cached tokens of each sequence."""
+    pending: np.ndarray
+    prefill_count: int
+
+
+class Engine:
+    """`batch_size` sequences of at most `max_len` tokens each (prompt and generated together)."""
+
+    def __init__(self, model: Transformer, *, batch_size: int, max_len: int, max_gamma: int = MAX_GAMMA) -> None:
+        limit = model.spec.max_position_embeddings
+        if max_len > limit:
+            raise CapacityError(f"{model.spec.name} holds {limit} tokens of prompt and output together, not {max_len}")
+        if batch_size < 1 or max_len < 1:
+            raise ConfigError(f"batch size {batch_size} and length {max_len} must be at least 1")
+        self.model = model
+        self.batch_size, self.max_len, self.max_gamma = batch_size, max_len, max_gamma
+        num_slots = max_len + max_gamma  # a block drafted at the very end reaches this far
+        model.rotary.reserve(num_slots)
+        self.cache = KVCache(
+            num_layers=model.spec.num_hidden_layers,
+            batch_size=batch_size,
+            num_kv_heads=model.num_kv_heads,
+            num_slots=num_slots,
+            head_dim=model.spec.head_dim,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self.num_active = 0
+        self.prompts: list[list[int]] = []
+        self.sequence_of_slot = np.arange(batch_size)
+        self._lengths = np.zeros(batch_size, dtype=np.int64)
+        self._device_lengths = torch.zeros(batch_size, dtype=torch.long, device=model.device)
+        self._pending = torch.zeros(batch_size, dtype=torch.long, device=model.device)
+        self._prefill_count = 0
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Cached tokens of each active sequence, on the device."""
+        return self._device_lengths[: self.num_active]
+
+    @property
+    def host_lengths(self) -> np.ndarray:
+        """The same on the host, kept in step without reading the device."""
+        return self._lengths[: self.num_active]
+
+    @property
+    def pending_B(self) -> Tensor:
+        """The token each active sequence waits to process."""
+        return self._pending[: self.num_active]
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        chunk: int = DEFAULT_PREFILL_CHUNK,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Caches all but the last token of each prompt, `chunk` tokens at a time; `progress` hears of each prompt done.
+
+        Raises CapacityError when a prompt is empty, or longer than the engine's `max_len` allows.
+        """
+        if len(prompts) != self.batch_size:
+            raise ConfigError(f"{len(prompts)} prompts given for a batch of {self.batch_size}")
+        self._check_prompts(prompts)
+        self._prefill_count += 1
+        self.sequence_of_slot = np.arange(self.batch_size)
+        self.prompts = [list(prompt) for prompt in prompts]
+        for slot, prompt in enumerate(self.prompts):
+            self._prefill_slot(slot, prompt, chunk)
+            if progress is not None:
+                progress(slot)
+        self.num_active = self.batch_size
+
+    def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
+        vocab_size = self.model.spec.vocab_size
+        for index, prompt in enumerate(prompts):
+            if not 1 <= len(prompt) <= self.max_len:
+                raise CapacityError(f"prompt {index} has {len(prompt)} tokens; between 1 and {self.max_len} fit here")
+            if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+                raise ConfigError(f"prompt {index} has a token outside the model's vocabulary of {vocab_size}")
+
+    def _prefill_slot(self, slot: int, prompt: list[int], chunk: int) -> None:
+        tokens = torch.tensor(prompt, device=self.model.device)
+        num_cached = len(prompt) - 1
+        for start in range(0, num_cached, chunk):
+            part = tokens[None, start : min(start + chunk, num_cached)]
+            window = self.model.spec.sliding_window
+            attention = PrefillPass(self.cache, row=slot, num_past=start, num_tokens=part.shape[1], window=window)
+            self.model.hidden(part, attention)
+        self._lengths[slot] = self._device_lengths[slot] = num_cached
+        self._pending[slot] = tokens[-1]
+
+    def snapshot(self) -> Snapshot:
+        """The state to come back to; take it after `prefill`."""
+        order = np.argsort(self.sequence_of_slot)
+        return Snapshot(
+            lengths=self._lengths[order],
+            pending=self._pending.cpu().numpy()[order],
+            prefill_count=self._prefill_count,
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Every sequence active again, as it was when the snapshot was taken."""
+        assert snapshot.prefill_count == self._prefill_count, "the prompts of this snapshot have been overwritten"
+        self._lengths = snapshot.lengths[self.sequence_of_slot].copy()
+        self._device_lengths.copy_(torch.from_numpy(self._lengths))
+        self._pending.copy_(torch.from_numpy(snapshot.pending[self.sequence_of_slot]))
+        self.num_active = self.batch_size
+
+    @torch.inference_mode()
+    def forward(self, tokens_BT: Tensor, *, observer: AttentionObserver | None = None, write: bool = True) -> Tensor:
+        """One pass of all active sequences over their pending token and what is drafted after it.
+
+        Returns this shard's logits [B, T, V]. Lengths do not change: `advance` says how much of it stays.
+        """
+        attention = DecodePass(
+            self.cache,
+            lengths_B=self.lengths_B,
+            host_lengths=self.host_lengths,
+            num_tokens=tokens_BT.shape[1],
+            window=self.model.spec.sliding_window,
+            observer=observer,
+            write=write,
+        )
+        return self.model.logits(tokens_BT, attention)
+
+    def advance(self, num_emitted_B: Tensor, host_num_emitted: np.ndarray, next_token_B: Tensor) -> None:
+        """Keeps the first `num_emitted` tokens of the last pass; `next_token` becomes pending."""
+        self.lengths_B.add_(num_emitted_B)
+        self.host_lengths[:] += host_num_emitted
+        self.pending_B.copy_(next_token_B)
+
+    def retire(self, slot: int) -> int:
+        """Ends the sequence in an active slot. Returns the slot that it was exchanged with (the last active one)."""
+        last = self.num_active - 1
+        if slot != last:
+            self.cache.swap(slot, last)
+            exchange = [last, slot]
+            for array in (self._lengths, self.sequence_of_slot, self._device_lengths, self._pending):
+                array[[slot, last]] = array[exchange]
+        self.num_active = last
+        return last

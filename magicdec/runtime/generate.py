@@ -1,0 +1,275 @@
+"""The decoding loop: one for autoregressive and speculative decoding.
+
+    propose gamma tokens -> verify them in one pass of the target -> accept some -> keep the draft's state up
+
+With gamma 0 the proposal is empty and the target's pass is an autoregressive step. The host reads the device once per
+step, for the emitted tokens.
+
+Shape suffixes: B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.runtime.drafters.base import Drafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.sampling import UniformStream
+from magicdec.runtime.timing import PhaseTimer
+from magicdec.runtime.verification import Outcome, Proposal, verify
+from magicdec.specs.speculation import SamplingSpec
+
+INACTIVE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeOptions:
+    """How far to decode, and what to measure.
+
+    max_new_tokens: for all sequences, or for each. simulate_acceptance: conditional acceptance rates by position that
+    replace the verdict (the last one holds for all further positions). stop_when_first_ends: end with the first sequence,
+    so that the whole run is steady state. on_step: hears, after each step, (sequence ids, their newly emitted tokens).
+    """
+
+    gamma: int = 0
+    max_new_tokens: int | Sequence[int]
+    eos_token_ids: tuple[int, ...] = ()
+    fences: bool = False
+    simulate_acceptance: Sequence[float] | None = None
+    stop_when_first_ends: bool = False
+    max_steps: int | None = None
+    on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeResult:
+    """What was decoded, and how long it took. Steady state ends with the step in which the first sequence ends."""
+
+    tokens: list[list[int]]
+    num_accepted: np.ndarray
+    """Drafted tokens accepted, [steps, sequences]; -1 where the sequence had ended."""
+    gamma: int
+    setup_s: float
+    """Building the draft's state, before decoding."""
+    elapsed_s: float
+    step_s: np.ndarray
+    """Wall-clock of each step."""
+    steady_steps: int
+    steady_elapsed_s: float
+    steady_tokens: int
+    phases: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.num_accepted)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+    @property
+    def steady_tokens_per_s(self) -> float:
+        return self.steady_tokens / self.steady_elapsed_s if self.steady_elapsed_s else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per sequence and step, the target's own included."""
+        counted = self.num_accepted[self.num_accepted != INACTIVE]
+        return float(counted.mean()) + 1 if counted.size else 0.0
+
+    @property
+    def histogram(self) -> list[int]:
+        """How often 0, 1, .. gamma drafted tokens were accepted."""
+        counted = self.num_accepted[self.num_accepted != INACTIVE]
+        return np.bincount(counted, minlength=self.gamma + 1).tolist()
+
+    @property
+    def trials_by_position(self) -> list[int]:
+        """How often each position was reached (all before it accepted)."""
+        counts = np.array(self.histogram)
+        return counts[::-1].cumsum()[::-1][: self.gamma].tolist()
+
+    @property
+    def accepted_by_position(self) -> list[int]:
+        counts = np.array(self.histogram)
+        return counts[::-1].cumsum()[::-1][1 : self.gamma + 1].tolist()
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """P(position i accepted | all before it accepted); nan where it was never reached."""
+        pairs = zip(self.accepted_by_position, self.trials_by_position, strict=True)
+        return [accepted / trials if trials else float("nan") for accepted, trials in pairs]
+
+
+@torch.inference_mode()
+def decode(engine: Engine, drafter: Drafter | None, sampling: SamplingSpec, options: DecodeOptions) -> DecodeResult:
+    """Decodes all sequences of the engine from where they stand.
+
+    Raises:
+        ConfigError: gamma without a drafter, or options that do not fit the batch.
+        CapacityError: the tokens asked for exceed the engine's length.
+    """
+    return _Decoder(engine, drafter, sampling, options).run()
+
+
+class _Decoder:
+    """The state of one `decode` call."""
+
+    def __init__(
+        self, engine: Engine, drafter: Drafter | None, sampling: SamplingSpec, options: DecodeOptions
+    ) -> None:
+        self._engine, self._sampling, self._options = engine, sampling, options
+        self._gamma = options.gamma if drafter is not None else 0
+        if options.gamma and drafter is None:
+            raise ConfigError(f"gamma {options.gamma} needs a drafter; without one use gamma 0")
+        self._drafter = drafter if self._gamma else None
+        self._limits = self._check_limits()
+        count = engine.batch_size
+        self._tokens = np.zeros((count, int(self._limits.max()) + self._gamma + 1), dtype=np.int64)
+        self._counts = np.zeros(count, dtype=np.int64)
+        self._eos = np.array(options.eos_token_ids, dtype=np.int64)
+        self._num_accepted: list[np.ndarray] = []
+        self._step_ends: list[float] = []
+        self._steady: tuple[int, int] | None = None
+        self._timer = PhaseTimer(engine.model.device, enabled=options.fences)
+        self._uniforms = None
+        if not sampling.is_greedy or options.simulate_acceptance is not None:
+            self._uniforms = UniformStream(
+                seed=sampling.seed, num_sequences=count, width=self._gamma + 1, device=engine.model.device
+            )
+        self._simulated_T = self._simulated_rates()
+
+    def _check_limits(self) -> np.ndarray:
+        engine, wanted = self._engine, self._options.max_new_tokens
+        per_sequence = [wanted] * engine.batch_size if isinstance(wanted, int) else list(wanted)
+        if len(per_sequence) != engine.batch_size:
+            raise ConfigError(f"{len(per_sequence)} values of max_new_tokens for a batch of {engine.batch_size}")
+        limits = np.array(per_sequence, dtype=np.int64)
+        if limits.min() < 1:
+            raise ConfigError(f"max_new_tokens must be at least 1, not {limits.min()}")
+        longest = int((engine.host_lengths + 1 + limits[engine.sequence_of_slot[: engine.num_active]]).max())
+        if longest > engine.max_len:
+            raise CapacityError(
+                f"prompt and output together reach {longest} tokens, but the engine holds {engine.max_len}; "
+                f"ask for at most {int(limits.max()) - (longest - engine.max_len)} new tokens"
+            )
+        return limits
+
+    def _simulated_rates(self) -> Tensor | None:
+        given = self._options.simulate_acceptance
+        if given is None or not self._gamma:
+            return None
+        if not len(given) or not all(0.0 <= rate <= 1.0 for rate in given):
+            raise ConfigError(f"simulated acceptance rates must lie between 0 and 1: {list(given)}")
+        rates = [given[min(i, len(given) - 1)] for i in range(self._gamma)]
+        return torch.tensor(rates, device=self._engine.model.device)
+
+    def run(self) -> DecodeResult:
+        setup_start_s = time.perf_counter()
+        if self._drafter is not None:
+            self._drafter.start(self._sampling)
+        start_s = time.perf_counter()
+        self._timer.start()
+        max_steps = self._options.max_steps
+        while self._engine.num_active and (max_steps is None or len(self._step_ends) < max_steps):
+            self._step()
+            self._step_ends.append(time.perf_counter())
+            if self._options.stop_when_first_ends and self._steady is not None:
+                break
+        return self._result(setup_s=start_s - setup_start_s, start_s=start_s)
+
+    def _step(self) -> None:
+        engine, gamma, timer = self._engine, self._gamma, self._timer
+        slots = engine.num_active
+        sequences = engine.sequence_of_slot[:slots].copy()
+        uniforms = self._uniforms.next(sequences) if self._uniforms is not None else None
+        block_BT = engine.pending_B[:, None]
+        proposal: Proposal | None = None
+        if self._drafter is not None:
+            proposal = self._drafter.propose(gamma, uniforms)
+            block_BT = torch.cat((block_BT, proposal.tokens_BT), dim=1)
+            timer.lap("draft")
+        logits_BTV = engine.forward(block_BT)
+        timer.lap("verify")
+        outcome = verify(
+            logits_BTV,
+            proposal,
+            sampling=self._sampling,
+            tp=engine.model.tp,
+            uniforms=uniforms,
+            simulated_rates_T=self._simulated_T,
+        )
+        emitted, num_accepted = self._to_host(proposal, outcome)
+        timer.lap("accept")
+        if self._drafter is not None:
+            self._drafter.accept(outcome, gamma)
+        engine.advance(outcome.num_accepted_B + 1, num_accepted + 1, outcome.next_token_B)
+        self._record(sequences, emitted, num_accepted)
+        timer.lap("upkeep")
+
+    def _to_host(self, proposal: Proposal | None, outcome: Outcome) -> tuple[np.ndarray, np.ndarray]:
+        """The step's emitted tokens [B, gamma + 1] (the first num_accepted + 1 count) and num_accepted [B], in one read."""
+        next_B1 = outcome.next_token_B[:, None]
+        if proposal is None:
+            packed = torch.cat((next_B1, outcome.num_accepted_B[:, None]), dim=1)
+        else:
+            emitted_BT = F.pad(proposal.tokens_BT, (0, 1)).scatter_(1, outcome.num_accepted_B[:, None], next_B1)
+            packed = torch.cat((emitted_BT, outcome.num_accepted_B[:, None]), dim=1)
+        host = packed.cpu().numpy()
+        return host[:, :-1], host[:, -1]
+
+    def _record(self, sequences: np.ndarray, emitted: np.ndarray, num_accepted: np.ndarray) -> None:
+        """Stores the emitted tokens, and retires the sequences that have ended."""
+        row = np.full(self._engine.batch_size, INACTIVE, dtype=np.int64)
+        row[sequences] = num_accepted
+        self._num_accepted.append(row)
+        counts, limits = self._counts[sequences], self._limits[sequences]
+        columns = counts[:, None] + np.arange(emitted.shape[1])
+        self._tokens[sequences[:, None], columns] = emitted
+        num_kept = np.minimum(num_accepted + 1, limits - counts)
+        is_ended = counts + num_kept == limits
+        if self._eos.size:
+            is_eos = np.isin(emitted, self._eos) & (np.arange(emitted.shape[1]) < num_kept[:, None])
+            has_eos = is_eos.any(axis=1)
+            num_kept = np.where(has_eos, is_eos.argmax(axis=1) + 1, num_kept)
+            is_ended |= has_eos
+        self._counts[sequences] = counts + num_kept
+        if self._options.on_step is not None:
+            kept = [tokens[:count].tolist() for tokens, count in zip(emitted, num_kept, strict=True)]
+            self._options.on_step(sequences, kept)
+        if is_ended.any():
+            self._retire(np.flatnonzero(is_ended))
+
+    def _retire(self, slots: np.ndarray) -> None:
+        if self._steady is None:
+            self._steady = (len(self._num_accepted), int(self._counts.sum()))
+        for slot in slots[::-1].tolist():  # from the last, so that an exchange brings in a sequence that goes on
+            exchanged = self._engine.retire(slot)
+            if self._drafter is not None:
+                self._drafter.swap(slot, exchanged)
+
+    def _result(self, *, setup_s: float, start_s: float) -> DecodeResult:
+        steps = len(self._num_accepted)
+        steady_steps, steady_tokens = self._steady or (steps, int(self._counts.sum()))
+        ends = np.array([start_s, *self._step_ends])
+        count = self._engine.batch_size
+        return DecodeResult(
+            tokens=[self._tokens[i, : self._counts[i]].tolist() for i in range(count)],
+            num_accepted=np.array(self._num_accepted, dtype=np.int64).reshape(steps, count),
+            gamma=self._gamma,
+            setup_s=setup_s,
+            elapsed_s=float(ends[-1] - start_s),
+            step_s=np.diff(ends),
+            steady_steps=steady_steps,
+            steady_elapsed_s=float(ends[steady_steps] - start_s),
+            steady_tokens=steady_tokens,
+            phases={name: list(values) for name, values in self._timer.phases.items()},
+        )

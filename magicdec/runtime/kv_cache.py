@@ -1,0 +1,61 @@
+"""Storage for keys and values, allocated once; the lengths grow, the shapes do not.
+
+Shape suffixes: L layers, B sequences, T tokens, K KV heads of this shard, S slots, D head_dim; the 2 is (key, value).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Keys and values of `num_slots` tokens per sequence and layer, [L, 2, B, K, S, D]. What a slot means is its user's."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        batch_size: int,
+        num_kv_heads: int,
+        num_slots: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers, 2, batch_size, num_kv_heads, num_slots, head_dim)
+        # Zeros, not empty: a masked slot still enters products, and 0 · NaN is NaN.
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.num_slots = num_slots
+        self._rows = torch.arange(batch_size, device=device)[:, None]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.numel() * self.data.element_size()
+
+    def read(self, layer: int, num_sequences: int, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Views of the keys and values [B, K, S, D] in slots first..stop-1 of the first sequences."""
+        keys, values = self.data[layer, :, :num_sequences, :, first:stop].unbind(0)
+        return keys, values
+
+    def write(self, layer: int, slots_BT: Tensor, kv_BT2KD: Tensor) -> None:
+        """Stores tokens of the first B sequences, each in its own slots."""
+        self.data[layer][:, self._rows[: len(slots_BT)], :, slots_BT] = kv_BT2KD
+
+    def write_slice(self, layer: int, rows: slice, slots: slice, kv_BT2KD: Tensor) -> None:
+        """Stores tokens of a range of sequences in the same slots of each."""
+        self.data[layer, :, rows, :, slots].copy_(kv_BT2KD.permute(2, 0, 3, 1, 4))
+
+    def gather(self, slots_BT: Tensor) -> Tensor:
+        """All layers' keys and values in these slots of the first B sequences: [B, T, L, 2, K, D]."""
+        return self.data[:, :, self._rows[: len(slots_BT)], :, slots_BT]
+
+    def scatter(self, slots_BT: Tensor, kv_BTL2KD: Tensor) -> None:
+        """Stores what `gather` gave in these slots."""
+        self.data[:, :, self._rows[: len(slots_BT)], :, slots_BT] = kv_BTL2KD
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchanges two sequences' storage."""
+        held = self.data[:, :, first].clone()
+        self.data[:, :, first] = self.data[:, :, second]
+        self.data[:, :, second] = held

@@ -1,0 +1,133 @@
+"""The layers of the transformer, holding this shard's weights.
+
+Shape suffixes: B sequences, T query tokens, H hidden, V vocabulary of this shard, N query and key heads of this shard,
+D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from magicdec.runtime.distributed import TensorParallel
+from magicdec.specs.model import ModelSpec, RopeScaling
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNorm:
+    """x / sqrt(mean(x²) + eps) · weight."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnParallelLinear:
+    """Rows of the weight (output features) are divided: each shard computes its own outputs, without a collective."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowParallelLinear:
+    """Columns of the weight (input features) are divided: the shards' outputs are summed. Shard 0 alone holds the bias."""
+
+    weight: Tensor
+    tp: TensorParallel
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.tp.all_reduce(F.linear(x, self.weight, self.bias))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabParallelEmbedding:
+    """Rows of the table are divided among the shards; the shards' lookups are summed."""
+
+    weight_VH: Tensor
+    tp: TensorParallel
+
+    def __call__(self, tokens_BT: Tensor) -> Tensor:
+        if self.tp.size == 1:
+            return F.embedding(tokens_BT, self.weight_VH)
+        size = self.weight_VH.shape[0]
+        local = tokens_BT - self.tp.rank * size
+        inside = (local >= 0) & (local < size)
+        hidden_BTH = F.embedding(local.clamp(0, size - 1), self.weight_VH) * inside[..., None]
+        return self.tp.all_reduce(hidden_BTH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """SwiGLU: down(silu(gate(x)) · up(x)), with gate and up fused into one product."""
+
+    gate_up: ColumnParallelLinear
+    down: RowParallelLinear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate).mul_(up))
+
+
+class RotaryEmbedding:
+    """Rotates the query's and key's pairs of dimensions by angles that grow with the position.
+
+    Heads are stored with the two halves of each pair next to each other (weights.py interleaves the rows of q and k), so
+    that a rotation is one complex product: (x[2i] + j·x[2i+1]) · exp(j · position · frequency[i]).
+    """
+
+    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
+        exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32, device=device) / spec.head_dim
+        frequencies = 1.0 / spec.rope_theta**exponents
+        self._frequencies = scaled_frequencies(frequencies, spec.rope_scaling)
+        self._table = torch.empty(0, spec.head_dim // 2, dtype=torch.complex64, device=device)
+
+    def reserve(self, num_positions: int) -> None:
+        """Makes the table cover positions 0..num_positions-1."""
+        if len(self._table) < num_positions:
+            positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)
+            angles = torch.outer(positions, self._frequencies)
+            self._table = torch.polar(torch.ones_like(angles), angles)
+
+    def __getitem__(self, positions_BT: Tensor) -> Tensor:
+        """The rotations of these positions, complex [B, T, 1, D/2], to be shared by all layers."""
+        return self._table[positions_BT].unsqueeze(2)
+
+
+def rotate_(heads_BTND: Tensor, rotation: Tensor) -> Tensor:
+    """Applies `rotation` (from RotaryEmbedding) to every head, in place."""
+    pairs = heads_BTND.unflatten(-1, (-1, 2))
+    if pairs.dtype == torch.float32:
+        torch.view_as_complex(pairs).mul_(rotation)
+    else:
+        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(rotation)))
+    return heads_BTND
+
+
+def scaled_frequencies(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
+    """Rotary frequencies stretched to a longer context.
+
+    linear: all divided by `factor`. llama3: wavelengths beyond original/low_freq_factor are divided by `factor`, those
+    under original/high_freq_factor are kept, and those between are interpolated.
+    Source: transformers modeling_rope_utils.py, `_compute_llama3_parameters`.
+    """
+    if scaling is None:
+        return frequencies
+    if scaling.rope_type == "linear":
+        return frequencies / scaling.factor
+    original = scaling.original_max_position_embeddings
+    wavelengths = 2 * math.pi / frequencies
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    smooth = ((original / wavelengths - scaling.low_freq_factor) / span).clamp(0, 1)
+    return frequencies * ((1 - smooth) / scaling.factor + smooth)

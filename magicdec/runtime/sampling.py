@@ -1,0 +1,136 @@
+"""Choosing tokens from logits that are divided over the vocabulary among the shards.
+
+Shape suffixes: B sequences, T positions, V vocabulary of this shard.
+
+Random numbers are one table per sequence and step from a counter-based generator keyed by (seed, sequence), so a run
+repeats, and a sequence's numbers do not depend on which others share its batch. Every step draws fresh numbers: a
+number that chose a rejected draft is never used again, which keeps rejection sampling exact whatever the draft learns
+from the verification of the tokens it lost.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from magicdec.runtime.distributed import TensorParallel
+from magicdec.specs.speculation import SamplingSpec
+
+DRAFT: Final = 0
+ACCEPT: Final = 1
+TARGET: Final = 2
+_STEPS_PER_REFILL = 64
+
+
+class UniformStream:
+    """Uniform numbers in [0, 1): for each step, `width` positions × (draft, accept, target) of each sequence."""
+
+    def __init__(self, *, seed: int, num_sequences: int, width: int, device: torch.device) -> None:
+        self._generators = [
+            np.random.Generator(np.random.Philox(key=[seed % 2**64, sequence])) for sequence in range(num_sequences)
+        ]
+        self._width, self._device = width, device
+        self._step = _STEPS_PER_REFILL
+        self._block = torch.empty(0)
+
+    def next(self, sequences: np.ndarray) -> Tensor:
+        """The step's numbers for the sequences in these slots, [B, width, 3]."""
+        if self._step == _STEPS_PER_REFILL:
+            shape = (_STEPS_PER_REFILL, self._width, 3)
+            numbers = np.stack([g.random(shape, dtype=np.float32) for g in self._generators], axis=1)
+            self._block = torch.from_numpy(numbers).to(self._device)
+            self._step = 0
+        step = self._block[self._step]
+        self._step += 1
+        if len(sequences) == len(step) and (sequences[:-1] < sequences[1:]).all():
+            return step
+        return step[torch.from_numpy(sequences).to(self._device)]
+
+
+def greedy(logits: Tensor, tp: TensorParallel) -> Tensor:
+    """The index of the largest logit in the whole vocabulary (the lowest such index), [...]."""
+    if tp.size == 1:
+        return logits.argmax(dim=-1)
+    values, tokens = logits.max(dim=-1)
+    all_values, all_tokens = tp.all_gather(values), tp.all_gather(tokens + tp.rank * logits.shape[-1])
+    return all_tokens.gather(0, all_values.argmax(dim=0, keepdim=True)).squeeze(0)
+
+
+def probabilities(logits: Tensor, sampling: SamplingSpec, tp: TensorParallel) -> Tensor:
+    """This shard's part of the distribution to sample from: temperature, then top-k, then top-p, as transformers does."""
+    assert not sampling.is_greedy
+    scaled = logits.float() if sampling.temperature == 1.0 else logits.float() / sampling.temperature
+    if sampling.top_k is not None:
+        scaled = _keep_top_k(scaled, sampling.top_k, tp)
+    if sampling.top_p is not None and sampling.top_p < 1.0:
+        scaled = _keep_top_p(scaled, sampling.top_p, tp)
+    if tp.size == 1:
+        return torch.softmax(scaled, dim=-1)
+    highest = tp.all_reduce_max(scaled.amax(dim=-1, keepdim=True))
+    weights = (scaled - highest).exp_()
+    return weights.div_(tp.all_reduce(weights.sum(dim=-1, keepdim=True)))
+
+
+def _keep_top_k(logits: Tensor, k: int, tp: TensorParallel) -> Tensor:
+    """Logits under the k-th largest become -inf; ties with it stay."""
+    best = logits.topk(min(k, logits.shape[-1]), dim=-1).values
+    if tp.size > 1:
+        best = tp.all_gather(best).movedim(0, -2).flatten(-2)
+        best = best.topk(min(k, best.shape[-1]), dim=-1).values
+    return logits.masked_fill(logits < best[..., -1:], float("-inf"))
+
+
+def _keep_top_p(logits: Tensor, top_p: float, tp: TensorParallel) -> Tensor:
+    """Keeps the smallest set of most likely tokens whose probabilities reach top_p; ties are broken by the token's id.
+
+    Needs the whole vocabulary in order, so the shards' logits are gathered.
+    """
+    whole = logits if tp.size == 1 else tp.all_gather(logits).movedim(0, -2).flatten(-2)
+    ordered, order = whole.sort(dim=-1, descending=True, stable=True)
+    cumulative = ordered.softmax(dim=-1).cumsum(dim=-1)
+    ordered[..., 1:].masked_fill_(cumulative[..., :-1] >= top_p, float("-inf"))
+    kept = torch.empty_like(ordered).scatter_(-1, order, ordered)
+    return kept if tp.size == 1 else kept[..., tp.slice_of(kept.shape[-1])]
+
+
+def sample(weights_BV: Tensor, uniform_B: Tensor, tp: TensorParallel) -> Tensor:
+    """A token of each row by inverting the cumulative sum of its (not necessarily normalised) weights.
+
+    A token of weight 0 is never chosen, as long as the row has one above 0.
+    """
+    cumulative_BV = weights_BV.cumsum(dim=-1)
+    if tp.size == 1:
+        total_B1 = cumulative_BV[:, -1:]
+        return _invert(cumulative_BV, uniform_B[:, None] * total_B1, total_B1)
+    totals_RB = tp.all_gather(cumulative_BV[:, -1])
+    ends_RB = totals_RB.cumsum(dim=0)
+    threshold_B = torch.minimum(uniform_B * ends_RB[-1], _just_below(ends_RB[-1]))
+    owner_B = (ends_RB <= threshold_B).sum(dim=0)
+    start_B = (ends_RB - totals_RB)[tp.rank]
+    token_B = _invert(cumulative_BV, (threshold_B - start_B)[:, None].clamp_min(0), cumulative_BV[:, -1:])
+    return tp.all_reduce(torch.where(owner_B == tp.rank, token_B + tp.rank * weights_BV.shape[-1], 0))
+
+
+def _invert(cumulative_BV: Tensor, threshold_B1: Tensor, total_B1: Tensor) -> Tensor:
+    """The first index whose cumulative weight exceeds the threshold."""
+    threshold_B1 = torch.minimum(threshold_B1, _just_below(total_B1))
+    return torch.searchsorted(cumulative_BV, threshold_B1, right=True).squeeze(1).clamp_max(cumulative_BV.shape[-1] - 1)
+
+
+def _just_below(x: Tensor) -> Tensor:
+    """The largest number under x (x > 0), so that a threshold never reaches the total."""
+    return torch.nextafter(x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def token_probabilities(probabilities_BTV: Tensor, tokens_BT: Tensor, tp: TensorParallel) -> Tensor:
+    """The probability of one token at each position, [B, T]."""
+    if tp.size == 1:
+        return probabilities_BTV.gather(-1, tokens_BT[..., None]).squeeze(-1)
+    size = probabilities_BTV.shape[-1]
+    local_BT = tokens_BT - tp.rank * size
+    inside_BT = (local_BT >= 0) & (local_BT < size)
+    found_BT = probabilities_BTV.gather(-1, local_BT.clamp(0, size - 1)[..., None]).squeeze(-1)
+    return tp.all_reduce(found_BT * inside_BT)

@@ -1,0 +1,195 @@
+"""Builds a Transformer from a checkpoint or from random weights; each rank reads only its shard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from magicdec.errors import CheckpointError, ConfigError, unknown_choice
+from magicdec.runtime.checkpoint import ALL, CheckpointDirectory, RandomTensors, TensorSource
+from magicdec.runtime.distributed import SINGLE, TensorParallel
+from magicdec.runtime.layers import (
+    MLP,
+    ColumnParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from magicdec.runtime.transformer import HeadNorm, Layer, Transformer
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec
+from magicdec.specs.model import ModelSpec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    model: str | Path | ModelSpec,
+    *,
+    weights: Literal["checkpoint", "random"] = "checkpoint",
+    seed: int = 0,
+    tp: TensorParallel | None = None,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = "float32",
+) -> Transformer:
+    """This rank's shard of a model: a directory, a catalog name, or a spec (which needs random weights).
+
+    Raises:
+        ConfigError: an unknown name, or a model that cannot be divided into `tp.size` shards.
+        CheckpointError: there are no weights, or they do not fit the configuration.
+    """
+    tp = tp or SINGLE
+    torch_device = torch.device(device)
+    if isinstance(dtype, str):
+        if dtype not in DTYPES:
+            raise unknown_choice("dtype", dtype, DTYPES)
+        dtype = DTYPES[dtype]
+    spec = model if isinstance(model, ModelSpec) else load_model_spec(str(model))
+    source: TensorSource
+    if weights == "random":
+        source = RandomTensors(seed=seed, device=torch_device, dtype=dtype)
+    else:
+        directory = None if isinstance(model, ModelSpec) else checkpoint_directory(str(model))
+        if directory is None:
+            raise CheckpointError(
+                f"there are no weights for {spec.name} here: give a checkpoint directory, or random weights"
+            )
+        source = CheckpointDirectory(directory, device=torch_device, dtype=dtype)
+    with torch.inference_mode():
+        return _Builder(spec, tp, source, torch_device).build()
+
+
+class _Builder:
+    """Assembles the fused, sharded layers from tensors with Hugging Face's names and shapes."""
+
+    def __init__(self, spec: ModelSpec, tp: TensorParallel, source: TensorSource, device: torch.device) -> None:
+        check_divisible(spec, tp.size)
+        self._spec, self._tp, self._source, self._device = spec, tp, source, device
+        self._num_heads = spec.num_attention_heads // tp.size
+        self._num_kv_heads = max(1, spec.num_key_value_heads // tp.size)
+        # Where there are more shards than KV heads, neighbouring shards hold copies of the same head.
+        self._first_kv_head = tp.rank * spec.num_key_value_heads // tp.size
+        half = spec.head_dim // 2
+        self._interleaved = torch.arange(spec.head_dim).view(2, half).T.flatten()
+
+    def build(self) -> Transformer:
+        spec, tp = self._spec, self._tp
+        vocab = tp.slice_of(spec.vocab_size)
+        table_shape = (spec.vocab_size, spec.hidden_size)
+        embedding = self._source.read("model.embed_tokens.weight", table_shape, vocab)
+        head = embedding if spec.tie_word_embeddings else self._source.read("lm_head.weight", table_shape, vocab)
+        return Transformer(
+            spec=spec,
+            tp=tp,
+            num_heads=self._num_heads,
+            num_kv_heads=self._num_kv_heads,
+            embedding=VocabParallelEmbedding(weight_VH=embedding, tp=tp),
+            layers=tuple(self._layer(f"model.layers.{i}") for i in range(spec.num_hidden_layers)),
+            norm=self._norm("model.norm"),
+            head=ColumnParallelLinear(weight=head),
+            rotary=RotaryEmbedding(spec, self._device),
+        )
+
+    def _layer(self, prefix: str) -> Layer:
+        spec, attention = self._spec, f"{prefix}.self_attn"
+        heads = slice(self._tp.rank * self._num_heads, (self._tp.rank + 1) * self._num_heads)
+        columns = slice(heads.start * spec.head_dim, heads.stop * spec.head_dim)
+        o_shape = (spec.hidden_size, spec.num_attention_heads * spec.head_dim)
+        return Layer(
+            input_norm=self._norm(f"{prefix}.input_layernorm"),
+            qkv=self._qkv(attention, heads),
+            head_norm=self._head_norm(attention) if spec.qk_norm else None,
+            output=RowParallelLinear(
+                weight=self._source.read(f"{attention}.o_proj.weight", o_shape, ALL, columns),
+                bias=self._bias(f"{attention}.o_proj.bias", spec.hidden_size, spec.attention_output_bias),
+                tp=self._tp,
+            ),
+            post_attention_norm=self._norm(f"{prefix}.post_attention_layernorm"),
+            mlp=self._mlp(f"{prefix}.mlp"),
+        )
+
+    def _qkv(self, prefix: str, heads: slice) -> ColumnParallelLinear:
+        spec = self._spec
+        kv_heads = slice(self._first_kv_head, self._first_kv_head + self._num_kv_heads)
+        parts = (
+            ("q_proj", spec.num_attention_heads, heads, True),
+            ("k_proj", spec.num_key_value_heads, kv_heads, True),
+            ("v_proj", spec.num_key_value_heads, kv_heads, False),
+        )
+        weights, biases = [], []
+        for name, total, chosen, is_rotated in parts:
+            rows = slice(chosen.start * spec.head_dim, chosen.stop * spec.head_dim)
+            size = total * spec.head_dim
+            weight = self._source.read(f"{prefix}.{name}.weight", (size, spec.hidden_size), rows)
+            weights.append(self._interleave(weight) if is_rotated else weight)
+            if spec.attention_bias:
+                bias = self._source.read(f"{prefix}.{name}.bias", (size,), rows)
+                biases.append(self._interleave(bias) if is_rotated else bias)
+        return ColumnParallelLinear(weight=torch.cat(weights), bias=torch.cat(biases) if biases else None)
+
+    def _interleave(self, rows: Tensor) -> Tensor:
+        """From Hugging Face's order within a head (all first halves of the rotated pairs, then all second halves) to pairs
+        side by side. Done to q and k alike, it changes no score."""
+        return rows.unflatten(0, (-1, self._spec.head_dim))[:, self._interleaved].flatten(0, 1)
+
+    def _head_norm(self, prefix: str) -> HeadNorm:
+        shape = (self._spec.head_dim,)
+        counts = (("q_norm", self._num_heads), ("k_norm", self._num_kv_heads))
+        weights = [
+            self._interleave(self._source.read(f"{prefix}.{name}.weight", shape)).expand(count, -1)
+            for name, count in counts
+        ]
+        return HeadNorm(weight_ND=torch.cat(weights), eps=self._spec.rms_norm_eps)
+
+    def _mlp(self, prefix: str) -> MLP:
+        spec = self._spec
+        part = self._tp.slice_of(spec.intermediate_size)
+        wide, narrow = (spec.intermediate_size, spec.hidden_size), (spec.hidden_size, spec.intermediate_size)
+        names = ("gate_proj", "up_proj")
+        bias = None
+        if spec.mlp_bias:
+            biases = [self._source.read(f"{prefix}.{name}.bias", (spec.intermediate_size,), part) for name in names]
+            bias = torch.cat(biases)
+        gate_up = torch.cat([self._source.read(f"{prefix}.{name}.weight", wide, part) for name in names])
+        return MLP(
+            gate_up=ColumnParallelLinear(weight=gate_up, bias=bias),
+            down=RowParallelLinear(
+                weight=self._source.read(f"{prefix}.down_proj.weight", narrow, ALL, part),
+                bias=self._bias(f"{prefix}.down_proj.bias", spec.hidden_size, spec.mlp_bias),
+                tp=self._tp,
+            ),
+        )
+
+    def _bias(self, name: str, size: int, wanted: bool) -> Tensor | None:
+        """The bias of a row-parallel layer: added once, by the first shard."""
+        return self._source.read(name, (size,)) if wanted and self._tp.rank == 0 else None
+
+    def _norm(self, name: str) -> RMSNorm:
+        weight = self._source.read(f"{name}.weight", (self._spec.hidden_size,))
+        return RMSNorm(weight=weight, eps=self._spec.rms_norm_eps)
+
+
+def check_divisible(spec: ModelSpec, tp_size: int) -> None:
+    """Raises ConfigError when the model cannot be divided into this many shards, or is not a dense one."""
+    if spec.is_moe:
+        raise ConfigError(f"{spec.name} is a mixture of experts, which is planned for but not run; choose a dense model")
+    if spec.head_dim % 2:
+        raise ConfigError(f"{spec.name} has an odd head_dim {spec.head_dim}, which rotary embeddings cannot rotate")
+    sizes = {
+        "num_attention_heads": spec.num_attention_heads,
+        "intermediate_size": spec.intermediate_size,
+        "vocab_size": spec.vocab_size,
+    }
+    valid = [n for n in range(1, 65) if not any(size % n for size in sizes.values()) and _kv_heads_fit(spec, n)]
+    if tp_size not in valid:
+        raise ConfigError(
+            f"{spec.name} cannot be divided into {tp_size} shards ({', '.join(f'{k} {v}' for k, v in sizes.items())}, "
+            f"num_key_value_heads {spec.num_key_value_heads}): valid are {', '.join(map(str, valid))}"
+        )
+
+
+def _kv_heads_fit(spec: ModelSpec, tp_size: int) -> bool:
+    return spec.num_key_value_heads % tp_size == 0 or tp_size % spec.num_key_value_heads == 0
