@@ -1,0 +1,67 @@
+"""What several commands' options share: lists of numbers, and printing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+
+from rich.console import Console
+
+from magicdec.errors import ConfigError
+
+
+class OutputFormat(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def parse_ints(text: str, option: str) -> list[int]:
+    """ "1,2,4-6" -> [1, 2, 4, 5, 6]. Raises ConfigError naming the option."""
+    values: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            values += range(int(first), int(last) + 1) if dash else [int(first)]
+        except ValueError:
+            raise ConfigError(f"{option} must be numbers like 4 or 1,2,4-6, not '{text}'") from None
+    if not values:
+        raise ConfigError(f"{option} '{text}' names no number")
+    return values
+
+
+def parse_floats(text: str, option: str) -> list[float]:
+    """ "0.9,0.85" -> [0.9, 0.85]. Raises ConfigError naming the option."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} must be numbers like 0.8 or 0.9,0.85, not '{text}'") from None
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def progress_printer(quiet: bool) -> Callable[[str], None]:
+    """Shows what is being done on stderr: one line that renews itself on a terminal, nothing when quiet or piped."""
+    if quiet or not sys.stderr.isatty():
+        return lambda _: None
+
+    def show(message: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{message[:78]}")
+        sys.stderr.flush()
+
+    return show
+
+
+def end_progress(quiet: bool) -> None:
+    if not quiet and sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[2K")
+
+
+def console() -> Console:
+    """A console for stdout: at most 100 columns, plain text when piped."""
+    plain = Console(highlight=False)
+    return Console(highlight=False, width=min(plain.width, 100) if sys.stdout.isatty() else 100)

@@ -1,0 +1,181 @@
+"""Measures decoding for real: autoregressive and speculative runs of one (model, batch, context), from one prefill.
+
+All configurations start from the same snapshot of the target's KV cache and are interleaved, repetition by repetition,
+so that a drift of the machine meets them alike; a speedup is the ratio within one repetition. Steady state: the clock
+stops at the end of the step in which the first sequence ends, autoregressive and speculative over the same contexts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+from tokenizers import Tokenizer
+
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
+from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
+from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.weights import load_model
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.units import format_bytes
+from magicdec.validate.environment import available_memory_bytes
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkRequest:
+    """One (model, batch, context) and the speculative configurations to measure on it."""
+
+    model: str
+    weights: str = "checkpoint"
+    dtype: str = "float32"
+    device: str = "cpu"
+    batch_size: int
+    context_len: int
+    context_spread: float = 0.0
+    gen_len: int = 64
+    speculations: tuple[SpeculationSpec, ...] = ()
+    sampling: SamplingSpec = field(default_factory=lambda: SamplingSpec(temperature=1.0))
+    prompts: str = "stdlib"
+    calibration_prompts: bool = False
+    repetitions: int = 3
+    simulate_acceptance: tuple[float, ...] | None = None
+    stop_at_eos: bool = False
+    run_to_end: bool = False
+    """Let every sequence reach its end, which also measures the speedup of a static batch."""
+
+    @property
+    def max_gamma(self) -> int:
+        return max((s.gamma for s in self.speculations), default=0)
+
+    @property
+    def max_len(self) -> int:
+        """KV slots a sequence needs: its context, what it generates, and the block in flight."""
+        return self.context_len + self.gen_len + self.max_gamma + 1
+
+
+def check_request(request: BenchmarkRequest, model: ModelSpec) -> None:
+    """Refuses what cannot be run, before anything is allocated.
+
+    Raises ConfigError or CapacityError with the nearest valid choice.
+    """
+    if request.max_len > model.max_position_embeddings:
+        room = model.max_position_embeddings - request.gen_len - request.max_gamma - 1
+        raise CapacityError(
+            f"context {request.context_len} + {request.gen_len} generated + a block of {request.max_gamma + 1} exceeds "
+            f"the {model.max_position_embeddings} positions of {model.name}; the longest context is {room}"
+        )
+    for speculation in request.speculations:
+        if speculation.draft_budget is not None and speculation.draft_budget > request.context_len:
+            raise ConfigError(
+                f"draft budget {speculation.draft_budget} exceeds the context {request.context_len}; "
+                f"the largest is {request.context_len}"
+            )
+    dtype_bytes = DTYPE_BYTES[request.dtype]
+    per_sequence = model.kv_elements_per_token() * dtype_bytes * request.max_len
+    fixed = model.num_parameters * dtype_bytes
+    needed, available = fixed + per_sequence * request.batch_size, available_memory_bytes(request.device)
+    if needed > available:
+        fits = int((available - fixed) // per_sequence)
+        advice = f"the largest batch that fits is {fits}" if fits >= 1 else "not even a batch of 1 fits"
+        raise CapacityError(
+            f"batch {request.batch_size} at context {request.context_len} needs {format_bytes(needed)}, "
+            f"{format_bytes(available)} are free; {advice}"
+        )
+
+
+class BenchmarkSession:
+    """A loaded model with a prefilled batch, from which any configuration can be decoded again and again."""
+
+    def __init__(
+        self,
+        request: BenchmarkRequest,
+        *,
+        model: Transformer | None = None,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.request = request
+        self.spec = load_model_spec(request.model)
+        check_request(request, self.spec)
+        progress(f"loading {request.model}")
+        self.model = model or load_model(
+            request.model if request.weights == "checkpoint" else self.spec,
+            weights=request.weights,
+            device=request.device,
+            dtype=request.dtype,
+        )
+        self.tokenizer = self._load_tokenizer()
+        self.prompts = self._load_prompts()
+        self.engine = Engine(self.model, batch_size=request.batch_size, max_len=request.max_len)
+        progress(f"prefilling {request.batch_size} prompts of {request.context_len} tokens")
+        self.prefill_s = self._prefill()
+        self.snapshot = self.engine.snapshot()
+
+    def _load_tokenizer(self) -> Tokenizer | None:
+        checkpoint = checkpoint_directory(self.request.model)
+        if checkpoint is None or self.request.prompts == "random":
+            return None
+        return load_tokenizer(checkpoint, vocab_size=self.spec.vocab_size)
+
+    def _load_prompts(self) -> list[list[int]]:
+        request = self.request
+        return load_prompts(
+            PromptRequest(
+                source=request.prompts,
+                count=request.batch_size,
+                context_len=request.context_len,
+                context_spread=request.context_spread,
+                seed=request.sampling.seed,
+                calibration=request.calibration_prompts,
+            ),
+            tokenizer=self.tokenizer,
+            vocab_size=self.spec.vocab_size,
+        )
+
+    def _prefill(self) -> float:
+        start = _clock(self.request.device)
+        self.engine.prefill(self.prompts)
+        return _clock(self.request.device) - start
+
+    def run(
+        self,
+        speculation: SpeculationSpec,
+        *,
+        seed: int | None = None,
+        gen_len: int | None = None,
+        sampling: SamplingSpec | None = None,
+        fences: bool = False,
+        run_to_end: bool | None = None,
+    ) -> DecodeResult:
+        """Decodes from the prefill's snapshot."""
+        request = self.request
+        sampling = sampling or request.sampling
+        if seed is not None:
+            sampling = msgspec.structs.replace(sampling, seed=seed)
+        self.engine.restore(self.snapshot)
+        drafter = None if speculation.is_autoregressive else build_drafter(speculation, self.engine)
+        simulated = request.simulate_acceptance if drafter is not None else None
+        options = DecodeOptions(
+            gamma=0 if drafter is None else speculation.gamma,
+            max_new_tokens=gen_len or request.gen_len,
+            eos_token_ids=self.spec.eos_token_ids if request.stop_at_eos else (),
+            fences=fences,
+            simulate_acceptance=list(simulated) if simulated else None,
+            stop_when_first_ends=not (request.run_to_end if run_to_end is None else run_to_end),
+        )
+        return decode(self.engine, drafter, sampling, options)
+
+
+def _clock(device: str) -> float:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter()

@@ -1,0 +1,120 @@
+"""Times the phases of single engine steps on a cache of noise: what a runtime adds to its kernels.
+
+Each shape gives one point per phase: an autoregressive step, one draft step, the verification pass, acceptance, and the
+upkeep of the draft's cache. Acceptance is prescribed, so that every step does the same work. No shape shares its
+(batch, context) or its (budget, gamma) with a grid that may be measured (tests/validate/test_calibration_shapes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
+from magicdec.runtime.transformer import Transformer
+from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
+from magicdec.validate.microbench import Point
+
+SIMULATED_RATE = 0.7
+STEPS_PER_ROUND = 5
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """A batch at a context, with a draft."""
+
+    batch_size: int
+    context_len: int
+    draft_budget: int
+    gamma: int
+
+
+SAMPLED_SHAPES = (
+    EngineShape(1, 300, 72, 3),
+    EngineShape(1, 3300, 200, 2),
+    EngineShape(3, 1500, 320, 5),
+    EngineShape(5, 700, 96, 1),
+    EngineShape(5, 2600, 640, 3),
+    EngineShape(10, 300, 160, 7),
+    EngineShape(10, 1800, 48, 2),
+    EngineShape(12, 3600, 384, 4),
+    EngineShape(20, 900, 200, 6),
+    EngineShape(20, 2600, 96, 3),
+    EngineShape(28, 1500, 320, 2),
+    EngineShape(28, 3300, 160, 5),
+    EngineShape(40, 700, 72, 4),
+    EngineShape(40, 2300, 384, 1),
+    EngineShape(40, 3100, 640, 3),
+)
+GREEDY_SHAPES = (EngineShape(3, 1500, 96, 2), EngineShape(20, 900, 96, 5), EngineShape(40, 700, 96, 3))
+
+
+def engine_points(
+    model: Transformer, *, rounds: int, quick: bool = False, progress: Callable[[str], None] = lambda _: None
+) -> list[Point]:
+    """Times every shape once per round, after a round to warm up."""
+    limit = model.spec.max_position_embeddings
+    room = STEPS_PER_ROUND * (max(s.gamma for s in SAMPLED_SHAPES) + 1) + 8
+    shapes = [(s, SamplingSpec(temperature=1.0)) for s in SAMPLED_SHAPES[:: 2 if quick else 1]]
+    shapes += [(s, SamplingSpec()) for s in GREEDY_SHAPES]
+    shapes = [(s, sampling) for s, sampling in shapes if s.context_len + room <= limit]
+    engine = Engine(
+        model,
+        batch_size=max(s.batch_size for s, _ in shapes),
+        max_len=max(s.context_len for s, _ in shapes) + room,
+    )
+    seconds: dict[tuple[str, EngineShape, bool], list[float]] = {}
+    for number in range(rounds + 1):
+        for shape, sampling in shapes:
+            progress(f"engine steps, round {number}/{rounds}: batch {shape.batch_size}, context {shape.context_len}")
+            for phase, taken in _time_phases(engine, shape, sampling).items():
+                if number:
+                    seconds.setdefault((phase, shape, sampling.is_greedy), []).append(taken)
+    return [
+        Point(
+            phase,
+            {
+                "batch_size": shape.batch_size,
+                "context_len": shape.context_len,
+                "draft_budget": shape.draft_budget,
+                "gamma": shape.gamma,
+                "is_greedy": int(is_greedy),
+            },
+            taken,
+        )
+        for (phase, shape, is_greedy), taken in seconds.items()
+    ]
+
+
+def _time_phases(engine: Engine, shape: EngineShape, sampling: SamplingSpec) -> dict[str, float]:
+    """Mean seconds of each phase over a few steps, the first left out."""
+    speculation = SpeculationSpec(
+        draft="self", draft_method="streamingllm", draft_budget=shape.draft_budget, gamma=shape.gamma
+    )
+    base = _decode(engine, shape, AUTOREGRESSIVE, sampling)
+    run = _decode(engine, shape, speculation, sampling)
+    phases = {name: sum(times[1:]) / (len(times) - 1) for name, times in run.phases.items()}
+    sampled = {name: sum(times[1:]) / (len(times) - 1) for name, times in base.phases.items()}
+    return {
+        "autoregressive": float(base.step_s[1:].mean()),
+        "sample": sampled["accept"],
+        "draft": phases["draft"] / shape.gamma,
+        "verify": phases["verify"],
+        "accept": phases["accept"],
+        "upkeep": phases["upkeep"],
+    }
+
+
+def _decode(engine: Engine, shape: EngineShape, speculation: SpeculationSpec, sampling: SamplingSpec) -> DecodeResult:
+    engine.fill_with_noise([shape.context_len] * shape.batch_size)
+    drafter = None if speculation.is_autoregressive else build_drafter(speculation, engine)
+    options = DecodeOptions(
+        gamma=speculation.gamma,
+        max_new_tokens=STEPS_PER_ROUND * (speculation.gamma + 1),
+        fences=True,
+        simulate_acceptance=[SIMULATED_RATE] if speculation.gamma else None,
+        max_steps=STEPS_PER_ROUND,
+    )
+    return decode(engine, drafter, sampling, options)

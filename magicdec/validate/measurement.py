@@ -1,0 +1,262 @@
+"""Repeats and interleaves the configurations of a benchmark session, and turns what they gave into records.
+
+A speedup is the ratio of throughputs within one repetition; a record holds the median over the repetitions, with every
+repetition's speedup beside it, and its lowest and highest.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from magicdec.errors import StorageError
+from magicdec.records import Record, append_record, current_environment, read_records
+from magicdec.runtime.generate import DecodeResult
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
+from magicdec.units import KIB
+from magicdec.validate.benchmark import DTYPE_BYTES, BenchmarkRequest, BenchmarkSession
+
+WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What the repetitions of one configuration gave."""
+
+    speculation: SpeculationSpec
+    runs: list[DecodeResult]
+    fenced: DecodeResult
+    baseline_runs: list[DecodeResult]
+
+    @property
+    def tokens_per_s(self) -> list[float]:
+        return [run.steady_tokens / run.steady_elapsed_s for run in self.runs]
+
+    @property
+    def speedups(self) -> list[float]:
+        """Steady-state speedup of each repetition, against the autoregressive run beside it."""
+        pairs = zip(self.runs, self.baseline_runs, strict=True)
+        return [
+            (run.steady_tokens / run.steady_elapsed_s) / (base.steady_tokens / base.steady_elapsed_s)
+            for run, base in pairs
+        ]
+
+    @property
+    def static_batch_speedup(self) -> float | None:
+        """Speedup when every sequence of a full batch must reach its end; None where runs stopped at the first end."""
+        if any(run.stopped_early for run in self.runs):
+            return None
+        pairs = zip(self.runs, self.baseline_runs, strict=True)
+        return statistics.median(base.elapsed_s / run.elapsed_s for run, base in pairs)
+
+
+def measure(session: BenchmarkSession, *, progress: Callable[[str], None] = lambda _: None) -> list[Measurement]:
+    """Measures the request's configurations, the autoregressive one first, interleaved over the repetitions."""
+    request = session.request
+    configurations = (AUTOREGRESSIVE, *request.speculations)
+    runs: dict[int, list[DecodeResult]] = {i: [] for i in range(len(configurations))}
+    fenced = []
+    for speculation in configurations:
+        progress(f"warming up {describe(speculation)}")
+        session.run(speculation, gen_len=min(WARM_UP_TOKENS, request.gen_len))
+        fenced.append(session.run(speculation, seed=request.sampling.seed, fences=True, run_to_end=False))
+    for repetition in range(request.repetitions):
+        for i, speculation in enumerate(configurations):
+            progress(f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}")
+            runs[i].append(session.run(speculation, seed=request.sampling.seed + repetition))
+    return [
+        Measurement(speculation=speculation, runs=runs[i], fenced=fenced[i], baseline_runs=runs[0])
+        for i, speculation in enumerate(configurations)
+    ]
+
+
+def describe(speculation: SpeculationSpec) -> str:
+    """A configuration in a few words: "streamingllm 256, gamma 3"."""
+    if speculation.is_autoregressive:
+        return "autoregressive"
+    budget = f" {speculation.draft_budget}" if speculation.draft_budget is not None else ""
+    draft = "" if speculation.is_self else f"{speculation.draft} "
+    return f"{draft}{speculation.draft_method}{budget}, gamma {speculation.gamma}"
+
+
+def to_record(
+    session: BenchmarkSession,
+    measurement: Measurement,
+    *,
+    bandwidth_bytes_per_s: float | None = None,
+) -> Record:
+    """The measured row of one configuration: medians over the repetitions, every repetition's speedup beside them."""
+    request, speculation = session.request, measurement.speculation
+    baseline_step_s = statistics.median(run.steady_elapsed_s / run.steady_steps for run in measurement.baseline_runs)
+    baseline_tokens_per_s = statistics.median(r.steady_tokens / r.steady_elapsed_s for r in measurement.baseline_runs)
+    step_s = statistics.median(run.steady_elapsed_s / run.steady_steps for run in measurement.runs)
+    tokens_per_s = statistics.median(measurement.tokens_per_s)
+    speculative = not speculation.is_autoregressive
+    speedups = measurement.speedups
+    phases = {name: statistics.median(times) for name, times in measurement.fenced.phases.items() if times}
+    mbu = None
+    if bandwidth_bytes_per_s is not None:
+        mbu = autoregressive_step_bytes(session) / baseline_step_s / bandwidth_bytes_per_s
+    acceptance = _pooled_acceptance(measurement.runs, speculation.gamma) if speculative else None
+    return Record(
+        source="measured",
+        **configuration_fields(request, speculation),
+        autoregressive_step_s=baseline_step_s,
+        draft_step_s=phases["draft"] / speculation.gamma if "draft" in phases and speculative else None,
+        verify_step_s=phases.get("verify") if speculative else None,
+        accept_step_s=phases.get("accept"),
+        step_s=step_s,
+        prefill_s=session.prefill_s,
+        ttft_s=session.prefill_s + baseline_step_s,
+        breakdown_s=phases,
+        expected_tokens_per_step=_tokens_per_step(measurement.runs),
+        acceptance_by_position=acceptance.rates if acceptance else None,
+        acceptance_trials_by_position=acceptance.trials if acceptance else None,
+        acceptance_histogram=acceptance.histogram if acceptance else None,
+        tpot_s=request.batch_size / tokens_per_s,
+        tokens_per_s=tokens_per_s,
+        autoregressive_tokens_per_s=baseline_tokens_per_s,
+        speedup=statistics.median(speedups) if speculative else 1.0,
+        speedup_low=min(speedups) if speculative else 1.0,
+        speedup_high=max(speedups) if speculative else 1.0,
+        speedup_static_batch=measurement.static_batch_speedup if speculative else None,
+        speedup_samples=speedups if speculative else None,
+        repetitions=len(measurement.runs),
+        autoregressive_mbu=mbu,
+        peak_memory_bytes=peak_memory_bytes(request.device),
+        environment=current_environment(),
+    )
+
+
+def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec) -> dict[str, Any]:
+    """The identity part of a record."""
+    sampling = request.sampling
+    simulated = request.simulate_acceptance if not speculation.is_autoregressive else None
+    return {
+        "model": load_model_spec(request.model).name,
+        "device": request.device,
+        "dtype": request.dtype,
+        "draft": speculation.draft,
+        "draft_method": speculation.draft_method,
+        "draft_budget": speculation.draft_budget,
+        "gamma": speculation.gamma,
+        "batch_size": request.batch_size,
+        "context_len": request.context_len,
+        "gen_len": request.gen_len,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+        "prompts": request.prompts,
+        "weights": request.weights,
+        "simulated_acceptance": list(simulated) if simulated else None,
+    }
+
+
+@dataclass(frozen=True)
+class PooledAcceptance:
+    """Acceptance of all repetitions together; rates are conditional on all earlier positions being accepted."""
+
+    rates: list[float]
+    trials: list[int]
+    histogram: list[int]
+
+
+def _pooled_acceptance(runs: list[DecodeResult], gamma: int) -> PooledAcceptance:
+    accepted = np.concatenate([run.num_accepted.ravel() for run in runs])
+    accepted = accepted[accepted >= 0]
+    trials = [int((accepted >= i).sum()) for i in range(gamma)]
+    rates = [float((accepted > i).sum() / n) if n else 0.0 for i, n in enumerate(trials)]
+    return PooledAcceptance(rates, trials, np.bincount(accepted, minlength=gamma + 1).tolist())
+
+
+def _tokens_per_step(runs: list[DecodeResult]) -> float:
+    """Mean tokens per step and sequence, the bonus token included."""
+    accepted = np.concatenate([run.num_accepted.ravel() for run in runs])
+    return float(1.0 + accepted[accepted >= 0].mean())
+
+
+def autoregressive_step_bytes(session: BenchmarkSession) -> float:
+    """Bytes that one autoregressive step must read: every weight but the embedding table once, and the KV cache.
+
+    The KV length is that of the middle of the generation.
+    """
+    spec, request = session.spec, session.request
+    element = DTYPE_BYTES[request.dtype]
+    kv_tokens = sum(len(p) for p in session.prompts) + request.batch_size * request.gen_len / 2
+    weights = spec.num_parameters - (0 if spec.tie_word_embeddings else spec.embedding_parameters)
+    return element * (weights + spec.kv_elements_per_token() * kv_tokens)
+
+
+def peak_memory_bytes(device: str) -> float:
+    """The most memory the process has held: on the GPU, or resident."""
+    if device.startswith("cuda"):
+        return float(torch.cuda.max_memory_allocated())
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB)
+
+
+def benchmark(
+    request: BenchmarkRequest,
+    *,
+    records: Path | None = None,
+    resume: bool = False,
+    bandwidth_bytes_per_s: float | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[BenchmarkSession | None, list[Record]]:
+    """Measures a request and appends a record per configuration as soon as all repetitions are done.
+
+    With `resume`, configurations that the records file holds already are taken from it; when it holds all of them
+    nothing is loaded and the session is None.
+    """
+    known: dict[str, Record] = {}
+    if resume and records is not None and records.exists():
+        known = {record.key: record for record in read_records(records) if record.source == "measured"}
+    configurations = (AUTOREGRESSIVE, *request.speculations)
+    keys = [configuration_key(request, speculation) for speculation in configurations]
+    if all(key in known for key in keys):
+        return None, [known[key] for key in keys]
+    todo = tuple(s for s, key in zip(configurations, keys, strict=True) if key not in known and not s.is_autoregressive)
+    session = BenchmarkSession(replace(request, speculations=todo), progress=progress)
+    measured = []
+    for measurement in measure(session, progress=progress):
+        record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+        measured.append(record)
+        if records is not None and record.key not in known:
+            append_record(records, record)
+    known |= {record.key: record for record in measured}
+    return session, [known[key] for key in keys]
+
+
+def configuration_key(request: BenchmarkRequest, speculation: SpeculationSpec) -> str:
+    return Record(source="measured", **configuration_fields(request, speculation)).key
+
+
+def write_outputs(session: BenchmarkSession, path: Path) -> None:
+    """Decodes once more to the end, and writes each sequence's prompt and generated tokens and text as JSON lines.
+
+    Raises StorageError when the file cannot be written.
+    """
+    request = session.request
+    speculation = request.speculations[-1] if request.speculations else AUTOREGRESSIVE
+    result = session.run(speculation, seed=request.sampling.seed, run_to_end=True)
+    lines = []
+    for prompt, tokens in zip(session.prompts, result.tokens, strict=True):
+        row: dict[str, Any] = {"prompt_ids": prompt, "generated_ids": tokens}
+        if session.tokenizer is not None:
+            row["prompt"] = session.tokenizer.decode(prompt)
+            row["generated"] = session.tokenizer.decode(tokens)
+        lines.append(json.dumps(row) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(lines), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
