@@ -1,46 +1,84 @@
-"""Seconds of a collective over the ranks of one node. 0 with one rank."""
+"""Seconds of a collective over the ranks of one node. 0 with one rank.
+
+All-reduce of S bytes over p ranks, each with a link of B bytes/s per direction:
+
+    direct, one-shot   a + (p-2)·r + (p-1)·S / (e1·B)                 each rank reads all others' messages
+    direct, two-shot   a + (p-2)·r + a2 + 2(p-1)/p·S / (e2·B)         reduce-scatter, then all-gather
+    bulk               a + a3 + (p-2)·r3 + 2(p-1)/p·S / (e3·B·(p/2)^-x)
+    ring               base + 2(p-1)·hop + 2(p-1)/p·S / (e·B·(p/2)^-x)     e = e2 for small messages, e3 for bulk
+
+The direct kernels read peers' memory (vLLM's custom all-reduce, and the like). They switch from one-shot to two-shot at
+fixed sizes (512 KiB up to 4 ranks, 256 KiB above; two ranks always one-shot) and hand over to a bulk algorithm from
+`direct_bytes` on: this is the knee. Without peer access (more than two ranks on PCIe) a ring is all there is; the fixed
+part of its latency is the constant of NCCL's tuning model. Constants are shared by all p.
+
+Ignored: links shared with other traffic, several nodes.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from magicdec.perfmodel.arrays import Array, as_array
 from magicdec.specs.hardware import HardwareProfile
+from magicdec.units import KIB
 
-Array = npt.NDArray[np.float64]
+ONE_SHOT_BYTES_FEW_RANKS = 512 * KIB
+ONE_SHOT_BYTES_MANY_RANKS = 256 * KIB
+FEW_RANKS = 4
+RING_BASE_S = 6.6e-6
+"""NCCL's latency of a ring with the low-latency protocol, before its hops (src/graph/tuning.cc of NCCL)."""
 
 
 def _inputs(message_bytes: Any, tp_size: Any) -> tuple[Array, Array]:
-    size = np.maximum(np.nan_to_num(np.asarray(message_bytes, dtype=np.float64), nan=0.0, posinf=1e30), 0.0)
-    ranks = np.maximum(np.nan_to_num(np.asarray(tp_size, dtype=np.float64), nan=1.0, posinf=1e6), 1.0)
-    size, ranks = np.broadcast_arrays(size, ranks)
+    size, ranks = np.broadcast_arrays(as_array(message_bytes), as_array(tp_size, least=1.0))
     return size, ranks
 
 
 def all_reduce_time(hw: HardwareProfile, *, message_bytes: Any, tp_size: Any) -> Array:
-    """Every rank holds `message_bytes` and gets the sum."""
-    curve = hw.allreduce_curve()
+    """Every rank holds `message_bytes` and gets the sum over `tp_size` ranks."""
+    curve, link = hw.allreduce_curve(), hw.link.bytes_per_s
     size, ranks = _inputs(message_bytes, tp_size)
-    bulk = 2.0 * (ranks - 1) / ranks * size / (curve.bulk_efficiency * hw.link.bytes_per_s)
-    time: Array = np.where(ranks > 1, curve.overhead_s + curve.rank_overhead_s * (ranks - 2) + bulk, 0.0)
-    return time
+    others = ranks - 1.0
+    two_way = 2.0 * others / ranks * size
+    widening = (np.maximum(ranks, 2.0) / 2.0) ** curve.rank_exponent
+    base = curve.overhead_s + curve.rank_overhead_s * np.maximum(ranks - 2.0, 0.0)
+    bulk_s = two_way * widening / (curve.bulk_efficiency * link)
+
+    one_shot = base + others * size / (curve.one_shot_efficiency * link)
+    two_shot = base + curve.two_shot_overhead_s + two_way / (curve.two_shot_efficiency * link)
+    one_shot_bytes = np.where(ranks <= FEW_RANKS, ONE_SHOT_BYTES_FEW_RANKS, ONE_SHOT_BYTES_MANY_RANKS)
+    direct = np.where((ranks <= 2) | (size < one_shot_bytes), one_shot, two_shot)
+    bulk = base + curve.bulk_overhead_s + curve.bulk_rank_overhead_s * np.maximum(ranks - 2.0, 0.0) + bulk_s
+    is_bulk = size >= np.where(ranks <= FEW_RANKS, curve.direct_bytes, curve.direct_bytes_wide)
+    time = np.where(is_bulk, bulk, direct)
+
+    ring_s = np.where(is_bulk, bulk_s, two_way * widening / (curve.two_shot_efficiency * link))
+    ring = RING_BASE_S + 2.0 * others * curve.ring_hop_s + ring_s
+    time = np.where(ranks > max(curve.direct_ranks, 1), ring, time)
+    result: Array = np.where(ranks > 1, time, 0.0)
+    return result
 
 
 def all_gather_time(hw: HardwareProfile, *, message_bytes: Any, tp_size: Any) -> Array:
-    """Every rank ends with the `message_bytes` of which it held 1/tp_size."""
-    curve = hw.allreduce_curve()
-    size, ranks = _inputs(message_bytes, tp_size)
-    bulk = (ranks - 1) / ranks * size / (curve.bulk_efficiency * hw.link.bytes_per_s)
-    time: Array = np.where(ranks > 1, curve.overhead_s + curve.rank_overhead_s * (ranks - 2) + bulk, 0.0)
-    return time
+    """Every rank ends with `message_bytes`, of which it held 1/tp_size. Half the traffic of a two-shot all-reduce.
+
+    Not measured: the fixed cost is an all-reduce's, the bandwidth its bulk one.
+    """
+    return _one_way(hw, message_bytes, tp_size, share=lambda ranks: (ranks - 1.0) / ranks)
 
 
 def broadcast_time(hw: HardwareProfile, *, message_bytes: Any, tp_size: Any) -> Array:
-    """One rank sends `message_bytes` to all others."""
-    curve = hw.allreduce_curve()
+    """One rank sends `message_bytes` to all others, pipelined. Not measured; see all_gather_time."""
+    return _one_way(hw, message_bytes, tp_size, share=lambda ranks: np.minimum(ranks - 1.0, 1.0))
+
+
+def _one_way(hw: HardwareProfile, message_bytes: Any, tp_size: Any, *, share: Any) -> Array:
+    curve, link = hw.allreduce_curve(), hw.link.bytes_per_s
     size, ranks = _inputs(message_bytes, tp_size)
-    bulk = size / (curve.bulk_efficiency * hw.link.bytes_per_s)
-    time: Array = np.where(ranks > 1, curve.overhead_s + curve.rank_overhead_s * (ranks - 2) + bulk, 0.0)
-    return time
+    latency = all_reduce_time(hw, message_bytes=0.0, tp_size=ranks)
+    widening = (np.maximum(ranks, 2.0) / 2.0) ** curve.rank_exponent
+    result: Array = latency + np.where(ranks > 1, share(ranks) * size * widening / (curve.bulk_efficiency * link), 0.0)
+    return result

@@ -1,9 +1,20 @@
 """Seconds of one operation on a device, and which ceiling binds.
 
-    time = overhead + || bytes / bandwidth , FLOPs / rate ||_p
+    time = overhead + || memory , compute ||_p          memory = bytes / bandwidth,  compute = FLOPs / rate
 
 The p-norm of the two ceilings is a roofline with a soft ridge: at p → ∞ it is their maximum. Bandwidth and rate are the
-datasheet's times fitted efficiencies. All functions are pure and broadcast over numpy arrays.
+datasheet's times fitted efficiencies. What a plain roofline lacks, and the curves here add:
+
+- GEMM: the output is cut in tiles, one per multiprocessor at a time. Few tiles leave multiprocessors idle, so libraries
+  choose smaller tiles or split k, each at a price; we take the cheapest of the candidates, as they do. A tile takes the
+  longer of its FLOPs and of taking in its operands; waves of tiles may be paid whole (`wave_weight`).
+- Attention: one block per (sequence, KV head), split over the context to fill the device where the kernel can. A block
+  takes keys in at its own limited rate: below one wave, time does not depend on the batch.
+- L2: where kernels were timed in a loop, operands that fit stay in the L2 (`warm_l2`). In a forward pass other layers'
+  weights evict them, so the default is cold.
+
+Ignored: clocks that fall under load, alignment, misses in address translation. All functions are pure and broadcast
+over numpy arrays; NaN and negative inputs count as 0.
 """
 
 from __future__ import annotations
@@ -11,17 +22,27 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from magicdec.specs.hardware import HardwareProfile, bytes_per_element
+from magicdec.perfmodel.arrays import Array, as_array
+from magicdec.specs.hardware import AttentionCurve, GemmCurve, HardwareProfile, bytes_per_element
 
-Array = npt.NDArray[np.float64]
 KvReads = Literal["per_sequence", "per_query"]
 AttentionKernel = Literal["measured", "split"]
 
+TILES = ((64, 64), (64, 128), (128, 128), (128, 256), (256, 128))
+K_SPLITS = (1, 2, 4, 8, 16)
+MIN_SPLIT_K = 64
+TILE_RIDGE_POWER = 4.0
+L2_SHARPNESS = 8.0
+REDUCTION_BANDWIDTH_RATIO = 3.0
+QUERY_ROWS_PER_BLOCK = 128
+
 
 class OpTime(NamedTuple):
-    """Seconds. `time_s` is the prediction; the others say what it is made of (no sum: the ridge is soft)."""
+    """Seconds. `time_s` is the prediction; the others say what it is made of (no sum: the ridge is soft).
+
+    `memory_s` and `compute_s` are the two ceilings at the fitted efficiencies, `overhead_s` the fixed cost.
+    """
 
     time_s: Array
     memory_s: Array
@@ -29,32 +50,95 @@ class OpTime(NamedTuple):
     overhead_s: Array
 
 
-def _array(value: Any) -> Array:
-    return np.maximum(np.nan_to_num(np.asarray(value, dtype=np.float64), nan=0.0, posinf=1e30), 0.0)
-
-
 def soft_max(first: Array, second: Array, power: float) -> Array:
     """The p-norm of two ceilings, without overflow; 0 where both are."""
-    high = np.maximum(first, second)
-    low = np.minimum(first, second)
-    ratio = np.divide(low, high, out=np.zeros(np.broadcast(low, high).shape), where=high > 0)
+    high, low = np.maximum(first, second), np.minimum(first, second)
+    ratio = low / np.maximum(high, 1e-300)
     result: Array = high * (1.0 + ratio**power) ** (1.0 / power)
     return result
 
 
+def _l2_speedup(num_bytes: Array, l2_bytes: float, fraction: float, ratio: float) -> Array | float:
+    """How many times shorter reading `num_bytes` again is: `ratio` if they fit in the L2's share, 1 if not."""
+    if l2_bytes * fraction <= 0:
+        return 1.0
+    hit = 1.0 / (1.0 + np.minimum(num_bytes / (l2_bytes * fraction), 1e9) ** L2_SHARPNESS)
+    speedup: Array = 1.0 / (1.0 - hit * (1.0 - 1.0 / ratio))
+    return speedup
+
+
+def _waves(filling: Array, weight: float) -> Array:
+    """Time in waves for work that fills the device `filling` times; a part of one wave takes a whole one's time."""
+    waves: Array = np.where(filling <= 1.0, 1.0, filling + weight * (np.ceil(filling) - filling))
+    return waves
+
+
 def gemm_time(
-    hw: HardwareProfile, *, m: Any, n: Any, k: Any, weight_dtype: str = "bf16", compute_dtype: str = "bf16"
+    hw: HardwareProfile,
+    *,
+    m: Any,
+    n: Any,
+    k: Any,
+    weight_dtype: str = "bf16",
+    compute_dtype: str = "bf16",
+    warm_l2: bool = False,
 ) -> OpTime:
-    """One linear layer: m tokens through weights of n × k, read once."""
+    """One linear layer: m tokens (rows of activations, `compute_dtype`) through weights of n × k, read once.
+
+    Zero in any dimension costs nothing but the overhead of the call.
+    """
     curve = hw.gemm_curve()
-    m, n, k = _array(m), _array(n), _array(k)
-    weight_bytes, activation_bytes = bytes_per_element(weight_dtype), bytes_per_element(compute_dtype)
-    num_bytes = n * k * weight_bytes + (m * k + m * n) * activation_bytes
-    memory_s = num_bytes / (curve.bandwidth_efficiency * hw.memory_bytes_per_s)
-    peak = hw.compute_rate(compute_dtype)
-    compute_s = 2.0 * (m + curve.half_tokens) * n * k / (curve.flops_efficiency * peak)
-    overhead_s = np.full(np.shape(memory_s), curve.overhead_s)
-    return OpTime(overhead_s + soft_max(memory_s, compute_s, curve.ridge_power), memory_s, compute_s, overhead_s)
+    m, n, k = np.broadcast_arrays(as_array(m), as_array(n), as_array(k))
+    activation_bytes = bytes_per_element(compute_dtype)
+    num_bytes = n * k * bytes_per_element(weight_dtype) + (m * k + m * n) * activation_bytes
+    bandwidth = curve.bandwidth_efficiency * hw.memory_bytes_per_s
+    memory_s = num_bytes / bandwidth
+    if warm_l2:
+        memory_s = memory_s / _l2_speedup(num_bytes, hw.l2_bytes, curve.l2_fraction, curve.l2_bandwidth_ratio)
+    rate = curve.flops_efficiency * hw.compute_rate(compute_dtype)
+    overhead_s = np.full(memory_s.shape, curve.overhead_s)
+    if curve.tiled:
+        compute_s = 2.0 * m * n * k / rate
+        busy_s = _tiled_gemm(hw, curve, m, n, k, memory_s=memory_s, rate=rate, element=activation_bytes)
+    else:
+        compute_s = 2.0 * n * k * _skinny_tokens(curve, m) / rate
+        busy_s = soft_max(memory_s, compute_s, curve.ridge_power)
+    busy_s = np.where(m * n * k > 0, busy_s, 0.0)
+    return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
+
+
+def _skinny_tokens(curve: GemmCurve, m: Array) -> Array:
+    """Tokens that the matrix path would do in the time that m take: few tokens go one by one where that is quicker."""
+    matrix = m + curve.half_tokens
+    if curve.gemv_efficiency <= 0:
+        return np.where(m > 0, matrix, 0.0)
+    one_by_one = m * curve.flops_efficiency / curve.gemv_efficiency
+    quicker: Array = one_by_one / (1.0 + (one_by_one / np.maximum(matrix, 1e-300)) ** 4) ** 0.25
+    return quicker
+
+
+def _tiled_gemm(
+    hw: HardwareProfile, curve: GemmCurve, m: Array, n: Array, k: Array, *, memory_s: Array, rate: float, element: float
+) -> Array:
+    """Time of the cheapest choice of output tile and split of k."""
+    num_sm = hw.num_multiprocessors
+    tile_rate = rate / num_sm
+    stream_rate = curve.stream_ratio * hw.memory_bytes_per_s / num_sm
+    bandwidth = curve.bandwidth_efficiency * hw.memory_bytes_per_s
+    reduction_s = curve.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
+    best: Array | None = None
+    for rows, columns in TILES:
+        filling = np.ceil(m / rows) * np.ceil(n / columns) / num_sm
+        operands = (np.minimum(m, rows) + columns) * element / stream_rate
+        per_k_s = soft_max(np.full(m.shape, 2.0 * rows * columns / tile_rate), operands, TILE_RIDGE_POWER)
+        for split in K_SPLITS:
+            tile_s = np.maximum(k / split, MIN_SPLIT_K) * per_k_s
+            time = soft_max(memory_s, _waves(filling * split, curve.wave_weight) * tile_s, curve.ridge_power)
+            if split > 1:
+                time = time + curve.split_overhead_s + split * reduction_s
+            best = time if best is None else np.minimum(best, time)
+    assert best is not None
+    return best
 
 
 def attention_time(
@@ -69,25 +153,70 @@ def attention_time(
     kv_dtype: str = "bf16",
     kv_reads: KvReads = "per_sequence",
     kernel: AttentionKernel = "measured",
+    warm_l2: bool = False,
 ) -> OpTime:
-    """One layer's attention of `query_len` tokens per sequence, each over all of `kv_len` cached ones."""
+    """One layer's attention of `query_len` tokens per sequence, each over all of `kv_len` cached ones.
+
+    `kv_reads` "per_query" is a kernel that reads the cache again for each query token. `kernel` "split" is one that
+    splits the context over blocks even where the device's measured kernel does not. Causal savings within the query
+    tokens are the caller's to account for.
+    """
     curve = hw.attention_curve()
-    batch, query_len, kv_len = _array(batch), _array(query_len), _array(kv_len)
-    num_heads, num_kv_heads, head_dim = _array(num_heads), _array(num_kv_heads), _array(head_dim)
-    element = bytes_per_element(kv_dtype)
-    reads = query_len if kv_reads == "per_query" else 1.0
-    num_bytes = 2.0 * batch * kv_len * num_kv_heads * head_dim * element * reads
-    memory_s = num_bytes / (curve.bandwidth_efficiency * hw.memory_bytes_per_s)
-    peak = hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
-    compute_s = 4.0 * batch * query_len * kv_len * num_heads * head_dim / (curve.flops_efficiency * peak)
-    overhead_s = np.full(np.broadcast(memory_s, compute_s).shape, curve.overhead_s)
-    return OpTime(overhead_s + soft_max(memory_s, compute_s, curve.ridge_power), memory_s, compute_s, overhead_s)
+    batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = np.broadcast_arrays(
+        as_array(batch), as_array(query_len), as_array(kv_len),
+        as_array(num_heads), as_array(num_kv_heads), as_array(head_dim),
+    )  # fmt: skip
+    reads = query_len if kv_reads == "per_query" else np.minimum(query_len, 1.0)
+    row_bytes = 2.0 * head_dim * bytes_per_element(kv_dtype) * reads
+    kv_bytes = batch * num_kv_heads * kv_len * row_bytes
+    activation_bytes = 4.0 if kv_dtype == "fp32" else 2.0
+    query_bytes = 2.0 * batch * query_len * num_heads * head_dim * activation_bytes
+    memory_s = (kv_bytes + query_bytes) / (curve.bandwidth_efficiency * hw.memory_bytes_per_s)
+    if warm_l2:
+        memory_s = memory_s / _l2_speedup(kv_bytes, hw.l2_bytes, curve.l2_fraction, curve.l2_bandwidth_ratio)
+    rate = curve.flops_efficiency * hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
+    compute_s = 4.0 * batch * query_len * kv_len * num_heads * head_dim / rate
+
+    group = num_heads / np.maximum(num_kv_heads, 1.0)
+    blocks = batch * num_kv_heads * np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK)
+    can_split = (group > 1.0) | (curve.splits == "always" or kernel == "split")
+    busy_s, splitting_s = _blocks(hw, curve, blocks, kv_len, row_bytes, can_split=can_split, memory_s=memory_s)
+    busy_s = np.where(kv_bytes > 0, soft_max(busy_s, compute_s, curve.ridge_power), 0.0)
+    overhead_s = curve.overhead_s + np.where(kv_bytes > 0, splitting_s, 0.0)
+    return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
+
+
+def _blocks(
+    hw: HardwareProfile,
+    curve: AttentionCurve,
+    blocks: Array,
+    kv_len: Array,
+    row_bytes: Array,
+    *,
+    can_split: Any,
+    memory_s: Array,
+) -> tuple[Array, Array]:
+    """Time of reading the cache with so many blocks on the device's multiprocessors, and of splitting and combining."""
+    slots = hw.num_multiprocessors * curve.blocks_per_multiprocessor
+    most = np.minimum(curve.max_splits, np.maximum(kv_len / curve.min_split_tokens, 1.0))
+    splits = np.where(can_split, np.clip(slots / np.maximum(blocks, 1e-9), 1.0, most), 1.0)
+    filling = blocks * splits / slots
+    block_s = kv_len / splits * row_bytes * slots / (curve.stream_ratio * hw.memory_bytes_per_s)
+    even_s = soft_max(memory_s, block_s * np.maximum(filling, 1.0), curve.ridge_power)
+    if curve.wave_weight > 0:
+        full, part = np.floor(filling), filling - np.floor(filling)
+        wave_memory_s = memory_s / np.maximum(filling, 1e-9)
+        tail_s = soft_max(wave_memory_s * part, np.where(part > 1e-9, block_s, 0.0), curve.ridge_power)
+        stepped_s = full * soft_max(wave_memory_s, block_s, curve.ridge_power) + tail_s
+        even_s = np.where(filling > 1.0, even_s + curve.wave_weight * (stepped_s - even_s), even_s)
+    waiting_s = curve.block_overhead_s * np.maximum(filling - 1.0, 0.0)
+    return even_s + waiting_s, curve.split_overhead_s * (1.0 - 1.0 / splits)
 
 
 def elementwise_time(hw: HardwareProfile, *, num_bytes: Any, num_kernels: Any = 1) -> OpTime:
     """`num_kernels` kernels that stream `num_bytes` in all (reads and writes)."""
     curve = hw.elementwise_curve()
-    memory_s = _array(num_bytes) / (curve.bandwidth_efficiency * hw.memory_bytes_per_s)
-    overhead_s = _array(num_kernels) * curve.overhead_s
+    memory_s = as_array(num_bytes) / (curve.bandwidth_efficiency * hw.memory_bytes_per_s)
+    overhead_s = as_array(num_kernels) * curve.overhead_s
     memory_s, overhead_s = np.broadcast_arrays(memory_s, overhead_s)
     return OpTime(memory_s + overhead_s, memory_s, np.zeros_like(memory_s), overhead_s)

@@ -39,7 +39,7 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, float | int) and not isinstance(value, bool):
-                low, high = LIMITS.get(name, (0.0, 1e18))
+                low, high = LIMITS.get(name, (0.0, 1e4 if name.endswith("_s") else 1e18))
                 if not (math.isfinite(value) and low <= value <= high):
                     raise ValueError(f"'{name}' must be between {low:g} and {high:g}, not {value!r}")
 
@@ -52,17 +52,23 @@ LIMITS: dict[str, tuple[float, float]] = {
     "num_gpus_per_node": (1, 1e6),
     "bandwidth_efficiency": (1e-6, 1e3),
     "flops_efficiency": (1e-6, 1e3),
+    "l2_fraction": (0, 16),
     "l2_bandwidth_ratio": (0.1, 1e3),
-    "block_bandwidth_fraction": (1e-6, 1e3),
+    "stream_ratio": (1e-3, 1e9),
+    "blocks_per_multiprocessor": (1e-2, 1e3),
+    "min_split_tokens": (1, 1e9),
+    "max_splits": (1, 1e6),
     "one_shot_efficiency": (1e-6, 1e3),
     "two_shot_efficiency": (1e-6, 1e3),
     "bulk_efficiency": (1e-6, 1e3),
-    "ridge_power": (1.0, 64.0),
-    "l2_fraction": (0.0, 16.0),
-    "l2_sharpness": (0.1, 64.0),
-    "relative_error": (0.0, 10.0),
-    "error": (0.0, 10.0),
+    "rank_exponent": (-4, 4),
+    "ridge_power": (1, 64),
+    "wave_weight": (0, 1),
+    "gemv_efficiency": (0, 1e3),
+    "relative_error": (0, 10),
+    "error": (0, 10),
 }
+"""Range of each number; others are from 0 to 1e18. Times are in seconds, so that none is a year by mistake."""
 
 
 class Fit(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -81,20 +87,29 @@ class Fit(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_def
 
 
 class GemmCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Time of one linear layer; the equation is in perfmodel/roofline.py."""
+    """Time of one linear layer; equations in perfmodel/roofline.py. The defaults are a generic GPU library's."""
 
     fit: Fit = Fit()
     overhead_s: float = 3e-6
-    bandwidth_efficiency: float = 0.8
-    flops_efficiency: float = 0.75
-    ridge_power: float = 4.0
-    l2_bandwidth_ratio: float = 1.0
-    l2_fraction: float = 0.0
-    l2_sharpness: float = 4.0
+    bandwidth_efficiency: float = 0.82
+    flops_efficiency: float = 0.8
+    ridge_power: float = 2.5
+    l2_fraction: float = 0.15
+    """Part of the L2 that kept operands between calls where kernels were timed (tests rotate their buffers)."""
+    l2_bandwidth_ratio: float = 2.5
+    tiled: bool = True
+    """Output tiles are spread over multiprocessors (GPUs). If not, only the ceilings and the two below apply (CPUs)."""
+    stream_ratio: float = 5.0
+    """Bandwidth at which all multiprocessors together can take operands in, relative to the memory's peak."""
+    split_overhead_s: float = 2e-6
+    split_traffic: float = 1.0
+    """Cost of reducing a split k's partial sums, relative to their fp32 traffic at three times the memory's rate."""
+    wave_weight: float = 0.3
+    """How much of a last, part-filled wave of tiles is paid as a whole one (0: work flows evenly, 1: whole waves)."""
     half_tokens: float = 0.0
-    """Tokens' worth of time that the matrix path spends before its first token (packing, padding)."""
+    """Tokens' worth of time that the matrix path spends before its first token (packing the weights)."""
     gemv_efficiency: float = 0.0
-    """Rate of the one-token-at-a-time path relative to the peak; 0 where there is none (GPUs)."""
+    """Rate of the one-token-at-a-time path relative to the peak; 0 where there is none."""
 
 
 class AttentionCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -102,24 +117,47 @@ class AttentionCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     fit: Fit = Fit()
     library: str = "generic"
-    overhead_s: float = 6e-6
-    bandwidth_efficiency: float = 0.75
-    flops_efficiency: float = 0.3
-    ridge_power: float = 4.0
-    l2_bandwidth_ratio: float = 1.0
-    l2_fraction: float = 0.0
-    l2_sharpness: float = 4.0
-    block_overhead_s: float = 0.0
+    splits: Literal["always", "grouped"] = "always"
+    """Whether the context of one sequence is split over blocks: always, or only with grouped-query heads."""
+    overhead_s: float = 1e-5
+    bandwidth_efficiency: float = 0.85
+    flops_efficiency: float = 0.4
+    ridge_power: float = 3.5
+    l2_fraction: float = 0.85
+    l2_bandwidth_ratio: float = 2.0
+    blocks_per_multiprocessor: float = 2.0
+    stream_ratio: float = 4.0
+    """Bandwidth at which the blocks that fill the device can take keys and values in, relative to the memory's peak."""
+    block_overhead_s: float = 1e-6
+    """Fixed time of each further wave of blocks."""
+    wave_weight: float = 0.5
+    split_overhead_s: float = 4e-6
+    min_split_tokens: float = 256.0
+    max_splits: float = 32.0
 
 
 class AllReduceCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Time of one all-reduce over the ranks of a node."""
+    """Time of one all-reduce over the ranks of a node; the equations are in perfmodel/collectives.py."""
 
     fit: Fit = Fit()
     library: str = "generic"
-    overhead_s: float = 8e-6
-    rank_overhead_s: float = 0.5e-6
-    bulk_efficiency: float = 0.6
+    direct_ranks: int = 8
+    """Up to so many ranks read each other's memory in one kernel; more (or no peer access) use a ring."""
+    overhead_s: float = 6e-6
+    rank_overhead_s: float = 1e-7
+    one_shot_efficiency: float = 0.6
+    two_shot_overhead_s: float = 6e-6
+    two_shot_efficiency: float = 0.6
+    direct_bytes: float = 8388608.0
+    """Messages of so many bytes and more take the bulk algorithm."""
+    direct_bytes_wide: float = 8388608.0
+    """The same with more than four ranks."""
+    bulk_overhead_s: float = 2e-5
+    bulk_rank_overhead_s: float = 1e-6
+    bulk_efficiency: float = 0.65
+    rank_exponent: float = 0.0
+    """Bulk and ring bandwidth fall as (ranks/2) to this power (below 0: they rise)."""
+    ring_hop_s: float = 1.3e-6
 
 
 class ElementwiseCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -282,6 +320,8 @@ def _borrow(profile: HardwareProfile, donor: HardwareProfile) -> HardwareProfile
     changes: dict[str, Any] = {}
     for name in ("gemm", "attention", "allreduce", "elementwise"):
         curve = getattr(donor, name)
+        if name == "allreduce" and profile.link.topology != donor.link.topology:
+            continue
         if getattr(profile, name) is None and curve is not None:
             wider = min(10.0, max(0.1, BORROWED_ERROR_FACTOR * curve.fit.relative_error))
             fit = msgspec.structs.replace(curve.fit, relative_error=wider, borrowed_from=donor.name)

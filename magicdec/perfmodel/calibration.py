@@ -1,0 +1,340 @@
+"""Fits the curves of a hardware profile to timed kernels: published tables or micro-benchmarks of this machine.
+
+Each fit minimises Σ w·ρ(ln(predicted/measured)) with ρ = soft L1, so that outliers count little and what is minimised is
+near the mean relative error. Weak log-normal priors (`Free.spread`) hold parameters that the rows do not determine near
+generic values: without them, a fit to few tokens knows nothing of the compute ceiling. Several starts guard against
+local minima. At most 12 parameters per table.
+
+Rows are mappings of column names to arrays, one entry per timing; `time_s` is the median time of one call. SciPy is
+imported on the first fit only: predicting needs none of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.arrays import Array
+from magicdec.perfmodel.collectives import all_reduce_time
+from magicdec.perfmodel.roofline import KvReads, attention_time, elementwise_time, gemm_time
+from magicdec.specs.hardware import (
+    AllReduceCurve,
+    AttentionCurve,
+    ElementwiseCurve,
+    Fit,
+    GemmCurve,
+    HardwareProfile,
+)
+
+Rows = Mapping[str, Any]
+Curve = TypeVar("Curve", GemmCurve, AttentionCurve, AllReduceCurve, ElementwiseCurve)
+MAX_PARAMETERS = 12
+LOSS_SCALE = 0.05
+PRIOR_WEIGHT = 0.006
+"""Weight of one prior per square root of a row: 0.6 % of a residual, negligible wherever rows speak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Free:
+    """A parameter to fit: its prior median and spread in the fitted scale (log, logit, or log of the excess over 1)."""
+
+    prior: float
+    spread: float = 0.5
+    scale: Literal["log", "unit", "above_one", "linear"] = "log"
+
+    def encode(self, value: float) -> float:
+        if self.scale == "linear":
+            return value
+        if self.scale == "unit":
+            value = min(max(value, 1e-4), 1 - 1e-4)
+            return math.log(value / (1 - value))
+        return math.log(max(value - (1.0 if self.scale == "above_one" else 0.0), 1e-12))
+
+    def decode(self, code: float) -> float:
+        if self.scale == "linear":
+            return code
+        if self.scale == "unit":
+            return 1.0 / (1.0 + math.exp(-code))
+        return math.exp(code) + (1.0 if self.scale == "above_one" else 0.0)
+
+
+Parameters = Mapping[str, Free]
+
+GEMM_PARAMETERS: Parameters = {
+    "overhead_s": Free(prior=3e-6, spread=1.0),
+    "bandwidth_efficiency": Free(prior=0.85, spread=0.15),
+    "flops_efficiency": Free(prior=0.8, spread=0.1),
+    "ridge_power": Free(prior=3.5, scale="above_one"),
+    "stream_ratio": Free(prior=5.0, spread=0.7),
+    "split_overhead_s": Free(prior=2e-6, spread=1.0),
+    "split_traffic": Free(prior=1.0, spread=1.0),
+    "wave_weight": Free(prior=0.5, spread=1.0, scale="unit"),
+    "l2_fraction": Free(prior=0.16),
+    "l2_bandwidth_ratio": Free(prior=2.5),
+}
+GEMM_PARAMETERS_UNTILED: Parameters = {
+    "overhead_s": Free(prior=5e-6, spread=2.0),
+    "bandwidth_efficiency": Free(prior=0.9, spread=0.5),
+    "flops_efficiency": Free(prior=0.8, spread=0.5),
+    "ridge_power": Free(prior=3.0, scale="above_one"),
+    "half_tokens": Free(prior=8.0, spread=1.0),
+    "gemv_efficiency": Free(prior=0.15, spread=1.0),
+}
+ATTENTION_PARAMETERS: Parameters = {
+    "overhead_s": Free(prior=6e-6, spread=1.0),
+    "bandwidth_efficiency": Free(prior=0.85, spread=0.2),
+    "stream_ratio": Free(prior=1.5, spread=0.7),
+    "blocks_per_multiprocessor": Free(prior=2.0),
+    "ridge_power": Free(prior=4.0, scale="above_one"),
+    "split_overhead_s": Free(prior=4e-6, spread=1.0),
+    "l2_fraction": Free(prior=0.9, spread=0.3),
+    "l2_bandwidth_ratio": Free(prior=2.5),
+    "wave_weight": Free(prior=0.5, spread=1.0, scale="unit"),
+    "min_split_tokens": Free(prior=256.0),
+    "max_splits": Free(prior=64.0, spread=0.7),
+    "block_overhead_s": Free(prior=3e-7, spread=1.0),
+}
+ATTENTION_PARAMETERS_UNTILED: Parameters = {
+    "overhead_s": Free(prior=2e-5, spread=2.0),
+    "bandwidth_efficiency": Free(prior=0.7, spread=0.7),
+    "ridge_power": Free(prior=2.0, scale="above_one"),
+    "block_overhead_s": Free(prior=1e-6, spread=2.0),
+}
+QUERY_PARAMETERS: Parameters = {"flops_efficiency": Free(prior=0.3, spread=1.0)}
+"""Determined only by rows with several query tokens."""
+ALL_REDUCE_PARAMETERS: Parameters = {
+    "overhead_s": Free(prior=5e-6, spread=1.0),
+    "rank_overhead_s": Free(prior=1e-7),
+    "one_shot_efficiency": Free(prior=0.6),
+    "two_shot_overhead_s": Free(prior=5e-6),
+    "two_shot_efficiency": Free(prior=0.6),
+    "bulk_overhead_s": Free(prior=2e-5, spread=1.0),
+    "bulk_rank_overhead_s": Free(prior=5e-7),
+    "bulk_efficiency": Free(prior=0.65),
+    "rank_exponent": Free(prior=-0.2, spread=0.3, scale="linear"),
+}
+RING_PARAMETERS: Parameters = {
+    "overhead_s": Free(prior=5e-6, spread=1.0),
+    "one_shot_efficiency": Free(prior=0.6),
+    "two_shot_efficiency": Free(prior=0.6),
+    "bulk_overhead_s": Free(prior=2e-6, spread=1.0),
+    "bulk_efficiency": Free(prior=0.6),
+    "rank_exponent": Free(prior=0.5, spread=1.5, scale="linear"),
+    "ring_hop_s": Free(prior=1.3e-6),
+}
+SWITCH_SIZES = tuple(float(2**power) for power in range(20, 26))
+
+
+def minimise(
+    start: Curve,
+    parameters: Parameters,
+    predict: Callable[[Curve], Array],
+    seconds: Array,
+    weights: Array,
+    *,
+    starts: Sequence[Mapping[str, float]] = ({},),
+) -> tuple[Curve, float]:
+    """The curve with `parameters` fitted, and its loss; other fields stay as in `start`.
+
+    Raises ConfigError when there are too few rows, or times that are not positive numbers.
+    """
+    from scipy.optimize import least_squares
+
+    names = list(parameters)
+    if len(names) > MAX_PARAMETERS:
+        raise ValueError(f"{len(names)} free parameters, at most {MAX_PARAMETERS}")
+    if seconds.size < 3 or not np.all(np.isfinite(seconds) & (seconds > 0)):
+        raise ConfigError(f"cannot fit {type(start).__name__}: needs at least 3 rows with positive times")
+    log_seconds = np.log(seconds)
+    center = np.array([parameters[name].encode(parameters[name].prior) for name in names])
+    spread = np.array([parameters[name].spread for name in names])
+    pull = PRIOR_WEIGHT * math.sqrt(seconds.size)
+
+    def curve_at(codes: Array) -> Curve:
+        values = {name: parameters[name].decode(float(code)) for name, code in zip(names, codes, strict=True)}
+        return msgspec.structs.replace(start, **values)
+
+    def residuals(codes: Array) -> Array:
+        error = np.log(np.maximum(predict(curve_at(codes)), 1e-12)) - log_seconds
+        return np.concatenate([weights * error, pull * (codes - center) / spread])
+
+    best: tuple[float, Array] | None = None
+    low, high = center - 8 * spread, center + 8 * spread
+    for override in starts:
+        first = center.copy()
+        for name, value in override.items():
+            first[names.index(name)] = parameters[name].encode(value)
+        first = np.clip(first, low + 1e-6, high - 1e-6)
+        result = least_squares(residuals, first, bounds=(low, high), loss="soft_l1", f_scale=LOSS_SCALE, max_nfev=120)
+        if best is None or result.cost < best[0]:
+            best = (float(result.cost), result.x)
+    assert best is not None
+    return curve_at(best[1]), best[0]
+
+
+def columns(rows: Rows, names: Sequence[str], **defaults: float) -> list[Array]:
+    """Float arrays of the named columns; ConfigError for a missing one."""
+    arrays = []
+    length = len(np.asarray(rows["time_s"])) if "time_s" in rows else 0
+    for name in names:
+        if name not in rows and name not in defaults:
+            raise ConfigError(f"rows to fit lack the column '{name}' (they have {', '.join(rows)})")
+        arrays.append(np.asarray(rows.get(name, np.full(length, defaults.get(name, 0.0))), dtype=np.float64))
+    return arrays
+
+
+def mean_absolute_error(predicted: Array, measured: Array) -> float:
+    """Mean absolute relative error of predictions; NaN for no rows."""
+    return float(np.mean(np.abs(predicted / measured - 1.0))) if measured.size else math.nan
+
+
+def _with_fit(curve: Curve, parameters: Parameters, seconds: Array, predicted: Array, fitted_on: str) -> Curve:
+    rms = float(np.sqrt(np.mean(np.log(predicted / seconds) ** 2)))
+    fit = Fit(
+        fitted_on=fitted_on,
+        num_rows=seconds.size,
+        num_parameters=len(parameters),
+        relative_error=min(max(rms, 0.02), 10.0),
+    )
+    fitted: Curve = msgspec.structs.replace(curve, fit=fit)
+    return fitted
+
+
+def _weights(rows: Rows, seconds: Array) -> Array:
+    return np.asarray(rows["weight"], dtype=np.float64) if "weight" in rows else np.ones(seconds.size)
+
+
+def fit_gemm(
+    rows: Rows,
+    hw: HardwareProfile,
+    *,
+    weight_dtype: str = "bf16",
+    compute_dtype: str = "bf16",
+    fitted_on: str = "",
+    warm_l2: bool | None = None,
+) -> GemmCurve:
+    """Fits linear layers: columns m, n, k, time_s, and optionally weight.
+
+    `hw` gives the ceilings that efficiencies refer to. A `kind` "cpu" gets the untiled curve, which is not flat in m.
+    `warm_l2` (by default: on GPUs) says that operands stayed in the L2 between timed calls.
+    """
+    m, n, k, seconds = columns(rows, ("m", "n", "k", "time_s"))
+    tiled = hw.kind == "gpu"
+    warm = tiled if warm_l2 is None else warm_l2
+    parameters = GEMM_PARAMETERS if tiled else GEMM_PARAMETERS_UNTILED
+
+    def predict(curve: GemmCurve) -> Array:
+        profile = msgspec.structs.replace(hw, gemm=curve)
+        return gemm_time(
+            profile, m=m, n=n, k=k, weight_dtype=weight_dtype, compute_dtype=compute_dtype, warm_l2=warm
+        ).time_s
+
+    start = GemmCurve(tiled=tiled)
+    starts = ({}, {"wave_weight": 0.95}) if tiled else ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
+    curve, _ = minimise(start, parameters, predict, seconds, _weights(rows, seconds), starts=starts)
+    return _with_fit(curve, parameters, seconds, predict(curve), fitted_on)
+
+
+def fit_attention(
+    rows: Rows,
+    hw: HardwareProfile,
+    *,
+    kv_dtype: str = "bf16",
+    kv_reads: KvReads = "per_sequence",
+    splits: Literal["always", "grouped"] = "always",
+    library: str = "measured",
+    fitted_on: str = "",
+    warm_l2: bool | None = None,
+) -> AttentionCurve:
+    """Fits attention: columns batch_size, num_heads, num_kv_heads, head_dim, kv_len, time_s; query_len (1), weight.
+
+    The compute ceiling is fitted only where rows have several query tokens.
+    """
+    names = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "kv_len", "time_s")
+    batch, heads, kv_heads, head_dim, kv_len, seconds = columns(rows, names)
+    (query_len,) = columns(rows, ("query_len",), query_len=1.0)
+    tiled = hw.kind == "gpu"
+    warm = tiled if warm_l2 is None else warm_l2
+    parameters = dict(ATTENTION_PARAMETERS if tiled else ATTENTION_PARAMETERS_UNTILED)
+    if np.any(query_len > 1):
+        if tiled:
+            del parameters["l2_bandwidth_ratio"]
+        parameters |= QUERY_PARAMETERS
+
+    def predict(curve: AttentionCurve) -> Array:
+        profile = msgspec.structs.replace(hw, attention=curve)
+        return attention_time(
+            profile, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=heads, num_kv_heads=kv_heads,
+            head_dim=head_dim, kv_dtype=kv_dtype, kv_reads=kv_reads, warm_l2=warm,
+        ).time_s  # fmt: skip
+
+    start = AttentionCurve(library=library, splits=splits)
+    starts: Sequence[Mapping[str, float]] = [{"blocks_per_multiprocessor": blocks} for blocks in (1.0, 2.0, 3.0, 4.0)]
+    if not tiled:
+        start = msgspec.structs.replace(start, wave_weight=0.0, stream_ratio=1e6, max_splits=1.0)
+        starts = ({}, {"ridge_power": 6.0})
+    curve, _ = minimise(start, parameters, predict, seconds, _weights(rows, seconds), starts=starts)
+    return _with_fit(curve, parameters, seconds, predict(curve), fitted_on)
+
+
+def fit_allreduce(
+    rows: Rows,
+    hw: HardwareProfile,
+    *,
+    library: str = "measured",
+    fitted_on: str = "",
+    switch_few_ranks: float | None = None,
+) -> AllReduceCurve:
+    """Fits all-reduce: columns tp_size, message_bytes, time_s, and optionally weight.
+
+    Without peer access (PCIe, shared memory), more than two ranks are a ring. The size at which the bulk algorithm
+    takes over is searched on powers of two, apart for up to four ranks and for more.
+    """
+    tp_size, message_bytes, seconds = columns(rows, ("tp_size", "message_bytes", "time_s"))
+    ring = hw.link.topology in ("pcie", "shared-memory")
+    parameters = RING_PARAMETERS if ring else ALL_REDUCE_PARAMETERS
+    weights = _weights(rows, seconds)
+
+    def predict(curve: AllReduceCurve) -> Array:
+        profile = msgspec.structs.replace(hw, allreduce=curve)
+        return all_reduce_time(profile, message_bytes=message_bytes, tp_size=tp_size)
+
+    def fit_with(few: float, wide: float) -> tuple[AllReduceCurve, float]:
+        start = AllReduceCurve(library=library, direct_ranks=2 if ring else 8, direct_bytes=few, direct_bytes_wide=wide)
+        return minimise(start, parameters, predict, seconds, weights)
+
+    few, wide = SWITCH_SIZES[3], SWITCH_SIZES[3]
+    for _ in range(2):
+        if np.any(tp_size <= 4):
+            few = min(SWITCH_SIZES, key=lambda size: fit_with(size, wide)[1])
+        if np.any(tp_size > 4):
+            wide = min(SWITCH_SIZES, key=lambda size: fit_with(few, size)[1])
+        else:
+            wide = few
+    curve, _ = fit_with(few, wide)
+    return _with_fit(
+        curve, {**parameters, "few": Free(prior=1), "wide": Free(prior=1)}, seconds, predict(curve), fitted_on
+    )
+
+
+def fit_elementwise(rows: Rows, hw: HardwareProfile, *, fitted_on: str = "") -> ElementwiseCurve:
+    """Fits streaming kernels: columns num_bytes, num_kernels (1), time_s, and optionally weight."""
+    num_bytes, seconds = columns(rows, ("num_bytes", "time_s"))
+    (num_kernels,) = columns(rows, ("num_kernels",), num_kernels=1.0)
+    parameters = {
+        "overhead_s": Free(prior=3e-6, spread=2.0),
+        "bandwidth_efficiency": Free(prior=0.75, spread=1.0),
+    }
+
+    def predict(curve: ElementwiseCurve) -> Array:
+        profile = msgspec.structs.replace(hw, elementwise=curve)
+        return elementwise_time(profile, num_bytes=num_bytes, num_kernels=num_kernels).time_s
+
+    curve, _ = minimise(ElementwiseCurve(), parameters, predict, seconds, _weights(rows, seconds))
+    return _with_fit(curve, parameters, seconds, predict(curve), fitted_on)
