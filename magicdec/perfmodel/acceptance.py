@@ -1,0 +1,243 @@
+"""Acceptance profiles: a law of acceptance (perfmodel/acceptance_law.py) with where it came from and how sure it is.
+
+A profile is one JSON file. The shipped ones (specs/data/acceptance) are fitted on published measurements and say which;
+a user's own measurement replaces them. What was never measured has no profile: `default_profile` then returns None.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from magicdec.errors import ConfigError, StorageError
+from magicdec.perfmodel.acceptance_fit import Measurement, fit_law, measurements_from_rows
+from magicdec.perfmodel.acceptance_law import PERCENTILE_95, Array, Law, LawError, expected_tokens_per_step, survival
+from magicdec.perfmodel.static_batch import speedup_static_batch, static_batch_efficiency
+
+__all__ = [
+    "AcceptanceProfile", "Law", "LawError", "Measurement", "constant_profile", "default_profile",
+    "default_profile_names", "expected_tokens_interval", "expected_tokens_per_step", "fit_profile", "load_profile",
+    "save_profile", "speedup_static_batch", "static_batch_efficiency", "survival",
+]  # fmt: skip
+
+PROFILES_DIRECTORY = Path(__file__).resolve().parent.parent / "specs" / "data" / "acceptance"
+SCHEMA_VERSION = 1
+
+
+class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Acceptance of one (target, draft, method) on one dataset, at one way of sampling."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str = ""
+    model: str
+    """The target it was measured on."""
+    draft: str = "self"
+    draft_method: str
+    applies_to: list[str] = []
+    """Other targets of the family that this profile may stand in for, with the wider error of `carried_error`."""
+    carried_error: float = 0.35
+    """Standard deviation of log(1 - alpha) added when the profile stands in for another target."""
+    dataset: str = ""
+    temperature: float | None = None
+    """None: the source does not say."""
+    top_p: float | None = None
+    definition: str = ""
+    """What the source calls acceptance, and over which gamma."""
+    source: str = ""
+    fitted: bool = False
+    """Whether the rate was fitted to speedups rather than counted."""
+    law: Law
+    error: LawError = LawError()
+    spread: float = 0.0
+    """Standard deviation of alpha between sequences."""
+    measured_budgets: list[float] = []
+    measured_contexts: list[float] = []
+    measured_gamma: int | None = None
+    num_trials: int | None = None
+    fit_rms: float | None = None
+    """Root mean square of measured minus fitted rates, weighted by trials."""
+
+    def __post_init__(self) -> None:
+        if self.schema_version != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version {self.schema_version} is not supported; this release reads {SCHEMA_VERSION}"
+            )
+        if not 0.0 <= self.spread <= 0.5:
+            raise ValueError(f"'spread' must be between 0 and 0.5, not {self.spread!r}")
+        if not 0.0 <= self.carried_error <= 10.0:
+            raise ValueError(f"'carried_error' must be between 0 and 10, not {self.carried_error!r}")
+
+    def conditional_rates(self, *, budget: Any, context: Any, gamma_max: int, num_sigma: float = 0.0) -> Array:
+        """P(position i accepted | all before accepted), of shape broadcast(budget, context) + (gamma_max,).
+
+        `num_sigma` standard deviations above (below, when negative) the middle; ±1.645 spans a 90 % interval.
+        A budget of None is the full cache.
+        """
+        rates = self.law.conditional_rates(budget=budget, context=context, gamma_max=gamma_max)
+        if not num_sigma:
+            return rates
+        deviation = self.error.deviation(self.law, budget=budget, context=context, gamma_max=gamma_max)
+        shifted: Array = rates ** np.exp(-num_sigma * deviation)
+        return shifted
+
+    def at_rate(self, rate: float, *, budget: float, context: float) -> AcceptanceProfile:
+        """The same shape, scaled so that position 1 at (budget, context) is accepted at `rate`; no error of its own."""
+        present = 1.0 - float(self.law.first_rate(budget=budget, context=context))
+        floor = self.law.floor
+        if not 0.0 < rate < 1.0 or present <= floor:
+            return constant_profile(rate, model=self.model, draft=self.draft, draft_method=self.draft_method)
+        floor = min(floor, 0.5 * (1.0 - rate))
+        sparse_now = (present - self.law.floor) / (1.0 - self.law.floor)
+        sparse_then = (1.0 - rate - floor) / (1.0 - floor)
+        law = msgspec.structs.replace(self.law, rejection=self.law.rejection * sparse_then / sparse_now, floor=floor)
+        error = msgspec.structs.replace(self.error, log_rejection=0.0)
+        return msgspec.structs.replace(self, law=law, error=error, fitted=True)
+
+
+def expected_tokens_interval(
+    profile: AcceptanceProfile, *, budget: Any, context: Any, gamma: Any
+) -> tuple[Array, Array]:
+    """The 90 % interval of the tokens per step that the acceptance's own uncertainty leaves."""
+    deepest = max(int(np.max(gamma)), 1)
+
+    def at(num_sigma: float) -> Array:
+        rates = profile.conditional_rates(budget=budget, context=context, gamma_max=deepest, num_sigma=num_sigma)
+        return expected_tokens_per_step(rates, gamma)
+
+    return at(-PERCENTILE_95), at(PERCENTILE_95)
+
+
+def constant_profile(
+    rate: float, *, model: str = "", draft: str = "self", draft_method: str = "constant", source: str = "given"
+) -> AcceptanceProfile:
+    """One rate for every position, budget and context.
+
+    Raises ConfigError unless the rate is between 0 and 1.
+    """
+    if not 0.0 <= rate <= 1.0:
+        raise ConfigError(f"acceptance rate must be between 0 and 1, not {rate}")
+    law = Law(rejection=1.0 - rate)
+    return AcceptanceProfile(model=model, draft=draft, draft_method=draft_method, source=source, law=law)
+
+
+def fit_profile(
+    measurements: Any,
+    *,
+    model: str = "",
+    draft: str = "self",
+    dataset: str = "",
+    source: str = "measured",
+    spread: float | None = None,
+    cluster_factor: float | None = None,
+) -> AcceptanceProfile:
+    """The profile of one draft method at one temperature, from counts.
+
+    `measurements` are rows (mappings, structs or a dict of columns) with draft_method, budget, context, position (1 is
+    the first draft), trials (blocks whose drafts before `position` were all accepted), accepted, temperature, and
+    optionally `sequence`: with it the spread between sequences is estimated and the errors are clustered by sequence.
+
+    Raises:
+        ConfigError: no usable row, or rows of several methods or temperatures.
+    """
+    rows = measurements_from_rows(measurements)
+    methods, temperatures = {row.draft_method for row in rows}, {row.temperature for row in rows}
+    for what, values in (("draft method", methods), ("temperature", temperatures)):
+        if len(values) > 1:
+            raise ConfigError(f"one profile describes one {what}; the measurements hold {sorted(map(str, values))}")
+    fit = fit_law(rows, is_self=draft == "self", spread=spread, cluster_factor=cluster_factor)
+    return AcceptanceProfile(
+        model=model,
+        draft=draft,
+        draft_method=methods.pop(),
+        dataset=dataset,
+        temperature=temperatures.pop(),
+        definition="conditional rate by position, from real speculative blocks",
+        source=source,
+        law=fit.law,
+        error=fit.error,
+        spread=fit.spread,
+        measured_budgets=sorted({row.budget for row in rows}),
+        measured_contexts=sorted({row.context for row in rows}),
+        measured_gamma=max(row.position for row in rows),
+        num_trials=round(sum(row.trials for row in rows)),
+        fit_rms=fit.rms,
+    )
+
+
+def default_profile_names() -> list[str]:
+    return sorted(path.stem for path in PROFILES_DIRECTORY.glob("*.json"))
+
+
+@lru_cache(maxsize=1)
+def _defaults() -> tuple[AcceptanceProfile, ...]:
+    return tuple(load_profile(PROFILES_DIRECTORY / f"{name}.json") for name in default_profile_names())
+
+
+def default_profile(model_name: str, draft_method: str, draft: str = "self") -> AcceptanceProfile | None:
+    """The shipped profile of a target, draft and method; None where none was ever measured ("needs acceptance").
+
+    A profile of another member of the model's family stands in with a wider error, and says so in its source.
+    A self-draft with the full cache and the target's own weights accepts everything, by construction.
+    """
+    if draft == "self" and draft_method == "full":
+        return constant_profile(
+            1.0, model=model_name, draft_method=draft_method, source="exact: the draft is the target"
+        )
+    found = [each for each in _defaults() if each.draft == draft and each.draft_method == draft_method]
+    for profile in found:
+        if profile.model == model_name:
+            return profile
+    for profile in found:
+        if model_name in profile.applies_to:
+            error = profile.error
+            wider = (error.log_rejection**2 + profile.carried_error**2) ** 0.5
+            return msgspec.structs.replace(
+                profile,
+                model=model_name,
+                source=f"measured on {profile.model}, carried over to {model_name}: {profile.source}",
+                error=msgspec.structs.replace(error, log_rejection=wider),
+            )
+    return None
+
+
+def load_profile(path: str | Path) -> AcceptanceProfile:
+    """Reads a profile.
+
+    Raises ConfigError naming the file and the key.
+    """
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=AcceptanceProfile)
+    except OSError as error:
+        raise ConfigError(f"cannot read acceptance profile {path}: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def save_profile(profile: AcceptanceProfile, path: str | Path) -> None:
+    """Writes a profile, whole or not at all.
+
+    Raises StorageError when the file cannot be written.
+    """
+    path = Path(path)
+    text = msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise StorageError(f"cannot write acceptance profile {path}: {error.strerror or error}") from error

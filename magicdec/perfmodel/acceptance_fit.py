@@ -1,0 +1,282 @@
+"""Fits a law of acceptance to counts: maximum likelihood with weak priors; few data give a plain law with wide errors.
+
+The residuals are signed roots of the binomial deviance, so least squares on them is maximum likelihood; the priors are
+further residuals. What the binomial cannot explain (sequences that differ, passages that differ) inflates the errors: by
+the overdispersion of the cells, or, where rows name their sequence, by that of the sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance_law import Array, Law, LawError
+
+PRIORS = {
+    "log_rejection": (math.log(0.2), 3.0, -16.0, 0.0),
+    "budget_exponent": (0.5, 0.5, 0.0, 6.0),
+    "context_exponent": (0.1, 0.2, -3.0, 3.0),
+    "fill_exponent": (1.0, 0.7, 0.0, 6.0),
+    "log_concentration": (math.log(20.0), 1.5, math.log(0.3), math.log(1e4)),
+    "log_drift": (math.log(0.2), 1.5, math.log(1e-3), math.log(10.0)),
+    "log_drift_depth": (math.log(2.0), 0.5, math.log(0.3), math.log(20.0)),
+    "log_floor": (math.log(0.1), 1.5, math.log(1e-4), math.log(0.9)),
+}
+"""Per parameter: prior mean, prior standard deviation, lower and upper bound."""
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """How often drafts at one position were accepted, given that all before them in their block were."""
+
+    draft_method: str
+    budget: float
+    """KV slots; the context's length for a full cache."""
+    context: float
+    position: int
+    trials: float
+    accepted: float
+    temperature: float | None = None
+    sequence: str | int | None = None
+
+    def __post_init__(self) -> None:
+        numbers = (self.budget, self.context, self.trials, self.accepted)
+        if not all(math.isfinite(value) for value in numbers):
+            raise ValueError("budget, context, trials and accepted must be finite numbers")
+        if self.budget < 1 or self.context < 1 or self.position < 1:
+            raise ValueError("budget, context and position must be at least 1")
+        if not 0 <= self.accepted <= self.trials:
+            raise ValueError(f"accepted must be between 0 and trials, not {self.accepted} of {self.trials}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawFit:
+    law: Law
+    error: LawError
+    spread: float
+    rms: float
+
+
+def measurements_from_rows(rows: Any) -> list[Measurement]:
+    """Measurements from structs, mappings, or a mapping of columns; rows without trials are dropped.
+
+    Raises ConfigError naming the row.
+    """
+    if isinstance(rows, Mapping):
+        columns = {str(key): list(value) for key, value in rows.items()}
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    kept: list[Measurement] = []
+    known = set(Measurement.__struct_fields__)
+    for number, row in enumerate(rows, 1):
+        fields = _fields(row, known)
+        if fields.get("budget") is None:
+            fields["budget"] = fields.get("context")
+        try:
+            measurement = msgspec.convert(fields, Measurement, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"acceptance measurement {number}: {error}") from error
+        if measurement.trials > 0:
+            kept.append(measurement)
+    if not kept:
+        raise ConfigError("no acceptance measurement with at least one trial")
+    return kept
+
+
+def _fields(row: Any, known: set[str]) -> dict[str, Any]:
+    items: Iterable[tuple[str, Any]]
+    if isinstance(row, Mapping):
+        items = row.items()
+    else:
+        items = ((name, getattr(row, name)) for name in known if hasattr(row, name))
+    return {key: value.item() if isinstance(value, np.generic) else value for key, value in items if key in known}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cells:
+    """Counts by (budget, context, position), with the reference point about which the law is centred."""
+
+    budget: Array
+    context: Array
+    position: Any
+    trials: Array
+    accepted: Array
+    reference_budget: float
+    reference_context: float
+
+    @property
+    def gamma(self) -> int:
+        return int(self.position.max())
+
+
+def _cells(rows: Sequence[Measurement]) -> _Cells:
+    counts: dict[tuple[float, float, int], list[float]] = {}
+    for row in rows:
+        cell = counts.setdefault((row.budget, row.context, row.position), [0.0, 0.0])
+        cell[0] += row.trials
+        cell[1] += row.accepted
+    keys = np.array(sorted(counts), dtype=np.float64)
+    values = np.array([counts[key] for key in sorted(counts)])
+    sparse = keys[:, 0] < keys[:, 1]
+    weights = values[:, 0] * np.where(sparse, 1.0, 1e-6)
+    return _Cells(
+        budget=keys[:, 0],
+        context=keys[:, 1],
+        position=keys[:, 2].astype(np.int64),
+        trials=values[:, 0],
+        accepted=values[:, 1],
+        reference_budget=float(np.exp(np.average(np.log(keys[:, 0]), weights=weights))),
+        reference_context=float(np.exp(np.average(np.log(keys[:, 1]), weights=weights))),
+    )
+
+
+def _law_of(x: Array, names: list[str], cells: _Cells) -> Law:
+    value = dict(zip(names, x.tolist(), strict=True))
+    fill = value["fill_exponent"]
+    left_out = max(1.0 - cells.reference_budget / cells.reference_context, 1e-3)
+    return Law(
+        rejection=min(math.exp(value["log_rejection"]) * left_out**-fill, 1e3),
+        budget_exponent=value["budget_exponent"],
+        context_exponent=value["context_exponent"],
+        fill_exponent=fill,
+        reference_budget=cells.reference_budget,
+        reference_context=cells.reference_context,
+        floor=math.exp(value["log_floor"]) if "log_floor" in value else 0.0,
+        concentration=math.exp(value["log_concentration"]),
+        drift=math.exp(value["log_drift"]),
+        drift_depth=math.exp(value["log_drift_depth"]),
+    )
+
+
+def _predicted(law: Law, cells: _Cells) -> Array:
+    rates = law.conditional_rates(budget=cells.budget, context=cells.context, gamma_max=cells.gamma)
+    chosen: Array = np.take_along_axis(rates, cells.position[:, None] - 1, axis=1)[:, 0]
+    return np.clip(chosen, 1e-9, 1.0 - 1e-9)
+
+
+def _deviance_residuals(predicted: Array, trials: Array, accepted: Array) -> Array:
+    """Signed roots of 2·(log-likelihood of the observed rate − of the predicted one)."""
+    observed = accepted / trials
+    with np.errstate(divide="ignore", invalid="ignore"):
+        hit = np.where(accepted > 0, accepted * np.log(observed / predicted), 0.0)
+        missed = trials - accepted
+        miss = np.where(missed > 0, missed * np.log((1.0 - observed) / (1.0 - predicted)), 0.0)
+    residuals: Array = np.sign(observed - predicted) * np.sqrt(np.maximum(2.0 * (hit + miss), 0.0))
+    return residuals
+
+
+def fit_law(
+    rows: Sequence[Measurement],
+    *,
+    is_self: bool = True,
+    spread: float | None = None,
+    cluster_factor: float | None = None,
+) -> LawFit:
+    """The law of one method's counts, with errors. `cluster_factor` is the variance inflation when it is known."""
+    cells = _cells(rows)
+    names = [name for name in PRIORS if name != "log_floor" or not is_self]
+    x, covariance = _least_squares(cells, names, inflation=1.0)
+    predicted = _predicted(_law_of(x, names, cells), cells)
+    inflation = _overdispersion(predicted, cells, num_parameters=len(names))
+    if inflation > 1.0:  # the priors' weight against the data's follows from the data's true information
+        x, covariance = _least_squares(cells, names, inflation=inflation)
+        predicted = _predicted(_law_of(x, names, cells), cells)
+    law = _law_of(x, names, cells)
+    between, clustering = _between_sequences(rows, law)
+    clustering = max(clustering if cluster_factor is None else cluster_factor, 1.0)
+    error = _errors(x, names, cells, covariance * max(clustering / max(inflation, 1.0), 1.0))
+    misfit = float(np.average((cells.accepted / cells.trials - predicted) ** 2, weights=cells.trials))
+    return LawFit(law=law, error=error, spread=between if spread is None else spread, rms=math.sqrt(misfit))
+
+
+def _least_squares(cells: _Cells, names: list[str], *, inflation: float) -> tuple[Array, Array]:
+    from scipy.optimize import least_squares
+
+    mean, deviation, low, high = (np.array([PRIORS[name][index] for name in names]) for index in range(4))
+
+    def residuals(x: Array) -> Array:
+        data = _deviance_residuals(_predicted(_law_of(x, names, cells), cells), cells.trials, cells.accepted)
+        return np.concatenate([data / math.sqrt(inflation), (x - mean) / deviation])
+
+    start = mean.copy()
+    overall = 1.0 - (cells.accepted.sum() + 0.5) / (cells.trials.sum() + 1.0)
+    start[0] = np.clip(math.log(max(overall, 1e-6)), low[0] + 1e-6, high[0] - 1e-6)
+    solved = least_squares(residuals, start, bounds=(low, high), max_nfev=200, xtol=1e-8, ftol=1e-8)
+    jacobian = solved.jac
+    return solved.x, np.linalg.pinv(jacobian.T @ jacobian)
+
+
+def _overdispersion(predicted: Array, cells: _Cells, *, num_parameters: int) -> float:
+    """Pearson's chi-square per degree of freedom, at least 1."""
+    if predicted.size <= num_parameters:
+        return 1.0
+    variance = np.maximum(cells.trials * predicted * (1.0 - predicted), 0.05)
+    chi_square = float(np.sum((cells.accepted - cells.trials * predicted) ** 2 / variance))
+    return max(1.0, chi_square / (predicted.size - num_parameters))
+
+
+def _between_sequences(rows: Sequence[Measurement], law: Law) -> tuple[float, float]:
+    """Standard deviation of alpha between sequences, and the variance inflation of totals clustered by sequence."""
+    totals: dict[str | int, Array] = {}
+    gamma = max(row.position for row in rows)
+    for row in rows:
+        if row.sequence is None:
+            continue
+        rate = float(law.conditional_rates(budget=row.budget, context=row.context, gamma_max=gamma)[row.position - 1])
+        first = float(row.position == 1)
+        excess, variance = row.accepted - row.trials * rate, row.trials * rate * (1.0 - rate)
+        entry = np.array([excess, variance, first * excess, first * variance, first * row.trials])
+        totals[row.sequence] = totals.get(row.sequence, np.zeros(5)) + entry
+    if len(totals) < 2:
+        return 0.0, 1.0
+    excess, variance, first_excess, first_variance, trials = np.array(list(totals.values())).T
+    inflation = float(np.sum(excess**2) / max(np.sum(variance), 1e-9)) * len(totals) / (len(totals) - 1)
+    seen = trials > 0
+    if seen.sum() < 2:
+        return 0.0, inflation
+    squares = (first_excess[seen] / trials[seen]) ** 2 - first_variance[seen] / trials[seen] ** 2
+    between = float(np.average(squares, weights=trials[seen])) * seen.sum() / (seen.sum() - 1)
+    return math.sqrt(min(max(between, 0.0), 0.25)), inflation
+
+
+def _errors(x: Array, names: list[str], cells: _Cells, covariance: Array) -> LawError:
+    """Standard errors in the form of LawError, by the delta method about the reference point."""
+    deepest = max(cells.gamma, 2)
+
+    def deviation_of(function: Callable[[Law], float]) -> float:
+        steps = 1e-4 * np.maximum(np.abs(x), 1.0)
+        gradient = np.zeros(x.size)
+        for index in range(x.size):
+            up, down = x.copy(), x.copy()
+            up[index] += steps[index]
+            down[index] -= steps[index]
+            up, down = _clip(up, names), _clip(down, names)
+            width = up[index] - down[index]
+            gradient[index] = (function(_law_of(up, names, cells)) - function(_law_of(down, names, cells))) / width
+        return math.sqrt(max(float(gradient @ covariance @ gradient), 0.0))
+
+    def log_hazard(law: Law, position: int) -> float:
+        rates = law.conditional_rates(
+            budget=cells.reference_budget, context=cells.reference_context, gamma_max=position
+        )
+        return math.log(max(-math.log(max(float(rates[-1]), 1e-12)), 1e-12))
+
+    first = deviation_of(lambda law: log_hazard(law, 1))
+    last = deviation_of(lambda law: log_hazard(law, deepest))
+    by_name = dict(zip(names, np.sqrt(np.diag(covariance)).tolist(), strict=True))
+    return LawError(
+        log_rejection=min(first, 10.0),
+        budget_exponent=min(by_name["budget_exponent"], 10.0),
+        context_exponent=min(by_name["context_exponent"], 10.0),
+        depth=min(math.sqrt(max(last**2 - first**2, 0.0)) / math.log(deepest), 10.0),
+    )
+
+
+def _clip(x: Array, names: list[str]) -> Array:
+    low, high = (np.array([PRIORS[name][index] for name in names]) for index in (2, 3))
+    clipped: Array = np.clip(x, low, high)
+    return clipped
