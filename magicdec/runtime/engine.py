@@ -63,6 +63,7 @@ class Engine:
         self._device_lengths = torch.zeros(batch_size, dtype=torch.long, device=model.device)
         self._pending = torch.zeros(batch_size, dtype=torch.long, device=model.device)
         self._prefill_count = 0
+        self._is_noise = False
 
     @property
     def lengths_B(self) -> Tensor:
@@ -95,6 +96,7 @@ class Engine:
             raise ConfigError(f"{len(prompts)} prompts given for a batch of {self.batch_size}")
         self._check_prompts(prompts)
         self._prefill_count += 1
+        self._is_noise = False
         self.sequence_of_slot = np.arange(self.batch_size)
         self.prompts = [list(prompt) for prompt in prompts]
         for slot, prompt in enumerate(self.prompts):
@@ -121,6 +123,22 @@ class Engine:
             self.model.hidden(part, attention)
         self._lengths[slot] = self._device_lengths[slot] = num_cached
         self._pending[slot] = tokens[-1]
+
+    def fill_with_noise(self, lengths: Sequence[int], *, seed: int = 0) -> None:
+        """Makes the first sequences of the batch active, each with that many tokens of seeded noise cached: for timing,
+        where what is cached does not matter. The noise is drawn on the first call."""
+        if not 1 <= len(lengths) <= self.batch_size or not 1 <= min(lengths) <= max(lengths) <= self.max_len:
+            raise ConfigError(f"noise of {max(lengths, default=0)} tokens in {len(lengths)} sequences does not fit")
+        if not self._is_noise:
+            generator = torch.Generator(device=self.model.device).manual_seed(seed)
+            self.cache.data.uniform_(-1.0, 1.0, generator=generator)
+            self._is_noise = True
+        self._prefill_count += 1
+        self.sequence_of_slot = np.arange(self.batch_size)
+        self.num_active = len(lengths)
+        self._lengths[: len(lengths)] = lengths
+        self._device_lengths.copy_(torch.from_numpy(self._lengths))
+        self._pending.zero_()
 
     def snapshot(self) -> Snapshot:
         """The state to come back to; take it after `prefill`."""
@@ -167,8 +185,10 @@ class Engine:
         last = self.num_active - 1
         if slot != last:
             self.cache.swap(slot, last)
-            exchange = [last, slot]
-            for array in (self._lengths, self.sequence_of_slot, self._device_lengths, self._pending):
-                array[[slot, last]] = array[exchange]
+            there, back = [slot, last], [last, slot]
+            for array in (self._lengths, self.sequence_of_slot):
+                array[there] = array[back]
+            for tensor in (self._device_lengths, self._pending):
+                tensor[there] = tensor[back]
         self.num_active = last
         return last
