@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.memory import Memory
 from magicdec.perfmodel.steps import Setup, StepTerms, draft_kv_tokens, memory_need, step_terms
@@ -38,18 +39,10 @@ def tokens_per_step(rates: Array, gamma: Any) -> tuple[Array, Array]:
 
     `rates` has shape (..., gamma_max); `gamma`, integers up to gamma_max, broadcasts against its leading axes.
     """
-    survival = np.cumprod(np.clip(rates, 0.0, 1.0), axis=-1)
-    start = np.ones((*survival.shape[:-1], 1))
-    reached = np.concatenate([start, survival], axis=-1)
-    expected = np.cumsum(reached, axis=-1)
+    expected = expected_tokens_per_step(rates, gamma)
     gamma = np.asarray(gamma, dtype=np.int64)
-    leading = np.broadcast_shapes(expected.shape[:-1], gamma.shape)
-    index = np.broadcast_to(gamma, leading)[..., None]
-    shape = (*leading, expected.shape[-1])
-    return (
-        np.take_along_axis(np.broadcast_to(expected, shape), index, axis=-1)[..., 0],
-        np.take_along_axis(np.broadcast_to(reached, shape), index, axis=-1)[..., 0],
-    )
+    without_last = expected_tokens_per_step(rates, np.maximum(gamma - 1, 0))
+    return expected, np.where(gamma > 0, expected - without_last, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,4 +147,58 @@ def predict(
         accept_step_s=terms.accept.total_s,
         upkeep_step_s=terms.upkeep.total_s,
         step_s=terms.step_s,
+    )
+
+
+Z_90 = 1.6448536269514722
+"""A normal variable lies within ± this many standard deviations with probability 0.9."""
+
+
+def relative_errors(hw: HardwareProfile, engine: EngineProfile) -> dict[str, float]:
+    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs."""
+    return {
+        "gemm": hw.gemm_curve().fit.relative_error,
+        "attention": hw.attention_curve().fit.relative_error,
+        "elementwise": hw.elementwise_curve().fit.relative_error,
+        "link": hw.allreduce_curve().fit.relative_error,
+        "overhead": engine.relative_error,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """90 % intervals."""
+
+    speedup_low: Array
+    speedup_high: Array
+    tpot_low_s: Array
+    tpot_high_s: Array
+
+
+def interval(prediction: StepPrediction, tokens_relative_error: Any = 0.0) -> Interval:
+    """Intervals from the errors of the calibration and of acceptance, taken as independent and log-normal.
+
+    An error of a kind of term moves the autoregressive step and the speculative one together, so that the speedup feels
+    only the difference of that term's shares:  σ² = Σ_g (σ_g · (share_AR,g − share_SD,g))² + σ_engine² + σ_tokens².
+    """
+    setup, terms = prediction.setup, prediction.terms
+    errors = relative_errors(setup.hardware, setup.engine)
+    alone = terms.autoregressive.group_seconds()
+    step = terms.step_seconds("group")
+    difference: Array = np.asarray(0.0)
+    own: Array = np.asarray(0.0)
+    for group, error in errors.items():
+        share = step[group] / prediction.step_s
+        alone_share = alone[group] / prediction.autoregressive_step_s  # type: ignore[index]  # the keys are the groups
+        difference = difference + (error * (alone_share - share)) ** 2
+        own = own + (error * share) ** 2
+    tokens = np.asarray(tokens_relative_error, dtype=np.float64) ** 2
+    drafts = terms.gamma > 0
+    of_speedup = np.where(drafts, np.sqrt(difference + tokens + setup.engine.speedup_relative_error**2), 0.0)
+    of_tpot = np.sqrt(own + np.where(drafts, tokens, 0.0) + setup.engine.relative_error**2)
+    return Interval(
+        speedup_low=prediction.speedup * np.exp(-Z_90 * of_speedup),
+        speedup_high=prediction.speedup * np.exp(Z_90 * of_speedup),
+        tpot_low_s=prediction.tpot_s * np.exp(-Z_90 * of_tpot),
+        tpot_high_s=prediction.tpot_s * np.exp(Z_90 * of_tpot),
     )

@@ -1,0 +1,135 @@
+"""What a plan says, as one JSON object (docs/plan.md), and the table of the best gamma over batch and context."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from magicdec.perfmodel.candidates import Row
+from magicdec.perfmodel.drafts import DraftOption
+from magicdec.perfmodel.grid import Grid, GridResult, evaluate
+from magicdec.perfmodel.steps import SPARSE_METHODS, Setup
+
+SCHEMA_VERSION = 1
+NUM_BREAK_EVEN_CONTEXTS = 65
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """The answer to a plan request. `document` is the whole of it; the properties are its parts most asked for."""
+
+    document: dict[str, Any]
+
+    @property
+    def candidates(self) -> list[Row]:
+        """Drafted configurations, best first."""
+        rows: list[Row] = self.document["candidates"]
+        return rows
+
+    @property
+    def best(self) -> Row:
+        """The configuration to run; gamma 0 where speculation does not pay."""
+        row: Row = self.document["best"]
+        return row
+
+    @property
+    def autoregressive(self) -> Row:
+        """Autoregressive decoding at the best configuration's device, tp, batch and context."""
+        row: Row = self.document["autoregressive"]
+        return row
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.document
+
+    def to_json(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self.document), indent=2).decode()
+
+    def to_csv(self) -> str:
+        """Autoregressive rows and candidates as one table with a header."""
+        rows = [*self.document["autoregressive_rows"], *self.candidates]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+
+def gamma_table(
+    cases: Sequence[tuple[Setup, DraftOption]],
+    *,
+    tp_size: int,
+    batch_sizes: Sequence[int],
+    context_lens: Sequence[int],
+    gammas: Sequence[int],
+    gen_len: int,
+) -> dict[str, Any]:
+    """The best gamma and its speedup for each batch and context (0 and 1 where speculation does not pay), whether it
+    fits, and the least context from which speculation pays at each batch (None: at none of them)."""
+    shape = (len(batch_sizes), len(context_lens))
+    best = np.ones(shape)
+    gamma = np.zeros(shape, dtype=np.int64)
+    fits = np.ones(shape, dtype=bool)
+    fine = np.geomspace(min(context_lens), max(context_lens), NUM_BREAK_EVEN_CONTEXTS)
+    finest = np.zeros((len(batch_sizes), len(fine)))
+    if any(gammas):
+        for setup, option in cases:
+            speedup, result = _over_contexts(setup, option, tp_size, batch_sizes, context_lens, gammas, gen_len)
+            flat = speedup.reshape(*shape, -1)
+            where = np.argmax(flat, axis=-1)
+            reached = np.take_along_axis(flat, where[..., None], axis=-1)[..., 0]
+            chosen = np.asarray(gammas)[where % len(gammas)]
+            better = reached > best
+            best, gamma = np.where(better, reached, best), np.where(better, chosen, gamma)
+            fit = np.take_along_axis(result.fits.reshape(*shape, -1), where[..., None], axis=-1)[..., 0]
+            fits = np.where(better, fit, fits)
+            dense, _ = _over_contexts(setup, option, tp_size, batch_sizes, fine, gammas, gen_len)
+            finest = np.maximum(finest, dense.reshape(*finest.shape, -1).max(axis=-1))
+    return {
+        "tp_size": tp_size,
+        "batch_sizes": [int(value) for value in batch_sizes],
+        "context_lens": [int(value) for value in context_lens],
+        "gamma": gamma.tolist(),
+        "speedup": best.tolist(),
+        "fits": fits.tolist(),
+        "break_even_context": [_break_even(fine, row) for row in finest],
+    }
+
+
+def _over_contexts(
+    setup: Setup,
+    option: DraftOption,
+    tp_size: int,
+    batch_sizes: Sequence[int],
+    contexts: Iterable[float],
+    gammas: Sequence[int],
+    gen_len: int,
+) -> tuple[Any, GridResult]:
+    grid = Grid(
+        batch_sizes=batch_sizes,
+        context_lens=list(contexts),
+        tp_sizes=(tp_size,),
+        budgets=option.budgets if option.method in SPARSE_METHODS else (0,),
+        gammas=gammas,
+        gen_len=float(gen_len),
+    )
+    result = evaluate(setup, option.acceptance, grid)
+    return np.where(result.valid, result.speedup, 0.0), result
+
+
+def _break_even(contexts: Any, speedups: Any) -> int | None:
+    """The least context with a speedup of 1, by interpolation in log(context)."""
+    pays = np.flatnonzero(speedups >= 1.0)
+    if not len(pays):
+        return None
+    first = int(pays[0])
+    if first == 0:
+        return int(round(contexts[0]))
+    low, high = speedups[first - 1], speedups[first]
+    share = (1.0 - low) / (high - low)
+    return int(round(float(contexts[first - 1] * (contexts[first] / contexts[first - 1]) ** share)))

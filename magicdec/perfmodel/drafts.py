@@ -1,0 +1,127 @@
+"""Which drafts a plan considers, each with its acceptance, or with the reason why it has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from magicdec.errors import ConfigError, unknown_choice
+from magicdec.perfmodel import acceptance as laws
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.steps import SPARSE_METHODS
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import DRAFT_METHODS, SELF, DraftMethod, SpeculationSpec
+
+DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
+SELF_METHODS: tuple[DraftMethod, ...] = ("streamingllm", "snapkv", "topk")
+RATE_BUDGET = 512
+"""The budget that a single acceptance rate is taken to belong to when none is given."""
+NAMED_DRAFTS = (SELF, "none", "ngram", "eagle")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOption:
+    """One draft and method with its budgets (0: the full cache) and its acceptance (None: it needs one)."""
+
+    draft: str
+    method: DraftMethod
+    model: ModelSpec | None
+    budgets: tuple[int, ...]
+    acceptance: AcceptanceProfile | None
+    draft_tp_size: int | None = None
+
+    def speculation(self, *, budget: int | None = None) -> SpeculationSpec:
+        chosen = budget if budget is not None else self.budgets[0]
+        return SpeculationSpec(
+            draft=self.draft,
+            draft_method=self.method,
+            draft_budget=chosen if self.method in SPARSE_METHODS else None,
+            draft_tp_size=self.draft_tp_size,
+        )
+
+
+def draft_options(
+    *,
+    target: ModelSpec,
+    draft: str | None,
+    method: str | None,
+    budgets: tuple[int, ...],
+    context: int,
+    profiles: tuple[AcceptanceProfile, ...],
+    rate: float | None,
+    draft_tp_size: int | None,
+) -> tuple[list[DraftOption], list[dict[str, str]]]:
+    """The drafts to rank, and those that would need a measured acceptance first.
+
+    Raises ConfigError for an unknown draft or method, and for a budget that is not below the context.
+    """
+    if method is not None and method not in DRAFT_METHODS:
+        raise unknown_choice("draft method", method, DRAFT_METHODS)
+    if draft == "none" or method == "none":
+        return [], []
+    usable = _budgets(budgets, context)
+    if rate is not None:
+        draft = draft or (method if method in ("ngram", "eagle") else SELF)
+        usable = usable if budgets else (min(RATE_BUDGET, max(8, context // 2)),)
+    options: list[DraftOption] = []
+    lacking: list[dict[str, str]] = []
+    for name, kind in _pairs(draft, method):
+        model = None if name in NAMED_DRAFTS else load_model_spec(name)
+        law = laws.constant_profile(rate) if rate is not None else _law(target, name, kind, profiles)
+        if law is None:
+            reason = (
+                f"no published acceptance of {name}/{kind} for {target.name}; measure one, or give --acceptance-rate"
+            )
+            lacking.append({"draft": name, "draft_method": kind, "reason": reason})
+            continue
+        options.append(
+            DraftOption(
+                draft=name,
+                method=kind,
+                model=model,
+                budgets=usable if kind in SPARSE_METHODS else (0,),
+                acceptance=law,
+                draft_tp_size=draft_tp_size,
+            )
+        )
+    return options, lacking
+
+
+def _pairs(draft: str | None, method: str | None) -> list[tuple[str, DraftMethod]]:
+    """The (draft, method) pairs that the two options mean; `self` alone means StreamingLLM."""
+    chosen: Any = method
+    if draft is None:
+        if method in ("ngram", "eagle"):
+            return [(str(method), chosen)]
+        if method is not None:
+            return [(SELF, chosen)]
+        return [*((SELF, each) for each in SELF_METHODS), ("ngram", "ngram"), ("eagle", "eagle")]
+    if draft == SELF:
+        return [(SELF, chosen or "streamingllm")]
+    if draft in ("ngram", "eagle"):
+        if method not in (None, draft):
+            raise ConfigError(f"draft {draft} has its own method; leave --draft-method out, not {method}")
+        return [(draft, draft)]  # type: ignore[list-item]  # both are draft methods
+    return [(draft, chosen)] if method else [(draft, "streamingllm"), (draft, "full")]
+
+
+def _law(
+    target: ModelSpec, draft: str, method: DraftMethod, profiles: tuple[AcceptanceProfile, ...]
+) -> AcceptanceProfile | None:
+    """A given profile of this method, else the published default of this target and draft."""
+    for profile in profiles:
+        if profile.draft_method == method:
+            return profile
+    return laws.default_profile(target.name, method, draft=draft)
+
+
+def _budgets(budgets: tuple[int, ...], context: int) -> tuple[int, ...]:
+    for budget in budgets:
+        if budget >= context:
+            raise ConfigError(
+                f"draft budget {budget} must be below the context {context}; for instance {max(8, context // 8)}"
+            )
+    if budgets:
+        return tuple(sorted(set(budgets)))
+    return tuple(budget for budget in DEFAULT_BUDGETS if budget <= context // 2) or (max(1, context // 2),)

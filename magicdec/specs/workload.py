@@ -1,0 +1,99 @@
+"""A distribution of requests: prompt and output lengths with weights, read from a JSON, TOML or CSV file."""
+
+from __future__ import annotations
+
+import csv
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from magicdec.errors import ConfigError
+
+MAX_TOKENS = 2**26
+TAIL = 0.99
+Z_99 = 2.3263478740408408
+"""A normal variable stays below this many standard deviations above its mean with probability 0.99."""
+
+
+class RequestShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of request, and how often it comes relative to the others."""
+
+    prompt_len: int
+    gen_len: int
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("prompt_len", self.prompt_len), ("gen_len", self.gen_len)):
+            if not 1 <= value <= MAX_TOKENS:
+                raise ValueError(f"'{name}' must be between 1 and {MAX_TOKENS}, not {value}")
+        if not (math.isfinite(self.weight) and 0 < self.weight <= 1e12):
+            raise ValueError(f"'weight' must be above 0, not {self.weight!r}")
+
+
+class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A mix of requests.
+
+    A slot of the batch is busy with a request for as many steps as it generates tokens, so that the mean over *time* of
+    what a slot holds weighs each request by its output; memory must hold the tail of what a batch holds together.
+    """
+
+    requests: tuple[RequestShape, ...]
+
+    def __post_init__(self) -> None:
+        if not self.requests:
+            raise ValueError("'requests' must hold at least one request")
+
+    def _mean(self, values: list[float], *, by_time: bool) -> float:
+        weights = [each.weight * (each.gen_len if by_time else 1.0) for each in self.requests]
+        return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+
+    @property
+    def mean_prompt_len(self) -> float:
+        return self._mean([float(each.prompt_len) for each in self.requests], by_time=False)
+
+    @property
+    def mean_gen_len(self) -> float:
+        return self._mean([float(each.gen_len) for each in self.requests], by_time=False)
+
+    @property
+    def mean_kv_len(self) -> float:
+        """Tokens that a busy slot holds, on average over time: the prompt and half of the output."""
+        return self._mean([each.prompt_len + each.gen_len / 2.0 for each in self.requests], by_time=True)
+
+    @property
+    def max_len(self) -> int:
+        return max(each.prompt_len + each.gen_len for each in self.requests)
+
+    def tail_len(self, batch: float) -> float:
+        """Tokens per slot that a batch stays below with probability 0.99, if its slots are independent."""
+        final = [float(each.prompt_len + each.gen_len) for each in self.requests]
+        mean = self._mean(final, by_time=True)
+        variance = self._mean([(value - mean) ** 2 for value in final], by_time=True)
+        return min(float(self.max_len), mean + Z_99 * math.sqrt(variance / max(batch, 1.0)))
+
+
+def load_workload(path: Path) -> WorkloadSpec:
+    """Reads {"requests": [{"prompt_len", "gen_len", "weight"}]} from JSON or TOML, or those columns from CSV.
+
+    Raises ConfigError naming the file and the key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        document: Any
+        if path.suffix == ".toml":
+            document = tomllib.loads(text)
+        elif path.suffix == ".csv":
+            document = {"requests": list(csv.DictReader(text.splitlines()))}
+        else:
+            document = msgspec.json.decode(text)
+        return msgspec.convert(document, WorkloadSpec, strict=path.suffix != ".csv")
+    except OSError as error:
+        raise ConfigError(f"cannot read workload {path}: {error.strerror or error}") from error
+    except msgspec.ValidationError as error:
+        message = str(error).replace("Object missing required field", "missing key")
+        raise ConfigError(f"{path}: {message.replace('Object contains unknown field', 'unknown key')}") from error
+    except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a readable workload: {error}") from error
