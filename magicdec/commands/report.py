@@ -1,0 +1,72 @@
+"""`magicdec report`: records and a plan in, one HTML file and one PDF out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from magicdec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from magicdec.reports.tables import ReportData
+
+SUFFIXES = (".html", ".pdf")
+EPILOG = """Examples:\n
+  magicdec report results.jsonl -o report.html\n
+  magicdec report results.jsonl predicted.jsonl --plan plan.json -o report.html -o report.pdf
+"""
+
+
+def report_command(
+    records: Annotated[
+        list[Path] | None, typer.Argument(help="Record files (JSON lines), measured and predicted.")
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan document (magicdec plan --format json).")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="The hardware profile (TOML), for the roofline's ceilings.")
+    ] = None,
+    output: Annotated[
+        list[Path] | None, typer.Option("--output", "-o", help="report.html, report.pdf, or both.")
+    ] = None,
+    title: Annotated[str, typer.Option(help="Title of the report.")] = "Speculative decoding report",
+) -> None:
+    """Turn records into a self-contained HTML report, a typeset PDF, or both."""
+    from magicdec.reports.files import check_writable
+
+    paths = output or [Path("report.html")]
+    for path in paths:
+        if path.suffix.lower() not in SUFFIXES:
+            raise ConfigError(f"cannot tell the format of '{path}': its name must end in {' or '.join(SUFFIXES)}")
+        check_writable(path)
+    data = load_report_data(records or [], plan, profile, title=title)
+    for path in paths:
+        if path.suffix.lower() == ".html":
+            from magicdec.reports.html import write_html
+
+            write_html(data, path)
+        else:
+            from magicdec.reports.pdf import write_pdf
+
+            write_pdf(data, path)
+        print(path)
+
+
+def load_report_data(records: list[Path], plan: Path | None, profile: Path | None, *, title: str = "") -> ReportData:
+    """Reads what a report is made from. Raises StorageError or ConfigError naming the file."""
+    import shlex
+    import sys
+
+    from magicdec.records import read_many
+    from magicdec.reports.data import load_plan, load_profile
+    from magicdec.reports.tables import ReportData
+
+    return ReportData.from_records(
+        read_many(records),
+        load_plan(plan) if plan is not None else None,
+        profile=load_profile(profile) if profile is not None else None,
+        title=title,
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        sources=[str(path) for path in records],
+    )

@@ -1,0 +1,242 @@
+"""What a report is made from: measured and predicted records, paired, with a plan document and a hardware profile.
+
+Nothing is computed here that a record or a plan does not hold; rows are only selected, paired and ordered.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from magicdec.errors import ConfigError, StorageError
+from magicdec.records import Record
+
+PAIR_FIELDS = (
+    "model", "draft", "draft_method", "draft_budget", "gamma", "tp_size", "batch_size", "context_len", "temperature",
+)  # fmt: skip
+"""Equal values of these pair a measured row with its prediction; hardware, engine, device and seed may differ."""
+
+CANDIDATE_FIELDS = (
+    "draft", "draft_method", "draft_budget", "gamma", "tp_size", "batch_size", "context_len", "autoregressive_step_s",
+    "draft_step_s", "verify_step_s", "accept_step_s", "step_s", "expected_tokens_per_step", "tpot_s", "tokens_per_s",
+    "speedup", "speedup_low", "speedup_high", "bound_by", "memory_bytes_per_gpu", "acceptance_by_position",
+)  # fmt: skip
+PLAN_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One configuration, measured and predicted."""
+
+    measured: Record
+    predicted: Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportData:
+    """The material of one report. Every part may be empty; a figure or table without its data is left out."""
+
+    title: str
+    created_utc: str
+    command: str
+    measured: tuple[Record, ...]
+    predicted: tuple[Record, ...]
+    pairs: tuple[Pair, ...]
+    plan: Mapping[str, Any] | None = None
+    profile: Mapping[str, Any] | None = None
+    sources: tuple[str, ...] = ()
+
+    @classmethod
+    def from_records(
+        cls,
+        records: Iterable[Record],
+        plan: Mapping[str, Any] | None = None,
+        *,
+        profile: Mapping[str, Any] | None = None,
+        title: str = "Speculative decoding report",
+        command: str = "",
+        sources: Iterable[str] = (),
+    ) -> ReportData:
+        """Splits the records by source and pairs them.
+
+        The same configuration measured again replaces the earlier row; of several predictions of one configuration the
+        calibrated one is taken, else the last. Candidates of the plan stand in where no record predicts.
+
+        Raises ConfigError when there is nothing to report.
+        """
+        if plan is not None:
+            check_plan(plan)
+        rows = list(records)
+        measured = _latest(r for r in rows if r.source == "measured")
+        planned = plan_records(plan) if plan is not None else []
+        analytical = [r for r in rows if r.source == "analytical"]
+        calibrated = [r for r in rows if r.source == "calibrated"]
+        by_key = {pair_key(r): r for r in [*planned, *analytical, *calibrated]}
+        pairs = tuple(Pair(measured=r, predicted=by_key[pair_key(r)]) for r in measured if pair_key(r) in by_key)
+        if not measured and not by_key:
+            raise ConfigError("nothing to report: give at least one record (from magicdec run) or a plan document")
+        return cls(
+            title=title,
+            created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=command,
+            measured=measured,
+            predicted=tuple(by_key.values()),
+            pairs=pairs,
+            plan=plan,
+            profile=profile,
+            sources=tuple(sources),
+        )
+
+    @property
+    def speculative_pairs(self) -> tuple[Pair, ...]:
+        return tuple(p for p in self.pairs if is_speculative(p.measured))
+
+    @property
+    def reference(self) -> Record | None:
+        """The configuration the report answers with.
+
+        The plan's best; without a plan, what was predicted to be fastest among the measured (not the measured fastest,
+        which is flattered by noise); else the fastest row there is.
+        """
+        if self.plan is not None and self.plan.get("best"):
+            return candidate_record(self.plan, self.plan["best"])
+        if self.speculative_pairs:
+            return max((p.predicted for p in self.speculative_pairs), key=_speedup)
+        rows = [r for r in (*self.measured, *self.predicted) if is_speculative(r)]
+        return max(rows, key=_speedup) if rows else None
+
+    def find_measured(self, row: Record) -> Record | None:
+        return next((r for r in self.measured if pair_key(r) == pair_key(row)), None)
+
+    def find_predicted(self, row: Record) -> Record | None:
+        return next((r for r in self.predicted if pair_key(r) == pair_key(row)), None)
+
+
+def is_speculative(record: Record) -> bool:
+    return record.gamma > 0 and record.draft_method != "none"
+
+
+def pair_key(record: Record) -> tuple[object, ...]:
+    """Identity for pairing. An autoregressive row has no draft, whatever its other fields say."""
+    key = {name: getattr(record, name) for name in PAIR_FIELDS}
+    if not is_speculative(record):
+        key |= {"draft": "none", "draft_method": "none", "draft_budget": None, "gamma": 0}
+    return tuple(key.values())
+
+
+def siblings(records: Iterable[Record], row: Record, vary: str) -> list[Record]:
+    """Speculative rows that differ from `row` in the field `vary` at most, ordered by it."""
+    names = [name for name in PAIR_FIELDS if name != vary]
+    found = [r for r in records if is_speculative(r) and all(getattr(r, n) == getattr(row, n) for n in names)]
+    return sorted(found, key=lambda r: getattr(r, vary) or 0)
+
+
+def describe(record: Record) -> str:
+    """A configuration in a few words: "StreamingLLM 256, gamma 3"."""
+    if not is_speculative(record):
+        return "autoregressive"
+    budget = f" {record.draft_budget}" if record.draft_budget is not None else ""
+    draft = "" if record.draft in ("self", record.draft_method) else f"{record.draft} "
+    return f"{draft}{method_name(record.draft_method)}{budget}, gamma {record.gamma}"
+
+
+def method_name(method: str) -> str:
+    names = {
+        "streamingllm": "StreamingLLM", "snapkv": "SnapKV", "topk": "top-k", "full": "full KV", "ngram": "n-gram",
+        "eagle": "EAGLE",
+    }  # fmt: skip
+    return names.get(method, method)
+
+
+def _latest(records: Iterable[Record]) -> tuple[Record, ...]:
+    return tuple({r.key: r for r in records}.values())
+
+
+def _speedup(record: Record) -> float:
+    return record.speedup or 0.0
+
+
+# Plan documents ------------------------------------------------------------------------------------------------------
+
+
+def load_plan(path: Path) -> dict[str, Any]:
+    """Reads and checks a plan document.
+
+    Raises:
+        StorageError: the file cannot be read.
+        ConfigError: it is not JSON, or not a plan this version understands.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError(f"cannot read plan {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    try:
+        check_plan(document)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return dict(document)
+
+
+def load_profile(path: Path) -> dict[str, Any]:
+    """Reads a hardware profile as a plain mapping. Raises StorageError or ConfigError naming the file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"cannot read profile {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def check_plan(plan: object) -> None:
+    """Raises ConfigError unless `plan` is a plan document whose candidates are well-formed and finite."""
+    if not isinstance(plan, Mapping) or plan.get("kind") != "plan":
+        raise ConfigError("not a plan document (magicdec plan --format json writes one)")
+    if plan.get("schema_version") != PLAN_SCHEMA_VERSION:
+        raise ConfigError(
+            f"plan schema version {plan.get('schema_version')} (this program reads {PLAN_SCHEMA_VERSION})"
+        )
+    for name in ("model", "best"):
+        if name not in plan:
+            raise ConfigError(f"the plan has no '{name}'")
+    rows = [("best", plan["best"]), *(("candidates", row) for row in plan.get("candidates") or [])]
+    for where, row in rows:
+        if row is None:
+            continue
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"plan {where}: an object was expected, not {row!r}")
+        record = candidate_record(plan, row)
+        for name in ("speedup", "step_s", "autoregressive_step_s", "expected_tokens_per_step"):
+            value = getattr(record, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"plan {where}: {name} is {value}, a positive number was expected")
+        if not 0 <= record.gamma <= 1024 or record.batch_size < 1 or record.context_len < 1:
+            raise ConfigError(f"plan {where}: gamma, batch_size and context_len must be positive whole numbers")
+
+
+def candidate_record(plan: Mapping[str, Any], row: Mapping[str, Any]) -> Record:
+    """A plan's candidate as a predicted record. Raises ConfigError when a value has the wrong type or is missing."""
+    request = plan.get("request") or {}
+    fields = {name: row[name] for name in CANDIDATE_FIELDS if row.get(name) is not None}
+    fields |= {"source": "analytical", "model": plan["model"], "hardware": str(plan.get("hardware") or "")}
+    if isinstance(temperature := request.get("temperature"), int | float):
+        fields["temperature"] = float(temperature)
+    try:
+        return msgspec.convert(fields, Record)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"plan candidate: {error}".replace("`", "'")) from error
+
+
+def plan_records(plan: Mapping[str, Any]) -> list[Record]:
+    """All candidates of a plan as predicted records, the autoregressive one and the best included."""
+    rows = [plan.get("autoregressive"), *(plan.get("candidates") or []), plan.get("best")]
+    return [candidate_record(plan, row) for row in rows if row]

@@ -1,0 +1,359 @@
+"""Figures of what the draft gets right: by position, by budget, and what follows from it for gamma."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from magicdec.records import Record
+from magicdec.reports.data import ReportData, describe, is_speculative, method_name, siblings
+from magicdec.reports.figures.chart import Chart
+from magicdec.reports.style import BLUE, GREY, MARKERS, MUTED, RED, SERIES, Tips, new_figure, plain_ticks
+from magicdec.reports.tables import Column, Table, Value
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NINETY_FIVE_PERCENT = 1.96
+
+
+def wilson(rate: float, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of independent trials."""
+    z2 = NINETY_FIVE_PERCENT**2
+    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = NINETY_FIVE_PERCENT * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
+    return max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half))
+
+
+# By gamma ------------------------------------------------------------------------------------------------------------
+
+
+def speedup_by_gamma(data: ReportData) -> Chart | None:
+    """Tokens per step and speedup against gamma: the predicted curve, and the measured points on it."""
+    reference = _swept_reference(data)
+    if reference is None:
+        return None
+    predicted = siblings(data.predicted, reference, "gamma")
+    measured = siblings(data.measured, reference, "gamma")
+    if len({r.gamma for r in (*predicted, *measured)}) < 2:
+        return None
+    figure, (upper, lower) = new_figure(height=4.3, rows=2, sharex=True)
+    tips = Tips("gamma")
+    _curve(upper, predicted, "expected_tokens_per_step", BLUE)
+    _points(upper, measured, "expected_tokens_per_step", BLUE, tips, "tokens per step")
+    _curve(lower, predicted, "speedup", RED)
+    _points(lower, measured, "speedup", RED, tips, "speedup")
+    lower.axhline(1, color=MUTED, lw=0.9, ls=":")
+    gammas = sorted({r.gamma for r in (*predicted, *measured)})
+    upper.set(ylabel="tokens per step")
+    lower.set(ylabel="speedup (×)", xlabel="γ, tokens drafted per step", xlim=(min(gammas) - 0.4, max(gammas) + 0.4))
+    lower.set_xticks(gammas)
+    _legend(upper, bool(predicted), bool(measured))
+    best = max((r for r in (predicted or measured)), key=lambda r: r.speedup or 0)
+    tokens = f"{best.expected_tokens_per_step:.1f} tokens per step" if best.expected_tokens_per_step else "most"
+    rows = _gamma_rows(gammas, predicted, measured)
+    caption = (
+        f"{_setting(reference)}. Line: predicted"
+        + (", with its 90 % interval" if any(r.speedup_low for r in predicted) else "")
+        + ("; points: measured, with the lowest and highest repetition." if measured else ".")
+    )
+    return Chart(
+        name="gamma",
+        title=f"γ = {best.gamma} pays most: {tokens}, {best.speedup or 0:.2f}× as fast",
+        caption=caption,
+        figure=figure,
+        tips=tips.texts,
+        table=Table(name="gamma-values", title="By γ", columns=_GAMMA_COLUMNS, rows=rows),
+    )
+
+
+_GAMMA_COLUMNS = (
+    Column(name="gamma", title="γ", kind="integer"),
+    Column(name="tokens_predicted", title="Tokens/step predicted", kind="number"),
+    Column(name="tokens_measured", title="measured", kind="number"),
+    Column(name="step_predicted", title="Step predicted", kind="seconds"),
+    Column(name="step_measured", title="measured", kind="seconds"),
+    Column(name="speedup_predicted", title="Speedup predicted", kind="ratio"),
+    Column(name="speedup_measured", title="measured", kind="ratio"),
+)
+
+
+def _gamma_rows(
+    gammas: Sequence[int], predicted: Sequence[Record], measured: Sequence[Record]
+) -> tuple[tuple[Value, ...], ...]:
+    rows = []
+    for gamma in gammas:
+        guess = next((r for r in predicted if r.gamma == gamma), None)
+        real = next((r for r in measured if r.gamma == gamma), None)
+        row: list[Value] = [gamma]
+        for field in ("expected_tokens_per_step", "step_s", "speedup"):
+            row += [getattr(guess, field, None), getattr(real, field, None)]
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def _swept_reference(data: ReportData) -> Record | None:
+    """The report's reference where several gammas are known for it, else the configuration with the most of them."""
+    rows = [r for r in (*data.measured, *data.predicted) if is_speculative(r)]
+    if not rows:
+        return None
+
+    def width(row: Record) -> tuple[int, int]:
+        measured, predicted = (len(siblings(rs, row, "gamma")) for rs in (data.measured, data.predicted))
+        return measured, predicted
+
+    reference = data.reference
+    if reference is not None and is_speculative(reference) and (width(reference)[0] > 1 or width(reference)[1] > 2):
+        return reference
+    return max(rows, key=width)
+
+
+def _curve(axes: Axes, rows: Sequence[Record], field: str, colour: str) -> None:
+    points = [(r.gamma, getattr(r, field), r) for r in rows if getattr(r, field) is not None]
+    if not points:
+        return
+    x, y, kept = zip(*points, strict=True)
+    axes.plot(x, y, color=colour)
+    if field == "speedup" and all(r.speedup_low is not None and r.speedup_high is not None for r in kept):
+        axes.fill_between(
+            x, [r.speedup_low for r in kept], [r.speedup_high for r in kept], color=colour, alpha=0.15, lw=0
+        )
+
+
+def _points(axes: Axes, rows: Sequence[Record], field: str, colour: str, tips: Tips, what: str) -> None:
+    for row in rows:
+        value = getattr(row, field)
+        if value is None:
+            continue
+        if field == "speedup" and row.speedup_low is not None and row.speedup_high is not None:
+            spread = [[max(value - row.speedup_low, 0)], [max(row.speedup_high - value, 0)]]
+            axes.errorbar(row.gamma, value, yerr=spread, fmt="none", ecolor=colour, lw=1)
+        (mark,) = axes.plot(row.gamma, value, "o", color=colour, mec="white", mew=0.6)
+        tips.add(mark, f"γ = {row.gamma}: {what} {value:.2f}, measured")
+
+
+def _legend(axes: Axes, predicted: bool, measured: bool) -> None:
+    if predicted and measured:
+        axes.plot([], [], color=GREY, label="predicted")
+        axes.plot([], [], "o", color=GREY, label="measured")
+        axes.legend(loc="upper left", ncols=2)
+
+
+def _setting(record: Record) -> str:
+    budget = f" with a budget of {record.draft_budget}" if record.draft_budget is not None else ""
+    draft = "self-speculation, " if record.draft == "self" else ""
+    return (
+        f"{record.model}, batch {record.batch_size}, context {record.context_len}: "
+        f"{draft}{method_name(record.draft_method)}{budget}, temperature {record.temperature:g}"
+    )
+
+
+# By position ---------------------------------------------------------------------------------------------------------
+
+
+def acceptance_by_position(data: ReportData) -> Chart | None:
+    """Rate of acceptance at each position, given that all before were accepted; and how many a step accepts."""
+    rows = [r for r in data.measured if r.acceptance_by_position and is_speculative(r)]
+    if not rows:
+        return None
+    chosen = _deepest_per_method(rows, data.reference)
+    histograms = [r for r in chosen if r.acceptance_histogram and sum(r.acceptance_histogram)]
+    figure, axes = new_figure(height=4.3 if histograms else 2.7, rows=2 if histograms else 1)
+    tips = Tips("positions")
+    table: list[tuple[Value, ...]] = []
+    for i, row in enumerate(chosen):
+        table += _position_series(axes[0], row, data.find_predicted(row), i, tips)
+    axes[0].set(ylabel="acceptance rate", xlabel="position in the drafted block")
+    axes[0].set_xticks(range(1, max(r.gamma for r in chosen) + 1))
+    axes[0].set_ylim(top=1.02)
+    axes[0].legend(loc="best")
+    if histograms:
+        _histogram(axes[1], histograms, tips)
+    first = chosen[0].acceptance_by_position or [0.0]
+    columns = (
+        Column(name="configuration", title="Configuration"),
+        Column(name="position", title="Position", kind="integer"),
+        Column(name="rate", title="Measured", kind="percent"),
+        Column(name="low", title="95 % from", kind="percent"),
+        Column(name="high", title="to", kind="percent"),
+        Column(name="trials", title="Trials", kind="integer"),
+        Column(name="predicted", title="Predicted", kind="percent"),
+    )
+    return Chart(
+        name="positions",
+        title=_position_title(chosen[0].gamma, first),
+        caption=(
+            "Rate at which a drafted token is accepted, given that all before it in its block were. Bars: 95 % binomial "
+            "intervals (blocks of one sequence resemble each other, so the true ones are wider). Dashed: predicted."
+            + (" Below: share of steps by number of accepted tokens." if histograms else "")
+        ),
+        figure=figure,
+        tips=tips.texts,
+        table=Table(name="positions", title="Acceptance by position", columns=columns, rows=tuple(table)),
+    )
+
+
+def _position_title(gamma: int, rates: Sequence[float]) -> str:
+    if len(rates) < 2 or gamma < 2:
+        return f"{100 * rates[0]:.0f} % of first drafted tokens are accepted"
+    change = rates[-1] - rates[0]
+    trend = (
+        "stays level with depth" if abs(change) < 0.03 else ("rises with depth" if change > 0 else "falls with depth")
+    )
+    return (
+        f"Acceptance {trend}: {100 * rates[0]:.0f} % at the first position, {100 * rates[-1]:.0f} % at position {gamma}"
+    )
+
+
+def _deepest_per_method(rows: Sequence[Record], reference: Record | None) -> list[Record]:
+    """For each draft the measured row with the most positions, nearest to the reference's setting."""
+    found: dict[tuple[str, str], Record] = {}
+
+    def nearness(row: Record) -> tuple[bool, bool, int, float]:
+        same = reference is not None and (row.batch_size, row.context_len) == (
+            reference.batch_size,
+            reference.context_len,
+        )
+        budget = reference is not None and row.draft_budget == reference.draft_budget
+        return same, budget, row.gamma, sum(row.acceptance_trials_by_position or [0])
+
+    for row in rows:
+        key = (row.draft, row.draft_method)
+        if key not in found or nearness(row) > nearness(found[key]):
+            found[key] = row
+    first = (reference.draft, reference.draft_method) if reference is not None else None
+    return sorted(found.values(), key=lambda r: ((r.draft, r.draft_method) != first, r.draft_method))[:4]
+
+
+def _position_series(axes: Axes, row: Record, guess: Record | None, index: int, tips: Tips) -> list[tuple[Value, ...]]:
+    rates = row.acceptance_by_position or []
+    trials: Sequence[int | None] = row.acceptance_trials_by_position or [None] * len(rates)
+    predicted: Sequence[float | None] = guess.acceptance_by_position or [] if guess is not None else []
+    colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
+    offset = 0.06 * index
+    seen = [(i, r, n) for i, (r, n) in enumerate(zip(rates, trials, strict=False), 1) if n != 0]
+    axes.plot([i + offset for i, _, _ in seen], [r for _, r, _ in seen], color=colour, lw=1, alpha=0.5)
+    table: list[tuple[Value, ...]] = []
+    for i, rate, count in seen:
+        low = high = None
+        if count:
+            low, high = wilson(rate, count)
+            axes.errorbar(i + offset, rate, yerr=[[rate - low], [high - rate]], fmt="none", ecolor=colour, lw=1)
+        (mark,) = axes.plot(i + offset, rate, marker, color=colour, mec="white", mew=0.6)
+        tips.add(mark, f"{describe(row)}, position {i}: {100 * rate:.1f} %" + (f" of {count}" if count else ""))
+        table.append((describe(row), i, rate, low, high, count, predicted[i - 1] if i <= len(predicted) else None))
+    if predicted:
+        axes.plot(range(1, len(predicted) + 1), list(predicted), color=colour, ls="--", lw=1.2)
+    axes.plot([], [], marker, color=colour, label=describe(row))
+    return table
+
+
+def _histogram(axes: Axes, rows: Sequence[Record], tips: Tips) -> None:
+    width = 0.8 / len(rows)
+    for i, row in enumerate(rows):
+        counts = row.acceptance_histogram or []
+        total = sum(counts)
+        for accepted, count in enumerate(counts):
+            position = accepted + (i - (len(rows) - 1) / 2) * width
+            (bar,) = axes.bar(position, 100 * count / total, width * 0.92, color=SERIES[i % len(SERIES)], lw=0)
+            tips.add(bar, f"{describe(row)}: {accepted} accepted in {100 * count / total:.1f} % of {total} steps")
+    axes.set(ylabel="share of steps (%)", xlabel="tokens accepted in a step")
+    axes.set_xticks(range(max(len(r.acceptance_histogram or []) for r in rows)))
+    axes.grid(visible=False, axis="x")
+
+
+# By budget -----------------------------------------------------------------------------------------------------------
+
+
+def acceptance_by_budget(data: ReportData) -> Chart | None:
+    """Acceptance at the first position against the draft's budget; all gammas of one budget pooled."""
+    pooled: dict[tuple[str, int], dict[int, tuple[float, float]]] = defaultdict(dict)
+    for row in data.measured:
+        if not (
+            is_speculative(row) and row.draft_budget and row.acceptance_by_position and not row.simulated_acceptance
+        ):
+            continue
+        trials = (row.acceptance_trials_by_position or [0])[0]
+        series = pooled[row.draft_method, row.context_len]
+        accepted, tried = series.get(row.draft_budget, (0.0, 0.0))
+        series[row.draft_budget] = (accepted + trials * row.acceptance_by_position[0], tried + trials)
+    series = {k: v for k, v in sorted(pooled.items()) if len(v) > 1 and all(n for _, n in v.values())}
+    if not series:
+        return None
+    deepest = {m: max(c for method, c in series if method == m) for m, _ in series}
+    figure, (axes,) = new_figure(height=3.2)
+    tips = Tips("budget")
+    table: list[tuple[Value, ...]] = []
+    for i, (method, context) in enumerate(sorted(deepest.items())):
+        table += _budget_series(axes, (method, context), series[method, context], data, i, tips)
+    axes.set_xscale("log", base=2)
+    budgets = sorted({b for m, c in deepest.items() for b in series[m, c]})
+    plain_ticks(axes.xaxis, budgets)
+    axes.set(xlabel="draft budget (KV slots read per step)", ylabel="acceptance, first position")
+    axes.legend(loc="lower right")
+    columns = (
+        Column(name="method", title="Draft"),
+        Column(name="context_len", title="Context", kind="integer"),
+        Column(name="draft_budget", title="Budget", kind="integer"),
+        Column(name="rate", title="Measured", kind="percent"),
+        Column(name="low", title="95 % from", kind="percent"),
+        Column(name="high", title="to", kind="percent"),
+        Column(name="trials", title="Trials", kind="integer"),
+    )
+    return Chart(
+        name="budget",
+        title=_budget_title(series, deepest),
+        caption=(
+            "Share of first drafted tokens accepted, all γ of a budget pooled, with 95 % binomial bands. Dashed: "
+            "predicted. Every draft reads the same number of KV slots per step at one budget."
+        ),
+        figure=figure,
+        tips=tips.texts,
+        table=Table(name="budget", title="Acceptance by budget", columns=columns, rows=tuple(table)),
+    )
+
+
+def _budget_title(series: dict[tuple[str, int], dict[int, tuple[float, float]]], deepest: dict[str, int]) -> str:
+    rates = {m: {b: a / n for b, (a, n) in series[m, c].items()} for m, c in deepest.items()}
+    if len(rates) > 1:
+        shared = set.intersection(*(set(r) for r in rates.values()))
+        if shared:
+            budget = max(shared)
+            best = max(rates, key=lambda m: rates[m][budget])
+            return f"At a budget of {budget}, {method_name(best)} is accepted most: {100 * rates[best][budget]:.0f} %"
+    method, values = next(iter(rates.items()))
+    small, large = min(values), max(values)
+    return (
+        f"{method_name(method)}: a budget of {large} lifts acceptance to {100 * values[large]:.0f} % "
+        f"from {100 * values[small]:.0f} % at {small}"
+    )
+
+
+def _budget_series(
+    axes: Axes, key: tuple[str, int], values: dict[int, tuple[float, float]], data: ReportData, index: int, tips: Tips
+) -> list[tuple[Value, ...]]:
+    method, context = key
+    colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
+    budgets = sorted(values)
+    rates = [values[b][0] / values[b][1] for b in budgets]
+    bands = [wilson(r, int(values[b][1])) for b, r in zip(budgets, rates, strict=True)]
+    axes.fill_between(budgets, [b[0] for b in bands], [b[1] for b in bands], color=colour, alpha=0.18, lw=0)
+    axes.plot(budgets, rates, color=colour)
+    table: list[tuple[Value, ...]] = []
+    for budget, rate, (low, high) in zip(budgets, rates, bands, strict=True):
+        (mark,) = axes.plot(budget, rate, marker, color=colour, mec="white", mew=0.6)
+        trials = int(values[budget][1])
+        tips.add(mark, f"{method_name(method)}, budget {budget}: {100 * rate:.1f} % of {trials}")
+        table.append((method_name(method), context, budget, rate, low, high, trials))
+    guesses = {
+        r.draft_budget: r.acceptance_by_position[0]
+        for r in data.predicted
+        if r.draft_method == method and r.context_len == context and r.draft_budget and r.acceptance_by_position
+    }
+    if len(guesses) > 1:
+        x = sorted(guesses)
+        axes.plot(x, [guesses[b] for b in x], color=colour, ls="--", lw=1.2)
+    axes.plot([], [], marker, color=colour, ls="-", label=f"{method_name(method)}, context {context}")
+    return table

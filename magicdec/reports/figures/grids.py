@@ -1,0 +1,229 @@
+"""Figures over many operating points: where speculation pays, and what throughput costs in latency."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from magicdec.records import Record
+from magicdec.reports.data import ReportData, describe, is_speculative
+from magicdec.reports.figures.chart import Chart
+from magicdec.reports.style import GREY, INK, RED, Tips, new_figure, thousands
+from magicdec.reports.tables import Column, Table, Value
+from magicdec.units import MILLI, format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LOSS, NEUTRAL, GAIN = "#c9500b", "#f4f2ee", "#0069a9"
+CELL_INK, CELL_PAPER = "#15181b", "#fffffe"
+Cell = tuple[float, int]
+
+
+def speedup_heatmap(data: ReportData) -> Chart | None:
+    """Best predicted speedup by batch and context, with the gamma that reaches it and the line of break-even."""
+    grid = _planned_grid(data) or _record_grid(data)
+    if grid is None:
+        return None
+    batches, contexts, cells, predicted = grid
+    figure, (axes,) = new_figure(height=1.3 + 0.38 * len(batches))
+    tips = Tips("heatmap")
+    rows: list[tuple[Value, ...]] = []
+    reach = max(abs(math.log(s)) for s, _ in cells.values()) or 0.01
+    for (b, c), (speedup, gamma) in cells.items():
+        rows.append((batches[b], contexts[c], speedup, gamma))
+        _draw_cell(axes, b, c, (speedup, gamma), max(reach, math.log(1.25)), tips, (batches[b], contexts[c]))
+    _break_even(axes, cells, len(batches), len(contexts))
+    axes.set_xticks(range(len(contexts)), labels=[thousands(c) for c in contexts])
+    axes.set_yticks(range(len(batches)), labels=[str(b) for b in batches])
+    axes.set(xlabel="context length (tokens)", ylabel="batch size", xlim=(-0.5, len(contexts) - 0.5))
+    axes.set_ylim(-0.5, len(batches) - 0.5)
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    columns = (
+        Column(name="batch_size", title="Batch", kind="integer"),
+        Column(name="context_len", title="Context", kind="integer"),
+        Column(name="speedup", title="Speedup", kind="ratio"),
+        Column(name="gamma", title="γ", kind="integer"),
+    )
+    word = "Predicted" if predicted else "Measured"
+    caption = (
+        f"{word} speedup of the best γ (in small print) over autoregressive decoding at the same batch. Blue gains, "
+        "orange loses; the heavy line is break-even."
+    )
+    return Chart(
+        name="heatmap",
+        title=_heatmap_title(batches, contexts, cells),
+        caption=caption,
+        figure=figure,
+        tips=tips.texts,
+        table=Table(name="heatmap", title="Speedup by batch and context", columns=columns, rows=tuple(rows)),
+        wide=len(contexts) > 7,
+    )
+
+
+Grid = tuple[list[int], list[int], dict[tuple[int, int], Cell], bool]
+
+
+def _planned_grid(data: ReportData) -> Grid | None:
+    table: Mapping[str, Any] | None = (data.plan or {}).get("gamma_table")
+    if not table or not table.get("speedup"):
+        return None
+    batches, contexts = list(table["batch_sizes"]), list(table["context_lens"])
+    cells = {
+        (b, c): (float(table["speedup"][b][c]), int(table["gamma"][b][c]))
+        for b in range(len(batches))
+        for c in range(len(contexts))
+        if table["speedup"][b][c]
+    }
+    return (batches, contexts, cells, True) if len(cells) > 1 else None
+
+
+def _record_grid(data: ReportData) -> Grid | None:
+    """The best speedup of each batch and context among the records: predicted where there are any, else measured."""
+    for rows, predicted in ((data.predicted, True), (data.measured, False)):
+        best: dict[tuple[int, int], Cell] = {}
+        for row in rows:
+            if is_speculative(row) and row.speedup:
+                place = (row.batch_size, row.context_len)
+                best[place] = max(best.get(place, (0.0, 0)), (row.speedup, row.gamma))
+        batches, contexts = sorted({b for b, _ in best}), sorted({c for _, c in best})
+        if len(best) >= 4 and len(batches) > 1 and len(contexts) > 1:
+            cells = {(batches.index(b), contexts.index(c)): cell for (b, c), cell in best.items()}
+            return batches, contexts, cells, predicted
+    return None
+
+
+def _draw_cell(axes: Axes, b: int, c: int, cell: Cell, reach: float, tips: Tips, place: tuple[int, int]) -> None:
+    from matplotlib.colors import LinearSegmentedColormap, to_hex
+    from matplotlib.patches import Rectangle
+
+    speedup, gamma = cell
+    depth = math.log(speedup) / reach
+    colour = LinearSegmentedColormap.from_list("speedup", [LOSS, NEUTRAL, GAIN])((depth + 1) / 2)
+    patch = axes.add_patch(Rectangle((c - 0.48, b - 0.46), 0.96, 0.92, facecolor=to_hex(colour), lw=0))
+    setting = f"γ = {gamma}" if gamma else "leave speculation off"
+    tips.add(patch, f"batch {place[0]}, context {place[1]}: {speedup:.2f}×, {setting}")
+    dark = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] < 0.55
+    ink = CELL_PAPER if dark else CELL_INK
+    axes.text(c, b + 0.1, f"{speedup:.2f}×", ha="center", va="center", color=ink, fontsize=8.5)
+    axes.text(c, b - 0.24, f"γ {gamma}" if gamma else "off", ha="center", va="center", color=ink, fontsize=6.5)
+
+
+def _break_even(axes: Axes, cells: Mapping[tuple[int, int], Cell], num_rows: int, num_columns: int) -> None:
+    """A line along the cells' edges between those that gain and those that do not."""
+
+    def pays(b: int, c: int) -> bool | None:
+        cell = cells.get((b, c))
+        return None if cell is None else cell[0] > 1.0 and cell[1] > 0
+
+    for b in range(num_rows):
+        for c in range(num_columns):
+            here = pays(b, c)
+            right, above = pays(b, c + 1), pays(b + 1, c)
+            if None not in (here, right) and here != right:
+                axes.plot([c + 0.5, c + 0.5], [b - 0.5, b + 0.5], color=INK, lw=2.4, solid_capstyle="projecting")
+            if None not in (here, above) and here != above:
+                axes.plot([c - 0.5, c + 0.5], [b + 0.5, b + 0.5], color=INK, lw=2.4, solid_capstyle="projecting")
+
+
+def _heatmap_title(batches: Sequence[int], contexts: Sequence[int], cells: Mapping[tuple[int, int], Cell]) -> str:
+    place, (speedup, gamma) = max(cells.items(), key=lambda item: item[1][0])
+    if speedup <= 1 or gamma == 0:
+        return "Speculation pays nowhere on this grid"
+    losses = sum(s <= 1 or g == 0 for s, g in cells.values())
+    best = f"{speedup:.2f}× at batch {batches[place[0]]} and context {thousands(contexts[place[1]])}"
+    if not losses:
+        return f"Speculation pays everywhere on this grid, up to {best}"
+    return f"Speculation pays in {len(cells) - losses} of {len(cells)} settings, up to {best}"
+
+
+# Throughput and latency ----------------------------------------------------------------------------------------------
+
+
+def throughput_latency(data: ReportData) -> Chart | None:
+    """Tokens per second against the time between tokens; the frontier of each way to decode."""
+    rows = data.measured if len(_batches(data.measured)) >= 2 else data.predicted
+    baselines = _frontier([_point(r) for r in rows if not is_speculative(r)] + _implied_baselines(rows))
+    spec = _frontier([_point(r) for r in rows if is_speculative(r)])
+    if len(spec) < 2 or len({p[2].batch_size for p in (*spec, *baselines)}) < 2:
+        return None
+    figure, (axes,) = new_figure(height=3.4)
+    tips = Tips("pareto")
+    table: list[tuple[Value, ...]] = []
+    for points, colour, marker, name in ((baselines, GREY, "s", "autoregressive"), (spec, RED, "o", "speculative")):
+        if not points:
+            continue
+        axes.plot([p[0] / MILLI for p in points], [p[1] for p in points], color=colour, lw=1.4)
+        for latency, rate, row in points:
+            (mark,) = axes.plot(latency / MILLI, rate, marker, color=colour, mec="white", mew=0.5)
+            what = describe(row) if name == "speculative" else name
+            tips.add(mark, f"batch {row.batch_size}, context {row.context_len}, {what}: {rate:.0f} tokens/s, "
+                           f"{format_seconds(latency)} per token")  # fmt: skip
+            table.append((name, row.batch_size, row.context_len, describe(row), rate, latency))
+        latency, rate, row = points[-1]
+        axes.annotate(f"batch {row.batch_size}", (latency / MILLI, rate), xytext=(5, 5), textcoords="offset points",
+                      fontsize=7.5, color=colour)  # fmt: skip
+        axes.plot([], [], marker, color=colour, ls="-", label=name)
+    axes.set(xlabel="time per token and sequence (ms)", ylabel="tokens/s per device")
+    axes.margins(0.12)
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="best")
+    columns = (
+        Column(name="decoding", title="Decoding"),
+        Column(name="batch_size", title="Batch", kind="integer"),
+        Column(name="context_len", title="Context", kind="integer"),
+        Column(name="configuration", title="Configuration"),
+        Column(name="tokens_per_s", title="Tokens/s per device", kind="rate"),
+        Column(name="tpot_s", title="Time per token", kind="seconds"),
+    )
+    word = "Measured" if rows is data.measured else "Predicted"
+    return Chart(
+        name="pareto",
+        title=_pareto_title(baselines, spec),
+        caption=f"{word}. Only points that no other point of the same line beats in both. Up and to the left is better.",
+        figure=figure,
+        tips=tips.texts,
+        table=Table(name="pareto", title="Throughput and latency", columns=columns, rows=tuple(table)),
+    )
+
+
+Point = tuple[float, float, Record]
+
+
+def _batches(rows: Sequence[Record]) -> set[int]:
+    return {r.batch_size for r in rows if is_speculative(r)}
+
+
+def _point(row: Record) -> Point:
+    return row.tpot_s or 0.0, (row.tokens_per_s or 0.0) / row.tp_size, row
+
+
+def _implied_baselines(rows: Sequence[Record]) -> list[Point]:
+    """Autoregressive points that speculative rows carry with them."""
+    return [
+        (r.autoregressive_step_s, r.batch_size / r.autoregressive_step_s / r.tp_size, r)
+        for r in rows
+        if is_speculative(r) and r.autoregressive_step_s
+    ]
+
+
+def _frontier(points: Sequence[Point]) -> list[Point]:
+    """Points that none other beats in both latency and throughput, fastest first."""
+    kept: list[Point] = []
+    for point in sorted((p for p in points if p[0] > 0 and p[1] > 0), key=lambda p: (p[0], -p[1])):
+        if not kept or point[1] > kept[-1][1] * 1.001:
+            kept.append(point)
+    return kept
+
+
+def _pareto_title(baselines: Sequence[Point], spec: Sequence[Point]) -> str:
+    if not baselines:
+        return f"Up to {spec[-1][1]:.0f} tokens/s per device"
+    gain = spec[-1][1] / baselines[-1][1]
+    if gain > 1:
+        return f"Speculation lifts the highest throughput by {gain - 1:.0%}, to {spec[-1][1]:.0f} tokens/s per device"
+    return f"Autoregressive decoding reaches the highest throughput, {baselines[-1][1]:.0f} tokens/s per device"

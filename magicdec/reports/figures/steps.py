@@ -1,0 +1,301 @@
+"""Figures of where a step's time and a device's memory go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from magicdec.records import Record
+from magicdec.reports.data import ReportData, is_speculative
+from magicdec.reports.figures.chart import Chart
+from magicdec.reports.style import (
+    BLUE, GREEN, GREY, INK, LIMIT_COLOURS, LIMIT_NAMES, MARKERS, MUTED, OCHRE, PHASE_COLOURS, PURPLE, RED, Tips,
+    new_figure,
+)  # fmt: skip
+from magicdec.reports.tables import Column, Table, Value
+from magicdec.units import GIGA, MILLI, TERA, format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Bar = tuple[str, dict[str, float]]
+
+
+# Phases --------------------------------------------------------------------------------------------------------------
+
+
+def step_phases(data: ReportData) -> Chart | None:
+    """Time per emitted token, autoregressive against speculative, split into draft, verify and accept."""
+    reference = _with_phases(data)
+    if reference is None:
+        return None
+    bars: list[Bar] = []
+    for word, rows in (("measured", data.measured), ("predicted", data.predicted)):
+        row = next((r for r in rows if _same(r, reference)), None)
+        if row is None or row.autoregressive_step_s is None or _phases(row) is None:
+            continue
+        bars.append((f"autoregressive\n{word}", {"autoregressive": row.autoregressive_step_s}))
+        bars.append((f"speculative\n{word}", _phases(row) or {}))
+    if not bars:
+        return None
+    figure, (axes,) = new_figure(height=1.15 + 0.5 * len(bars))
+    tips = Tips("phases")
+    table = _stack(axes, bars, PHASE_COLOURS, tips)
+    axes.set(xlabel="time per token and sequence (ms)")
+    _key(axes, [p for p in PHASE_COLOURS if any(p in parts for _, parts in bars)], PHASE_COLOURS)
+    ar, spec = sum(bars[0][1].values()), sum(bars[1][1].values())
+    share = bars[1][1].get("verify", 0.0) / spec
+    tokens = reference.expected_tokens_per_step or 1.0
+    return Chart(
+        name="phases",
+        title=f"A token takes {format_seconds(spec)} instead of {format_seconds(ar)}; verification is {share:.0%} of it",
+        caption=(
+            f"A speculative step of γ = {reference.gamma} drafts {reference.gamma} tokens, verifies them in one pass and "
+            f"emits {tokens:.2f} tokens; its time is divided by these. Batch {reference.batch_size}, context "
+            f"{reference.context_len}. Measured phases are timed apart, with fences that the full step does not have."
+        ),
+        figure=figure,
+        tips=tips.texts,
+        table=_stack_table("phases", "Time per token by phase", table),
+    )
+
+
+def _with_phases(data: ReportData) -> Record | None:
+    """The reference's row, or else the fastest measured one, for which the phases are known."""
+    reference = data.reference
+    rows = [r for r in (*data.measured, *data.predicted) if is_speculative(r) and _phases(r) is not None]
+    matching = [r for r in rows if reference is not None and _same(r, reference)]
+    return matching[0] if matching else max(rows, key=lambda r: r.speedup or 0, default=None)
+
+
+def _same(row: Record, other: Record) -> bool:
+    from magicdec.reports.data import pair_key
+
+    return pair_key(row) == pair_key(other)
+
+
+def _phases(row: Record) -> dict[str, float] | None:
+    """Seconds per emitted token by phase; what the phases leave of the step is "other"."""
+    tokens, step = row.expected_tokens_per_step, row.step_s
+    if not tokens or step is None or row.draft_step_s is None or row.verify_step_s is None:
+        return None
+    parts = {"draft": row.gamma * row.draft_step_s, "verify": row.verify_step_s, "accept": row.accept_step_s or 0.0}
+    parts["other"] = max(step - sum(parts.values()), 0.0)
+    return {name: value / tokens for name, value in parts.items() if value > 0}
+
+
+def _stack(axes: Axes, bars: Sequence[Bar], colours: Mapping[str, str], tips: Tips) -> list[tuple[Value, ...]]:
+    """Stacked horizontal bars in milliseconds, with the total at the end of each."""
+    table: list[tuple[Value, ...]] = []
+    longest = max(sum(parts.values()) for _, parts in bars)
+    for i, (label, parts) in enumerate(bars):
+        left = 0.0
+        for name in [n for n in colours if n in parts]:
+            value = parts[name]
+            (bar,) = axes.barh(i, value / MILLI, left=left / MILLI, height=0.62, color=colours[name], lw=0)
+            tips.add(bar, f"{label.replace(chr(10), ', ')}: {name} {format_seconds(value)}")
+            if value > 0.11 * longest:
+                axes.text((left + value / 2) / MILLI, i, format_seconds(value), ha="center", va="center",
+                          color="#ffffff", fontsize=7.5)  # fmt: skip
+            table.append((label.replace("\n", ", "), name, value))
+            left += value
+        axes.text((left + 0.015 * longest) / MILLI, i, format_seconds(left), va="center", fontweight="bold", fontsize=8)
+    axes.set_yticks(range(len(bars)), labels=[label for label, _ in bars])
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_xlim(0, 1.17 * longest / MILLI)
+    axes.grid(visible=False, axis="y")
+    return table
+
+
+def _key(axes: Axes, names: Sequence[str], colours: Mapping[str, str], titles: Mapping[str, str] | None = None) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colours[name], label=(titles or {}).get(name, name)) for name in names]
+    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=min(len(names), 3),
+                handlelength=1, handleheight=1, columnspacing=1, borderaxespad=0.2)  # fmt: skip
+
+
+def _stack_table(name: str, title: str, rows: Sequence[tuple[Value, ...]]) -> Table:
+    columns = (
+        Column(name="bar", title="What"),
+        Column(name="part", title="Part"),
+        Column(name="time_s", title="Time", kind="seconds"),
+    )
+    return Table(name=name, title=title, columns=columns, rows=tuple(rows))
+
+
+# What binds ----------------------------------------------------------------------------------------------------------
+
+
+def time_by_limit(data: ReportData) -> Chart | None:
+    """Predicted time per emitted token by what binds it: weights, KV, compute, link or overhead."""
+    breakdown, best = (data.plan or {}).get("breakdown"), (data.plan or {}).get("best") or {}
+    if not breakdown or not breakdown.get("autoregressive"):
+        return None
+    bars: list[Bar] = [("autoregressive", by_limit(breakdown["autoregressive"]))]
+    gamma, tokens = best.get("gamma") or 0, best.get("expected_tokens_per_step")
+    if gamma and tokens and breakdown.get("verify"):
+        speculative: dict[str, float] = {}
+        for part, times in (("draft", gamma), ("verify", 1)):
+            for limit, seconds in by_limit(breakdown.get(part) or []).items():
+                speculative[limit] = speculative.get(limit, 0.0) + times * seconds / tokens
+        step = best.get("step_s")
+        rest = step / tokens - sum(speculative.values()) if step else 0.0
+        if rest > 0:
+            speculative["overhead"] = speculative.get("overhead", 0.0) + rest
+        bars.append((f"speculative,\nγ = {gamma}", speculative))
+    figure, (axes,) = new_figure(height=1.25 + 0.55 * len(bars))
+    tips = Tips("limits")
+    table = _stack(axes, bars, LIMIT_COLOURS, tips)
+    axes.set(xlabel="predicted time per token and sequence (ms)")
+    _key(axes, [n for n in LIMIT_COLOURS if any(n in parts for _, parts in bars)], LIMIT_COLOURS, LIMIT_NAMES)
+    first = bars[0][1]
+    largest = max(first, key=lambda n: first[n])
+    share = first[largest] / sum(first.values())
+    title = f"{share:.0%} of an autoregressive step goes into {LIMIT_NAMES.get(largest, largest)}"
+    if len(bars) > 1 and largest in bars[1][1]:
+        title += f"; speculation makes it {first[largest] / bars[1][1][largest]:.1f}× less per token"
+    return Chart(
+        name="limits",
+        title=title,
+        caption=(
+            "Every operation counts towards what binds it. The speculative step is divided by the tokens it emits; "
+            "accepting and the step's fixed cost count as overhead."
+        ),
+        figure=figure,
+        tips=tips.texts,
+        table=_stack_table("limits", "Predicted time per token by what binds", table),
+    )
+
+
+def by_limit(ops: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds by `bound_by`; an unknown limit counts as overhead."""
+    totals: dict[str, float] = {}
+    for op in ops:
+        limit = op.get("bound_by") if op.get("bound_by") in LIMIT_COLOURS else "overhead"
+        totals[str(limit)] = totals.get(str(limit), 0.0) + float(op.get("time_s") or 0.0)
+    return {name: value for name, value in totals.items() if value > 0}
+
+
+# Roofline ------------------------------------------------------------------------------------------------------------
+
+_PASSES = (("autoregressive", GREY), ("draft", BLUE), ("verify", RED))
+
+
+def roofline(data: ReportData) -> Chart | None:
+    """Each operation by FLOPs per byte and by the rate it reaches, under the device's ceilings."""
+    points = _roofline_points((data.plan or {}).get("breakdown") or {})
+    if not points:
+        return None
+    figure, (axes,) = new_figure(height=3.7)
+    tips = Tips("roofline")
+    table: list[tuple[Value, ...]] = []
+    for part, colour, op, intensity, rate in points:
+        marker = MARKERS[[p for p, _ in _PASSES].index(part)]
+        (mark,) = axes.plot(intensity, rate / GIGA, marker, color=colour, mec="white", mew=0.5)
+        tips.add(mark, f"{op}, {part}: {intensity:.3g} FLOP/byte, {format_rate(rate, 'FLOP')}")
+        table.append((part, op, intensity, rate))
+    for i, (part, colour) in enumerate(_PASSES):
+        if any(p[0] == part for p in points):
+            axes.plot([], [], MARKERS[i], color=colour, ls="none", label=part)
+    axes.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")
+    _ceilings(axes, data, [p[3] for p in points])
+    axes.legend(loc="lower right")
+    attention = [p[3] for p in points if "attention" in p[2] and p[0] == "verify"]
+    columns = (
+        Column(name="pass", title="Pass"),
+        Column(name="op", title="Operation"),
+        Column(name="flops_per_byte", title="FLOP/byte", kind="number"),
+        Column(name="flops_per_s", title="FLOP/s", kind="rate"),
+    )
+    title = "How near each operation comes to the device's ceilings"
+    if attention:
+        title = f"Verification's attention does {max(attention):.2g} FLOP per byte of what it reads"
+    return Chart(
+        name="roofline",
+        title=title,
+        caption="Each mark is one operation of a pass as predicted. Solid: nominal ceiling; dashed: as calibrated.",
+        figure=figure,
+        tips=tips.texts,
+        table=Table(name="roofline", title="Operations on the roofline", columns=columns, rows=tuple(table)),
+    )
+
+
+def _roofline_points(breakdown: Mapping[str, Any]) -> list[tuple[str, str, str, float, float]]:
+    points = []
+    for part, colour in _PASSES:
+        for op in breakdown.get(part) or []:
+            flops, size, time_s = (float(op.get(n) or 0) for n in ("flops", "bytes", "time_s"))
+            if flops > 0 and size > 0 and time_s > 0:
+                points.append((part, colour, str(op.get("op", "")), flops / size, flops / time_s))
+    return points
+
+
+def _ceilings(axes: Axes, data: ReportData, intensities: Sequence[float]) -> None:
+    profile = data.profile or {}
+    bandwidth = profile.get("memory_bytes_per_s")
+    rates = profile.get("flops_per_s") or {}
+    peak = rates.get("bf16") or rates.get("fp32") or max(rates.values(), default=None)
+    if not bandwidth or not peak:
+        return
+    low, high = min(intensities) / 2, max(*intensities, peak / bandwidth) * 4
+    gemm = profile.get("gemm") or {}
+    measured = (gemm.get("bandwidth_efficiency"), gemm.get("flops_efficiency"))
+    for scale, style in (((1.0, 1.0), "-"), (measured, "--")):
+        if scale[0] is None or scale[1] is None:
+            continue
+        slope, top = scale[0] * bandwidth, scale[1] * peak
+        axes.plot([low, top / slope, high], [low * slope / GIGA, top / GIGA, top / GIGA], color=INK, lw=1, ls=style)
+    axes.text(low * 1.2, low * 1.2 * bandwidth * 1.25 / GIGA, format_rate(bandwidth, "B"), fontsize=8, color=MUTED)
+    unit = format_rate(peak, "FLOP") if peak < TERA else f"{peak / TERA:.3g} TFLOP/s"
+    axes.text(high, peak * 1.15 / GIGA, unit, ha="right", fontsize=8, color=MUTED)
+    axes.set_ylim(top=peak * 3 / GIGA)
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+_MEMORY = {
+    "weights_bytes": ("weights", BLUE), "kv_bytes": ("KV cache", RED), "draft_weights_bytes": ("draft weights", PURPLE),
+    "draft_kv_bytes": ("draft KV cache", OCHRE), "workspace_bytes": ("workspace", GREEN),
+}  # fmt: skip
+
+
+def memory_bar(data: ReportData) -> Chart | None:
+    """What the planned configuration holds in the memory of one device."""
+    memory = (data.plan or {}).get("memory") or {}
+    parts = {name: float(memory[name]) for name in _MEMORY if memory.get(name)}
+    if not parts:
+        return None
+    capacity = memory.get("capacity_bytes")
+    figure, (axes,) = new_figure(height=1.75)
+    tips = Tips("memory")
+    total = sum(parts.values())
+    scale = max(float(capacity or 0), total)
+    left = 0.0
+    table: list[tuple[Value, ...]] = []
+    for name, value in parts.items():
+        title, colour = _MEMORY[name]
+        (bar,) = axes.barh(0, value / GIGA, left=left / GIGA, height=0.5, color=colour, lw=0)
+        tips.add(bar, f"{title}: {format_bytes(value)}, {value / scale:.1%} of the memory")
+        table.append((title, value))
+        left += value
+    if capacity:
+        axes.axvline(float(capacity) / GIGA, color=INK, lw=1.4)
+        table.append(("capacity", float(capacity)))
+    axes.set(xlabel="GB per device", xlim=(0, 1.05 * scale / GIGA), ylim=(-0.5, 0.5))
+    axes.set_yticks([])
+    axes.grid(visible=False, axis="y")
+    _key(axes, [_MEMORY[n][0] for n in parts], dict(_MEMORY.values()))
+    draft = parts.get("draft_kv_bytes", 0.0) + parts.get("draft_weights_bytes", 0.0)
+    title = f"{format_bytes(total)} per device"
+    title += f" of {format_bytes(float(capacity))}" if capacity else ""
+    title += f"; the draft adds {draft / (total - draft):.1%}" if 0 < draft < total else ""
+    columns = (Column(name="part", title="Part"), Column(name="bytes", title="Size", kind="bytes"))
+    return Chart(
+        name="memory",
+        title=title,
+        caption="What the planned configuration holds in memory at its full context. The line is the device's memory.",
+        figure=figure,
+        tips=tips.texts,
+        table=Table(name="memory", title="Memory per device", columns=columns, rows=tuple(table)),
+    )

@@ -1,0 +1,163 @@
+"""The answer in one sentence, when not to speculate, and how to reproduce it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from magicdec.records import Record
+from magicdec.reports.data import ReportData, is_speculative, method_name
+from magicdec.reports.style import thousands
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One number of the header: what it is, its value, and how sure it is."""
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    answer: str
+    when_not: str
+    facts: tuple[Fact, ...]
+
+
+def headline(data: ReportData) -> Headline:
+    reference = data.reference
+    if reference is None:
+        baseline = next(iter(data.measured or data.predicted))
+        return Headline(answer=_baseline_only(baseline), when_not="", facts=())
+    measured = data.find_measured(reference)
+    predicted = data.find_predicted(reference)
+    return Headline(
+        answer=_answer(reference, measured, predicted),
+        when_not=when_not(data, reference),
+        facts=tuple(_facts(reference, measured, predicted)),
+    )
+
+
+def _baseline_only(record: Record) -> str:
+    rate = f" at {record.tokens_per_s:.0f} tokens/s" if record.tokens_per_s else ""
+    return f"{_model(record.model)} decodes autoregressively{rate} at {_place(record)}; no speculation was tried."
+
+
+def _answer(reference: Record, measured: Record | None, predicted: Record | None) -> str:
+    place = _place(reference)
+    if not is_speculative(reference):
+        return f"Do not speculate with {_model(reference.model)} at {place}: no draft that was considered pays."
+    setting = f"{_draft(reference)} and γ = {reference.gamma}"
+    best = measured if measured is not None and measured.speedup else predicted or reference
+    speedup = best.speedup or 0.0
+    verdict = f"decodes {_model(reference.model)} {speedup:.2f}× as fast as autoregressive decoding at {place}"
+    if speedup <= 1:
+        verdict = f"is no faster than autoregressive decoding of {_model(reference.model)} at {place} ({speedup:.2f}×)"
+    return f"{setting[0].upper()}{setting[1:]} {verdict} ({_certainty(measured, predicted)})."
+
+
+def _certainty(measured: Record | None, predicted: Record | None) -> str:
+    parts = []
+    if measured is not None and measured.speedup:
+        text = "measured"
+        if measured.speedup_low is not None and measured.speedup_high is not None and (measured.repetitions or 0) > 1:
+            text += f", {measured.speedup_low:.2f}–{measured.speedup_high:.2f} over {measured.repetitions} repetitions"
+        parts.append(text)
+    if predicted is not None and predicted.speedup:
+        text = f"predicted {predicted.speedup:.2f}×" if parts else "predicted"
+        if predicted.speedup_low is not None and predicted.speedup_high is not None:
+            text += f", 90 % interval {predicted.speedup_low:.2f}–{predicted.speedup_high:.2f}"
+        parts.append(text)
+    return "; ".join(parts) or "as recorded"
+
+
+def _facts(reference: Record, measured: Record | None, predicted: Record | None) -> list[Fact]:
+    facts = []
+    if is_speculative(reference):
+        if measured is not None and measured.speedup:
+            facts.append(Fact(label="Measured speedup", value=f"{measured.speedup:.2f}×", detail=_range(measured)))
+        if predicted is not None and predicted.speedup:
+            facts.append(Fact(label="Predicted speedup", value=f"{predicted.speedup:.2f}×", detail=_range(predicted)))
+        best = measured or predicted or reference
+        if best.expected_tokens_per_step:
+            detail = f"of at most {reference.gamma + 1}"
+            facts.append(Fact(label="Tokens per step", value=f"{best.expected_tokens_per_step:.2f}", detail=detail))
+        facts.append(Fact(label="Drafted per step", value=f"γ = {reference.gamma}", detail=_draft(reference)))
+    best = measured or predicted or reference
+    if best.tokens_per_s:
+        base = best.autoregressive_tokens_per_s
+        detail = f"instead of {base:,.0f}".replace(",", "\u202f") if base and is_speculative(best) else ""
+        facts.append(
+            Fact(label="Tokens per second", value=f"{best.tokens_per_s:,.0f}".replace(",", "\u202f"), detail=detail)
+        )
+    return facts
+
+
+def _range(record: Record) -> str:
+    if record.speedup_low is None or record.speedup_high is None:
+        return ""
+    kind = "lowest to highest" if record.source == "measured" else "90 % interval"
+    return f"{record.speedup_low:.2f}–{record.speedup_high:.2f}, {kind}"
+
+
+def _draft(record: Record) -> str:
+    budget = f" (budget {record.draft_budget})" if record.draft_budget is not None else ""
+    if record.draft == "self":
+        return f"self-speculation with {method_name(record.draft_method)}{budget}"
+    if record.draft in ("ngram", record.draft_method):
+        return f"a {method_name(record.draft_method)} draft"
+    return f"{record.draft} as a draft with {method_name(record.draft_method)}{budget}"
+
+
+def _model(name: str) -> str:
+    return "the embedded model" if name == "embedded" else name
+
+
+def _place(record: Record) -> str:
+    place = f"batch {record.batch_size} and context {thousands(record.context_len)}"
+    return place + (f" on {record.hardware}" if record.hardware else "")
+
+
+def when_not(data: ReportData, reference: Record) -> str:
+    """Where to leave speculation off: from the plan's table, else from the rows that lost."""
+    grid = (data.plan or {}).get("gamma_table")
+    if grid:
+        never = [b for b, row in zip(grid["batch_sizes"], grid["gamma"], strict=True) if not any(row)]
+        starts = dict(zip(grid["batch_sizes"], grid.get("break_even_context") or [], strict=False))
+        parts = []
+        if never:
+            longest = thousands(max(grid["context_lens"]))
+            parts.append(f"at batch {_listing(never)}, where it pays at no context up to {longest}")
+        start = starts.get(reference.batch_size)
+        if start and reference.batch_size not in never and start > min(grid["context_lens"]):
+            parts.append(f"below a context of {thousands(start)} at batch {reference.batch_size}")
+        if parts:
+            return f"Leave it off {'; and '.join(parts)}."
+        if all(all(row) for row in grid["gamma"]):
+            return "It pays at every batch size and context that was planned."
+    for rows, word in ((data.measured, "measured"), (data.predicted, "predicted")):
+        losses = sorted({(r.batch_size, r.context_len) for r in rows if is_speculative(r) and _loses(r, rows)})
+        if losses:
+            places = _listing([f"batch {b} with context {thousands(c)}" for b, c in losses[:3]])
+            more = f" and {len(losses) - 3} more" if len(losses) > 3 else ""
+            return f"Leave it off at {places}{more}: there every configuration {word} was slower with it."
+    return ""
+
+
+def _loses(row: Record, rows: Sequence[Record]) -> bool:
+    """No configuration at the row's batch and context gains."""
+    place = (row.batch_size, row.context_len)
+    return all((r.speedup or 0) < 1 for r in rows if is_speculative(r) and (r.batch_size, r.context_len) == place)
+
+
+def _listing(values: Sequence[object]) -> str:
+    words = [str(v) for v in values]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def commands_to_reproduce(data: ReportData) -> list[str]:
+    """The distinct command lines that made the records, in order, then the one that made the report."""
+    commands = [r.environment.command for r in data.measured if r.environment.command]
+    return list(dict.fromkeys([*commands, *([data.command] if data.command else [])]))

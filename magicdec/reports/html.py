@@ -1,0 +1,133 @@
+"""The report as one self-contained HTML file: no network, readable with scripts off, printable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from magicdec.reports.data import ReportData
+from magicdec.reports.figures import Chart, draw_all
+from magicdec.reports.files import write_atomic
+from magicdec.reports.headline import commands_to_reproduce, headline
+from magicdec.reports.style import inline_svg
+from magicdec.reports.tables import Table, all_tables, format_value
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write_html(data: ReportData, path: Path) -> None:
+    """Writes the report. Raises StorageError when it cannot be written."""
+    write_atomic(path, render_html(data))
+
+
+def render_html(data: ReportData) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    charts = {chart.name: _chart_view(chart) for chart in draw_all(data)}
+    tables = {table.name: _table_view(table) for table in all_tables(data)}
+    return environment.get_template("report.html").render(
+        data=data,
+        headline=headline(data),
+        charts=charts,
+        tables=tables,
+        sections=_sections(charts, tables),
+        commands=commands_to_reproduce(data),
+        notes=(data.plan or {}).get("notes") or [],
+        needs_acceptance=(data.plan or {}).get("needs_acceptance") or [],
+        style=_raw("report.css"),
+        script=_raw("report.js"),
+    )
+
+
+SECTIONS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("pays", "Where it pays", ("heatmap", "gamma", "pareto"), ("gamma",)),
+    ("right", "Is the prediction right?", ("scatter", "residuals"), ("errors",)),
+    ("time", "Where the time goes", ("phases", "limits", "roofline"), ()),
+    ("acceptance", "What is accepted", ("positions", "budget"), ()),
+    ("memory", "What it takes", ("memory",), ()),
+    ("numbers", "All numbers", (), ("results", "candidates")),
+)
+"""Identifier, heading, figures and tables of each section, in the report's order."""
+
+
+def _sections(charts: dict[str, Any], tables: dict[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for identifier, heading, chart_names, table_names in SECTIONS:
+        section = {
+            "id": identifier,
+            "heading": heading,
+            "charts": [charts[n] for n in chart_names if n in charts],
+            "tables": [tables[n] for n in table_names if n in tables],
+        }
+        if section["charts"] or section["tables"]:
+            found.append(section)
+    return found
+
+
+def _raw(name: str) -> Markup:
+    """A stylesheet or script of ours, to be set in as it is."""
+    from markupsafe import Markup
+
+    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+def _chart_view(chart: Chart) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    # Safe: an XML serialiser wrote it, so every text in it is escaped.
+    svg = Markup(inline_svg(chart.figure, name=chart.name, label=chart.alt, tips=chart.tips))
+    return {
+        "name": chart.name,
+        "title": chart.title,
+        "caption": chart.caption,
+        "svg": svg,
+        "wide": chart.wide,
+        "table": _table_view(chart.table),
+        "slider": _slider(chart) if chart.name == "gamma" else None,
+    }
+
+
+def _slider(chart: Chart) -> dict[str, Any]:
+    """One line of precomputed values per gamma, for the slider under the figure."""
+    columns = chart.table.columns
+    steps = []
+    for row in chart.table.rows:
+        cells = {c.name: format_value(c, v) for c, v in zip(columns, row, strict=True) if v is not None}
+        parts = []
+        for field, word in (("tokens", "tokens per step"), ("step", "step"), ("speedup", "speedup")):
+            values = [
+                f"{cells[key]} {kind}" for kind in ("predicted", "measured") if (key := f"{field}_{kind}") in cells
+            ]
+            if values:
+                parts.append(f"{word} {', '.join(values)}")
+        steps.append({"gamma": cells["gamma"], "text": "; ".join(parts)})
+    best = max(range(len(chart.table.rows)), key=lambda i: float(chart.table.rows[i][5] or chart.table.rows[i][6] or 0))
+    return {"steps": steps, "best": best}
+
+
+def _table_view(table: Table) -> dict[str, Any]:
+    rows = [
+        [
+            {"text": format_value(c, v), "sort": "" if v is None else v, "number": c.is_number}
+            for c, v in zip(table.columns, row, strict=True)
+        ]
+        for row in table.rows
+    ]
+    return {
+        "name": table.name,
+        "title": table.title,
+        "note": table.note,
+        "columns": [{"title": c.title, "number": c.is_number} for c in table.columns],
+        "rows": rows,
+        "filterable": len(rows) > 8,
+    }

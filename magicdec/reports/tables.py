@@ -1,0 +1,418 @@
+"""Tables of a report, as data: named columns with a kind, and rows of plain values, formatted at the edge."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from magicdec.records import Record
+from magicdec.reports.data import Pair, ReportData, describe, is_speculative
+from magicdec.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Column", "ReportData", "Table", "all_tables", "print_run", "records_to_csv"]
+
+Kind = Literal["text", "integer", "number", "seconds", "bytes", "percent", "signed_percent", "ratio", "rate"]
+Value = str | float | int | None
+RATIO_FIELDS = (
+    ("autoregressive_step_s", "autoregressive step"),
+    ("draft_step_s", "draft step"),
+    ("verify_step_s", "verification"),
+    ("step_s", "speculative step"),
+    ("expected_tokens_per_step", "tokens per step"),
+    ("speedup", "speedup"),
+)
+"""The terms whose prediction is held against the measurement, each apart, so that one sees which is wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    name: str
+    title: str
+    kind: Kind = "text"
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind != "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows are in the order of the columns; None is "not known"."""
+
+    name: str
+    title: str
+    note: str = ""
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+
+    def to_markdown(self) -> str:
+        head = [c.title for c in self.columns]
+        ruler = ["---:" if c.is_number else "---" for c in self.columns]
+        body = [[format_value(c, v) for c, v in zip(self.columns, row, strict=True)] for row in self.rows]
+        return "".join(
+            f"| {' | '.join(x.replace('|', chr(92) + '|') for x in line)} |\n" for line in [head, ruler, *body]
+        )
+
+    def to_csv(self) -> str:
+        """Plain values in base units under the columns' names."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow([c.name for c in self.columns])
+        writer.writerows([["" if v is None else v for v in row] for row in self.rows])
+        return out.getvalue()
+
+    def to_json(self) -> str:
+        names = [c.name for c in self.columns]
+        rows = [dict(zip(names, row, strict=True)) for row in self.rows]
+        return json.dumps({"name": self.name, "title": self.title, "note": self.note, "rows": rows}, indent=1) + "\n"
+
+
+def format_value(column: Column, value: Value) -> str:
+    """A cell as text; an em dash for what is not known."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "–"
+    if isinstance(value, str):
+        return value
+    formats: dict[Kind, Callable[[float], str]] = {
+        "text": str,
+        "integer": lambda v: f"{v:,.0f}".replace(",", "\u202f") if v >= 10_000 else f"{v:.0f}",
+        "number": lambda v: f"{v:.2f}",
+        "seconds": format_seconds,
+        "bytes": format_bytes,
+        "percent": lambda v: f"{100 * v:.1f} %",
+        "signed_percent": lambda v: f"{100 * v:+.1f} %".replace("-", "\u2212"),
+        "ratio": lambda v: f"{v:.2f}×",
+        "rate": lambda v: f"{v:,.0f}".replace(",", "\u202f") if v >= 100 else f"{v:.3g}",
+    }
+    return formats[column.kind](value)
+
+
+# Error of the predictions --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermError:
+    """Signed relative errors (predicted / measured - 1) of one term over the pairs that hold it."""
+
+    name: str
+    title: str
+    errors: tuple[float, ...]
+    labels: tuple[str, ...]
+
+    @property
+    def median_abs(self) -> float:
+        return statistics.median(abs(e) for e in self.errors)
+
+
+def term_errors(pairs: Sequence[Pair]) -> list[TermError]:
+    """Errors by term. The autoregressive step counts once per batch and context, the others per speculative pair."""
+    found = []
+    for field, title in RATIO_FIELDS:
+        errors: dict[object, tuple[float, str]] = {}
+        for pair in pairs:
+            m, p = getattr(pair.measured, field), getattr(pair.predicted, field)
+            baseline = field == "autoregressive_step_s"
+            if not m or not p or not (baseline or is_speculative(pair.measured)):
+                continue
+            key: object = pair.measured.key
+            label = label_of(pair.measured)
+            if baseline:
+                r = pair.measured
+                key = (r.model, r.tp_size, r.batch_size, r.context_len, r.temperature)
+                label = f"batch {r.batch_size}, context {r.context_len}"
+            errors[key] = (p / m - 1.0, label)
+        if errors:
+            values, labels = zip(*errors.values(), strict=True)
+            found.append(TermError(name=field, title=title, errors=values, labels=labels))
+    return found
+
+
+def label_of(record: Record) -> str:
+    return f"batch {record.batch_size}, context {record.context_len}, {describe(record)}"
+
+
+def interval_coverage(pairs: Sequence[Pair]) -> tuple[int, int]:
+    """How many measured speedups lie in their predicted 90 % interval, and how many intervals there are."""
+    rows = [
+        p.predicted.speedup_low <= p.measured.speedup <= p.predicted.speedup_high
+        for p in pairs
+        if is_speculative(p.measured)
+        and p.measured.speedup is not None
+        and p.predicted.speedup_low is not None
+        and p.predicted.speedup_high is not None
+    ]
+    return sum(rows), len(rows)
+
+
+def error_table(data: ReportData) -> Table | None:
+    terms = term_errors(data.pairs)
+    if not terms:
+        return None
+    columns = (
+        Column(name="term", title="Term"),
+        Column(name="points", title="Points", kind="integer"),
+        Column(name="median_abs_error", title="Median error", kind="percent"),
+        Column(name="p90_abs_error", title="90th percentile", kind="percent"),
+        Column(name="max_abs_error", title="Largest", kind="percent"),
+        Column(name="bias", title="Bias (median)", kind="signed_percent"),
+    )
+    rows: list[tuple[Value, ...]] = []
+    for term in terms:
+        sizes = sorted(abs(e) for e in term.errors)
+        p90 = sizes[max(0, math.ceil(0.9 * len(sizes)) - 1)]
+        rows.append((term.title, len(sizes), term.median_abs, p90, sizes[-1], statistics.median(term.errors)))
+    inside, total = interval_coverage(data.pairs)
+    note = "Error is predicted / measured − 1. "
+    if total:
+        note += f"{inside} of {total} measured speedups lie inside their predicted 90 % interval."
+    return Table(
+        name="errors",
+        title="Error of the predictions, term by term",
+        note=note.strip(),
+        columns=columns,
+        rows=tuple(rows),
+    )
+
+
+# Results -------------------------------------------------------------------------------------------------------------
+
+
+def result_table(data: ReportData) -> Table | None:
+    """One row per configuration: measured beside predicted."""
+    predictions = {pair.measured.key: pair.predicted for pair in data.pairs}
+    rows: list[tuple[Value, ...]] = []
+    for record in sorted(data.measured, key=_order):
+        guess = predictions.get(record.key)
+        speculative = is_speculative(record)
+        error = None
+        if guess is not None and guess.speedup and record.speedup and speculative:
+            error = guess.speedup / record.speedup - 1
+        rows.append(
+            (
+                record.batch_size, record.context_len, _method(record), record.draft_budget, record.gamma,
+                record.tokens_per_s, record.step_s, record.expected_tokens_per_step if speculative else None,
+                record.speedup, _interval(record), guess.speedup if guess is not None else None, error,
+            )
+        )  # fmt: skip
+    if not rows:
+        return None
+    columns = (
+        Column(name="batch_size", title="Batch", kind="integer"),
+        Column(name="context_len", title="Context", kind="integer"),
+        Column(name="draft", title="Draft"),
+        Column(name="draft_budget", title="Budget", kind="integer"),
+        Column(name="gamma", title="γ", kind="integer"),
+        Column(name="tokens_per_s", title="Tokens/s", kind="rate"),
+        Column(name="step_s", title="Step", kind="seconds"),
+        Column(name="tokens_per_step", title="Tokens/step", kind="number"),
+        Column(name="speedup", title="Speedup", kind="ratio"),
+        Column(name="spread", title="Lowest–highest"),
+        Column(name="predicted_speedup", title="Predicted", kind="ratio"),
+        Column(name="error", title="Error", kind="signed_percent"),
+    )
+    note = "Steady state, medians over interleaved repetitions; the spread is the lowest and highest repetition."
+    return Table(name="results", title="Measured configurations", note=note, columns=columns, rows=tuple(rows))
+
+
+def candidate_table(data: ReportData) -> Table | None:
+    """The plan's candidates, fastest first."""
+    candidates = (data.plan or {}).get("candidates") or []
+    if not candidates:
+        return None
+    rows = []
+    for row in sorted(candidates, key=lambda c: -(c.get("speedup") or 0)):
+        low, high = row.get("speedup_low"), row.get("speedup_high")
+        interval = f"{low:.2f}–{high:.2f}" if low and high else None
+        draft = describe_draft(str(row.get("draft", "none")), str(row.get("draft_method", "none")))
+        fits = row.get("fits")
+        rows.append(
+            (
+                row.get("batch_size"), row.get("context_len"), draft, row.get("draft_budget"), row.get("gamma"),
+                row.get("tp_size"), row.get("step_s"), row.get("expected_tokens_per_step"), row.get("tokens_per_s"),
+                row.get("speedup"), interval, row.get("bound_by"), {True: "yes", False: "no"}.get(fits),
+            )
+        )  # fmt: skip
+    columns = (
+        Column(name="batch_size", title="Batch", kind="integer"),
+        Column(name="context_len", title="Context", kind="integer"),
+        Column(name="draft", title="Draft"),
+        Column(name="draft_budget", title="Budget", kind="integer"),
+        Column(name="gamma", title="γ", kind="integer"),
+        Column(name="tp_size", title="TP", kind="integer"),
+        Column(name="step_s", title="Step", kind="seconds"),
+        Column(name="tokens_per_step", title="Tokens/step", kind="number"),
+        Column(name="tokens_per_s", title="Tokens/s", kind="rate"),
+        Column(name="speedup", title="Speedup", kind="ratio"),
+        Column(name="interval", title="90 % interval"),
+        Column(name="bound_by", title="Bound by"),
+        Column(name="fits", title="Fits"),
+    )
+    return Table(name="candidates", title="What the plan considered", columns=columns, rows=tuple(rows))
+
+
+def environment_table(data: ReportData) -> Table | None:
+    """Where the records come from, one row per distinct environment."""
+    rows: dict[tuple[Value, ...], tuple[Value, ...]] = {}
+    counts: dict[tuple[Value, ...], int] = {}
+    for record in data.measured:
+        env = record.environment
+        versions = ", ".join(f"{k} {v}" for k, v in sorted(env.versions.items()))
+        key = (record.model, record.device, record.dtype, env.host_cpu, env.python, versions, env.commit)
+        counts[key] = counts.get(key, 0) + 1
+        rows[key] = (*key, env.created_utc, counts[key])
+    if not rows:
+        return None
+    titles = ("Model", "Device", "Data type", "Processor", "Python", "Versions", "Commit", "Last record (UTC)")
+    names = ("model", "device", "dtype", "host_cpu", "python", "versions", "commit", "created_utc")
+    columns = (
+        *(Column(name=n, title=t) for n, t in zip(names, titles, strict=True)),
+        Column(name="records", title="Records", kind="integer"),
+    )
+    return Table(name="environment", title="Where it was measured", columns=columns, rows=tuple(rows.values()))
+
+
+def gamma_table(data: ReportData) -> Table | None:
+    """The plan's best gamma by batch and context; 0 where speculation does not pay."""
+    grid = (data.plan or {}).get("gamma_table")
+    if not grid:
+        return None
+    contexts = grid["context_lens"]
+    columns = (
+        Column(name="batch_size", title="Batch", kind="integer"),
+        *(Column(name=f"context_{c}", title=f"{c:,}".replace(",", "\u202f"), kind="integer") for c in contexts),
+        Column(name="break_even_context", title="Pays from context", kind="integer"),
+    )
+    break_even = grid.get("break_even_context") or [None] * len(grid["batch_sizes"])
+    rows = tuple(
+        (b, *gammas, start) for b, gammas, start in zip(grid["batch_sizes"], grid["gamma"], break_even, strict=True)
+    )
+    note = "Best γ for each batch size (rows) and context length (columns); 0 = leave speculation off."
+    return Table(name="gamma", title="Which γ to use", note=note, columns=columns, rows=rows)
+
+
+def all_tables(data: ReportData) -> list[Table]:
+    """The tables that the data has rows for."""
+    made = [make(data) for make in (error_table, result_table, gamma_table, candidate_table, environment_table)]
+    return [table for table in made if table is not None]
+
+
+TABLE_NAMES = ("errors", "results", "gamma", "candidates", "environment")
+
+
+def describe_draft(draft: str, method: str) -> str:
+    from magicdec.reports.data import method_name
+
+    if method == "none" or draft == "none":
+        return "none"
+    return method_name(method) if draft in ("self", method) else f"{draft}, {method_name(method)}"
+
+
+def _method(record: Record) -> str:
+    return describe_draft(record.draft, record.draft_method) if is_speculative(record) else "none"
+
+
+def _interval(record: Record) -> str | None:
+    if record.speedup_low is None or record.speedup_high is None or not is_speculative(record):
+        return None
+    return f"{record.speedup_low:.2f}–{record.speedup_high:.2f}"
+
+
+def _order(record: Record) -> tuple[object, ...]:
+    return (
+        record.model,
+        record.batch_size,
+        record.context_len,
+        record.draft_method,
+        record.draft_budget or 0,
+        record.gamma,
+    )
+
+
+# Terminal ------------------------------------------------------------------------------------------------------------
+
+
+def records_to_csv(records: Iterable[Record]) -> str:
+    """Every field of every record, in base units; lists and mappings as JSON, the environment flattened."""
+    rows = []
+    for record in records:
+        row = {name: getattr(record, name) for name in record.__struct_fields__ if name != "environment"}
+        environment = {n: getattr(record.environment, n) for n in record.environment.__struct_fields__}
+        rows.append(row | environment)
+    out = io.StringIO()
+    names = [n for n in Record.__struct_fields__ if n != "environment"]
+    names += list(type(Record(source="measured", model="", batch_size=1, context_len=1).environment).__struct_fields__)
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([_flat(row[name]) for name in names])
+    return out.getvalue()
+
+
+def _flat(value: object) -> object:
+    if isinstance(value, list | dict):
+        return msgspec.json.encode(value).decode() if value else ""
+    return "" if value is None else value
+
+
+def print_run(results: Sequence[Record], console: Console) -> None:
+    """What `magicdec run` measured: one row per configuration, then what was accepted. Fits 80 columns."""
+    from rich.table import Table as RichTable
+
+    if not results:
+        return
+    first = results[0]
+    console.print(
+        f"[bold]{first.model}[/bold] on {first.device or 'cpu'} ({first.dtype}), batch {first.batch_size}, "
+        f"context {first.context_len}, temperature {first.temperature:g}",
+        highlight=False,
+    )
+    table = RichTable(box=None, pad_edge=False, header_style="bold")
+    table.add_column("configuration", no_wrap=True)
+    for name in ("tokens/s", "step", "draft", "verify", "accept", "tok/step", "speedup"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in results:
+        table.add_row(*_run_row(record))
+    console.print(table)
+    for record in results:
+        if record.acceptance_by_position:
+            rates = " ".join(f"{rate:.2f}" for rate in record.acceptance_by_position)
+            line = f"{describe(record)}: accepted by position {rates}"
+            if record.acceptance_histogram and (total := sum(record.acceptance_histogram)):
+                shares = " ".join(f"{n / total:.0%}" for n in record.acceptance_histogram)
+                line += f"; 0 to {record.gamma} accepted: {shares}"
+            console.print(line, highlight=False)
+        if record.speedup_low is not None and is_speculative(record) and (record.repetitions or 0) > 1:
+            console.print(
+                f"{describe(record)}: speedup {record.speedup:.2f}, lowest {record.speedup_low:.2f}, "
+                f"highest {record.speedup_high:.2f} of {record.repetitions} repetitions",
+                highlight=False,
+            )
+
+
+def _run_row(record: Record) -> list[str]:
+    def seconds(value: float | None) -> str:
+        return "" if value is None else format_seconds(value)
+
+    speculative = is_speculative(record)
+    draft = record.draft_step_s * record.gamma if speculative and record.draft_step_s is not None else None
+    return [
+        describe(record),
+        f"{record.tokens_per_s:.0f}" if record.tokens_per_s is not None else "",
+        seconds(record.step_s),
+        seconds(draft),
+        seconds(record.verify_step_s),
+        seconds(record.accept_step_s) if speculative else "",
+        f"{record.expected_tokens_per_step:.2f}" if speculative and record.expected_tokens_per_step else "",
+        f"{record.speedup:.2f}x" if record.speedup is not None else "",
+    ]

@@ -1,0 +1,83 @@
+"""`magicdec report`: files in, files out, and one line where that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from pypdf import PdfReader
+from typer.testing import CliRunner
+
+from magicdec.commands.report import report_command
+from magicdec.errors import ConfigError, MagicdecError, StorageError
+from magicdec.records import append_record
+from samples_reports import grid, plan
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> tuple[Path, Path]:
+    records, document = tmp_path / "records.jsonl", tmp_path / "plan.json"
+    for record in grid()[:12]:
+        append_record(records, record)
+    document.write_text(json.dumps(plan()))
+    return records, document
+
+
+def run(*arguments: object) -> str:
+    app = typer.Typer()
+    app.command()(report_command)
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_writes_both_files_and_prints_their_paths(inputs: tuple[Path, Path], tmp_path: Path) -> None:
+    html, pdf = tmp_path / "out" / "report.html", tmp_path / "out" / "report.pdf"
+    printed = run(inputs[0], "--plan", inputs[1], "-o", html, "-o", pdf)
+    assert printed.split() == [str(html), str(pdf)]
+    assert html.read_text().startswith("<!doctype html>")
+    assert len(PdfReader(pdf).pages) >= 2
+    assert sorted(p.name for p in html.parent.iterdir()) == ["report.html", "report.pdf"], "no temporary file is left"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.jsonl"], "cannot read records from missing.jsonl"),
+        (["-o", "report.docx"], r"must end in .html or .pdf"),
+        ([], "nothing to report"),
+    ],
+)
+def test_a_users_mistake_is_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MagicdecError, match=message) as error:
+        run(*arguments)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_path_is_refused_before_the_work(inputs: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file where a directory is needed")
+    with pytest.raises(StorageError, match="cannot write .*report.html"):
+        run(inputs[0], "-o", tmp_path / "file" / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "not a plan document"),
+        ('{"kind": "plan", "schema_version": 99}', "schema version 99"),
+        ('{"kind": "plan", "schema_version": 1, "model": "m", "best": {"gamma": "three"}}', "gamma"),
+    ],
+)
+def test_a_damaged_plan_is_refused_with_its_name(text: str, message: str, tmp_path: Path) -> None:
+    document = tmp_path / "plan.json"
+    document.write_text(text)
+    with pytest.raises(ConfigError, match=message) as error:
+        run("--plan", document, "-o", tmp_path / "report.html")
+    assert "plan.json" in str(error.value)
