@@ -1,8 +1,8 @@
 """Fits a law of acceptance to counts: maximum likelihood with weak priors; few data give a plain law with wide errors.
 
-The residuals are signed roots of the binomial deviance, so least squares on them is maximum likelihood; the priors are
-further residuals. What the binomial cannot explain (sequences that differ, passages that differ) inflates the errors: by
-the overdispersion of the cells, or, where rows name their sequence, by that of the sequences.
+The residuals are signed roots of the binomial deviance, so least squares on them is maximum likelihood; the priors
+are further residuals. What the binomial cannot explain (sequences that differ, passages that differ) inflates the
+errors: by the overdispersion of the cells, or, where rows name their sequence, by that of the sequences.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PRIORS = {
     "budget_exponent": (0.5, 0.5, 0.0, 6.0),
     "context_exponent": (0.1, 0.2, -3.0, 3.0),
     "fill_exponent": (1.0, 0.7, 0.0, 6.0),
-    "log_concentration": (math.log(20.0), 1.5, math.log(0.3), math.log(1e4)),
-    "log_drift": (math.log(0.2), 1.5, math.log(1e-3), math.log(10.0)),
+    "log_concentration": (math.log(50.0), 1.5, math.log(0.3), math.log(1e4)),
+    "log_drift": (math.log(0.2), 2.0, math.log(1e-3), math.log(10.0)),
     "log_drift_depth": (math.log(2.0), 0.5, math.log(0.3), math.log(20.0)),
     "log_floor": (math.log(0.1), 1.5, math.log(1e-4), math.log(0.9)),
 }
@@ -206,8 +206,9 @@ def _least_squares(cells: _Cells, names: list[str], *, inflation: float) -> tupl
     overall = 1.0 - (cells.accepted.sum() + 0.5) / (cells.trials.sum() + 1.0)
     start[0] = np.clip(math.log(max(overall, 1e-6)), low[0] + 1e-6, high[0] - 1e-6)
     solved = least_squares(residuals, start, bounds=(low, high), max_nfev=200, xtol=1e-8, ftol=1e-8)
-    jacobian = solved.jac
-    return solved.x, np.linalg.pinv(jacobian.T @ jacobian)
+    jacobian = np.asarray(solved.jac, dtype=np.float64)
+    covariance: Array = np.linalg.pinv(jacobian.T @ jacobian).astype(np.float64)
+    return np.asarray(solved.x, dtype=np.float64), covariance
 
 
 def _overdispersion(predicted: Array, cells: _Cells, *, num_parameters: int) -> float:

@@ -6,11 +6,11 @@
 b = draft budget (KV slots read per draft step), S = context, k = `concentration`, G = `drift`, τ = `drift_depth`.
 
 Two effects pull apart. The base is the beta-geometric law: α differs between sequences and passages as a Beta
-distribution of parameters α·k and (1 − α)·k, so that those which survive are easier, and the rate rises with i (k = ∞: all
-alike). The exponent is the draft's drift away from the target over its own tokens: it multiplies −log(rate), so that a
-draft that never errs does not drift, and levels off at 1 + G after about τ positions, because published rates fall over the
-first few positions and then no further. With b ≥ S the draft sees all that the target sees: only the floor (another model,
-other weights) is left.
+distribution of parameters α·k and (1 − α)·k, so that those which survive are easier, and the rate rises with i (k =
+∞: all alike). The exponent is the draft's drift away from the target over its own tokens: it multiplies −log(rate),
+so that a draft that never errs does not drift, and levels off at 1 + G after about τ positions, because published
+rates fall over the first few positions and then no further. With b ≥ S the draft sees all that the target sees: only
+the floor (another model, other weights) is left.
 
 Ignored: the content of the block, and that the rates after a rejection differ from those after a full block.
 """
@@ -76,7 +76,7 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     def rates_after(self, first_rate: Any, gamma_max: int) -> Array:
         """The law by position for a given rate at position 1; shape (..., gamma_max)."""
         alpha = np.clip(np.asarray(first_rate, dtype=np.float64), 0.0, 1.0)[..., None]
-        before = np.arange(gamma_max, dtype=np.float64)
+        before: Array = np.arange(gamma_max).astype(np.float64)
         if self.concentration is not None:
             alpha = (alpha * self.concentration + before) / (self.concentration + before)
         exponent = 1.0 + self.drift * -np.expm1(-before / self.drift_depth)
@@ -125,7 +125,8 @@ def sanitize(value: Any, low: float) -> Array:
 
 def survival(rates: Any) -> Array:
     """P(at least i drafts accepted), i = 1..gamma_max: the running product of the conditional rates."""
-    product: Array = np.cumprod(np.clip(np.asarray(rates, dtype=np.float64), 0.0, 1.0), axis=-1)
+    values: Array = np.asarray(rates, dtype=np.float64)
+    product: Array = np.cumprod(np.clip(values, 0.0, 1.0), axis=-1)
     return product
 
 
@@ -135,12 +136,12 @@ def expected_tokens_per_step(rates: Any, gamma: Any) -> Array:
     `rates` has positions on its last axis, at least max(gamma) of them; `gamma` broadcasts against the other axes.
     """
     rates = np.asarray(rates, dtype=np.float64)
-    gamma = np.asarray(gamma, dtype=np.int64)
-    if gamma.size and (gamma.min() < 0 or gamma.max() > rates.shape[-1]):
+    depth: npt.NDArray[np.int64] = np.asarray(gamma, dtype=np.int64)
+    if depth.size and (depth.min() < 0 or depth.max() > rates.shape[-1]):
         raise ValueError(f"gamma must be between 0 and the {rates.shape[-1]} positions that rates has")
     first = np.ones((*rates.shape[:-1], 1))
     totals = np.concatenate([first, 1.0 + np.cumsum(survival(rates), axis=-1)], axis=-1)
-    shape = np.broadcast_shapes(totals.shape[:-1], gamma.shape)
+    shape = np.broadcast_shapes(totals.shape[:-1], depth.shape)
     totals = np.broadcast_to(totals, (*shape, totals.shape[-1]))
-    tokens: Array = np.take_along_axis(totals, np.broadcast_to(gamma, shape)[..., None], axis=-1)[..., 0]
+    tokens: Array = np.take_along_axis(totals, np.broadcast_to(depth, shape)[..., None], axis=-1)[..., 0]
     return tokens

@@ -2,11 +2,12 @@
 
     efficiency = (gen_len / E[max_j n_j]) / expected_tokens_per_step
 
-n_j = speculative steps that sequence j takes for gen_len tokens. Its own rate p_j comes from a Beta distribution with mean
-α and standard deviation `spread`; given p_j, the tokens of a step are independent, and their sum over t steps is taken as
-normal, so P(n_j ≤ t) = Φ((t·μ − gen_len + ½)/√(t·v)), μ and v being the mean and variance of the tokens per step. A batch
-is done when its slowest sequence is; autoregressive sequences all take gen_len steps and lose nothing. Assumed: a step
-takes as long with idle slots as without. Ignored: correlation between the steps of a sequence beyond p_j.
+n_j = speculative steps that sequence j takes for gen_len tokens. Its own rate p_j comes from a Beta distribution with
+mean α and standard deviation `spread`; given p_j, the tokens of a step are independent, and their sum over t steps is
+taken as normal, so P(n_j ≤ t) = Φ((t·μ − gen_len + ½)/√(t·v)), μ and v being the mean and variance of the tokens per
+step. A batch is done when its slowest sequence is; autoregressive sequences all take gen_len steps and lose nothing.
+Assumed: a step takes as long with idle slots as without. Ignored: correlation between the steps of a sequence beyond
+p_j.
 """
 
 from __future__ import annotations

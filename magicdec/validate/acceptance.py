@@ -1,0 +1,330 @@
+"""Does the law of acceptance extrapolate? Fits it on blocks of up to 8 drafts, and predicts the tokens per step at 16.
+
+Each (dataset, method, context, budget) has its own rate at position 1, drawn towards the power law of its group's
+budgets; concentration, drift and its depth are shared by all groups of a model. A group without a row of gamma ≤ 8
+leaves one budget out instead and predicts it from the others. A table of rates against context (no gamma) leaves out
+one context at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance_law import Array, Law, expected_tokens_per_step, survival
+from magicdec.validate.csv_rows import Row, published, read_rows, require_columns
+
+DEFAULT_TABLES = ("acceptance_snapkv.csv", "acceptance_llama31_8b_streamingllm512_pg19.csv")
+DEEPEST_FITTED = 8
+TOKENS_PER_ROW = 800.0
+"""Tokens that a row of the published logs was measured over (80 tokens of 10 prompts); it sets the noise expected."""
+DESIGN_EFFECT = 2.0
+"""Variance of clustered tokens over that of independent ones: tokens of one prompt are alike."""
+RELATIVE_FLOOR = 0.003
+CELL_DEVIATION = 0.3
+"""How far log(1 - alpha) of one budget strays from its group's power law (prior standard deviation)."""
+SHAPE_PRIORS = ((math.log(50.0), 1.2), (math.log(0.2), 2.0), (math.log(2.0), 0.5))
+"""Mean and standard deviation of the logs of concentration, drift and drift depth."""
+MAX_GAMMA = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """Mean tokens per step of one (context, budget, gamma) of a group."""
+
+    group: tuple[str, str, str]
+    """Model, dataset, draft method."""
+    context: float
+    budget: float
+    gamma: int
+    tokens: float
+
+    @property
+    def cell(self) -> tuple[tuple[str, str, str], float, float]:
+        return self.group, self.context, self.budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Tokens per step of rows that were not fitted, by the law and by a constant rate."""
+
+    shape: Law
+    tokens: Array
+    independent: Array
+
+
+def validate_acceptance(paths: Sequence[str | Path] | None = None) -> dict[str, Any]:
+    """One group per file × (model, dataset, method); fractions are plain numbers.
+
+    Raises ConfigError naming the file, line or column that cannot be used.
+    """
+    groups: list[dict[str, Any]] = []
+    for path in paths or published(*DEFAULT_TABLES):
+        rows = read_rows(path)
+        if "gamma" in rows[0].values:
+            groups += _depth_groups(Path(path), rows)
+        else:
+            groups += _context_groups(Path(path), rows)
+    return {"groups": groups}
+
+
+def _depth_groups(path: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    require_columns(path, rows, ("model", "context_len", "draft_budget_tokens", "gamma"))
+    if not {"tokens_per_step", "accepted_over_drafted"} & set(rows[0].values):
+        raise ConfigError(f"{path} lacks the column tokens_per_step (or accepted_over_drafted)")
+    observations = [_observation(row) for row in rows]
+    by_model: dict[str, list[Observation]] = defaultdict(list)
+    for each in observations:
+        by_model[each.group[0]].append(each)
+    groups = []
+    for of_model in by_model.values():
+        fitted, unfitted, left_out = split_rows(of_model)
+        if not unfitted or not fitted:
+            groups += [_nothing_to_predict(path, group, of_model) for group in sorted({o.group for o in of_model})]
+            continue
+        prediction = fit_and_predict(fitted, unfitted)
+        for group in sorted({each.group for each in of_model}):
+            groups.append(_summary(path, group, of_model, unfitted, prediction, left_out.get(group)))
+    return groups
+
+
+def _observation(row: Row) -> Observation:
+    gamma = row.integer("gamma", low=1, high=MAX_GAMMA)
+    if row.has("tokens_per_step"):
+        tokens = row.number("tokens_per_step", low=1.0, high=gamma + 1.0 + 1e-6)
+    else:
+        tokens = 1.0 + gamma * row.number("accepted_over_drafted", low=0.0, high=1.0)
+    return Observation(
+        group=(row.text("model"), row.text("dataset", ""), row.text("draft_method", "")),
+        context=row.number("context_len", low=1.0),
+        budget=row.number("draft_budget_tokens", low=1.0),
+        gamma=gamma,
+        tokens=tokens,
+    )
+
+
+def split_rows(
+    observations: Sequence[Observation],
+) -> tuple[list[Observation], list[Observation], dict[tuple[str, str, str], float]]:
+    """Rows to fit on, rows to predict, and the budget left out of each group that has no short blocks."""
+    fitted, unfitted, left_out = [], [], {}
+    for group in sorted({each.group for each in observations}):
+        rows = [each for each in observations if each.group == group]
+        short = [each for each in rows if each.gamma <= DEEPEST_FITTED]
+        if short:
+            fitted += short
+            unfitted += [each for each in rows if each.gamma > DEEPEST_FITTED]
+            continue
+        budget = _budget_to_leave_out(rows)
+        if budget is None:
+            fitted += rows
+            continue
+        left_out[group] = budget
+        fitted += [each for each in rows if each.budget != budget]
+        unfitted += [each for each in rows if each.budget == budget]
+    return fitted, unfitted, left_out
+
+
+def _budget_to_leave_out(rows: Sequence[Observation]) -> float | None:
+    """The budget inside the range of most contexts (the smaller of equals); None where there is no third one."""
+    budgets = sorted({each.budget for each in rows})
+    contexts = sorted({each.context for each in rows})
+
+    def inside(budget: float) -> int:
+        measured = [[each.budget for each in rows if each.context == context] for context in contexts]
+        return sum(budget in them and min(them) < budget < max(them) for them in measured)
+
+    best = max(budgets, key=lambda budget: (inside(budget), -budget))
+    return best if inside(best) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Design:
+    """Where the parameters are: shared shape, then slope per group, level per (group, context), deviation per cell."""
+
+    groups: list[tuple[str, str, str]]
+    levels: list[tuple[tuple[str, str, str], float]]
+    cells: list[tuple[tuple[str, str, str], float, float]]
+    centre: float
+    has_shape: bool
+
+    @property
+    def num_shape(self) -> int:
+        return len(SHAPE_PRIORS) if self.has_shape else 0
+
+    def shape(self, x: Array) -> Law:
+        if not self.has_shape:
+            return Law(rejection=0.5)
+        concentration, drift, depth = np.exp(x[: self.num_shape]).tolist()
+        return Law(rejection=0.5, concentration=concentration, drift=drift, drift_depth=depth)
+
+    def split(self, x: Array) -> tuple[Array, Array, Array]:
+        first, second = self.num_shape, self.num_shape + len(self.groups)
+        return x[first:second], x[second : second + len(self.levels)], x[second + len(self.levels) :]
+
+    def first_rates(self, x: Array, rows: Sequence[Observation]) -> Array:
+        slopes, levels, deviations = self.split(x)
+        group = [self.groups.index(each.group) for each in rows]
+        level = [self._nearest_level(each) for each in rows]
+        deviation = np.array(
+            [deviations[self.cells.index(c)] if (c := each.cell) in self.cells else 0.0 for each in rows]
+        )
+        by_budget = np.log(np.array([each.budget for each in rows]) / self.centre)
+        rates: Array = -np.expm1(np.minimum(levels[level] - slopes[group] * by_budget + deviation, -1e-9))
+        return rates
+
+    def _nearest_level(self, row: Observation) -> int:
+        own = [index for index, (group, _) in enumerate(self.levels) if group == row.group]
+        return min(own, key=lambda index: abs(math.log(self.levels[index][1] / row.context)))
+
+
+def fit_and_predict(fitted: Sequence[Observation], unfitted: Sequence[Observation]) -> Prediction:
+    """Fits the law, and a constant rate per cell, on the same rows; predicts the others by both."""
+    with_shape, without = (_fit(fitted, has_shape=flag) for flag in (True, False))
+    return Prediction(
+        shape=with_shape[0].shape(with_shape[1]),
+        tokens=_tokens(*with_shape, unfitted)[0],
+        independent=_tokens(*without, unfitted)[0],
+    )
+
+
+def _tokens(design: _Design, x: Array, rows: Sequence[Observation]) -> tuple[Array, Array]:
+    """Mean tokens per step of the rows, and the variance of one step's."""
+    gammas = np.array([each.gamma for each in rows])
+    rates = design.shape(x).rates_after(design.first_rates(x, rows), int(gammas.max()))
+    positions = np.arange(1, rates.shape[-1] + 1)
+    survivors = np.where(positions <= gammas[:, None], survival(rates), 0.0)
+    mean = survivors.sum(axis=-1)
+    variance: Array = (survivors * (2.0 * positions - 1.0)).sum(axis=-1) - mean**2
+    return expected_tokens_per_step(rates, gammas), np.maximum(variance, 0.0)
+
+
+def _fit(rows: Sequence[Observation], *, has_shape: bool) -> tuple[_Design, Array]:
+    from scipy.optimize import least_squares
+
+    design = _Design(
+        groups=sorted({each.group for each in rows}),
+        levels=sorted({(each.group, each.context) for each in rows}),
+        cells=sorted({each.cell for each in rows}),
+        centre=math.exp(float(np.mean([math.log(each.budget) for each in rows]))),
+        has_shape=has_shape,
+    )
+    priors = [*(SHAPE_PRIORS if has_shape else ()), *[(0.5, 0.3)] * len(design.groups)]
+    priors += [(math.log(0.1), 3.0)] * len(design.levels) + [(0.0, CELL_DEVIATION)] * len(design.cells)
+    mean, deviation = np.array(priors).T
+
+    def noise(x: Array) -> Array:
+        tokens, variance = _tokens(design, x, rows)
+        sampling = DESIGN_EFFECT * variance * tokens / TOKENS_PER_ROW
+        deviation_of_row: Array = np.sqrt(sampling + (RELATIVE_FLOOR * tokens) ** 2)
+        return deviation_of_row
+
+    x = mean.copy()
+    for _ in range(3):  # the noise follows from the law, so it is held fixed while the law is fitted
+        solved = least_squares(_residuals(design, rows, noise(x), mean, deviation), x, max_nfev=60)
+        x = np.asarray(solved.x, dtype=np.float64)
+    return design, x
+
+
+def _residuals(
+    design: _Design, rows: Sequence[Observation], scale: Array, mean: Array, deviation: Array
+) -> Callable[[Array], Array]:
+    observed = np.array([each.tokens for each in rows])
+
+    def residuals(x: Array) -> Array:
+        return np.concatenate([(_tokens(design, x, rows)[0] - observed) / scale, (x - mean) / deviation])
+
+    return residuals
+
+
+def _summary(
+    path: Path,
+    group: tuple[str, str, str],
+    rows: Sequence[Observation],
+    unfitted: Sequence[Observation],
+    prediction: Prediction,
+    left_out: float | None,
+) -> dict[str, Any]:
+    measured = np.array([each.tokens for each in unfitted])
+    chosen = np.array([each.group == group for each in unfitted])
+    deepest = max((each.gamma for each in unfitted if each.group == group), default=None)
+
+    def error(predicted: Array) -> float | None:
+        at_deepest = chosen & np.array([each.gamma == deepest for each in unfitted])
+        if not at_deepest.any():
+            return None
+        return float(np.mean(np.abs(predicted[at_deepest] / measured[at_deepest] - 1.0)))
+
+    return {
+        "name": f"{path.stem}/{'/'.join(part for part in group if part)}",
+        "rows": sum(each.group == group for each in rows),
+        "rows_unfitted": int(chosen.sum()),
+        "gamma": deepest,
+        "tokens_per_step_mape": error(prediction.tokens),
+        "tokens_per_step_mape_iid": error(prediction.independent),
+        "held_out": f"budget {left_out:g}" if left_out is not None else f"gamma > {DEEPEST_FITTED}",
+        "concentration": prediction.shape.concentration,
+        "drift": prediction.shape.drift,
+        "drift_depth": prediction.shape.drift_depth,
+    }
+
+
+def _nothing_to_predict(path: Path, group: tuple[str, str, str], rows: Iterable[Observation]) -> dict[str, Any]:
+    return {
+        "name": f"{path.stem}/{'/'.join(part for part in group if part)}",
+        "rows": sum(each.group == group for each in rows),
+        "rows_unfitted": 0,
+        "tokens_per_step_mape": None,
+        "tokens_per_step_mape_iid": None,
+        "held_out": "nothing: neither gamma above 8 nor a third budget",
+    }
+
+
+def _context_groups(path: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Tables of one rate per context: each is predicted from the others, and compared with their plain mean."""
+    require_columns(path, rows, ("model", "context_len", "draft_budget_tokens", "acceptance_rate"))
+    by_group: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        by_group[row.text("model"), row.text("dataset", ""), row.text("draft_method", "")].append(row)
+    groups = []
+    for group, members in by_group.items():
+        contexts = np.array([row.number("context_len", low=1.0) for row in members])
+        budgets = np.array([row.number("draft_budget_tokens", low=1.0) for row in members])
+        rates = np.array([row.number("acceptance_rate", low=0.0, high=1.0) for row in members])
+        keep = ~np.eye(len(members), dtype=bool)
+        predicted = np.full(len(members), np.nan)
+        if len(members) >= 3:
+            predicted = np.array([_rate_from_others(contexts, budgets, rates, kept) for kept in keep])
+        enough = len(members) >= 3
+        constant = np.array([rates[kept].mean() for kept in keep]) if enough else predicted
+        groups.append(
+            {
+                "name": f"{path.stem}/{'/'.join(part for part in group if part)}",
+                "rows": len(members),
+                "rows_unfitted": len(members) if enough else 0,
+                "tokens_per_step_mape": None,
+                "tokens_per_step_mape_iid": None,
+                "acceptance_rate_mape": float(np.mean(np.abs(predicted / rates - 1.0))) if enough else None,
+                "acceptance_rate_mape_constant": float(np.mean(np.abs(constant / rates - 1.0))) if enough else None,
+                "held_out": "one row at a time" if enough else "nothing: fewer than three rows",
+            }
+        )
+    return groups
+
+
+def _rate_from_others(contexts: Array, budgets: Array, rates: Array, kept: Any) -> float:
+    """1 - alpha as A·S^e, with weak pulls to small exponents, at the row not kept."""
+    x = np.log(contexts / 8192.0) if np.ptp(budgets) == 0 else np.log(contexts / budgets / 16.0)
+    y = np.log(np.maximum(1.0 - rates, 1e-6))
+    matrix = np.stack([np.ones_like(x), x], axis=1)
+    ridge = np.diag([0.0, 0.1])
+    left, right = matrix[kept].T @ matrix[kept] + ridge, matrix[kept].T @ y[kept]
+    at = int(np.flatnonzero(~kept)[0])
+    return float(1.0 - np.exp(matrix[at] @ np.linalg.solve(left, right)))

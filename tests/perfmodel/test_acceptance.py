@@ -1,0 +1,258 @@
+"""The law of acceptance against Monte Carlo, known laws recovered from counts, and the properties any law must have."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel import acceptance
+from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, LawError, expected_tokens_per_step
+
+FOUR_SIGMA_FALSE_ALARM = 6.4e-5
+laws = st.builds(
+    Law,
+    rejection=st.floats(0.0, 5.0),
+    budget_exponent=st.floats(0.0, 3.0),
+    context_exponent=st.floats(-1.0, 1.0),
+    fill_exponent=st.floats(0.0, 3.0),
+    floor=st.floats(0.0, 1.0),
+    concentration=st.none() | st.floats(0.1, 1e6),
+    drift=st.floats(0.0, 10.0),
+    drift_depth=st.floats(0.1, 50.0),
+)
+
+
+def sampled_counts(
+    law: Law, *, blocks: int, gamma: int, seed: int, sequences: int = 0, spread: float = 0.0
+) -> list[dict]:
+    """Counts by position drawn from a law, block by block; `sequences` of their own rate where asked."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for budget in (64, 128, 256, 512, 1024):
+        for context in (2048, 4096):
+            rates = law.conditional_rates(budget=budget, context=context, gamma_max=gamma)
+            for sequence in range(max(sequences, 1)):
+                shift = rng.normal(0.0, spread) if sequences else 0.0
+                trials = blocks
+                for position in range(gamma):
+                    accepted = rng.binomial(trials, np.clip(rates[position] + shift, 0.0, 1.0))
+                    rows.append(
+                        {
+                            "draft_method": "streamingllm", "budget": budget, "context": context, "temperature": 1.0,
+                            "position": position + 1, "trials": trials, "accepted": int(accepted),
+                            **({"sequence": sequence} if sequences else {}),
+                        }
+                    )  # fmt: skip
+                    trials = int(accepted)
+    return rows
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 8])
+def test_expected_tokens_match_simulated_blocks(gamma: int) -> None:
+    """Within four standard errors of the mean of simulated blocks (false alarm 6.4e-5 per case)."""
+    law = Law(rejection=0.25, concentration=4.0, drift=0.8)
+    rates = law.conditional_rates(budget=512, context=8192, gamma_max=gamma)
+    rng = np.random.default_rng(7)
+    accepted = np.cumprod(rng.random((200_000, gamma)) < rates, axis=1).sum(axis=1)
+    error = abs(1 + accepted.mean() - expected_tokens_per_step(rates, gamma))
+    assert error < 4 * accepted.std() / np.sqrt(accepted.size)
+
+
+def test_without_drift_the_law_is_a_mixture_over_sequences() -> None:
+    """Blocks whose rate is drawn from a Beta distribution survive as the law says (false alarm 6.4e-5 per depth)."""
+    alpha, concentration, gamma, blocks = 0.7, 3.0, 6, 400_000
+    rng = np.random.default_rng(3)
+    rate = rng.beta(alpha * concentration, (1 - alpha) * concentration, blocks)
+    alive = np.cumprod(rng.random((blocks, gamma)) < rate[:, None], axis=1).mean(axis=0)
+    predicted = acceptance.survival(Law(rejection=1 - alpha, concentration=concentration).rates_after(alpha, gamma))
+    assert np.all(np.abs(alive - predicted) < 4 * np.sqrt(predicted * (1 - predicted) / blocks))
+
+
+def test_heterogeneity_raises_and_drift_lowers_the_rate_with_depth() -> None:
+    rising = Law(rejection=0.2, concentration=5.0).rates_after(0.8, 8)
+    falling = Law(rejection=0.2, drift=1.0).rates_after(0.8, 8)
+    assert np.all(np.diff(rising) > 0)
+    assert np.all(np.diff(falling) < 0)
+    assert rising[0] == falling[0] == pytest.approx(0.8)
+
+
+@given(law=laws, budget=st.floats(1, 1e7), context=st.floats(1, 1e7))
+@settings(max_examples=200, deadline=None)
+def test_rates_are_probabilities_and_grow_with_the_budget(law: Law, budget: float, context: float) -> None:
+    rates = law.conditional_rates(budget=np.array([budget, 2 * budget]), context=context, gamma_max=12)
+    assert np.all((rates >= 0) & (rates <= 1))
+    assert np.all(rates[1] >= rates[0] - 1e-12)
+
+
+@given(value=st.sampled_from([np.nan, np.inf, -np.inf, -5.0, 0.0, 1e300, None]))
+def test_no_input_gives_a_number_that_is_not_a_probability(value: float | None) -> None:
+    rates = Law(rejection=0.2, budget_exponent=0.5, fill_exponent=1.0).conditional_rates(
+        budget=value, context=4096 if value is None else value, gamma_max=4
+    )
+    assert np.all((rates >= 0) & (rates <= 1))
+
+
+def test_a_self_draft_with_the_whole_cache_accepts_everything() -> None:
+    law = Law(rejection=0.3, budget_exponent=0.5, fill_exponent=1.0)
+    assert np.all(law.conditional_rates(budget=[None, 4096, 9999][1:], context=4096, gamma_max=5) == 1)
+    assert np.all(law.conditional_rates(budget=None, context=4096, gamma_max=5) == 1)
+
+
+def test_shapes_broadcast_over_budgets_contexts_and_gammas() -> None:
+    profile = acceptance.constant_profile(0.5)
+    rates = profile.conditional_rates(budget=np.ones((3, 1)), context=np.ones(4) * 100, gamma_max=5)
+    assert rates.shape == (3, 4, 5)
+    assert expected_tokens_per_step(rates[..., None, :], np.arange(6)).shape == (3, 4, 6)
+    np.testing.assert_allclose(expected_tokens_per_step(rates[0, 0], np.arange(3)), [1.0, 1.5, 1.75])
+
+
+def test_gamma_beyond_the_positions_given_is_refused() -> None:
+    with pytest.raises(ValueError, match="between 0 and the 3 positions"):
+        expected_tokens_per_step(np.full(3, 0.5), 4)
+
+
+def test_a_known_law_is_recovered_from_counts_at_budgets_not_measured() -> None:
+    true = Law(
+        rejection=0.2, budget_exponent=0.6, context_exponent=0.1, fill_exponent=1.0, reference_budget=256,
+        reference_context=2048, concentration=8.0, drift=0.5,
+    )  # fmt: skip
+    started = time.perf_counter()
+    fitted = acceptance.fit_profile(sampled_counts(true, blocks=3000, gamma=6, seed=1), model="m")
+    assert time.perf_counter() - started < 5
+    at = {"budget": np.array([96, 384, 1536]), "context": 3000, "gamma_max": 8}
+    assert np.abs(fitted.conditional_rates(**at) - true.conditional_rates(**at)).max() < 0.02
+
+
+def test_the_interval_of_a_small_sample_holds_the_truth_about_as_often_as_it_says() -> None:
+    """40 samples of 40 blocks a cell: a 90 % interval that covers fewer than 28 would be an accident of 1e-4."""
+    true = Law(
+        rejection=0.25, budget_exponent=0.5, context_exponent=0.1, fill_exponent=1.0, reference_budget=256,
+        reference_context=3000, concentration=15.0, drift=0.3,
+    )  # fmt: skip
+    at = {"budget": 256, "context": 3000}
+    truth = expected_tokens_per_step(true.conditional_rates(**at, gamma_max=4), 4)
+    covered = 0
+    for seed in range(40):
+        fitted = acceptance.fit_profile(sampled_counts(true, blocks=40, gamma=4, seed=seed))
+        low, high = acceptance.expected_tokens_interval(fitted, gamma=4, **at)
+        covered += bool(low <= truth <= high)
+    assert covered >= 28
+
+
+def test_few_data_give_a_plain_law_with_wide_errors() -> None:
+    row = {"draft_method": "snapkv", "budget": 256, "context": 4096, "position": 1, "trials": 20, "accepted": 17}
+    profile = acceptance.fit_profile([row])
+    assert profile.error.log_rejection > 0.3
+    assert 0.7 < profile.conditional_rates(budget=256, context=4096, gamma_max=1)[0] < 0.95
+
+
+@pytest.mark.parametrize("accepted", [0, 500])
+def test_all_or_nothing_accepted_does_not_break_the_fit(accepted: int) -> None:
+    rows = [
+        {"draft_method": "snapkv", "budget": b, "context": 4096, "position": 1, "trials": 500, "accepted": accepted}
+        for b in (64, 256)
+    ]
+    rate = float(acceptance.fit_profile(rows).conditional_rates(budget=128, context=4096, gamma_max=1)[0])
+    assert abs(rate - accepted / 500) < 0.05
+
+
+def test_the_spread_between_sequences_is_estimated_and_widens_the_errors() -> None:
+    law = Law(rejection=0.2, reference_budget=256)
+    alike = acceptance.fit_profile(sampled_counts(law, blocks=60, gamma=1, seed=2, sequences=30))
+    apart = acceptance.fit_profile(sampled_counts(law, blocks=60, gamma=1, seed=2, sequences=30, spread=0.08))
+    assert alike.spread < apart.spread
+
+
+def test_columns_structs_and_mappings_are_the_same_measurements() -> None:
+    rows = sampled_counts(Law(rejection=0.2), blocks=50, gamma=2, seed=5)
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    structs = [acceptance.Measurement(**row) for row in rows]
+    assert acceptance.fit_profile(rows) == acceptance.fit_profile(columns) == acceptance.fit_profile(structs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"accepted": 30}, "accepted must be between"),
+        ({"position": 0}, "at least 1"),
+        ({"budget": float("nan")}, "finite"),
+        ({"trials": "many"}, "trials"),
+        ({"trials": 0, "accepted": 0}, "no acceptance measurement"),
+    ],
+)
+def test_unusable_measurements_are_refused_in_one_line(change: dict, message: str) -> None:
+    row = {"draft_method": "snapkv", "budget": 256, "context": 4096, "position": 1, "trials": 20, "accepted": 17}
+    with pytest.raises(ConfigError, match=message):
+        acceptance.fit_profile([row | change])
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    profile = AcceptanceProfile(
+        model="m",
+        draft_method="snapkv",
+        law=Law(rejection=0.1, concentration=3.0),
+        error=LawError(depth=0.1),
+        spread=0.03,
+    )
+    acceptance.save_profile(profile, tmp_path / "p.json")
+    assert acceptance.load_profile(tmp_path / "p.json") == profile
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"spread": 2.0}, "spread"), ({"model": 3}, "model"), ({"unknown": 1}, "unknown"), ({"law": {}}, "rejection")],
+)
+def test_a_broken_file_is_refused_naming_file_and_key(tmp_path: Path, change: dict, named: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({"model": "m", "draft_method": "snapkv", "law": {"rejection": 0.1}} | change))
+    with pytest.raises(ConfigError, match=named) as caught:
+        acceptance.load_profile(path)
+    assert "p.json" in str(caught.value)
+
+
+def test_shipped_profiles_say_where_they_come_from() -> None:
+    for name in acceptance.default_profile_names():
+        profile = acceptance.load_profile(acceptance.PROFILES_DIRECTORY / f"{name}.json")
+        assert all((profile.dataset, profile.definition, profile.source))
+        assert profile.name == name
+        assert profile.error.log_rejection > 0
+
+
+def test_what_was_never_measured_has_no_default() -> None:
+    assert acceptance.default_profile("llama-3.1-8b", "eagle") is None
+    assert acceptance.default_profile("no-such-model", "streamingllm") is None
+
+
+def test_a_carried_over_default_says_so_and_is_less_sure() -> None:
+    own = acceptance.default_profile("llama-3.1-8b", "streamingllm")
+    carried = acceptance.default_profile("llama-3.1-70b", "streamingllm")
+    assert own is not None
+    assert carried is not None
+    assert "carried over" in carried.source
+    assert carried.error.log_rejection > own.error.log_rejection
+
+
+def test_the_published_streamingllm_rates_are_met_within_a_hundredth() -> None:
+    """MagicDec project page, PG-19, budget 512."""
+    profile = acceptance.default_profile("llama-3.1-8b", "streamingllm")
+    assert profile is not None
+    contexts, published = [4000, 8000, 16000, 32000, 64000, 100000], [0.84, 0.83, 0.82, 0.81, 0.79, 0.79]
+    rates = profile.conditional_rates(budget=512, context=contexts, gamma_max=1)[:, 0]
+    assert np.abs(rates - published).max() < 0.01
+
+
+def test_scaling_to_a_rate_meets_it_and_keeps_the_shape() -> None:
+    profile = AcceptanceProfile(
+        model="m", draft_method="streamingllm", law=Law(rejection=0.2, budget_exponent=0.5, drift=1.0, floor=0.05)
+    )
+    scaled = profile.at_rate(0.7, budget=512, context=8192)
+    assert float(scaled.conditional_rates(budget=512, context=8192, gamma_max=1)[0]) == pytest.approx(0.7)
+    assert scaled.law.drift == profile.law.drift
+    assert scaled.fitted
