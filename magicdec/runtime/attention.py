@@ -8,6 +8,7 @@ per KV head however many query heads share them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -36,31 +37,54 @@ def causal_bias(
     return AttentionBias(values_BTS=values_BTS.masked_fill_(hidden_BTS, float("-inf")), num_open=num_open)
 
 
+class Workspace:
+    """Buffers for scores, kept from call to call: at tens of megabytes, allocating costs more than computing."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """An uninitialised tensor that holds until this name is taken again."""
+        size = math.prod(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[name] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return buffer[:size].view(shape)
+
+
 def decode_attention(
     query_BTAD: Tensor,
     keys_BKSD: Tensor,
     values_BKSD: Tensor,
     *,
+    workspace: Workspace,
     bias: AttentionBias | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q·kᵀ/√D + bias)·v for a few query tokens over a long cache.
 
-    Returns the output [B, T, A·D] and the probabilities [B, K, T, G, S]. Scores are computed as K·qᵀ from a row-major q,
-    the layout in which CPU matrix products of this shape run at memory speed.
+    Returns the output [B, T, A·D] and the probabilities [B, K, T, G, S], which last until the workspace's next use.
+    Scores are computed as K·qᵀ from a row-major q: the layout in which CPU matrix products of this shape run at memory
+    speed.
     """
     num_sequences, num_tokens, num_heads, head_dim = query_BTAD.shape
     kv_heads, num_slots = keys_BKSD.shape[1], keys_BKSD.shape[2]
-    group = num_heads // kv_heads
-    query = (query_BTAD * head_dim**-0.5).view(num_sequences, num_tokens, kv_heads, group, head_dim)
-    query = query.transpose(1, 2).reshape(num_sequences * kv_heads, num_tokens * group, head_dim)
-    scores = torch.bmm(keys_BKSD.flatten(0, 1), query.transpose(1, 2)).transpose(1, 2).contiguous()
-    by_token = scores.view(num_sequences, kv_heads, num_tokens, group, num_slots)
+    matrices, rows = num_sequences * kv_heads, num_tokens * num_heads // kv_heads
+    query = (query_BTAD * head_dim**-0.5).view(num_sequences, num_tokens, kv_heads, -1, head_dim)
+    query = query.transpose(1, 2).reshape(matrices, rows, head_dim)
+    keys, values = keys_BKSD.flatten(0, 1), values_BKSD.flatten(0, 1)
+    scores = workspace.take("scores", (matrices, num_slots, rows), query)
+    torch.bmm(keys, query.transpose(1, 2), out=scores)
+    if rows == 1:
+        weights = scores.view(matrices, 1, num_slots)
+    else:
+        weights = workspace.take("weights", (matrices, rows, num_slots), query)
+        weights.copy_(scores.transpose(1, 2))
+    by_token = weights.view(num_sequences, kv_heads, num_tokens, -1, num_slots)
     if bias is not None:
         by_token[..., bias.num_open :] += bias.values_BTS[:, None, :, None]
-    weights = torch.softmax(scores, dim=-1)
-    output = torch.bmm(weights, values_BKSD.flatten(0, 1))
-    output = output.view(num_sequences, kv_heads, num_tokens, group, head_dim).transpose(1, 2)
-    return output.reshape(num_sequences, num_tokens, num_heads * head_dim), weights.view(by_token.shape)
+    torch.softmax(weights, dim=-1, out=weights)
+    output = torch.bmm(weights, values).view(num_sequences, kv_heads, num_tokens, -1, head_dim).transpose(1, 2)
+    return output.reshape(num_sequences, num_tokens, num_heads * head_dim), by_token
 
 
 def prefill_attention(

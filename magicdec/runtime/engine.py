@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from magicdec.errors import CapacityError, ConfigError
+from magicdec.runtime.attention import Workspace
 from magicdec.runtime.kv_cache import KVCache
 from magicdec.runtime.passes import AttentionObserver, DecodePass, PrefillPass
 from magicdec.runtime.transformer import Transformer
@@ -56,6 +57,7 @@ class Engine:
             dtype=model.dtype,
             device=model.device,
         )
+        self.workspace = Workspace()
         self.num_active = 0
         self.prompts: list[list[int]] = []
         self.sequence_of_slot = np.arange(batch_size)
@@ -169,6 +171,7 @@ class Engine:
             host_lengths=self.host_lengths,
             num_tokens=tokens_BT.shape[1],
             window=self.model.spec.sliding_window,
+            workspace=self.workspace,
             observer=observer,
             write=write,
         )

@@ -123,9 +123,7 @@ def decode(engine: Engine, drafter: Drafter | None, sampling: SamplingSpec, opti
 class _Decoder:
     """The state of one `decode` call."""
 
-    def __init__(
-        self, engine: Engine, drafter: Drafter | None, sampling: SamplingSpec, options: DecodeOptions
-    ) -> None:
+    def __init__(self, engine: Engine, drafter: Drafter | None, sampling: SamplingSpec, options: DecodeOptions) -> None:
         self._engine, self._sampling, self._options = engine, sampling, options
         self._gamma = options.gamma if drafter is not None else 0
         if options.gamma and drafter is None:

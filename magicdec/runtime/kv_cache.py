@@ -5,6 +5,7 @@ Shape suffixes: L layers, B sequences, T tokens, K KV heads of this shard, S slo
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +25,7 @@ class KVCache:
         device: torch.device,
     ) -> None:
         shape = (num_layers, 2, batch_size, num_kv_heads, num_slots, head_dim)
-        # Zeros, not empty: a masked slot still enters products, and 0 · NaN is NaN.
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.data = _zeros(shape, dtype, device)
         self.num_slots = num_slots
         self._rows = torch.arange(batch_size, device=device)[:, None]
 
@@ -59,3 +59,13 @@ class KVCache:
         held = self.data[:, :, first].clone()
         self.data[:, :, first] = self.data[:, :, second]
         self.data[:, :, second] = held
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not uninitialised memory: a masked slot still enters products, and 0 · NaN is NaN.
+
+    On a CPU the memory comes from numpy, which asks the kernel for huge pages; torch does not.
+    """
+    if device.type == "cpu" and dtype == torch.float32:
+        return torch.from_numpy(np.zeros(shape, dtype=np.float32))
+    return torch.zeros(shape, dtype=dtype, device=device)

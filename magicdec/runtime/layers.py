@@ -87,17 +87,18 @@ class RotaryEmbedding:
     that a rotation is one complex product: (x[2i] + j·x[2i+1]) · exp(j · position · frequency[i]).
     """
 
-    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
         exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32, device=device) / spec.head_dim
         frequencies = 1.0 / spec.rope_theta**exponents
         self._frequencies = scaled_frequencies(frequencies, spec.rope_scaling)
-        self._table = torch.empty(0, spec.head_dim // 2, dtype=torch.complex64, device=device)
+        self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        self._table = torch.empty(0, device=device)
 
     def reserve(self, num_positions: int) -> None:
         """Makes the table cover positions 0..num_positions-1."""
         if len(self._table) < num_positions:
             positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)
-            angles = torch.outer(positions, self._frequencies)
+            angles = torch.outer(positions, self._frequencies).to(self._dtype)
             self._table = torch.polar(torch.ones_like(angles), angles)
 
     def __getitem__(self, positions_BT: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class RotaryEmbedding:
 def rotate_(heads_BTND: Tensor, rotation: Tensor) -> Tensor:
     """Applies `rotation` (from RotaryEmbedding) to every head, in place."""
     pairs = heads_BTND.unflatten(-1, (-1, 2))
-    if pairs.dtype == torch.float32:
+    if pairs.dtype in (torch.float32, torch.float64):
         torch.view_as_complex(pairs).mul_(rotation)
     else:
         pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(rotation)))

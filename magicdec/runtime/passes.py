@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from magicdec.runtime.attention import causal_bias, decode_attention, prefill_attention
+from magicdec.runtime.attention import Workspace, causal_bias, decode_attention, prefill_attention
 from magicdec.runtime.kv_cache import KVCache
 
 AttentionObserver = Callable[[int, Tensor], None]
@@ -50,10 +50,11 @@ class DecodePass:
         host_lengths: np.ndarray,
         num_tokens: int,
         window: int | None,
+        workspace: Workspace,
         observer: AttentionObserver | None = None,
         write: bool = True,
     ) -> None:
-        self._cache, self._observer, self._write = cache, observer, write
+        self._cache, self._workspace, self._observer, self._write = cache, workspace, observer, write
         shortest, longest = int(host_lengths.min()), int(host_lengths.max())
         self._stop = longest + num_tokens
         self._first = 0 if window is None else max(0, shortest + 1 - window)
@@ -75,7 +76,7 @@ class DecodePass:
         if self._write:
             self._cache.write(layer, self.positions_BT, kv_BT2KD)
         keys, values = self._cache.read(layer, len(query_BTAD), self._first, self._stop)
-        output, weights = decode_attention(query_BTAD, keys, values, bias=self._bias)
+        output, weights = decode_attention(query_BTAD, keys, values, workspace=self._workspace, bias=self._bias)
         if self._observer is not None:
             self._observer(layer, weights)
         return output

@@ -75,9 +75,7 @@ def _verify_greedy(
     if simulated_rates_T is not None:
         is_accepted_BT = _simulate(uniforms, simulated_rates_T)
     num_accepted_B = count_leading(is_accepted_BT)
-    return Outcome(
-        num_accepted_B=num_accepted_B, next_token_B=best_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
-    )
+    return Outcome(num_accepted_B=num_accepted_B, next_token_B=best_BT.gather(1, num_accepted_B[:, None]).squeeze(1))
 
 
 def _verify_sampled(

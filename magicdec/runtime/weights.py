@@ -23,7 +23,7 @@ from magicdec.runtime.transformer import HeadNorm, Layer, Transformer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.model import ModelSpec
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(
@@ -90,7 +90,7 @@ class _Builder:
             layers=tuple(self._layer(f"model.layers.{i}") for i in range(spec.num_hidden_layers)),
             norm=self._norm("model.norm"),
             head=ColumnParallelLinear(weight=head),
-            rotary=RotaryEmbedding(spec, self._device),
+            rotary=RotaryEmbedding(spec, self._device, embedding.dtype),
         )
 
     def _layer(self, prefix: str) -> Layer:
@@ -175,7 +175,9 @@ class _Builder:
 def check_divisible(spec: ModelSpec, tp_size: int) -> None:
     """Raises ConfigError when the model cannot be divided into this many shards, or is not a dense one."""
     if spec.is_moe:
-        raise ConfigError(f"{spec.name} is a mixture of experts, which is planned for but not run; choose a dense model")
+        raise ConfigError(
+            f"{spec.name} is a mixture of experts, which is planned for but not run; choose a dense model"
+        )
     if spec.head_dim % 2:
         raise ConfigError(f"{spec.name} has an odd head_dim {spec.head_dim}, which rotary embeddings cannot rotate")
     sizes = {

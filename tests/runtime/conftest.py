@@ -12,6 +12,8 @@ from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.model import ModelSpec
 
+torch.set_num_threads(1)  # tiny operations gain nothing from a second thread, and wait for it when the machine is busy
+
 SMALL = {
     "vocab_size": 96,
     "hidden_size": 48,

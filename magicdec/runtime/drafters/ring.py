@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from magicdec.errors import ConfigError
-from magicdec.runtime.attention import AttentionBias, decode_attention
+from magicdec.runtime.attention import AttentionBias, Workspace, decode_attention
 from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.kv_cache import KVCache
@@ -28,15 +28,23 @@ from magicdec.specs.speculation import SamplingSpec
 class DraftPass:
     """One drafted token per sequence, stored in the same slot of each, over all slots up to it."""
 
-    def __init__(self, cache: KVCache, *, positions_BT: Tensor, slot: int, bias: AttentionBias | None) -> None:
-        self._cache, self._slot, self._bias = cache, slot, bias
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        positions_BT: Tensor,
+        slot: int,
+        workspace: Workspace,
+        bias: AttentionBias | None,
+    ) -> None:
+        self._cache, self._slot, self._workspace, self._bias = cache, slot, workspace, bias
         self.positions_BT = positions_BT
 
     def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
         count = len(query_BTAD)
         self._cache.write_slice(layer, slice(0, count), slice(self._slot, self._slot + 1), kv_BT2KD)
         keys, values = self._cache.read(layer, count, 0, self._slot + 1)
-        return decode_attention(query_BTAD, keys, values, bias=self._bias)[0]
+        return decode_attention(query_BTAD, keys, values, workspace=self._workspace, bias=self._bias)[0]
 
 
 class RingDrafter(Drafter):
@@ -84,7 +92,13 @@ class RingDrafter(Drafter):
             bias = None
             if hidden_BS is not None:
                 bias = AttentionBias(values_BTS=hidden_BS[:, None, : slot + 1], num_open=0)
-            attention = DraftPass(self.cache, positions_BT=positions_BT[:, step : step + 1], slot=slot, bias=bias)
+            attention = DraftPass(
+                self.cache,
+                positions_BT=positions_BT[:, step : step + 1],
+                slot=slot,
+                workspace=engine.workspace,
+                bias=bias,
+            )
             token_B1 = builder.step(token_B1, attention)
         return builder.build()
 

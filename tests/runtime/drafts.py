@@ -1,0 +1,26 @@
+"""The draft configurations that the runtime's tests go through, small enough for tiny models."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.weights import load_model
+from magicdec.specs.speculation import SpeculationSpec
+from tests.runtime.conftest import tiny_spec
+
+DRAFTS = {
+    "streamingllm": SpeculationSpec(
+        draft="self", draft_method="streamingllm", draft_budget=12, gamma=1, num_sink_tokens=2
+    ),
+}
+
+
+def draft_model_for(draft: SpeculationSpec, vocab_size: int) -> Transformer | None:
+    return None if draft.draft in ("none", "self", "ngram") else small_draft(vocab_size)
+
+
+@lru_cache
+def small_draft(vocab_size: int) -> Transformer:
+    spec = tiny_spec(name="small", vocab_size=vocab_size, hidden_size=16, num_hidden_layers=1, intermediate_size=32)
+    return load_model(spec, weights="random", seed=9)

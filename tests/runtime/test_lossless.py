@@ -1,0 +1,167 @@
+"""Speculative decoding gives what autoregressive decoding gives: the same tokens when greedy, and the target's exact
+joint distribution when sampling."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
+from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.weights import load_model
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from tests.runtime.conftest import tiny_spec
+from tests.runtime.drafts import DRAFTS, draft_model_for
+
+FALSE_ALARM = 1e-4
+"""Probability with which a correct sampler fails one chi-square test (the seeds are fixed, so it fails always or never)."""
+
+
+def ragged_prompts(count: int, vocab_size: int, *, longest: int = 60) -> list[list[int]]:
+    generator = np.random.default_rng(count)
+    lengths = np.linspace(1, longest, count).round().astype(int)
+    return [generator.integers(0, vocab_size, n).tolist() for n in generator.permutation(lengths)]
+
+
+def run(engine: Engine, draft: SpeculationSpec, sampling: SamplingSpec, options: DecodeOptions) -> DecodeResult:
+    drafter = build_drafter(draft, engine, draft_model_for(draft, engine.model.spec.vocab_size))
+    return decode(engine, drafter, sampling, options)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize("gamma", [1, 3, 6])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_greedy_speculation_equals_autoregressive(
+    draft: str, gamma: int, batch_size: int, tiny_model: Transformer
+) -> None:
+    """Ragged prompts, own limits and own end-of-sequence stops: every token is the same."""
+    engine = Engine(tiny_model, batch_size=batch_size, max_len=200)
+    engine.prefill(ragged_prompts(batch_size, 64))
+    snapshot = engine.snapshot()
+    limits = [20 + 19 * i for i in range(batch_size)]
+    options = {"max_new_tokens": limits, "eos_token_ids": (7, 30)}
+    expected = decode(engine, None, SamplingSpec(), DecodeOptions(**options))
+    engine.restore(snapshot)
+    result = run(engine, DRAFTS[draft], SamplingSpec(), DecodeOptions(gamma=gamma, **options))
+    assert result.tokens == expected.tokens
+    assert engine.num_active == 0
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_long_greedy_generation_slides_the_draft_cache(draft: str, tiny_model: Transformer) -> None:
+    """Hundreds of tokens, many times the draft's budget, from prompts shorter and longer than it."""
+    engine = Engine(tiny_model, batch_size=3, max_len=400)
+    engine.prefill([[3], [5, 9] * 4, [1, 2, 3] * 20])
+    snapshot = engine.snapshot()
+    expected = decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=300))
+    engine.restore(snapshot)
+    result = run(engine, DRAFTS[draft], SamplingSpec(), DecodeOptions(gamma=4, max_new_tokens=300))
+    assert result.tokens == expected.tokens
+
+
+SAMPLINGS = {
+    "temperature": SamplingSpec(temperature=0.8, seed=11),
+    "top-k": SamplingSpec(temperature=1.2, top_k=4, seed=12),
+    "top-p": SamplingSpec(temperature=1.0, top_p=0.8, seed=13),
+}
+VOCAB, NUM_TOKENS, BATCH, ROUNDS = 6, 4, 250, 32
+PROMPT = [1, 4, 2, 2, 0, 5, 3, 1, 1, 4, 0, 2, 5, 5, 3, 0, 1, 2, 4, 3]
+
+
+@pytest.fixture(scope="module")
+def toy_model() -> Transformer:
+    spec = tiny_spec(vocab_size=VOCAB, num_hidden_layers=2, hidden_size=16)
+    return load_model(spec, weights="random", seed=5)
+
+
+def exact_joint(model: Transformer, sampling: SamplingSpec) -> np.ndarray:
+    """P(next tokens = x1..xn) for every x, in fp64, from the definition of each warper."""
+    sequences = list(itertools.product(range(VOCAB), repeat=NUM_TOKENS))
+    engine = Engine(model, batch_size=1, max_len=64)
+    engine.prefill([PROMPT])
+    joint = np.ones(len(sequences))
+    for prefix_length in range(NUM_TOKENS):
+        conditionals = {}
+        for prefix in itertools.product(range(VOCAB), repeat=prefix_length):
+            block = torch.tensor([[PROMPT[-1], *prefix]])
+            conditionals[prefix] = warped(engine.forward(block)[0, -1].double().numpy(), sampling)
+        joint *= [conditionals[s[:prefix_length]][s[prefix_length]] for s in sequences]
+    return joint
+
+
+def warped(logits: np.ndarray, sampling: SamplingSpec) -> np.ndarray:
+    p = np.exp(logits / sampling.temperature)
+    p /= p.sum()
+    order = np.argsort(-p)
+    if sampling.top_k is not None:
+        p[order[sampling.top_k :]] = 0
+        p /= p.sum()
+    if sampling.top_p is not None:
+        before = np.cumsum(p[order]) - p[order]
+        p[order[before >= sampling.top_p]] = 0
+    return p / p.sum()
+
+
+def chi_square_p_value(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Cells expecting under 5 are pooled into one."""
+    rare = expected < 5
+    observed = np.append(counts[~rare], counts[rare].sum())
+    wanted = np.append(expected[~rare], expected[rare].sum())
+    keep = wanted > 0
+    assert observed[~keep].sum() == 0
+    return float(stats.chisquare(observed[keep], wanted[keep] * observed.sum() / wanted[keep].sum()).pvalue)
+
+
+@pytest.mark.parametrize("sampling_name", SAMPLINGS)
+@pytest.mark.parametrize("draft", [None, *DRAFTS])
+def test_sampled_tokens_follow_the_exact_joint_distribution(
+    draft: str | None, sampling_name: str, toy_model: Transformer
+) -> None:
+    """8000 continuations of one prompt against exact enumeration, chi-square at a false-alarm probability of 1e-4."""
+    sampling = SAMPLINGS[sampling_name]
+    expected = exact_joint(toy_model, sampling)
+    assert abs(expected.sum() - 1) < 1e-9
+    engine = Engine(toy_model, batch_size=BATCH, max_len=64)
+    engine.prefill([PROMPT] * BATCH)
+    snapshot = engine.snapshot()
+    counts = np.zeros(len(expected))
+    place = VOCAB ** np.arange(NUM_TOKENS)[::-1]
+    accepted = []
+    for seed in range(ROUNDS):
+        engine.restore(snapshot)
+        seeded = SamplingSpec(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=sampling.seed + 100 * seed,
+        )
+        options = DecodeOptions(gamma=0 if draft is None else 2, max_new_tokens=NUM_TOKENS)
+        result = run(engine, SpeculationSpec() if draft is None else DRAFTS[draft], seeded, options)
+        np.add.at(counts, np.array(result.tokens) @ place, 1)
+        accepted += [] if draft is None else result.acceptance_by_position
+    assert counts.sum() == BATCH * ROUNDS
+    assert chi_square_p_value(counts, counts.sum() * expected) > FALSE_ALARM
+    if draft is not None:
+        assert 0.02 < np.mean(accepted) < 0.98, (
+            "the draft must be neither perfect nor useless for this to prove anything"
+        )
+
+
+def test_a_seed_repeats_a_run_and_another_does_not(tiny_model: Transformer) -> None:
+    """The same seed gives the same tokens, whatever else the engine did before."""
+    engine = Engine(tiny_model, batch_size=4, max_len=120)
+    engine.prefill(ragged_prompts(4, 64))
+    snapshot = engine.snapshot()
+    outputs = []
+    for seed in (1, 2, 1):
+        engine.restore(snapshot)
+        options = DecodeOptions(gamma=3, max_new_tokens=[30, 10, 40, 20])
+        outputs.append(run(engine, DRAFTS["streamingllm"], SamplingSpec(temperature=1.0, seed=seed), options).tokens)
+    assert outputs[0] == outputs[2]
+    assert outputs[0] != outputs[1]
