@@ -167,14 +167,14 @@ def _candidates_table(rows: list[dict[str, Any]], limit: int = 12) -> Any:
          ("ms/tok", "r"), ("speedup (90 %)", "r"), ("bound by", "l")],
         "candidates, each with its best gamma (draft step and verification in ms)",
     )  # fmt: skip
-    seen = set()
+    seen: set[tuple[Any, ...]] = set()
     for row in rows:
         key = (row["draft"], row["draft_method"], row["draft_budget"])
         if key in seen or len(seen) == limit:
             continue
         seen.add(key)
         table.add_row(
-            _draft_name(row), str(row["draft_budget"] or "all"), str(row["gamma"]), _ms(row["draft_step_s"]),
+            _draft_name(row), str(row["draft_budget"] or "-"), str(row["gamma"]), _ms(row["draft_step_s"]),
             _ms(row["verify_step_s"]), f"{row['expected_tokens_per_step']:.2f}", _ms(row["tpot_s"]),
             f"{row['speedup']:.2f} {row['speedup_low']:.2f}-{row['speedup_high']:.2f}",
             row["bound_by"] if row["fits"] else "no room",
@@ -212,8 +212,8 @@ def _verdict(best: dict[str, Any]) -> str:
     return (
         f"[bold]best: {best['draft']}/{best['draft_method']}{budget}, gamma {best['gamma']}[/bold]: "
         f"{best['speedup']:.2f}x ({best['speedup_low']:.2f}-{best['speedup_high']:.2f}), "
-        f"{best['tokens_per_s']:.0f} tokens/s; {best['speedup_vs_best_autoregressive']:.2f}x autoregressive at its best "
-        "batch" + (f"; pays from {pays} generated tokens" if pays else "")
+        f"{best['tokens_per_s']:.0f} tokens/s; {best['speedup_vs_best_autoregressive']:.2f}x autoregressive at "
+        "its best batch" + (f"; pays from {pays} generated tokens" if pays else "")
     )
 
 

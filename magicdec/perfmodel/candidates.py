@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
@@ -29,15 +30,18 @@ class Points:
     context: Array
     tp: Array
     budget: Array
-    gamma: Array
+    gamma: npt.NDArray[np.int64]
+    gen_len: float = 0.0
+    """Twice what a slot holds beyond its prompt, on average."""
+    max_len: Array | None = None
+    """Tokens per slot that memory must hold; None: prompt and gen_len."""
 
     def __len__(self) -> int:
         return len(self.batch)
 
 
-def predict_points(
-    setup: Setup, acceptance: AcceptanceProfile | None, points: Points, gen_len: float
-) -> StepPrediction:
+def predict_points(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) -> StepPrediction:
+    """`predict` at the points."""
     return predict(
         setup.model,
         setup.draft_model,
@@ -51,20 +55,19 @@ def predict_points(
         sampling=setup.sampling,
         precision=setup.precision,
         draft_precision=setup.draft_precision,
-        gen_len=gen_len,
+        gen_len=points.gen_len,
         gamma=points.gamma,
         draft_budget=points.budget,
+        max_len=points.max_len,
     )
 
 
-def rows(
-    setup: Setup, acceptance: AcceptanceProfile | None, points: Points, *, gen_len: float, source_error: float = 0.0
-) -> list[Row]:
+def rows(setup: Setup, acceptance: AcceptanceProfile | None, points: Points, *, source_error: float = 0.0) -> list[Row]:
     """The rows of `points`. `source_error` widens acceptance's uncertainty (a source unlike the others')."""
     if not len(points):
         return []
-    prediction = predict_points(setup, acceptance, points, gen_len)
-    error = tokens_error(setup, acceptance, points, gen_len, source_error)
+    prediction = predict_points(setup, acceptance, points)
+    error = tokens_error(setup, acceptance, points, source_error)
     bounds = interval(prediction, error)
     ttft, draft_prefill = _prefill(setup, points)
     columns = {
@@ -146,13 +149,11 @@ def _prefill(setup: Setup, points: Points) -> tuple[Array, Array]:
     return first, points.batch * np.maximum(first - alone, 0.0)
 
 
-def tokens_error(
-    setup: Setup, acceptance: AcceptanceProfile | None, points: Points, gen_len: float, source_error: float
-) -> Array:
+def tokens_error(setup: Setup, acceptance: AcceptanceProfile | None, points: Points, source_error: float) -> Array:
     """One relative standard deviation of the expected tokens per step, from that of the rates."""
     if acceptance is None or not np.any(points.gamma > 0):
         return np.zeros(len(points))
-    kv_len = points.context + gen_len / 2.0
+    kv_len = points.context + points.gen_len / 2.0
     read = draft_kv_tokens(setup, kv_len, points.budget)
     gamma_max = int(points.gamma.max())
 
@@ -166,7 +167,7 @@ def tokens_error(
     return error
 
 
-def _half_range(low_rates: Array, high_rates: Array, gamma: Array) -> Array:
+def _half_range(low_rates: Array, high_rates: Array, gamma: npt.NDArray[np.int64]) -> Array:
     """Half the relative difference of the tokens per step that two sets of rates give."""
     low = expected_tokens_per_step(np.clip(low_rates, 0.0, 1.0), gamma)
     high = expected_tokens_per_step(np.clip(high_rates, 0.0, 1.0), gamma)

@@ -129,7 +129,7 @@ def _break_even(contexts: Any, speedups: Any) -> int | None:
         return None
     first = int(pays[0])
     if first == 0:
-        return int(round(contexts[0]))
+        return round(float(contexts[0]))
     low, high = speedups[first - 1], speedups[first]
     share = (1.0 - low) / (high - low)
-    return int(round(float(contexts[first - 1] * (contexts[first] / contexts[first - 1]) ** share)))
+    return round(float(contexts[first - 1] * (contexts[first] / contexts[first - 1]) ** share))

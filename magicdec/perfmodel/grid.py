@@ -31,6 +31,8 @@ class Grid:
     budgets: Any
     gammas: Any
     gen_len: float = 0.0
+    max_lens: Any = None
+    """Tokens per slot that memory must hold, by batch size; None: context and gen_len."""
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -90,10 +92,13 @@ def evaluate(setup: Setup, acceptance: AcceptanceLaw | None, grid: Grid) -> Grid
         tp_size=tp,
         full_acceptance=everything,
     )
+    held = context + grid.gen_len
+    if grid.max_lens is not None:
+        held = np.asarray(grid.max_lens, dtype=np.float64).reshape(-1, 1, 1, 1, 1)
     need = memory_need(
         setup,
         batch=batch,
-        max_len=context + grid.gen_len,
+        max_len=held,
         budget=budget if is_sparse else None,
         gamma=gamma,
         tp_size=tp,
@@ -133,5 +138,6 @@ def evaluate_in_chunks(
             budgets=grid.budgets,
             gammas=grid.gammas,
             gen_len=grid.gen_len,
+            max_lens=None if grid.max_lens is None else np.asarray(grid.max_lens)[part],
         )
         yield part, evaluate(setup, acceptance, chunk)

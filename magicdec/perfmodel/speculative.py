@@ -97,11 +97,13 @@ def predict(
     gen_len: Any = 0,
     gamma: Any = None,
     draft_budget: Any = None,
+    max_len: Any = None,
 ) -> StepPrediction:
     """One configuration, or arrays of them that broadcast together.
 
-    `context` is the prompt's length; with `gen_len` the step is the mean one, at context + gen_len / 2. `gamma` and
-    `draft_budget` default to the speculation's.
+    `context` is the prompt's length; with `gen_len` the step is the mean one, at context + gen_len / 2, and memory
+    holds context + gen_len tokens per sequence, unless `max_len` says otherwise. `gamma` and `draft_budget` default
+    to the speculation's.
 
     Raises:
         ConfigError: a draft of another vocabulary, or no acceptance where something is drafted.
@@ -132,9 +134,13 @@ def predict(
         tp_size=tp_size, full_acceptance=everything,
     )  # fmt: skip
     need = memory_need(
-        setup, batch=batch, max_len=context + np.asarray(gen_len, dtype=np.float64), budget=budget, gamma=gamma,
+        setup,
+        batch=batch,
+        max_len=context + np.asarray(gen_len, dtype=np.float64) if max_len is None else max_len,
+        budget=budget,
+        gamma=gamma,
         tp_size=tp_size,
-    )  # fmt: skip
+    )
     return StepPrediction(
         setup=setup,
         terms=terms,

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -105,8 +104,9 @@ class StepTerms:
         """The step's seconds by kind of term, or by what binds."""
 
         def split(time: ForwardTime) -> dict[str, Array]:
-            seconds: Mapping[str, Array] = time.group_seconds() if by == "group" else time.bound_seconds()
-            return dict(seconds)
+            if by == "group":
+                return {str(group): seconds for group, seconds in time.group_seconds().items()}
+            return {str(bound): seconds for bound, seconds in time.bound_seconds().items()}
 
         once, draft = split(self.verify.plus(self.accept, self.upkeep)), split(self.draft)
         alone = split(self.autoregressive)
@@ -127,7 +127,7 @@ def sampling_ops(setup: Setup, *, rows: Any, tp_size: Any, vocab_size: int) -> l
 
 
 def accept_ops(setup: Setup, *, rows: Any, tp_size: Any) -> list[Op]:
-    """Acceptance of drafted tokens against the target's distributions at each verified one, and the draw of the next."""
+    """Acceptance of drafted tokens against the target's distribution at each verified one, and the draw of the next."""
     engine = setup.engine
     greedy, filtered = setup.sampling.is_greedy, setup.sampling.top_p is not None or setup.sampling.top_k is not None
     passes = engine.greedy_passes if greedy else engine.accept_passes
@@ -220,7 +220,8 @@ def draft_tp(setup: Setup, tp_size: Any) -> Array:
     """The ranks that the draft runs on: all, or as many as was said."""
     tp = np.asarray(tp_size, dtype=np.float64)
     chosen = setup.speculation.draft_tp_size
-    return tp if chosen is None else np.minimum(tp, float(chosen))
+    ranks: Array = tp if chosen is None else np.minimum(tp, float(chosen))
+    return ranks
 
 
 def _draft_step(
@@ -300,10 +301,9 @@ def _topk_refresh(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: An
 
 def draft_kv_tokens(setup: Setup, kv_len: Any, budget: Any) -> Array:
     """Cached tokens that one draft step reads per sequence: the budget, or all where the cache is full or shorter."""
-    kv_len = np.asarray(kv_len, dtype=np.float64)
-    if setup.speculation.draft_method not in SPARSE_METHODS or budget is None:
-        return kv_len
-    tokens: Array = np.minimum(np.asarray(budget, dtype=np.float64), kv_len)
+    tokens: Array = np.asarray(kv_len, dtype=np.float64)
+    if setup.speculation.draft_method in SPARSE_METHODS and budget is not None:
+        tokens = np.minimum(np.asarray(budget, dtype=np.float64), tokens)
     return tokens
 
 

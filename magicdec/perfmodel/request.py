@@ -1,0 +1,212 @@
+"""What is asked of the planner, and what that means on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel import memory
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.drafts import DraftOption
+from magicdec.perfmodel.steps import Setup, memory_need
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.hardware import HardwareProfile, load_hardware
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import check_tp, largest_tp_at_most, valid_tp_sizes
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import MAX_GAMMA, SamplingSpec
+from magicdec.specs.workload import WorkloadSpec
+
+DEFAULT_MAX_GAMMA = 12
+DEFAULT_BATCH = 64
+MAX_BATCH = 65_536
+MAX_CONTEXT = 2**26
+AT_TEMPERATURE_ONE = SamplingSpec(temperature=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What is asked. Names are looked up in the catalogs; None lets the planner choose."""
+
+    model: str | ModelSpec = "llama-3.1-8b"
+    hardware: tuple[str | HardwareProfile, ...] = ("a100-sxm-80gb",)
+    engine: str | EngineProfile | None = None
+    """None: "magicdec-2024" on GPUs, "ours" on a CPU."""
+    tp_size: int | None = None
+    num_gpus: int | None = None
+    batch_sizes: tuple[int, ...] = ()
+    context_lens: tuple[int, ...] = (32_768,)
+    gen_len: int = 0
+    gamma: int | None = None
+    draft: str | None = None
+    draft_method: str | None = None
+    draft_budgets: tuple[int, ...] = ()
+    draft_tp_size: int | None = None
+    sampling: SamplingSpec = AT_TEMPERATURE_ONE
+    acceptance_rate: float | None = None
+    acceptance: tuple[AcceptanceProfile, ...] = ()
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    draft_weight_dtype: str | None = None
+    draft_kv_dtype: str | None = None
+    tpot_limit_s: float | None = None
+    ttft_limit_s: float | None = None
+    workload: WorkloadSpec | None = None
+    """Lengths of requests; replaces `context_lens` and `gen_len`."""
+
+    def __post_init__(self) -> None:
+        for what, values in (("batch", self.batch_sizes), ("context", self.context_lens)):
+            limit = MAX_BATCH if what == "batch" else MAX_CONTEXT
+            for value in values:
+                if not 1 <= value <= limit:
+                    raise ConfigError(f"{what} must be between 1 and {limit}, not {value}")
+        for what, seconds in (("tpot limit", self.tpot_limit_s), ("ttft limit", self.ttft_limit_s)):
+            if seconds is not None and not 0 < seconds < float("inf"):
+                raise ConfigError(f"the {what} must be above 0, not {seconds}")
+        if not self.context_lens or not self.hardware:
+            raise ConfigError("a plan needs at least one context length and one device")
+        if not 0 <= self.gen_len <= MAX_CONTEXT:
+            raise ConfigError(f"gen-len must be between 0 and {MAX_CONTEXT}, not {self.gen_len}")
+        if self.gamma is not None and not 0 <= self.gamma <= MAX_GAMMA:
+            raise ConfigError(f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}")
+        if self.num_gpus is not None and not 1 <= self.num_gpus <= 10**6:
+            raise ConfigError(f"gpus must be at least 1, not {self.num_gpus}")
+        if self.draft_tp_size is not None and self.draft_tp_size < 1:
+            raise ConfigError(f"draft tp must be at least 1, not {self.draft_tp_size}")
+        if self.acceptance_rate is not None and not 0.0 <= self.acceptance_rate <= 1.0:
+            raise ConfigError(f"the acceptance rate must be between 0 and 1, not {self.acceptance_rate}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """What a slot of the batch holds: a prompt, on average over time half of `growth` more, and at most `max_len`."""
+
+    prompt_len: float
+    growth: float
+    workload: WorkloadSpec | None = None
+
+    def max_len(self, batch: Any) -> Array:
+        """Tokens per slot that memory must hold for a batch: all generated, or the tail of a mix of requests."""
+        batch = np.asarray(batch, dtype=np.float64)
+        if self.workload is None:
+            return np.full(batch.shape, self.prompt_len + self.growth)
+        tail: Array = np.vectorize(self.workload.tail_len, otypes=[np.float64])(batch)
+        return tail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device's share of a request, resolved."""
+
+    request: PlanRequest
+    model: ModelSpec
+    hardware: HardwareProfile
+    engine: EngineProfile
+    tp_sizes: tuple[int, ...]
+    precision: Precision
+    draft_precision: Precision
+    searches_batch: bool
+    options: tuple[DraftOption, ...] = ()
+
+    def setup(self, option: DraftOption | None) -> Setup:
+        common: dict[str, Any] = {
+            "model": self.model,
+            "hardware": self.hardware,
+            "engine": self.engine,
+            "sampling": self.request.sampling,
+            "precision": self.precision,
+        }
+        if option is None:
+            return Setup(**common)
+        return Setup(
+            **common,
+            speculation=option.speculation(),
+            draft_model=option.model,
+            draft_precision=self.draft_precision,
+        )
+
+    @property
+    def tp(self) -> Array:
+        return np.asarray(self.tp_sizes, dtype=np.float64)
+
+    @property
+    def lengths(self) -> list[Lengths]:
+        workload = self.request.workload
+        if workload is None:
+            return [Lengths(prompt_len=float(c), growth=float(self.request.gen_len)) for c in self.request.context_lens]
+        prompt = workload.mean_prompt_len
+        return [Lengths(prompt_len=prompt, growth=2.0 * (workload.mean_kv_len - prompt), workload=workload)]
+
+    def largest_batches(
+        self, lengths: Lengths, *, option: DraftOption | None = None, budget: Any = None, gamma: int = 0
+    ) -> Array:
+        """The largest batch that fits, per tp size; autoregressive unless a draft is given."""
+        setup, held = self.setup(option), lengths.max_len(1.0)
+        capacity = memory.capacity_bytes(self.hardware, self.engine)
+        batch = np.ones(len(self.tp_sizes))
+        for _ in range(3 if lengths.workload is not None else 1):  # the tail of a batch shrinks as it grows
+
+            def need(count: float, held: Array = held) -> Array:
+                return memory_need(
+                    setup, batch=count, max_len=held, budget=budget, gamma=gamma, tp_size=self.tp
+                ).total_bytes
+
+            batch = memory.largest_batch(need(0.0), need(1.0), capacity)
+            held = lengths.max_len(np.maximum(batch, 1.0))
+        per_tp: Array = np.broadcast_to(batch, (len(self.tp_sizes),))
+        return per_tp
+
+    @property
+    def gammas(self) -> tuple[int, ...]:
+        if self.request.gamma is not None:
+            return (self.request.gamma,)
+        return tuple(range(1, DEFAULT_MAX_GAMMA + 1))
+
+
+def resolve(
+    request: PlanRequest,
+    model: ModelSpec,
+    hardware: str | HardwareProfile,
+    options: list[DraftOption],
+) -> Device:
+    """What a request means on one device: tp sizes, formats, and whether the batch is to be found.
+
+    Raises ConfigError for what cannot be split, or a draft that does not go with the target.
+    """
+    hw = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
+    on_cpu = hw.kind == "cpu"
+    engine = request.engine or ("ours" if on_cpu else "magicdec-2024")
+    node = 1 if on_cpu else hw.link.num_gpus_per_node
+    if request.tp_size is not None:
+        check_tp(model, request.tp_size)
+        if request.num_gpus is not None and request.tp_size > request.num_gpus:
+            raise ConfigError(f"tp {request.tp_size} needs more than the {request.num_gpus} GPUs given")
+        tp_sizes: tuple[int, ...] = (request.tp_size,)
+    elif request.num_gpus is not None:
+        tp_sizes = tuple(valid_tp_sizes(model, min(request.num_gpus, node)))
+    else:
+        tp_sizes = (largest_tp_at_most(model, node),)
+    limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
+    limited = any(limit is not None for limit in limits)
+    default = "fp32" if on_cpu else "bf16"
+    weights, kv = request.weight_dtype or default, request.kv_dtype or default
+    device = Device(
+        request=request,
+        model=model,
+        hardware=hw,
+        engine=engine if isinstance(engine, EngineProfile) else load_engine(engine),
+        tp_sizes=tp_sizes,
+        precision=Precision(weight_dtype=weights, kv_dtype=kv),
+        draft_precision=Precision(
+            weight_dtype=request.draft_weight_dtype or weights, kv_dtype=request.draft_kv_dtype or kv
+        ),
+        searches_batch=not request.batch_sizes and limited,
+        options=tuple(options),
+    )
+    for option in options:
+        device.setup(option)  # a draft of another vocabulary is refused here
+    return device
