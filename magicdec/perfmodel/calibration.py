@@ -1,9 +1,9 @@
 """Fits the curves of a hardware profile to timed kernels: published tables or micro-benchmarks of this machine.
 
-Each fit minimises Σ w·ρ(ln(predicted/measured)) with ρ = soft L1, so that outliers count little and what is minimised is
-near the mean relative error. Weak log-normal priors (`Free.spread`) hold parameters that the rows do not determine near
-generic values: without them, a fit to few tokens knows nothing of the compute ceiling. Several starts guard against
-local minima. At most 12 parameters per table.
+Each fit minimises Σ w·ρ(ln(predicted/measured)) with ρ = soft L1, so that outliers count little and what is minimised
+is near the mean relative error. Weak log-normal priors (`Free.spread`) hold parameters that the rows do not determine
+near generic values: without them, a fit to few tokens knows nothing of the compute ceiling. Several starts guard
+against local minima. At most 12 parameters per table.
 
 Rows are mappings of column names to arrays, one entry per timing; `time_s` is the median time of one call. SciPy is
 imported on the first fit only: predicting needs none of it.
@@ -24,6 +24,7 @@ from magicdec.perfmodel.arrays import Array
 from magicdec.perfmodel.collectives import all_reduce_time
 from magicdec.perfmodel.roofline import KvReads, attention_time, elementwise_time, gemm_time
 from magicdec.specs.hardware import (
+    LIMITS,
     AllReduceCurve,
     AttentionCurve,
     ElementwiseCurve,
@@ -76,7 +77,7 @@ GEMM_PARAMETERS: Parameters = {
     "split_traffic": Free(prior=1.0, spread=1.0),
     "wave_weight": Free(prior=0.5, spread=1.0, scale="unit"),
     "l2_fraction": Free(prior=0.16),
-    "l2_bandwidth_ratio": Free(prior=2.5),
+    "l2_bandwidth_ratio": Free(prior=2.5, scale="above_one"),
 }
 GEMM_PARAMETERS_UNTILED: Parameters = {
     "overhead_s": Free(prior=5e-6, spread=2.0),
@@ -90,7 +91,6 @@ ATTENTION_PARAMETERS: Parameters = {
     "overhead_s": Free(prior=6e-6, spread=1.0),
     "bandwidth_efficiency": Free(prior=0.85, spread=0.2),
     "stream_ratio": Free(prior=1.5, spread=0.7),
-    "blocks_per_multiprocessor": Free(prior=2.0),
     "ridge_power": Free(prior=4.0, scale="above_one"),
     "split_overhead_s": Free(prior=4e-6, spread=1.0),
     "l2_fraction": Free(prior=0.9, spread=0.3),
@@ -100,6 +100,10 @@ ATTENTION_PARAMETERS: Parameters = {
     "max_splits": Free(prior=64.0, spread=0.7),
     "block_overhead_s": Free(prior=3e-7, spread=1.0),
 }
+GROUPED_MAX_SPLITS = 128.0
+"""FlashAttention 2's constant."""
+BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
+"""Searched, not descended: time steps with it. Counts as a parameter."""
 ATTENTION_PARAMETERS_UNTILED: Parameters = {
     "overhead_s": Free(prior=2e-5, spread=2.0),
     "bandwidth_efficiency": Free(prior=0.7, spread=0.7),
@@ -165,7 +169,10 @@ def minimise(
         return np.concatenate([weights * error, pull * (codes - center) / spread])
 
     best: tuple[float, Array] | None = None
-    low, high = center - 8 * spread, center + 8 * spread
+    limits = [LIMITS.get(name, (0.0, 1.0 if name.endswith("_s") else 1e18)) for name in names]
+    low = [parameters[name].encode(max(least, 1e-12)) for name, (least, _) in zip(names, limits, strict=True)]
+    high = [parameters[name].encode(most) for name, (_, most) in zip(names, limits, strict=True)]
+    low, high = np.maximum(low, center - 8 * spread), np.minimum(high, center + 8 * spread)
     for override in starts:
         first = center.copy()
         for name, value in override.items():
@@ -194,12 +201,12 @@ def mean_absolute_error(predicted: Array, measured: Array) -> float:
     return float(np.mean(np.abs(predicted / measured - 1.0))) if measured.size else math.nan
 
 
-def _with_fit(curve: Curve, parameters: Parameters, seconds: Array, predicted: Array, fitted_on: str) -> Curve:
+def _with_fit(curve: Curve, num_parameters: int, seconds: Array, predicted: Array, fitted_on: str) -> Curve:
     rms = float(np.sqrt(np.mean(np.log(predicted / seconds) ** 2)))
     fit = Fit(
         fitted_on=fitted_on,
         num_rows=seconds.size,
-        num_parameters=len(parameters),
+        num_parameters=num_parameters,
         relative_error=min(max(rms, 0.02), 10.0),
     )
     fitted: Curve = msgspec.structs.replace(curve, fit=fit)
@@ -238,7 +245,7 @@ def fit_gemm(
     start = GemmCurve(tiled=tiled)
     starts = ({}, {"wave_weight": 0.95}) if tiled else ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
     curve, _ = minimise(start, parameters, predict, seconds, _weights(rows, seconds), starts=starts)
-    return _with_fit(curve, parameters, seconds, predict(curve), fitted_on)
+    return _with_fit(curve, len(parameters), seconds, predict(curve), fitted_on)
 
 
 def fit_attention(
@@ -264,7 +271,7 @@ def fit_attention(
     parameters = dict(ATTENTION_PARAMETERS if tiled else ATTENTION_PARAMETERS_UNTILED)
     if np.any(query_len > 1):
         if tiled:
-            del parameters["l2_bandwidth_ratio"]
+            del parameters["max_splits"]
         parameters |= QUERY_PARAMETERS
 
     def predict(curve: AttentionCurve) -> Array:
@@ -274,13 +281,25 @@ def fit_attention(
             head_dim=head_dim, kv_dtype=kv_dtype, kv_reads=kv_reads, warm_l2=warm,
         ).time_s  # fmt: skip
 
+    weights = _weights(rows, seconds)
     start = AttentionCurve(library=library, splits=splits)
-    starts: Sequence[Mapping[str, float]] = [{"blocks_per_multiprocessor": blocks} for blocks in (1.0, 2.0, 3.0, 4.0)]
+    if splits == "grouped":
+        parameters.pop("max_splits", None)
+        start = msgspec.structs.replace(start, max_splits=GROUPED_MAX_SPLITS)
     if not tiled:
         start = msgspec.structs.replace(start, wave_weight=0.0, stream_ratio=1e6, max_splits=1.0)
-        starts = ({}, {"ridge_power": 6.0})
-    curve, _ = minimise(start, parameters, predict, seconds, _weights(rows, seconds), starts=starts)
-    return _with_fit(curve, parameters, seconds, predict(curve), fitted_on)
+        curve, _ = minimise(start, parameters, predict, seconds, weights, starts=({}, {"ridge_power": 6.0}))
+        return _with_fit(curve, len(parameters), seconds, predict(curve), fitted_on)
+    starts: Sequence[Mapping[str, float]] = ({}, {"wave_weight": 0.9, "bandwidth_efficiency": 0.78})
+    candidates = [
+        minimise(
+            msgspec.structs.replace(start, blocks_per_multiprocessor=blocks), parameters, predict, seconds, weights,
+            starts=starts,
+        )
+        for blocks in BLOCKS_PER_MULTIPROCESSOR
+    ]  # fmt: skip
+    curve = min(candidates, key=lambda candidate: candidate[1])[0]
+    return _with_fit(curve, len(parameters) + 1, seconds, predict(curve), fitted_on)
 
 
 def fit_allreduce(
@@ -313,14 +332,9 @@ def fit_allreduce(
     for _ in range(2):
         if np.any(tp_size <= 4):
             few = min(SWITCH_SIZES, key=lambda size: fit_with(size, wide)[1])
-        if np.any(tp_size > 4):
-            wide = min(SWITCH_SIZES, key=lambda size: fit_with(few, size)[1])
-        else:
-            wide = few
+        wide = min(SWITCH_SIZES, key=lambda size: fit_with(few, size)[1]) if np.any(tp_size > 4) else few
     curve, _ = fit_with(few, wide)
-    return _with_fit(
-        curve, {**parameters, "few": Free(prior=1), "wide": Free(prior=1)}, seconds, predict(curve), fitted_on
-    )
+    return _with_fit(curve, len(parameters) + 2, seconds, predict(curve), fitted_on)
 
 
 def fit_elementwise(rows: Rows, hw: HardwareProfile, *, fitted_on: str = "") -> ElementwiseCurve:
@@ -337,4 +351,4 @@ def fit_elementwise(rows: Rows, hw: HardwareProfile, *, fitted_on: str = "") -> 
         return elementwise_time(profile, num_bytes=num_bytes, num_kernels=num_kernels).time_s
 
     curve, _ = minimise(ElementwiseCurve(), parameters, predict, seconds, _weights(rows, seconds))
-    return _with_fit(curve, parameters, seconds, predict(curve), fitted_on)
+    return _with_fit(curve, len(parameters), seconds, predict(curve), fitted_on)

@@ -172,7 +172,7 @@ def attention_time(
     activation_bytes = 4.0 if kv_dtype == "fp32" else 2.0
     query_bytes = 2.0 * batch * query_len * num_heads * head_dim * activation_bytes
     memory_s = (kv_bytes + query_bytes) / (curve.bandwidth_efficiency * hw.memory_bytes_per_s)
-    if warm_l2:
+    if warm_l2 or curve.l2_bandwidth_ratio < 1.0:
         memory_s = memory_s / _l2_speedup(kv_bytes, hw.l2_bytes, curve.l2_fraction, curve.l2_bandwidth_ratio)
     rate = curve.flops_efficiency * hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
     compute_s = 4.0 * batch * query_len * kv_len * num_heads * head_dim / rate
@@ -210,7 +210,8 @@ def _blocks(
         stepped_s = full * soft_max(wave_memory_s, block_s, curve.ridge_power) + tail_s
         even_s = np.where(filling > 1.0, even_s + curve.wave_weight * (stepped_s - even_s), even_s)
     waiting_s = curve.block_overhead_s * np.maximum(filling - 1.0, 0.0)
-    return even_s + waiting_s, curve.split_overhead_s * (1.0 - 1.0 / splits)
+    splitting = np.where(can_split, 1.0, 0.0) if curve.splits == "grouped" else 1.0 - 1.0 / splits
+    return even_s + waiting_s, curve.split_overhead_s * splitting
 
 
 def elementwise_time(hw: HardwareProfile, *, num_bytes: Any, num_kernels: Any = 1) -> OpTime:

@@ -125,6 +125,8 @@ class AttentionCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ridge_power: float = 3.5
     l2_fraction: float = 0.85
     l2_bandwidth_ratio: float = 2.0
+    """Bandwidth of a cache smaller than `l2_fraction` of the L2, relative to a larger one. Below 1 it is no caching: short
+    reads do not reach the full bandwidth (measured on A100, cause unknown), and it applies whether the L2 is warm or not."""
     blocks_per_multiprocessor: float = 2.0
     stream_ratio: float = 4.0
     """Bandwidth at which the blocks that fill the device can take keys and values in, relative to the memory's peak."""
@@ -132,6 +134,7 @@ class AttentionCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Fixed time of each further wave of blocks."""
     wave_weight: float = 0.5
     split_overhead_s: float = 4e-6
+    """Cost of splitting and combining: of every call of the splitting kernel if `splits` is "grouped"."""
     min_split_tokens: float = 256.0
     max_splits: float = 32.0
 
@@ -220,6 +223,8 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.attention or AttentionCurve()
 
     def allreduce_curve(self) -> AllReduceCurve:
+        if self.allreduce is None and self.link.topology in ("pcie", "shared-memory"):
+            return AllReduceCurve(library="generic ring", direct_ranks=2, rank_exponent=0.5)
         return self.allreduce or AllReduceCurve()
 
     def elementwise_curve(self) -> ElementwiseCurve:

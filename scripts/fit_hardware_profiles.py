@@ -1,0 +1,101 @@
+"""Fits the catalog's hardware profiles to the published kernel tables in a directory, and rewrites their TOML files.
+
+    python scripts/fit_hardware_profiles.py DIRECTORY
+
+The directory holds gemm_bf16.csv.gz, decode_attention_bf16.csv.gz and allreduce_bf16.csv.gz. Each curve is fitted
+twice: on three quarters of the shapes, for the error on the others, which the profile states; then on all rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from magicdec.errors import MagicdecError
+from magicdec.specs.hardware import (
+    HARDWARE_DIRECTORY,
+    AllReduceCurve,
+    AttentionCurve,
+    GemmCurve,
+    HardwareProfile,
+    load_hardware,
+    save_hardware,
+)
+from magicdec.validate.kernels import Table, extrapolation_error, held_out, predict, read_table, refit, refit_error
+
+FILES = ("gemm_bf16.csv.gz", "decode_attention_bf16.csv.gz", "allreduce_bf16.csv.gz")
+SOURCE = "aiconfigurator-core 0.12.0 measured-kernel tables, vLLM {version} lane, bf16"
+VERSIONS = {"a100-sxm-80gb": "0.14.0"}
+ALL_REDUCE_VERSIONS = {"a100-sxm-80gb": "0.14.0", "l40s-48gb": "0.14.0"}
+ATTENTION = {
+    "a100-sxm-80gb": ("FlashAttention 2 (vLLM 0.14.0): splits the context with grouped heads only", "grouped"),
+    "l40s-48gb": ("FlashAttention 2 (vLLM 0.24.0): splits the context with grouped heads only", "grouped"),
+}
+ERROR_TO_DEVIATION = 1.25
+"""Standard deviation over mean absolute deviation of a normal distribution."""
+
+
+def fit_table(profile: HardwareProfile, table: Table, rows: dict[str, np.ndarray]) -> HardwareProfile:
+    """The profile with one curve fitted, and its error on shapes left out."""
+    versions = ALL_REDUCE_VERSIONS if table.kind == "allreduce" else VERSIONS
+    default = "0.19.0" if table.kind == "allreduce" else "0.24.0"
+    source = SOURCE.format(version=versions.get(profile.name, default))
+    test = held_out(table, rows)
+    error = refit_error(table, profile, rows, ~test, test)
+    extrapolated = extrapolation_error(table, profile, rows)
+    fitted = refit(table, profile, rows, fitted_on=source, max_rows=6000)
+    curve: GemmCurve | AttentionCurve | AllReduceCurve | None = getattr(fitted, table.kind)
+    assert curve is not None
+    counted = table.counted(rows)
+    deviation = np.abs(predict(table, fitted, rows) / rows["time_s"] - 1.0)
+    print(
+        f"{profile.name}/{table.kind}: {rows['time_s'].size} rows, {curve.fit.num_parameters} parameters, "
+        f"in sample {deviation[counted].mean():.2%} (all rows {deviation.mean():.2%}), "
+        f"held out {error or float('nan'):.2%}, extrapolated {extrapolated or float('nan'):.2%}",
+        flush=True,
+    )
+    relative_error = ERROR_TO_DEVIATION * float(error if error is not None else deviation[counted].mean())
+    fit = msgspec.structs.replace(
+        curve.fit, num_rows=int(rows["time_s"].size), error=round(float(error), 4) if error is not None else None,
+        relative_error=round(relative_error, 4),
+    )  # fmt: skip
+    return msgspec.structs.replace(fitted, **{table.kind: msgspec.structs.replace(rounded(curve), fit=fit)})
+
+
+def rounded(curve: GemmCurve | AttentionCurve | AllReduceCurve) -> GemmCurve | AttentionCurve | AllReduceCurve:
+    """Five significant digits: more would say more than the rows do."""
+    values = {name: getattr(curve, name) for name in curve.__struct_fields__}
+    numbers = {name: value for name, value in values.items() if type(value) is float and "direct_bytes" not in name}
+    return msgspec.structs.replace(curve, **{name: float(f"{value:.5g}") for name, value in numbers.items()})
+
+
+def main(directory: Path) -> None:
+    profiles: dict[str, HardwareProfile] = {}
+    for file in FILES:
+        table, by_device = read_table(directory / file)
+        for device, rows in by_device.items():
+            profile = profiles.get(device) or load_hardware(device)
+            if table.kind == "attention":
+                library, splits = ATTENTION.get(
+                    device, ("vLLM 0.24.0's default decode kernel for the device", "always")
+                )
+                profile = msgspec.structs.replace(profile, attention=AttentionCurve(library=library, splits=splits))
+            if table.kind == "allreduce":
+                profile = msgspec.structs.replace(
+                    profile, allreduce=AllReduceCurve(library="vLLM custom all-reduce, then NCCL")
+                )
+            profiles[device] = fit_table(profile, table, rows)
+    for profile in profiles.values():
+        save_hardware(profile, HARDWARE_DIRECTORY / f"{profile.name}.toml")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    try:
+        main(Path(sys.argv[1]))
+    except MagicdecError as error:
+        sys.exit(f"error: {error}")
