@@ -26,6 +26,7 @@ def register_commands() -> None:
     app.command("plan")(plan.plan_command)
     app.command("run")(run.run_command)
     app.command("calibrate")(calibrate.calibrate_command)
+    app.command("profile-acceptance")(calibrate.profile_acceptance_command)
     app.add_typer(validate.app, name="validate")
     app.command("report")(report.report_command)
     app.command("demo")(demo.demo_command)

@@ -22,7 +22,7 @@ from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 
 if TYPE_CHECKING:
     from magicdec.records import Record
-    from magicdec.validate.benchmark import BenchmarkRequest
+    from magicdec.validate.request import BenchmarkRequest
 
 EPILOG = """Examples:\n
   magicdec run --batch 32 --context 4096 --draft-budget 256 --gamma 3\n
@@ -67,7 +67,7 @@ def run_command(
     from magicdec.validate.environment import bind_threads
 
     bind_threads()
-    from magicdec.validate.benchmark import BenchmarkRequest
+    from magicdec.validate.request import BenchmarkRequest
 
     require(weights in ("checkpoint", "random"), f"--weights must be checkpoint or random, not '{weights}'")
     methods = [draft_method] if draft not in ("none", "ngram") else [draft]

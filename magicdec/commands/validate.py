@@ -50,8 +50,10 @@ def acceptance_command(files: OptionalFiles = None, output_format: Format = Outp
 @app.command("grid")
 def grid_command(
     grid: Annotated[Path | None, typer.Argument(help="A grid file (TOML); none: a small built-in grid.")] = None,
-    hardware: Annotated[Path | None, typer.Option(help="Profile from `magicdec calibrate`; none: calibrate now.")] = None,
-    records: Annotated[Path, typer.Option(help="Where measured and predicted records are appended.")] = Path("grid.jsonl"),
+    profile: Annotated[
+        Path | None, typer.Option(help="PROFILE.toml of `magicdec calibrate`; none: calibrate first.")
+    ] = None,
+    records: Annotated[Path, typer.Option(help="Appended to: predictions, then measurements.")] = Path("grid.jsonl"),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
     output_format: Format = OutputFormat.TABLE,
 ) -> None:
@@ -61,10 +63,12 @@ def grid_command(
     bind_threads()
     from magicdec.reports import tables
     from magicdec.validate.grid import load_grid, run_grid
+    from magicdec.validate.local_profile import load_local_profile
 
     show = progress_printer(quiet)
     try:
-        comparison = run_grid(load_grid(grid), hardware=hardware, records=records, progress=show)
+        local = load_local_profile(profile) if profile else None
+        comparison = run_grid(load_grid(grid), profile=local, records=records, progress=show).comparison
     finally:
         end_progress(quiet)
     if output_format is OutputFormat.TABLE:

@@ -11,6 +11,7 @@ import resource
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ import torch
 from magicdec.errors import StorageError
 from magicdec.records import Record, append_record, current_environment, read_records
 from magicdec.runtime.generate import DecodeResult
-from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.units import KIB
-from magicdec.validate.benchmark import DTYPE_BYTES, BenchmarkRequest, BenchmarkSession
+from magicdec.validate.benchmark import BenchmarkSession
+from magicdec.validate.request import DTYPE_BYTES, BenchmarkRequest, configuration_fields
 
 WARM_UP_TOKENS = 4
 
@@ -39,24 +40,24 @@ class Measurement:
 
     @property
     def tokens_per_s(self) -> list[float]:
-        return [run.steady_tokens / run.steady_elapsed_s for run in self.runs]
+        return [run.steady_tokens_per_s for run in self.runs]
 
     @property
     def speedups(self) -> list[float]:
         """Steady-state speedup of each repetition, against the autoregressive run beside it."""
         pairs = zip(self.runs, self.baseline_runs, strict=True)
-        return [
-            (run.steady_tokens / run.steady_elapsed_s) / (base.steady_tokens / base.steady_elapsed_s)
-            for run, base in pairs
-        ]
+        return [run.steady_tokens_per_s / base.steady_tokens_per_s for run, base in pairs]
 
     @property
-    def static_batch_speedup(self) -> float | None:
-        """Speedup when every sequence of a full batch must reach its end; None where runs stopped at the first end."""
-        if any(run.stopped_early for run in self.runs):
-            return None
+    def static_batch_speedup(self) -> float:
+        """Speedup when every sequence of a full batch must reach its end (of runs that went to the end)."""
         pairs = zip(self.runs, self.baseline_runs, strict=True)
         return statistics.median(base.elapsed_s / run.elapsed_s for run, base in pairs)
+
+    @property
+    def histogram(self) -> list[int]:
+        """How often 0, 1, … gamma drafted tokens were accepted, all repetitions together."""
+        return [sum(counts) for counts in zip(*(run.histogram for run in self.runs), strict=True)]
 
 
 def measure(session: BenchmarkSession, *, progress: Callable[[str], None] = lambda _: None) -> list[Measurement]:
@@ -97,7 +98,7 @@ def to_record(
     """The measured row of one configuration: medians over the repetitions, every repetition's speedup beside them."""
     request, speculation = session.request, measurement.speculation
     baseline_step_s = statistics.median(run.steady_elapsed_s / run.steady_steps for run in measurement.baseline_runs)
-    baseline_tokens_per_s = statistics.median(r.steady_tokens / r.steady_elapsed_s for r in measurement.baseline_runs)
+    baseline_tokens_per_s = statistics.median(run.steady_tokens_per_s for run in measurement.baseline_runs)
     step_s = statistics.median(run.steady_elapsed_s / run.steady_steps for run in measurement.runs)
     tokens_per_s = statistics.median(measurement.tokens_per_s)
     speculative = not speculation.is_autoregressive
@@ -106,7 +107,8 @@ def to_record(
     mbu = None
     if bandwidth_bytes_per_s is not None:
         mbu = autoregressive_step_bytes(session) / baseline_step_s / bandwidth_bytes_per_s
-    acceptance = _pooled_acceptance(measurement.runs, speculation.gamma) if speculative else None
+    histogram = measurement.histogram
+    rates, trials = acceptance_by_position(histogram)
     return Record(
         source="measured",
         **configuration_fields(request, speculation),
@@ -118,17 +120,17 @@ def to_record(
         prefill_s=session.prefill_s,
         ttft_s=session.prefill_s + baseline_step_s,
         breakdown_s=phases,
-        expected_tokens_per_step=_tokens_per_step(measurement.runs),
-        acceptance_by_position=acceptance.rates if acceptance else None,
-        acceptance_trials_by_position=acceptance.trials if acceptance else None,
-        acceptance_histogram=acceptance.histogram if acceptance else None,
+        expected_tokens_per_step=1.0 + float(np.average(np.arange(len(histogram)), weights=histogram)),
+        acceptance_by_position=rates if speculative else None,
+        acceptance_trials_by_position=trials if speculative else None,
+        acceptance_histogram=histogram if speculative else None,
         tpot_s=request.batch_size / tokens_per_s,
         tokens_per_s=tokens_per_s,
         autoregressive_tokens_per_s=baseline_tokens_per_s,
         speedup=statistics.median(speedups) if speculative else 1.0,
         speedup_low=min(speedups) if speculative else 1.0,
         speedup_high=max(speedups) if speculative else 1.0,
-        speedup_static_batch=measurement.static_batch_speedup if speculative else None,
+        speedup_static_batch=measurement.static_batch_speedup if speculative and request.run_to_end else None,
         speedup_samples=speedups if speculative else None,
         repetitions=len(measurement.runs),
         autoregressive_mbu=mbu,
@@ -137,52 +139,11 @@ def to_record(
     )
 
 
-def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec) -> dict[str, Any]:
-    """The identity part of a record."""
-    sampling = request.sampling
-    simulated = request.simulate_acceptance if not speculation.is_autoregressive else None
-    return {
-        "model": load_model_spec(request.model).name,
-        "device": request.device,
-        "dtype": request.dtype,
-        "draft": speculation.draft,
-        "draft_method": speculation.draft_method,
-        "draft_budget": speculation.draft_budget,
-        "gamma": speculation.gamma,
-        "batch_size": request.batch_size,
-        "context_len": request.context_len,
-        "gen_len": request.gen_len,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "seed": sampling.seed,
-        "prompts": request.prompts,
-        "weights": request.weights,
-        "simulated_acceptance": list(simulated) if simulated else None,
-    }
-
-
-@dataclass(frozen=True)
-class PooledAcceptance:
-    """Acceptance of all repetitions together; rates are conditional on all earlier positions being accepted."""
-
-    rates: list[float]
-    trials: list[int]
-    histogram: list[int]
-
-
-def _pooled_acceptance(runs: list[DecodeResult], gamma: int) -> PooledAcceptance:
-    accepted = np.concatenate([run.num_accepted.ravel() for run in runs])
-    accepted = accepted[accepted >= 0]
-    trials = [int((accepted >= i).sum()) for i in range(gamma)]
-    rates = [float((accepted > i).sum() / n) if n else 0.0 for i, n in enumerate(trials)]
-    return PooledAcceptance(rates, trials, np.bincount(accepted, minlength=gamma + 1).tolist())
-
-
-def _tokens_per_step(runs: list[DecodeResult]) -> float:
-    """Mean tokens per step and sequence, the bonus token included."""
-    accepted = np.concatenate([run.num_accepted.ravel() for run in runs])
-    return float(1.0 + accepted[accepted >= 0].mean())
+def acceptance_by_position(histogram: list[int]) -> tuple[list[float], list[int]]:
+    """Conditional rates P(position i accepted | all before accepted), and how often each position was reached."""
+    reached = np.array(histogram)[::-1].cumsum()[::-1]
+    rates = [float(after / before) if before else 0.0 for before, after in pairwise(reached)]
+    return rates, reached[:-1].tolist()
 
 
 def autoregressive_step_bytes(session: BenchmarkSession) -> float:

@@ -48,11 +48,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Work:
-    """Something to time: `call` does it once."""
+    """Something to time: `call` does it `repeats` times over."""
 
     table: str
     shape: Shape
     call: Callable[[], object]
+    repeats: int = 1
 
 
 def seconds_per_call(call: Callable[[], object], *, device: str, min_s: float = 2e-3, max_calls: int = 200) -> float:
@@ -83,7 +84,7 @@ def time_interleaved(works: Iterable[Work], *, device: str, rounds: int) -> list
     seconds: list[list[float]] = [[] for _ in works]
     for _ in range(rounds):
         for taken, work in zip(seconds, works, strict=True):
-            taken.append(seconds_per_call(work.call, device=device))
+            taken.append(seconds_per_call(work.call, device=device) / work.repeats)
     return [Point(work.table, work.shape, taken) for work, taken in zip(works, seconds, strict=True)]
 
 
@@ -155,8 +156,8 @@ QUERY_LENGTHS = (1, 2, 3, 4, 6, 8)
 
 
 def attention_works(model: ModelSpec, *, device: str, dtype: str, rotate_over: int = 3) -> list[Work]:
-    """Attention of a few query tokens over a cache; `rotate_over` caches in turn, as the layers of a model take turns, so
-    that no cache level holds what a model's would not."""
+    """Attention of a few query tokens over a KV cache; `rotate_over` caches in turn, as a model's layers take turns, so
+    that the processor's caches hold no more than they would of a model."""
     heads, kv_heads, head_dim = model.num_attention_heads, model.num_key_value_heads, model.head_dim
     works = []
     for batch, kv_len in ATTENTION_SHAPES:
@@ -176,7 +177,7 @@ def attention_works(model: ModelSpec, *, device: str, dtype: str, rotate_over: i
                 for keys, values in cache:
                     decode_attention(query, keys, values)
 
-            works.append(Work("attention", shape, call))
+            works.append(Work("attention", shape, call, repeats=rotate_over))
     return works
 
 

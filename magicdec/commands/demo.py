@@ -1,0 +1,79 @@
+"""`magicdec demo`: the whole path on this machine, ending with a report."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from magicdec.commands.options import end_progress, progress_printer
+from magicdec.units import format_seconds
+
+if TYPE_CHECKING:
+    from magicdec.validate.demo import DemoResult
+
+
+def demo_command(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Directory for profile, plan, records and report.")
+    ] = Path("demo-output"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
+) -> None:
+    """Calibrate this machine, plan, decode for real, compare, and write a report: a few minutes on two cores."""
+    from magicdec.validate.environment import bind_threads
+
+    bind_threads()
+    from magicdec.reports.data import ReportData
+    from magicdec.reports.files import check_writable, write_atomic
+    from magicdec.reports.html import write_html
+    from magicdec.reports.pdf import write_pdf
+    from magicdec.validate.demo import run_demo
+
+    started = time.monotonic()
+    check_writable(output / "report.html")
+    records = output / "records.jsonl"
+    records.unlink(missing_ok=True)  # a demo is of this machine, now
+    show = progress_printer(quiet)
+    try:
+        result = run_demo(output, progress=show)
+        show("writing the report")
+        write_atomic(output / "plan.json", result.plan.to_json())
+        data = ReportData.from_records(
+            [*result.predicted, *result.measured],
+            plan=result.plan.to_dict(),
+            title="magicdec demo",
+            sources=[str(records)],
+        )
+        write_html(data, output / "report.html")
+        write_pdf(data, output / "report.pdf")
+    finally:
+        end_progress(quiet)
+    _print_summary(result, output, time.monotonic() - started)
+
+
+def _print_summary(result: DemoResult, output: Path, elapsed_s: float) -> None:
+    small = next(r for r in result.measured if r.batch_size == 1 and r.gamma > 0)
+    verdict = "does not pay" if result.small_plan.best["gamma"] == 0 else "pays"
+    print(
+        f"batch 1, context {small.context_len}: the plan says speculation {verdict}; "
+        f"gamma {small.gamma} measured {small.speedup:.2f}x"
+    )
+    for check in result.greedy:
+        print(f"greedy output against autoregressive, {check}")
+    if result.plan.best["gamma"] == 0:
+        print("batch 32, context 4096: the plan says speculation does not pay on this machine")
+    else:
+        chosen = result.chosen
+        best = result.plan.best
+        print(
+            f"batch {chosen.batch_size}, context {chosen.context_len}, temperature {chosen.temperature:g}: planned "
+            f"{chosen.draft_method} {chosen.draft_budget}, gamma {chosen.gamma}"
+        )
+        samples = ", ".join(f"{sample:.2f}" for sample in chosen.speedup_samples or [])
+        print(
+            f"speedup: predicted {best['speedup']:.2f}x ({best['speedup_low']:.2f} to {best['speedup_high']:.2f}), "
+            f"measured {chosen.speedup:.2f}x (repetitions {samples})"
+        )
+    print(f"report: {output / 'report.html'} and {output / 'report.pdf'} ({format_seconds(elapsed_s)})")

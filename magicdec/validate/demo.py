@@ -1,0 +1,112 @@
+"""The whole path on one machine: calibrate, plan, run, validate; what `magicdec demo` then reports.
+
+The demo asks the planner for the embedded model's best configuration at two workloads, one where the KV cache dominates
+and one where it does not, measures what was chosen (beside other gammas and budgets, so that there is a curve to see),
+and checks that greedy speculative output is the autoregressive one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from magicdec.perfmodel.planner import PlanDocument
+from magicdec.records import Record
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.validate.acceptance_profile import AcceptanceRequest
+from magicdec.validate.calibrate import obtain_profile
+from magicdec.validate.compare import Comparison, Thresholds, pair_up
+from magicdec.validate.grid import freeze_predictions
+from magicdec.validate.local_profile import LocalProfile
+from magicdec.validate.lossless import GreedyCheck, check_greedy
+from magicdec.validate.measurement import benchmark
+from magicdec.validate.predict import plan_local
+from magicdec.validate.request import BenchmarkRequest
+
+Progress = Callable[[str], None]
+BUDGETS = (64, 128, 256, 512)
+MAIN = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=64)
+SMALL = BenchmarkRequest(model="embedded", batch_size=1, context_len=512, gen_len=64)
+MIDDLE = BenchmarkRequest(model="embedded", batch_size=8, context_len=2048, gen_len=64)
+GREEDY = BenchmarkRequest(
+    model="embedded",
+    batch_size=8,
+    context_len=2048,
+    context_spread=0.3,
+    gen_len=96,
+    sampling=SamplingSpec(),
+    stop_at_eos=True,
+    speculations=(
+        SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=64, gamma=5),
+        SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=256, gamma=2),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoResult:
+    """What the demo found. `chosen` is the measured row of the plan's best configuration at the main workload."""
+
+    profile: LocalProfile
+    plan: PlanDocument
+    small_plan: PlanDocument
+    predicted: list[Record]
+    measured: list[Record]
+    comparison: Comparison
+    greedy: list[GreedyCheck]
+
+    @property
+    def chosen(self) -> Record:
+        best = self.plan.best
+        return next(
+            record
+            for record in self.measured
+            if (record.batch_size, record.draft_budget, record.gamma)
+            == (best["batch_size"], best["draft_budget"], best["gamma"])
+        )
+
+
+def run_demo(directory: Path, *, progress: Progress) -> DemoResult:
+    """Runs everything and leaves profile, plan and records in `directory`."""
+    records = directory / "records.jsonl"
+    acceptance = AcceptanceRequest(model=MAIN.model, draft_budgets=BUDGETS, num_prompts=16, gen_len=96)
+    profile = obtain_profile(MAIN.model, request=acceptance, quick=True, progress=progress)
+    profile.save(directory / "local.toml")
+    progress("planning")
+    plan = plan_local(MAIN, profile, draft_budgets=BUDGETS)
+    small_plan = plan_local(SMALL, profile, draft_budgets=BUDGETS)
+    requests = [
+        replace(SMALL, speculations=around(plan, gammas=(2,))),
+        replace(MIDDLE, speculations=around(plan, gammas=(2, 4))),
+        replace(MAIN, speculations=around(plan, gammas=(1, 2, 3, 4, 6), other_budgets=True), run_to_end=True),
+    ]
+    predicted = freeze_predictions(requests, profile, records)
+    measured: list[Record] = []
+    for request in requests:
+        bandwidth = profile.hardware.memory_bytes_per_s
+        measured += benchmark(request, records=records, bandwidth_bytes_per_s=bandwidth, progress=progress)[1]
+    greedy = check_greedy(GREEDY, progress=progress)
+    return DemoResult(
+        profile=profile,
+        plan=plan,
+        small_plan=small_plan,
+        predicted=predicted,
+        measured=measured,
+        comparison=Comparison(pairs=pair_up(predicted, measured), thresholds=Thresholds()),
+        greedy=greedy,
+    )
+
+
+def around(plan: PlanDocument, *, gammas: tuple[int, ...], other_budgets: bool = False) -> tuple[SpeculationSpec, ...]:
+    """The plan's best configuration (its best drafted one, where speculation does not pay), other gammas at its budget,
+    and, if asked, its gamma at other budgets."""
+    best = plan.best if plan.best["gamma"] else plan.candidates[0]
+    budget, gamma = int(best["draft_budget"]), int(best["gamma"])
+    pairs = {(budget, gamma), *((budget, g) for g in gammas)}
+    if other_budgets:
+        pairs |= {(b, gamma) for b in BUDGETS}
+    return tuple(
+        SpeculationSpec(draft="self", draft_method=best["draft_method"], draft_budget=b, gamma=g)
+        for b, g in sorted(pairs)
+    )

@@ -1,0 +1,174 @@
+"""From micro-benchmark points to the profiles that `plan` takes: this machine's hardware, and our engine on it.
+
+The hardware profile holds the kernels' curves (perfmodel/calibration.py fits them). The engine profile holds what the
+engine's own steps take beyond the kernels: factors on the kernels' times, and fixed costs. Its terms are predicted by
+perfmodel/steps.py, the formula that plans use; here its constants are chosen to fit the timed phases in log scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from scipy.optimize import least_squares, nnls
+
+from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.steps import Setup, step_terms
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.hardware import HardwareProfile
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.units import MICRO
+
+
+class TimedPoint(Protocol):
+    """What validate/microbench.py measures."""
+
+    @property
+    def table(self) -> str: ...
+    @property
+    def shape(self) -> dict[str, int]: ...
+    @property
+    def time_s(self) -> float: ...
+    @property
+    def spread(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class EngineFit:
+    """The fitted profile, and the relative error of each phase over the points it was fitted on (median)."""
+
+    profile: EngineProfile
+    phase_error: dict[str, float]
+
+
+FITTED_FACTORS = ("gemm_factor", "attention_factor", "verify_attention_factor", "draft_attention_factor")
+FITTED_OVERHEADS = ("layer_overhead_s", "autoregressive_overhead_s", "draft_step_overhead_s", "verify_overhead_s")
+FITTED_PHASES = ("autoregressive", "draft", "verify")
+FACTOR_PRIOR = 0.25
+"""Standard deviation, in log, by which a factor is expected to differ from 1 before anything was measured."""
+OVERHEAD_SCALE_S = 200 * MICRO
+
+
+def fit_engine(
+    points: Sequence[TimedPoint],
+    *,
+    model: ModelSpec,
+    hardware: HardwareProfile,
+    precision: Precision,
+    base: EngineProfile,
+) -> EngineFit:
+    """Fits `base`'s constants to the engine's timed phases."""
+    engine = _fit_vocabulary_and_upkeep(points, model=model, base=base)
+    tables = {name: _columns(points, name, greedy=False) for name in FITTED_PHASES}
+
+    def profile(x: Array) -> EngineProfile:
+        factors = {name: float(np.exp(v)) for name, v in zip(FITTED_FACTORS, x, strict=False)}
+        overheads = {
+            name: float(v) * OVERHEAD_SCALE_S
+            for name, v in zip(FITTED_OVERHEADS, x[len(FITTED_FACTORS) :], strict=True)
+        }
+        return msgspec.structs.replace(engine, **factors, **overheads)
+
+    def errors(candidate: EngineProfile) -> dict[str, Array]:
+        predicted = {
+            name: predict_phase(name, columns, model=model, hardware=hardware, precision=precision, engine=candidate)
+            for name, columns in tables.items()
+        }
+        return {name: np.log(predicted[name] / tables[name]["time_s"]) for name in FITTED_PHASES}
+
+    def residuals(x: Array) -> Array:
+        prior = x[: len(FITTED_FACTORS)] / FACTOR_PRIOR * 0.05
+        return np.concatenate([*errors(profile(x)).values(), prior])
+
+    start = np.concatenate([np.zeros(len(FITTED_FACTORS)), np.full(len(FITTED_OVERHEADS), 0.2)])
+    lower = np.concatenate([np.full(len(FITTED_FACTORS), -1.5), np.zeros(len(FITTED_OVERHEADS))])
+    upper = np.concatenate([np.full(len(FITTED_FACTORS), 1.5), np.full(len(FITTED_OVERHEADS), 200.0)])
+    solution = least_squares(residuals, start, bounds=(lower, upper), loss="soft_l1", f_scale=0.1)
+    fitted = profile(solution.x)
+    phase_error = {name: float(np.median(np.abs(np.expm1(e)))) for name, e in errors(fitted).items()}
+    spread = float(np.sqrt(np.mean(np.concatenate(list(errors(fitted).values())) ** 2)))
+    fitted = msgspec.structs.replace(
+        fitted, relative_error=max(0.03, spread), speedup_relative_error=max(0.03, 0.7 * spread)
+    )
+    return EngineFit(fitted, phase_error)
+
+
+def predict_phase(
+    name: str,
+    columns: dict[str, Array],
+    *,
+    model: ModelSpec,
+    hardware: HardwareProfile,
+    precision: Precision,
+    engine: EngineProfile,
+) -> Array:
+    """Seconds of one phase at the columns' shapes."""
+    setup = Setup(
+        model=model,
+        hardware=hardware,
+        engine=engine,
+        speculation=SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=64, gamma=1),
+        sampling=SamplingSpec(temperature=1.0),
+        precision=precision,
+    )
+    terms = step_terms(
+        setup,
+        batch=columns["batch_size"],
+        kv_len=columns["context_len"],
+        draft_kv_len=np.minimum(columns["draft_budget"], columns["context_len"]),
+        gamma=columns["gamma"],
+        tp_size=1,
+        full_acceptance=0.0,
+    )
+    seconds: Array = getattr(terms, name).total_s
+    return seconds
+
+
+def _columns(points: Sequence[TimedPoint], table: str, *, greedy: bool) -> dict[str, Array]:
+    chosen = [p for p in points if p.table == table and bool(p.shape["is_greedy"]) == greedy]
+    columns = {key: np.array([p.shape[key] for p in chosen], dtype=np.float64) for key in chosen[0].shape}
+    columns["time_s"] = np.array([p.time_s for p in chosen])
+    return columns
+
+
+def _fit_vocabulary_and_upkeep(points: Sequence[TimedPoint], *, model: ModelSpec, base: EngineProfile) -> EngineProfile:
+    """Costs that are linear in the batch: sampling and acceptance over the vocabulary, and the draft cache's upkeep."""
+    vocabulary = model.vocab_size
+    sample, greedy = (_columns(points, "sample", greedy=g) for g in (False, True))
+    sample_base, per_element = _line(sample["batch_size"] * vocabulary, sample["time_s"])
+    _, greedy_per_element = _line(greedy["batch_size"] * vocabulary, greedy["time_s"])
+    accept, greedy_accept = (_columns(points, "accept", greedy=g) for g in (False, True))
+    accept_base, accept_per_element = _line(_verified(accept) * vocabulary, accept["time_s"])
+    _, greedy_accept_per_element = _line(_verified(greedy_accept) * vocabulary, greedy_accept["time_s"])
+    upkeep = _columns(points, "upkeep", greedy=False)
+    upkeep_base, upkeep_per_token = _line(_verified(upkeep), upkeep["time_s"])
+    return msgspec.structs.replace(
+        base,
+        sampling_base_s=sample_base,
+        sampling_s_per_element=per_element,
+        greedy_s_per_element=greedy_per_element,
+        accept_base_s=accept_base,
+        accept_s_per_element=accept_per_element,
+        greedy_accept_s_per_element=greedy_accept_per_element,
+        upkeep_base_s=upkeep_base,
+        upkeep_s_per_token=upkeep_per_token,
+        step_overhead_s=0.0,
+    )
+
+
+def _verified(columns: dict[str, Array]) -> Array:
+    tokens: Array = columns["batch_size"] * (columns["gamma"] + 1)
+    return tokens
+
+
+def _line(x: Array, y: Array) -> tuple[float, float]:
+    """Non-negative (intercept, slope) of y over x, relative errors weighted alike."""
+    design = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
+    scale = design.max(axis=0)
+    solution, _ = nnls(design / scale, np.ones_like(y))
+    return float(solution[0] / scale[0]), float(solution[1] / scale[1])

@@ -1,0 +1,69 @@
+"""The planner's prediction of configurations that are to be measured, as records. No torch.
+
+Predictions come from the same `plan` that users call, so what is validated is what they get.
+"""
+
+from __future__ import annotations
+
+from magicdec.perfmodel.candidates import Row
+from magicdec.perfmodel.planner import PlanDocument, PlanRequest, plan
+from magicdec.records import Record, current_environment
+from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
+from magicdec.validate.local_profile import LocalProfile
+from magicdec.validate.request import BenchmarkRequest, configuration_fields
+
+PROFILE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+PREDICTED_FIELDS = (
+    "autoregressive_step_s", "draft_step_s", "verify_step_s", "accept_step_s", "step_s", "expected_tokens_per_step",
+    "tpot_s", "tokens_per_s", "speedup", "speedup_low", "speedup_high", "bound_by", "memory_bytes_per_gpu",
+)  # fmt: skip
+
+
+def plan_local(
+    request: BenchmarkRequest, profile: LocalProfile, *, draft_budgets: tuple[int, ...] = (), method: str | None = None
+) -> PlanDocument:
+    """A plan for a measured configuration's model, batch and context on the calibrated machine."""
+    dtype = PROFILE_DTYPES[request.dtype]
+    return plan(
+        PlanRequest(
+            model=request.model,
+            hardware=(profile.hardware,),
+            engine=profile.engine,
+            tp_size=1,
+            batch_sizes=(request.batch_size,),
+            context_lens=(request.context_len,),
+            gen_len=request.gen_len,
+            draft="self",
+            draft_method=method,
+            draft_budgets=draft_budgets,
+            sampling=request.sampling,
+            acceptance=profile.acceptance,
+            weight_dtype=dtype,
+            kv_dtype=dtype,
+        )
+    )
+
+
+def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Record]:
+    """One predicted record for each of the request's configurations, the autoregressive one first."""
+    predicted: list[Record] = []
+    for method in dict.fromkeys(s.draft_method for s in request.speculations):
+        chosen = [s for s in request.speculations if s.draft_method == method]
+        budgets = tuple(sorted({s.draft_budget for s in chosen if s.draft_budget is not None}))
+        document = plan_local(request, profile, draft_budgets=budgets, method=method)
+        rows = {(row["draft_budget"], row["gamma"]): row for row in document.candidates}
+        if not predicted:
+            predicted.append(_record(request, AUTOREGRESSIVE, document.autoregressive, profile))
+        predicted += [_record(request, s, rows[s.draft_budget, s.gamma], profile) for s in chosen]
+    return predicted
+
+
+def _record(request: BenchmarkRequest, speculation: SpeculationSpec, row: Row, profile: LocalProfile) -> Record:
+    return Record(
+        source="calibrated",
+        hardware=profile.hardware.name,
+        engine=profile.engine.name,
+        environment=current_environment(),
+        **configuration_fields(request, speculation),
+        **{name: row[name] for name in PREDICTED_FIELDS},
+    )
