@@ -52,6 +52,7 @@ class Free:
     def encode(self, value: float) -> float:
         if self.scale == "linear":
             return value
+        value = max(value, 1e-12)
         if self.scale == "unit":
             value = min(max(value, 1e-4), 1 - 1e-4)
             return math.log(value / (1 - value))
@@ -170,7 +171,7 @@ def minimise(
 
     best: tuple[float, Array] | None = None
     limits = [LIMITS.get(name, (0.0, 1.0 if name.endswith("_s") else 1e18)) for name in names]
-    low = [parameters[name].encode(max(least, 1e-12)) for name, (least, _) in zip(names, limits, strict=True)]
+    low = [parameters[name].encode(least) for name, (least, _) in zip(names, limits, strict=True)]
     high = [parameters[name].encode(most) for name, (_, most) in zip(names, limits, strict=True)]
     low, high = np.maximum(low, center - 8 * spread), np.minimum(high, center + 8 * spread)
     for override in starts:
@@ -328,12 +329,10 @@ def fit_allreduce(
         start = AllReduceCurve(library=library, direct_ranks=2 if ring else 8, direct_bytes=few, direct_bytes_wide=wide)
         return minimise(start, parameters, predict, seconds, weights)
 
-    few, wide = SWITCH_SIZES[3], SWITCH_SIZES[3]
-    for _ in range(2):
-        if np.any(tp_size <= 4):
-            few = min(SWITCH_SIZES, key=lambda size: fit_with(size, wide)[1])
-        wide = min(SWITCH_SIZES, key=lambda size: fit_with(few, size)[1]) if np.any(tp_size > 4) else few
-    curve, _ = fit_with(few, wide)
+    has_few, has_wide = bool(np.any(tp_size <= 4)), bool(np.any(tp_size > 4))
+    both = has_few and has_wide
+    choices = [(few, wide) for few in SWITCH_SIZES for wide in (SWITCH_SIZES if both else (few,))]
+    curve = min((fit_with(few, wide) for few, wide in choices), key=lambda fitted: fitted[1])[0]
     return _with_fit(curve, len(parameters) + 2, seconds, predict(curve), fitted_on)
 
 

@@ -125,8 +125,9 @@ class AttentionCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ridge_power: float = 3.5
     l2_fraction: float = 0.85
     l2_bandwidth_ratio: float = 2.0
-    """Bandwidth of a cache smaller than `l2_fraction` of the L2, relative to a larger one. Below 1 it is no caching: short
-    reads do not reach the full bandwidth (measured on A100, cause unknown), and it applies whether the L2 is warm or not."""
+    """Bandwidth of a cache smaller than `l2_fraction` of the L2, relative to a larger one. Below 1 it is no caching but
+    short reads that miss the full bandwidth (measured on A100, cause unknown), and holds whether the L2 is warm or not.
+    """
     blocks_per_multiprocessor: float = 2.0
     stream_ratio: float = 4.0
     """Bandwidth at which the blocks that fill the device can take keys and values in, relative to the memory's peak."""
