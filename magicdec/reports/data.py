@@ -139,13 +139,13 @@ def siblings(records: Iterable[Record], row: Record, vary: str) -> list[Record]:
     return sorted(found, key=lambda r: getattr(r, vary) or 0)
 
 
-def describe(record: Record) -> str:
+def describe(record: Record, *, symbol: str = "gamma") -> str:
     """A configuration in a few words: "StreamingLLM 256, gamma 3"."""
     if not is_speculative(record):
         return "autoregressive"
     budget = f" {record.draft_budget}" if record.draft_budget is not None else ""
     draft = "" if record.draft in ("self", record.draft_method) else f"{record.draft} "
-    return f"{draft}{method_name(record.draft_method)}{budget}, gamma {record.gamma}"
+    return f"{draft}{method_name(record.draft_method)}{budget}, {symbol} {record.gamma}"
 
 
 def method_name(method: str) -> str:
@@ -227,7 +227,9 @@ def candidate_record(plan: Mapping[str, Any], row: Mapping[str, Any]) -> Record:
     """A plan's candidate as a predicted record. Raises ConfigError when a value has the wrong type or is missing."""
     request = plan.get("request") or {}
     fields = {name: row[name] for name in CANDIDATE_FIELDS if row.get(name) is not None}
-    fields |= {"source": "analytical", "model": plan["model"], "hardware": str(plan.get("hardware") or "")}
+    source = plan.get("source") if plan.get("source") in ("calibrated", "analytical") else "analytical"
+    hardware = row.get("hardware") or plan.get("hardware") or ""
+    fields |= {"source": source, "model": plan["model"], "hardware": str(hardware)}
     if isinstance(temperature := request.get("temperature"), int | float):
         fields["temperature"] = float(temperature)
     try:
@@ -238,5 +240,5 @@ def candidate_record(plan: Mapping[str, Any], row: Mapping[str, Any]) -> Record:
 
 def plan_records(plan: Mapping[str, Any]) -> list[Record]:
     """All candidates of a plan as predicted records, the autoregressive one and the best included."""
-    rows = [plan.get("autoregressive"), *(plan.get("candidates") or []), plan.get("best")]
-    return [candidate_record(plan, row) for row in rows if row]
+    rows = [*(plan.get("autoregressive_rows") or []), plan.get("autoregressive"), *(plan.get("candidates") or [])]
+    return [candidate_record(plan, row) for row in [*rows, plan.get("best")] if row]

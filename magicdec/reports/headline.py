@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """The answer in one sentence, when not to speculate, and how to reproduce it."""
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Fact:
 @dataclass(frozen=True, kw_only=True)
 class Headline:
     answer: str
+    certainty: str
     when_not: str
     facts: tuple[Fact, ...]
 
@@ -30,11 +32,12 @@ def headline(data: ReportData) -> Headline:
     reference = data.reference
     if reference is None:
         baseline = next(iter(data.measured or data.predicted))
-        return Headline(answer=_baseline_only(baseline), when_not="", facts=())
+        return Headline(answer=_baseline_only(baseline), certainty="", when_not="", facts=())
     measured = data.find_measured(reference)
     predicted = data.find_predicted(reference)
     return Headline(
         answer=_answer(reference, measured, predicted),
+        certainty=_certainty(measured, predicted) if is_speculative(reference) else "",
         when_not=when_not(data, reference),
         facts=tuple(_facts(reference, measured, predicted)),
     )
@@ -42,20 +45,20 @@ def headline(data: ReportData) -> Headline:
 
 def _baseline_only(record: Record) -> str:
     rate = f" at {record.tokens_per_s:.0f} tokens/s" if record.tokens_per_s else ""
-    return f"{_model(record.model)} decodes autoregressively{rate} at {_place(record)}; no speculation was tried."
+    return f"{_model(record.model)} decodes autoregressively{rate} at {_place(record)}; no speculation was tried"
 
 
 def _answer(reference: Record, measured: Record | None, predicted: Record | None) -> str:
     place = _place(reference)
     if not is_speculative(reference):
-        return f"Do not speculate with {_model(reference.model)} at {place}: no draft that was considered pays."
+        return f"Do not speculate with {_model(reference.model)} at {place}: no draft that was considered pays"
     setting = f"{_draft(reference)} and γ = {reference.gamma}"
     best = measured if measured is not None and measured.speedup else predicted or reference
     speedup = best.speedup or 0.0
     verdict = f"decodes {_model(reference.model)} {speedup:.2f}× as fast as autoregressive decoding at {place}"
     if speedup <= 1:
         verdict = f"is no faster than autoregressive decoding of {_model(reference.model)} at {place} ({speedup:.2f}×)"
-    return f"{setting[0].upper()}{setting[1:]} {verdict} ({_certainty(measured, predicted)})."
+    return f"{setting[0].upper()}{setting[1:]} {verdict}"
 
 
 def _certainty(measured: Record | None, predicted: Record | None) -> str:
@@ -68,7 +71,7 @@ def _certainty(measured: Record | None, predicted: Record | None) -> str:
     if predicted is not None and predicted.speedup:
         text = f"predicted {predicted.speedup:.2f}×" if parts else "predicted"
         if predicted.speedup_low is not None and predicted.speedup_high is not None:
-            text += f", 90 % interval {predicted.speedup_low:.2f}–{predicted.speedup_high:.2f}"
+            text += f", 90\u202f% interval {predicted.speedup_low:.2f}–{predicted.speedup_high:.2f}"
         parts.append(text)
     return "; ".join(parts) or "as recorded"
 
@@ -98,7 +101,7 @@ def _facts(reference: Record, measured: Record | None, predicted: Record | None)
 def _range(record: Record) -> str:
     if record.speedup_low is None or record.speedup_high is None:
         return ""
-    kind = "lowest to highest" if record.source == "measured" else "90 % interval"
+    kind = "lowest to highest" if record.source == "measured" else "90\u202f% interval"
     return f"{record.speedup_low:.2f}–{record.speedup_high:.2f}, {kind}"
 
 

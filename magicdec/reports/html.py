@@ -50,7 +50,7 @@ def render_html(data: ReportData) -> str:
 
 
 SECTIONS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("pays", "Where it pays", ("heatmap", "gamma", "pareto"), ("gamma",)),
+    ("pays", "Where it pays", ("heatmap", "pareto", "gamma"), ("gamma",)),
     ("right", "Is the prediction right?", ("scatter", "residuals"), ("errors",)),
     ("time", "Where the time goes", ("phases", "limits", "roofline"), ()),
     ("acceptance", "What is accepted", ("positions", "budget"), ()),

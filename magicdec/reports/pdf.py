@@ -14,7 +14,7 @@ from magicdec.reports.html import SECTIONS, TEMPLATES
 from magicdec.reports.style import raw_svg
 from magicdec.reports.tables import Table, all_tables, format_value
 
-MAX_ROWS = 24
+MAX_ROWS = 20
 """Longer tables are cut in print, with a line that says so; the HTML report and the CSV have every row."""
 
 
@@ -28,8 +28,9 @@ def render_pdf(data: ReportData) -> bytes:
     import typst
 
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    template: Any = (TEMPLATES / "report.typ").read_bytes()
     result: Any = typst.compile(
-        (TEMPLATES / "report.typ").read_bytes(),
+        template,
         font_paths=[str(fonts)],
         sys_inputs={"report": json.dumps(_document(data))},
     )
@@ -51,12 +52,14 @@ def _document(data: ReportData) -> dict[str, Any]:
         ]
         shown = [_table(tables[name]) for name in table_names if name in tables]
         if figures or shown:
-            sections.append({"heading": heading, "figures": figures, "tables": shown})
+            heights = [charts[n].figure.get_figheight() for n in chart_names if n in charts]
+            sections.append({"heading": heading, "figures": figures, "columns": _columns(heights), "tables": shown})
     environment = tables.get("environment")
     return {
         "title": data.title,
         "created": data.created_utc[:10],
         "answer": summary.answer,
+        "certainty": summary.certainty,
         "when_not": summary.when_not,
         "facts": [{"label": f.label, "value": f.value, "detail": f.detail} for f in summary.facts],
         "sections": sections,
@@ -64,6 +67,17 @@ def _document(data: ReportData) -> dict[str, Any]:
         "commands": commands_to_reproduce(data),
         "notes": list((data.plan or {}).get("notes") or []),
     }
+
+
+def _columns(heights: list[float]) -> list[list[int]]:
+    """Two columns of figures in order, each figure going to the shorter column; a figure's text counts as an inch."""
+    columns: list[list[int]] = [[], []]
+    filled = [0.0, 0.0]
+    for i, height in enumerate(heights):
+        shorter = filled.index(min(filled))
+        columns[shorter].append(i)
+        filled[shorter] += height + 1.0
+    return columns
 
 
 def _table(table: Table) -> dict[str, Any]:

@@ -17,19 +17,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, MUTED, GRID, PAPER = "#1c2126", "#5b646e", "#dfe3e8", "#fefefe"
+INK, MUTED, GRID, PAPER, ON_COLOUR = "#1c2126", "#5b646e", "#dfe3e8", "#fefefe", "#fffffd"
+GAMMA = "\u03b3"
 # Okabe-Ito's and Tol's colour-blind-safe hues, darkened to 3:1 against paper; never the only carrier of a meaning.
 BLUE, RED, GREEN, PURPLE, OCHRE, GREY = "#0069a8", "#c9500a", "#00855f", "#9a3d8f", "#8f6b00", "#7b848e"
 SERIES = (BLUE, RED, GREEN, PURPLE, OCHRE, GREY)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 CSS_VARIABLES = {
-    INK: "--ink", MUTED: "--muted", GRID: "--rule", PAPER: "--paper",
+    INK: "--ink", MUTED: "--muted", GRID: "--rule", PAPER: "--paper", ON_COLOUR: "--on-colour",
     BLUE: "--blue", RED: "--red", GREEN: "--green", PURPLE: "--purple", OCHRE: "--ochre", GREY: "--grey",
 }  # fmt: skip
 LIMIT_COLOURS = {"weights": BLUE, "kv": RED, "compute": GREEN, "link": PURPLE, "overhead": GREY}
+LIMIT_TITLES = {"weights": "weights", "kv": "KV", "compute": "compute", "link": "link", "overhead": "overhead"}
 LIMIT_NAMES = {
-    "weights": "reading weights", "kv": "reading KV", "compute": "computing", "link": "the link", "overhead": "overhead",
-}  # fmt: skip
+    "weights": "reading weights",
+    "kv": "reading KV",
+    "compute": "computing",
+    "link": "the link",
+    "overhead": "overhead",
+}
 PHASE_COLOURS = {"autoregressive": GREY, "draft": BLUE, "verify": RED, "accept": GREEN, "other": OCHRE}
 FIGURE_WIDTH_IN = 4.7
 
@@ -100,6 +106,10 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
 
 def thousands(value: float) -> str:
     return f"{value:,.0f}".replace(",", "\u202f") if value >= 10_000 else f"{value:g}"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f}\u202f%"
 
 
 def raw_svg(figure: Figure) -> str:

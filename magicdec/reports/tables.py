@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """Tables of a report, as data: named columns with a kind, and rows of plain values, formatted at the edge."""
 
 from __future__ import annotations
@@ -7,20 +8,20 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-import msgspec
+from typing import Literal
 
 from magicdec.records import Record
-from magicdec.reports.data import Pair, ReportData, describe, is_speculative
+from magicdec.reports.data import Pair, ReportData, describe, is_speculative, method_name
+from magicdec.reports.style import GAMMA, thousands
+from magicdec.reports.terminal import print_comparison, print_rows, print_run, records_to_csv, rows_to_csv
 from magicdec.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = ["Column", "ReportData", "Table", "all_tables", "print_run", "records_to_csv"]
+__all__ = [
+    "Column", "ReportData", "Table", "all_tables", "print_comparison", "print_rows", "print_run", "records_to_csv",
+    "rows_to_csv",
+]  # fmt: skip
 
 Kind = Literal["text", "integer", "number", "seconds", "bytes", "percent", "signed_percent", "ratio", "rate"]
 Value = str | float | int | None
@@ -86,12 +87,12 @@ def format_value(column: Column, value: Value) -> str:
         return value
     formats: dict[Kind, Callable[[float], str]] = {
         "text": str,
-        "integer": lambda v: f"{v:,.0f}".replace(",", "\u202f") if v >= 10_000 else f"{v:.0f}",
+        "integer": lambda v: thousands(round(v)),
         "number": lambda v: f"{v:.2f}",
         "seconds": format_seconds,
         "bytes": format_bytes,
-        "percent": lambda v: f"{100 * v:.1f} %",
-        "signed_percent": lambda v: f"{100 * v:+.1f} %".replace("-", "\u2212"),
+        "percent": lambda v: f"{100 * v:.1f}\u202f%",
+        "signed_percent": lambda v: f"{100 * v:+.1f}\u202f%".replace("-", "\u2212"),
         "ratio": lambda v: f"{v:.2f}×",
         "rate": lambda v: f"{v:,.0f}".replace(",", "\u202f") if v >= 100 else f"{v:.3g}",
     }
@@ -139,7 +140,7 @@ def term_errors(pairs: Sequence[Pair]) -> list[TermError]:
 
 
 def label_of(record: Record) -> str:
-    return f"batch {record.batch_size}, context {record.context_len}, {describe(record)}"
+    return f"batch {record.batch_size}, context {record.context_len}, {describe(record, symbol=GAMMA)}"
 
 
 def interval_coverage(pairs: Sequence[Pair]) -> tuple[int, int]:
@@ -202,7 +203,7 @@ def result_table(data: ReportData) -> Table | None:
             (
                 record.batch_size, record.context_len, _method(record), record.draft_budget, record.gamma,
                 record.tokens_per_s, record.step_s, record.expected_tokens_per_step if speculative else None,
-                record.speedup, _interval(record), guess.speedup if guess is not None else None, error,
+                record.speedup, _interval(record), guess.speedup if guess is not None and speculative else None, error,
             )
         )  # fmt: skip
     if not rows:
@@ -290,7 +291,7 @@ def gamma_table(data: ReportData) -> Table | None:
     contexts = grid["context_lens"]
     columns = (
         Column(name="batch_size", title="Batch", kind="integer"),
-        *(Column(name=f"context_{c}", title=f"{c:,}".replace(",", "\u202f"), kind="integer") for c in contexts),
+        *(Column(name=f"context_{c}", title=thousands(c), kind="integer") for c in contexts),
         Column(name="break_even_context", title="Pays from context", kind="integer"),
     )
     break_even = grid.get("break_even_context") or [None] * len(grid["batch_sizes"])
@@ -311,8 +312,6 @@ TABLE_NAMES = ("errors", "results", "gamma", "candidates", "environment")
 
 
 def describe_draft(draft: str, method: str) -> str:
-    from magicdec.reports.data import method_name
-
     if method == "none" or draft == "none":
         return "none"
     return method_name(method) if draft in ("self", method) else f"{draft}, {method_name(method)}"
@@ -337,82 +336,3 @@ def _order(record: Record) -> tuple[object, ...]:
         record.draft_budget or 0,
         record.gamma,
     )
-
-
-# Terminal ------------------------------------------------------------------------------------------------------------
-
-
-def records_to_csv(records: Iterable[Record]) -> str:
-    """Every field of every record, in base units; lists and mappings as JSON, the environment flattened."""
-    rows = []
-    for record in records:
-        row = {name: getattr(record, name) for name in record.__struct_fields__ if name != "environment"}
-        environment = {n: getattr(record.environment, n) for n in record.environment.__struct_fields__}
-        rows.append(row | environment)
-    out = io.StringIO()
-    names = [n for n in Record.__struct_fields__ if n != "environment"]
-    names += list(type(Record(source="measured", model="", batch_size=1, context_len=1).environment).__struct_fields__)
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow([_flat(row[name]) for name in names])
-    return out.getvalue()
-
-
-def _flat(value: object) -> object:
-    if isinstance(value, list | dict):
-        return msgspec.json.encode(value).decode() if value else ""
-    return "" if value is None else value
-
-
-def print_run(results: Sequence[Record], console: Console) -> None:
-    """What `magicdec run` measured: one row per configuration, then what was accepted. Fits 80 columns."""
-    from rich.table import Table as RichTable
-
-    if not results:
-        return
-    first = results[0]
-    console.print(
-        f"[bold]{first.model}[/bold] on {first.device or 'cpu'} ({first.dtype}), batch {first.batch_size}, "
-        f"context {first.context_len}, temperature {first.temperature:g}",
-        highlight=False,
-    )
-    table = RichTable(box=None, pad_edge=False, header_style="bold")
-    table.add_column("configuration", no_wrap=True)
-    for name in ("tokens/s", "step", "draft", "verify", "accept", "tok/step", "speedup"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for record in results:
-        table.add_row(*_run_row(record))
-    console.print(table)
-    for record in results:
-        if record.acceptance_by_position:
-            rates = " ".join(f"{rate:.2f}" for rate in record.acceptance_by_position)
-            line = f"{describe(record)}: accepted by position {rates}"
-            if record.acceptance_histogram and (total := sum(record.acceptance_histogram)):
-                shares = " ".join(f"{n / total:.0%}" for n in record.acceptance_histogram)
-                line += f"; 0 to {record.gamma} accepted: {shares}"
-            console.print(line, highlight=False)
-        if record.speedup_low is not None and is_speculative(record) and (record.repetitions or 0) > 1:
-            console.print(
-                f"{describe(record)}: speedup {record.speedup:.2f}, lowest {record.speedup_low:.2f}, "
-                f"highest {record.speedup_high:.2f} of {record.repetitions} repetitions",
-                highlight=False,
-            )
-
-
-def _run_row(record: Record) -> list[str]:
-    def seconds(value: float | None) -> str:
-        return "" if value is None else format_seconds(value)
-
-    speculative = is_speculative(record)
-    draft = record.draft_step_s * record.gamma if speculative and record.draft_step_s is not None else None
-    return [
-        describe(record),
-        f"{record.tokens_per_s:.0f}" if record.tokens_per_s is not None else "",
-        seconds(record.step_s),
-        seconds(draft),
-        seconds(record.verify_step_s),
-        seconds(record.accept_step_s) if speculative else "",
-        f"{record.expected_tokens_per_step:.2f}" if speculative and record.expected_tokens_per_step else "",
-        f"{record.speedup:.2f}x" if record.speedup is not None else "",
-    ]

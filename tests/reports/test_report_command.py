@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import typer
 from pypdf import PdfReader
+from samples_reports import grid, plan
 from typer.testing import CliRunner
 
 from magicdec.commands.report import report_command
 from magicdec.errors import ConfigError, MagicdecError, StorageError
 from magicdec.records import append_record
-from samples_reports import grid, plan
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def test_writes_both_files_and_prints_their_paths(inputs: tuple[Path, Path], tmp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing.jsonl"], "cannot read records from missing.jsonl"),
-        (["-o", "report.docx"], r"must end in .html or .pdf"),
+        (["missing.jsonl"], r"cannot read records from missing\.jsonl"),
+        (["-o", "report.docx"], r"must end in \.html or \.pdf"),
         ([], "nothing to report"),
     ],
 )
@@ -62,7 +62,7 @@ def test_a_users_mistake_is_one_line(
 
 def test_an_unwritable_path_is_refused_before_the_work(inputs: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file where a directory is needed")
-    with pytest.raises(StorageError, match="cannot write .*report.html"):
+    with pytest.raises(StorageError, match=r"cannot write .*report\.html"):
         run(inputs[0], "-o", tmp_path / "file" / "report.html")
 
 

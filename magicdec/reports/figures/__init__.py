@@ -12,6 +12,7 @@ from magicdec.reports.style import RC
 
 FIGURES: dict[str, Callable[[ReportData], Chart | None]] = {
     "heatmap": grids.speedup_heatmap,
+    "pareto": grids.throughput_latency,
     "scatter": validation.predicted_vs_measured,
     "residuals": validation.residuals_by_term,
     "phases": steps.step_phases,
@@ -19,7 +20,6 @@ FIGURES: dict[str, Callable[[ReportData], Chart | None]] = {
     "gamma": acceptance.speedup_by_gamma,
     "positions": acceptance.acceptance_by_position,
     "budget": acceptance.acceptance_by_budget,
-    "pareto": grids.throughput_latency,
     "roofline": steps.roofline,
     "memory": steps.memory_bar,
 }

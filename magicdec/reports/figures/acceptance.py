@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """Figures of what the draft gets right: by position, by budget, and what follows from it for gamma."""
 
 from __future__ import annotations
@@ -10,7 +11,20 @@ from typing import TYPE_CHECKING
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, describe, is_speculative, method_name, siblings
 from magicdec.reports.figures.chart import Chart
-from magicdec.reports.style import BLUE, GREY, MARKERS, MUTED, RED, SERIES, Tips, new_figure, plain_ticks
+from magicdec.reports.style import (
+    BLUE,
+    GAMMA,
+    GREY,
+    MARKERS,
+    MUTED,
+    PAPER,
+    RED,
+    SERIES,
+    Tips,
+    new_figure,
+    percent,
+    plain_ticks,
+)
 from magicdec.reports.tables import Column, Table, Value
 
 if TYPE_CHECKING:
@@ -130,7 +144,7 @@ def _points(axes: Axes, rows: Sequence[Record], field: str, colour: str, tips: T
         if field == "speedup" and row.speedup_low is not None and row.speedup_high is not None:
             spread = [[max(value - row.speedup_low, 0)], [max(row.speedup_high - value, 0)]]
             axes.errorbar(row.gamma, value, yerr=spread, fmt="none", ecolor=colour, lw=1)
-        (mark,) = axes.plot(row.gamma, value, "o", color=colour, mec="white", mew=0.6)
+        (mark,) = axes.plot(row.gamma, value, "o", color=colour, mec=PAPER, mew=0.6)
         tips.add(mark, f"γ = {row.gamma}: {what} {value:.2f}, measured")
 
 
@@ -185,9 +199,9 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
         name="positions",
         title=_position_title(chosen[0].gamma, first),
         caption=(
-            "Rate at which a drafted token is accepted, given that all before it in its block were. Bars: 95 % binomial "
-            "intervals (blocks of one sequence resemble each other, so the true ones are wider). Dashed: predicted."
-            + (" Below: share of steps by number of accepted tokens." if histograms else "")
+            "Rate at which a drafted token is accepted, given that all before it in its block were. Bars: 95 % "
+            "binomial intervals (blocks of one sequence resemble each other, so the true ones are wider). "
+            "Dashed: predicted." + (" Below: share of steps by number of accepted tokens." if histograms else "")
         ),
         figure=figure,
         tips=tips.texts,
@@ -197,14 +211,12 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
 
 def _position_title(gamma: int, rates: Sequence[float]) -> str:
     if len(rates) < 2 or gamma < 2:
-        return f"{100 * rates[0]:.0f} % of first drafted tokens are accepted"
+        return f"{percent(rates[0])} of first drafted tokens are accepted"
     change = rates[-1] - rates[0]
     trend = (
         "stays level with depth" if abs(change) < 0.03 else ("rises with depth" if change > 0 else "falls with depth")
     )
-    return (
-        f"Acceptance {trend}: {100 * rates[0]:.0f} % at the first position, {100 * rates[-1]:.0f} % at position {gamma}"
-    )
+    return f"Acceptance {trend}: {percent(rates[0])} at the first position, {percent(rates[-1])} at position {gamma}"
 
 
 def _deepest_per_method(rows: Sequence[Record], reference: Record | None) -> list[Record]:
@@ -230,7 +242,7 @@ def _deepest_per_method(rows: Sequence[Record], reference: Record | None) -> lis
 def _position_series(axes: Axes, row: Record, guess: Record | None, index: int, tips: Tips) -> list[tuple[Value, ...]]:
     rates = row.acceptance_by_position or []
     trials: Sequence[int | None] = row.acceptance_trials_by_position or [None] * len(rates)
-    predicted: Sequence[float | None] = guess.acceptance_by_position or [] if guess is not None else []
+    predicted = (guess.acceptance_by_position or []) if guess is not None else []
     colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
     offset = 0.06 * index
     seen = [(i, r, n) for i, (r, n) in enumerate(zip(rates, trials, strict=False), 1) if n != 0]
@@ -241,12 +253,16 @@ def _position_series(axes: Axes, row: Record, guess: Record | None, index: int, 
         if count:
             low, high = wilson(rate, count)
             axes.errorbar(i + offset, rate, yerr=[[rate - low], [high - rate]], fmt="none", ecolor=colour, lw=1)
-        (mark,) = axes.plot(i + offset, rate, marker, color=colour, mec="white", mew=0.6)
-        tips.add(mark, f"{describe(row)}, position {i}: {100 * rate:.1f} %" + (f" of {count}" if count else ""))
-        table.append((describe(row), i, rate, low, high, count, predicted[i - 1] if i <= len(predicted) else None))
+        (mark,) = axes.plot(i + offset, rate, marker, color=colour, mec=PAPER, mew=0.6)
+        tips.add(
+            mark, f"{describe(row, symbol=GAMMA)}, position {i}: {100 * rate:.1f} %" + (f" of {count}" if count else "")
+        )
+        table.append(
+            (describe(row, symbol=GAMMA), i, rate, low, high, count, predicted[i - 1] if i <= len(predicted) else None)
+        )
     if predicted:
         axes.plot(range(1, len(predicted) + 1), list(predicted), color=colour, ls="--", lw=1.2)
-    axes.plot([], [], marker, color=colour, label=describe(row))
+    axes.plot([], [], marker, color=colour, label=describe(row, symbol=GAMMA))
     return table
 
 
@@ -258,7 +274,10 @@ def _histogram(axes: Axes, rows: Sequence[Record], tips: Tips) -> None:
         for accepted, count in enumerate(counts):
             position = accepted + (i - (len(rows) - 1) / 2) * width
             (bar,) = axes.bar(position, 100 * count / total, width * 0.92, color=SERIES[i % len(SERIES)], lw=0)
-            tips.add(bar, f"{describe(row)}: {accepted} accepted in {100 * count / total:.1f} % of {total} steps")
+            tips.add(
+                bar,
+                f"{describe(row, symbol=GAMMA)}: {accepted} accepted in {100 * count / total:.1f} % of {total} steps",
+            )
     axes.set(ylabel="share of steps (%)", xlabel="tokens accepted in a step")
     axes.set_xticks(range(max(len(r.acceptance_histogram or []) for r in rows)))
     axes.grid(visible=False, axis="x")
@@ -279,17 +298,17 @@ def acceptance_by_budget(data: ReportData) -> Chart | None:
         series = pooled[row.draft_method, row.context_len]
         accepted, tried = series.get(row.draft_budget, (0.0, 0.0))
         series[row.draft_budget] = (accepted + trials * row.acceptance_by_position[0], tried + trials)
-    series = {k: v for k, v in sorted(pooled.items()) if len(v) > 1 and all(n for _, n in v.values())}
-    if not series:
+    curves = {k: v for k, v in sorted(pooled.items()) if len(v) > 1 and all(n for _, n in v.values())}
+    if not curves:
         return None
-    deepest = {m: max(c for method, c in series if method == m) for m, _ in series}
+    deepest = {m: max(c for method, c in curves if method == m) for m, _ in curves}
     figure, (axes,) = new_figure(height=3.2)
     tips = Tips("budget")
     table: list[tuple[Value, ...]] = []
     for i, (method, context) in enumerate(sorted(deepest.items())):
-        table += _budget_series(axes, (method, context), series[method, context], data, i, tips)
+        table += _budget_series(axes, (method, context), curves[method, context], data, i, tips)
     axes.set_xscale("log", base=2)
-    budgets = sorted({b for m, c in deepest.items() for b in series[m, c]})
+    budgets = sorted({b for m, c in deepest.items() for b in curves[m, c]})
     plain_ticks(axes.xaxis, budgets)
     axes.set(xlabel="draft budget (KV slots read per step)", ylabel="acceptance, first position")
     axes.legend(loc="lower right")
@@ -304,7 +323,7 @@ def acceptance_by_budget(data: ReportData) -> Chart | None:
     )
     return Chart(
         name="budget",
-        title=_budget_title(series, deepest),
+        title=_budget_title(curves, deepest),
         caption=(
             "Share of first drafted tokens accepted, all γ of a budget pooled, with 95 % binomial bands. Dashed: "
             "predicted. Every draft reads the same number of KV slots per step at one budget."
@@ -322,12 +341,12 @@ def _budget_title(series: dict[tuple[str, int], dict[int, tuple[float, float]]],
         if shared:
             budget = max(shared)
             best = max(rates, key=lambda m: rates[m][budget])
-            return f"At a budget of {budget}, {method_name(best)} is accepted most: {100 * rates[best][budget]:.0f} %"
+            return f"At a budget of {budget}, {method_name(best)} is accepted most: {percent(rates[best][budget])}"
     method, values = next(iter(rates.items()))
     small, large = min(values), max(values)
     return (
-        f"{method_name(method)}: a budget of {large} lifts acceptance to {100 * values[large]:.0f} % "
-        f"from {100 * values[small]:.0f} % at {small}"
+        f"{method_name(method)}: a budget of {large} lifts acceptance to {percent(values[large])} "
+        f"from {percent(values[small])} at {small}"
     )
 
 
@@ -343,7 +362,7 @@ def _budget_series(
     axes.plot(budgets, rates, color=colour)
     table: list[tuple[Value, ...]] = []
     for budget, rate, (low, high) in zip(budgets, rates, bands, strict=True):
-        (mark,) = axes.plot(budget, rate, marker, color=colour, mec="white", mew=0.6)
+        (mark,) = axes.plot(budget, rate, marker, color=colour, mec=PAPER, mew=0.6)
         trials = int(values[budget][1])
         tips.add(mark, f"{method_name(method)}, budget {budget}: {100 * rate:.1f} % of {trials}")
         table.append((method_name(method), context, budget, rate, low, high, trials))

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """Figures over many operating points: where speculation pays, and what throughput costs in latency."""
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, describe, is_speculative
 from magicdec.reports.figures.chart import Chart
-from magicdec.reports.style import GREY, INK, RED, Tips, new_figure, thousands
+from magicdec.reports.style import GAMMA, GREY, GRID, INK, PAPER, RED, Tips, new_figure, percent, thousands
 from magicdec.reports.tables import Column, Table, Value
 from magicdec.units import MILLI, format_seconds
 
@@ -109,8 +110,12 @@ def _draw_cell(axes: Axes, b: int, c: int, cell: Cell, reach: float, tips: Tips,
     tips.add(patch, f"batch {place[0]}, context {place[1]}: {speedup:.2f}×, {setting}")
     dark = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] < 0.55
     ink = CELL_PAPER if dark else CELL_INK
+    if not gamma:
+        patch.set_facecolor(GRID)
+        axes.text(c, b, "off", ha="center", va="center", color=MUTED, fontsize=8.5)
+        return
     axes.text(c, b + 0.1, f"{speedup:.2f}×", ha="center", va="center", color=ink, fontsize=8.5)
-    axes.text(c, b - 0.24, f"γ {gamma}" if gamma else "off", ha="center", va="center", color=ink, fontsize=6.5)
+    axes.text(c, b - 0.24, f"γ {gamma}", ha="center", va="center", color=ink, fontsize=6.5)
 
 
 def _break_even(axes: Axes, cells: Mapping[tuple[int, int], Cell], num_rows: int, num_columns: int) -> None:
@@ -146,7 +151,7 @@ def _heatmap_title(batches: Sequence[int], contexts: Sequence[int], cells: Mappi
 
 def throughput_latency(data: ReportData) -> Chart | None:
     """Tokens per second against the time between tokens; the frontier of each way to decode."""
-    rows = data.measured if len(_batches(data.measured)) >= 2 else data.predicted
+    rows, context = _one_context(data)
     baselines = _frontier([_point(r) for r in rows if not is_speculative(r)] + _implied_baselines(rows))
     spec = _frontier([_point(r) for r in rows if is_speculative(r)])
     if len(spec) < 2 or len({p[2].batch_size for p in (*spec, *baselines)}) < 2:
@@ -159,11 +164,11 @@ def throughput_latency(data: ReportData) -> Chart | None:
             continue
         axes.plot([p[0] / MILLI for p in points], [p[1] for p in points], color=colour, lw=1.4)
         for latency, rate, row in points:
-            (mark,) = axes.plot(latency / MILLI, rate, marker, color=colour, mec="white", mew=0.5)
-            what = describe(row) if name == "speculative" else name
+            (mark,) = axes.plot(latency / MILLI, rate, marker, color=colour, mec=PAPER, mew=0.5)
+            what = describe(row, symbol=GAMMA) if name == "speculative" else name
             tips.add(mark, f"batch {row.batch_size}, context {row.context_len}, {what}: {rate:.0f} tokens/s, "
                            f"{format_seconds(latency)} per token")  # fmt: skip
-            table.append((name, row.batch_size, row.context_len, describe(row), rate, latency))
+            table.append((name, row.batch_size, row.context_len, describe(row, symbol=GAMMA), rate, latency))
         latency, rate, row = points[-1]
         axes.annotate(f"batch {row.batch_size}", (latency / MILLI, rate), xytext=(5, 5), textcoords="offset points",
                       fontsize=7.5, color=colour)  # fmt: skip
@@ -180,11 +185,14 @@ def throughput_latency(data: ReportData) -> Chart | None:
         Column(name="tokens_per_s", title="Tokens/s per device", kind="rate"),
         Column(name="tpot_s", title="Time per token", kind="seconds"),
     )
-    word = "Measured" if rows is data.measured else "Predicted"
+    word = "Measured" if rows[0].source == "measured" else "Predicted"
     return Chart(
         name="pareto",
         title=_pareto_title(baselines, spec),
-        caption=f"{word}. Only points that no other point of the same line beats in both. Up and to the left is better.",
+        caption=(
+            f"{word}, context {thousands(context)}. Only points that no other point of the same line beats in both are "
+            "drawn. Up and to the left is better."
+        ),
         figure=figure,
         tips=tips.texts,
         table=Table(name="pareto", title="Throughput and latency", columns=columns, rows=tuple(table)),
@@ -194,8 +202,24 @@ def throughput_latency(data: ReportData) -> Chart | None:
 Point = tuple[float, float, Record]
 
 
-def _batches(rows: Sequence[Record]) -> set[int]:
-    return {r.batch_size for r in rows if is_speculative(r)}
+def _one_context(data: ReportData) -> tuple[list[Record], int]:
+    """The rows of one context, device and temperature: measured ones where they hold several batch sizes."""
+
+    def setting(row: Record) -> tuple[object, ...]:
+        return row.model, row.hardware, row.context_len, row.temperature
+
+    def batches(rows: Sequence[Record]) -> int:
+        return len({r.batch_size for r in rows if is_speculative(r)})
+
+    best: list[Record] = []
+    for candidates in (data.measured, data.predicted):
+        groups: dict[tuple[object, ...], list[Record]] = {}
+        for row in candidates:
+            groups.setdefault(setting(row), []).append(row)
+        widest = max(groups.values(), key=lambda g: (batches(g), g[0].context_len), default=[])
+        if batches(widest) >= 2 and not best:
+            best = widest
+    return best, best[0].context_len if best else 0
 
 
 def _point(row: Record) -> Point:
@@ -225,5 +249,7 @@ def _pareto_title(baselines: Sequence[Point], spec: Sequence[Point]) -> str:
         return f"Up to {spec[-1][1]:.0f} tokens/s per device"
     gain = spec[-1][1] / baselines[-1][1]
     if gain > 1:
-        return f"Speculation lifts the highest throughput by {gain - 1:.0%}, to {spec[-1][1]:.0f} tokens/s per device"
+        return (
+            f"Speculation lifts the highest throughput by {percent(gain - 1)}, to {spec[-1][1]:.0f} tokens/s per device"
+        )
     return f"Autoregressive decoding reaches the highest throughput, {baselines[-1][1]:.0f} tokens/s per device"

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """Figures of where a step's time and a device's memory go."""
 
 from __future__ import annotations
@@ -9,11 +10,27 @@ from magicdec.records import Record
 from magicdec.reports.data import ReportData, is_speculative
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import (
-    BLUE, GREEN, GREY, INK, LIMIT_COLOURS, LIMIT_NAMES, MARKERS, MUTED, OCHRE, PHASE_COLOURS, PURPLE, RED, Tips,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LIMIT_COLOURS,
+    LIMIT_NAMES,
+    LIMIT_TITLES,
+    MARKERS,
+    MUTED,
+    OCHRE,
+    ON_COLOUR,
+    PAPER,
+    PHASE_COLOURS,
+    PURPLE,
+    RED,
+    Tips,
     new_figure,
-)  # fmt: skip
+    percent,
+)
 from magicdec.reports.tables import Column, Table, Value
-from magicdec.units import GIGA, MILLI, TERA, format_bytes, format_rate, format_seconds
+from magicdec.units import GIGA, MILLI, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,9 +65,12 @@ def step_phases(data: ReportData) -> Chart | None:
     tokens = reference.expected_tokens_per_step or 1.0
     return Chart(
         name="phases",
-        title=f"A token takes {format_seconds(spec)} instead of {format_seconds(ar)}; verification is {share:.0%} of it",
+        title=(
+            f"A token takes {format_seconds(spec)} instead of {format_seconds(ar)}; "
+            f"verification is {percent(share)} of it"
+        ),
         caption=(
-            f"A speculative step of γ = {reference.gamma} drafts {reference.gamma} tokens, verifies them in one pass and "
+            f"A speculative step drafts {reference.gamma} tokens, verifies them in one pass and "
             f"emits {tokens:.2f} tokens; its time is divided by these. Batch {reference.batch_size}, context "
             f"{reference.context_len}. Measured phases are timed apart, with fences that the full step does not have."
         ),
@@ -96,7 +116,7 @@ def _stack(axes: Axes, bars: Sequence[Bar], colours: Mapping[str, str], tips: Ti
             tips.add(bar, f"{label.replace(chr(10), ', ')}: {name} {format_seconds(value)}")
             if value > 0.11 * longest:
                 axes.text((left + value / 2) / MILLI, i, format_seconds(value), ha="center", va="center",
-                          color="#ffffff", fontsize=7.5)  # fmt: skip
+                          color=ON_COLOUR, fontsize=7.5)  # fmt: skip
             table.append((label.replace("\n", ", "), name, value))
             left += value
         axes.text((left + 0.015 * longest) / MILLI, i, format_seconds(left), va="center", fontweight="bold", fontsize=8)
@@ -111,8 +131,12 @@ def _key(axes: Axes, names: Sequence[str], colours: Mapping[str, str], titles: M
     from matplotlib.patches import Patch
 
     handles = [Patch(color=colours[name], label=(titles or {}).get(name, name)) for name in names]
-    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=min(len(names), 3),
-                handlelength=1, handleheight=1, columnspacing=1, borderaxespad=0.2)  # fmt: skip
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=5, handlelength=1, handleheight=1, columnspacing=1.2,
+        borderaxespad=0.1,
+    )  # fmt: skip
 
 
 def _stack_table(name: str, title: str, rows: Sequence[tuple[Value, ...]]) -> Table:
@@ -136,7 +160,7 @@ def time_by_limit(data: ReportData) -> Chart | None:
     gamma, tokens = best.get("gamma") or 0, best.get("expected_tokens_per_step")
     if gamma and tokens and breakdown.get("verify"):
         speculative: dict[str, float] = {}
-        for part, times in (("draft", gamma), ("verify", 1)):
+        for part, times in (("draft", gamma), ("verify", 1), ("accept", 1), ("upkeep", 1)):
             for limit, seconds in by_limit(breakdown.get(part) or []).items():
                 speculative[limit] = speculative.get(limit, 0.0) + times * seconds / tokens
         step = best.get("step_s")
@@ -148,11 +172,11 @@ def time_by_limit(data: ReportData) -> Chart | None:
     tips = Tips("limits")
     table = _stack(axes, bars, LIMIT_COLOURS, tips)
     axes.set(xlabel="predicted time per token and sequence (ms)")
-    _key(axes, [n for n in LIMIT_COLOURS if any(n in parts for _, parts in bars)], LIMIT_COLOURS, LIMIT_NAMES)
+    _key(axes, [n for n in LIMIT_COLOURS if any(n in parts for _, parts in bars)], LIMIT_COLOURS, LIMIT_TITLES)
     first = bars[0][1]
     largest = max(first, key=lambda n: first[n])
     share = first[largest] / sum(first.values())
-    title = f"{share:.0%} of an autoregressive step goes into {LIMIT_NAMES.get(largest, largest)}"
+    title = f"{percent(share)} of an autoregressive step goes into {LIMIT_NAMES.get(largest, largest)}"
     if len(bars) > 1 and largest in bars[1][1]:
         title += f"; speculation makes it {first[largest] / bars[1][1][largest]:.1f}× less per token"
     return Chart(
@@ -192,7 +216,7 @@ def roofline(data: ReportData) -> Chart | None:
     table: list[tuple[Value, ...]] = []
     for part, colour, op, intensity, rate in points:
         marker = MARKERS[[p for p, _ in _PASSES].index(part)]
-        (mark,) = axes.plot(intensity, rate / GIGA, marker, color=colour, mec="white", mew=0.5)
+        (mark,) = axes.plot(intensity, rate / GIGA, marker, color=colour, mec=PAPER, mew=0.5)
         tips.add(mark, f"{op}, {part}: {intensity:.3g} FLOP/byte, {format_rate(rate, 'FLOP')}")
         table.append((part, op, intensity, rate))
     for i, (part, colour) in enumerate(_PASSES):
@@ -226,7 +250,7 @@ def _roofline_points(breakdown: Mapping[str, Any]) -> list[tuple[str, str, str, 
     for part, colour in _PASSES:
         for op in breakdown.get(part) or []:
             flops, size, time_s = (float(op.get(n) or 0) for n in ("flops", "bytes", "time_s"))
-            if flops > 0 and size > 0 and time_s > 0:
+            if flops > 0 and size > 0 and time_s > 0 and op.get("bound_by") != "link":
                 points.append((part, colour, str(op.get("op", "")), flops / size, flops / time_s))
     return points
 
@@ -238,7 +262,7 @@ def _ceilings(axes: Axes, data: ReportData, intensities: Sequence[float]) -> Non
     peak = rates.get("bf16") or rates.get("fp32") or max(rates.values(), default=None)
     if not bandwidth or not peak:
         return
-    low, high = min(intensities) / 2, max(*intensities, peak / bandwidth) * 4
+    low, high = min(*intensities, peak / bandwidth) / 3, max(*intensities, peak / bandwidth) * 4
     gemm = profile.get("gemm") or {}
     measured = (gemm.get("bandwidth_efficiency"), gemm.get("flops_efficiency"))
     for scale, style in (((1.0, 1.0), "-"), (measured, "--")):
@@ -246,10 +270,15 @@ def _ceilings(axes: Axes, data: ReportData, intensities: Sequence[float]) -> Non
             continue
         slope, top = scale[0] * bandwidth, scale[1] * peak
         axes.plot([low, top / slope, high], [low * slope / GIGA, top / GIGA, top / GIGA], color=INK, lw=1, ls=style)
-    axes.text(low * 1.2, low * 1.2 * bandwidth * 1.25 / GIGA, format_rate(bandwidth, "B"), fontsize=8, color=MUTED)
-    unit = format_rate(peak, "FLOP") if peak < TERA else f"{peak / TERA:.3g} TFLOP/s"
-    axes.text(high, peak * 1.15 / GIGA, unit, ha="right", fontsize=8, color=MUTED)
-    axes.set_ylim(top=peak * 3 / GIGA)
+    axes.annotate(
+        format_rate(bandwidth, "B"), (low * 1.5, low * 1.5 * bandwidth / GIGA), xytext=(-2, 9),
+        textcoords="offset points", fontsize=8, color=MUTED,
+    )  # fmt: skip
+    axes.annotate(
+        format_rate(peak, "FLOP"), (high, peak / GIGA), xytext=(0, 4), textcoords="offset points", ha="right",
+        fontsize=8, color=MUTED,
+    )  # fmt: skip
+    axes.set_ylim(top=max(peak / GIGA * 4, axes.get_ylim()[1]))
 
 
 # Memory --------------------------------------------------------------------------------------------------------------
@@ -276,7 +305,7 @@ def memory_bar(data: ReportData) -> Chart | None:
     for name, value in parts.items():
         title, colour = _MEMORY[name]
         (bar,) = axes.barh(0, value / GIGA, left=left / GIGA, height=0.5, color=colour, lw=0)
-        tips.add(bar, f"{title}: {format_bytes(value)}, {value / scale:.1%} of the memory")
+        tips.add(bar, f"{title}: {format_bytes(value)}, {percent(value / scale, 1)} of the memory")
         table.append((title, value))
         left += value
     if capacity:
@@ -289,7 +318,7 @@ def memory_bar(data: ReportData) -> Chart | None:
     draft = parts.get("draft_kv_bytes", 0.0) + parts.get("draft_weights_bytes", 0.0)
     title = f"{format_bytes(total)} per device"
     title += f" of {format_bytes(float(capacity))}" if capacity else ""
-    title += f"; the draft adds {draft / (total - draft):.1%}" if 0 < draft < total else ""
+    title += f"; the draft adds {percent(draft / (total - draft), 1)}" if 0 < draft < total else ""
     columns = (Column(name="part", title="Part"), Column(name="bytes", title="Size", kind="bytes"))
     return Chart(
         name="memory",

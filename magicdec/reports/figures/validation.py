@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """Figures of the predictions held against the measurements."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import Chart
-from magicdec.reports.style import BLUE, GREY, INK, MARKERS, MUTED, RED, SERIES, Tips, new_figure
+from magicdec.reports.style import BLUE, GREY, INK, MARKERS, MUTED, PAPER, RED, SERIES, Tips, new_figure, percent
 from magicdec.reports.tables import Column, Table, TermError, Value, describe_draft, label_of, term_errors
 
 if TYPE_CHECKING:
@@ -26,13 +27,13 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
     values = [v for p in pairs for v in (p.measured.speedup, p.predicted.speedup) if v is not None]
     low, high = min(*values, 1.0) * 0.94, max(*values, 1.0) * 1.06
     _agreement(axes, low, high)
-    groups = sorted({_draft(p.measured.draft, p.measured.draft_method) for p in pairs})
+    groups = sorted({describe_draft(p.measured.draft, p.measured.draft_method) for p in pairs})
     rows: list[tuple[Value, ...]] = []
     for i, group in enumerate(groups):
         colour, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
         for pair in pairs:
             m, p = pair.measured, pair.predicted
-            if _draft(m.draft, m.draft_method) != group or m.speedup is None or p.speedup is None:
+            if describe_draft(m.draft, m.draft_method) != group or m.speedup is None or p.speedup is None:
                 continue
             x_spread = y_spread = None
             if m.speedup_low is not None and m.speedup_high is not None:
@@ -42,7 +43,7 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
             axes.errorbar(
                 m.speedup, p.speedup, xerr=x_spread, yerr=y_spread, fmt="none", ecolor=GREY, lw=0.7, alpha=0.6
             )
-            (mark,) = axes.plot(m.speedup, p.speedup, marker, color=colour, ls="none", mec="white", mew=0.5)
+            (mark,) = axes.plot(m.speedup, p.speedup, marker, color=colour, ls="none", mec=PAPER, mew=0.5)
             tips.add(mark, f"{label_of(m)}: measured {m.speedup:.2f}×, predicted {p.speedup:.2f}×")
             rows.append((label_of(m), m.speedup, p.speedup, p.speedup / m.speedup - 1))
         axes.plot([], [], marker, color=colour, ls="none", label=group)
@@ -53,7 +54,7 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
     speedup = next(term for term in term_errors(pairs) if term.name == "speedup")
     return Chart(
         name="scatter",
-        title=f"Predicted speedups are off by {_percent(speedup.median_abs)} in the median of {_points(len(pairs))}",
+        title=f"Predicted speedups are off by {percent(speedup.median_abs, 1)} in the median of {_points(len(pairs))}",
         caption=(
             "Each mark is one configuration. On the diagonal prediction and measurement agree; the band is ±10 %. "
             "Bars: lowest to highest repetition across, 90 % interval of the prediction upwards."
@@ -118,17 +119,10 @@ def residuals_by_term(data: ReportData) -> Chart | None:
 
 def _residual_title(terms: Sequence[TermError], worst: TermError) -> str:
     if worst.median_abs < 0.03:
-        return "No term of the prediction is off by more than 3 % in the median"
-    side = "too high" if sum(worst.errors) > 0 else "too low"
-    return f"The weakest term is {worst.title}: {_percent(worst.median_abs)} off in the median, mostly {side}"
-
-
-def _draft(draft: str, method: str) -> str:
-    return describe_draft(draft, method)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+        return "No term of the prediction is off by more than 3\u202f% in the median"
+    high = sum(e > 0 for e in worst.errors) / len(worst.errors)
+    side = ", mostly too high" if high > 0.75 else (", mostly too low" if high < 0.25 else "")
+    return f"The weakest term is {worst.title}: {percent(worst.median_abs, 1)} off in the median{side}"
 
 
 def _points(count: int) -> str:

@@ -26,8 +26,8 @@
     svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(); });
     if (!tips.length) continue;
     let current = -1;
-    const readout = svg.parentElement.querySelector(".readout");
-    const leave = () => { tips[current]?.classList.remove("on"); readout.textContent = ""; };
+    const readout = svg.parentElement.querySelector(".visually-hidden");
+    const leave = () => { tips[current]?.classList.remove("on"); readout.textContent = ""; hide(); };
     svg.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       if (!step) return;
@@ -36,6 +36,8 @@
       current = (current + step + tips.length) % tips.length;
       tips[current].classList.add("on");
       readout.textContent = tips[current].dataset.tip;
+      const box = tips[current].getBoundingClientRect();
+      show(tips[current], box.right, box.top);
     });
     svg.addEventListener("blur", leave);
   }
