@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, describe, is_speculative
 from magicdec.reports.figures.chart import Chart
-from magicdec.reports.style import GAMMA, GREY, GRID, INK, PAPER, RED, Tips, new_figure, percent, thousands
+from magicdec.reports.style import GAMMA, GREY, GRID, INK, MUTED, PAPER, RED, Tips, new_figure, percent, thousands
 from magicdec.reports.tables import Column, Table, Value
 from magicdec.units import MILLI, format_seconds
 
