@@ -6,15 +6,22 @@ from collections.abc import Callable
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.runtime.drafters.base import Drafter
+from magicdec.runtime.drafters.draft_model import DraftModelDrafter
+from magicdec.runtime.drafters.ngram import NgramDrafter
+from magicdec.runtime.drafters.snapkv import SnapKVDrafter
 from magicdec.runtime.drafters.streaming_llm import StreamingLLMDrafter
+from magicdec.runtime.drafters.top_k import TopKDrafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import SpeculationSpec
 
-SelfFactory = Callable[[Engine, SpeculationSpec], Drafter]
-
-SELF_DRAFTERS: dict[str, SelfFactory] = {
+SELF_DRAFTERS: dict[str, Callable[[Engine, SpeculationSpec], Drafter]] = {
     "streamingllm": StreamingLLMDrafter,
+    "snapkv": SnapKVDrafter,
+    "topk": TopKDrafter,
+}
+MODEL_DRAFTERS: dict[str, Callable[[Engine, SpeculationSpec, Transformer], Drafter]] = {
+    "full": lambda engine, spec, model: DraftModelDrafter(engine, model),
 }
 
 
@@ -29,8 +36,14 @@ def build_drafter(spec: SpeculationSpec, engine: Engine, draft_model: Transforme
         raise ConfigError(f"draft budget {spec.draft_budget} exceeds the longest sequence, {engine.max_len} tokens")
     if spec.gamma > engine.max_gamma:
         raise ConfigError(f"gamma {spec.gamma} exceeds the {engine.max_gamma} that the engine was built for")
+    if spec.draft_method == "ngram":
+        return NgramDrafter(engine)
     if spec.is_self:
         if spec.draft_method not in SELF_DRAFTERS:
             raise unknown_choice("draft method of a self-draft", spec.draft_method, SELF_DRAFTERS)
         return SELF_DRAFTERS[spec.draft_method](engine, spec)
-    raise ConfigError(f"draft '{spec.draft}' cannot be run yet; use self")
+    if spec.draft_method not in MODEL_DRAFTERS:
+        raise unknown_choice("draft method of a draft model", spec.draft_method, MODEL_DRAFTERS)
+    if draft_model is None:
+        raise ConfigError(f"draft {spec.draft} needs its model's weights")
+    return MODEL_DRAFTERS[spec.draft_method](engine, spec, draft_model)

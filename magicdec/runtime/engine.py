@@ -31,7 +31,6 @@ class Snapshot:
 
     lengths: np.ndarray
     """Cached tokens of each sequence."""
-    pending: np.ndarray
     prefill_count: int
 
 
@@ -63,8 +62,8 @@ class Engine:
         self.sequence_of_slot = np.arange(batch_size)
         self._lengths = np.zeros(batch_size, dtype=np.int64)
         self._device_lengths = torch.zeros(batch_size, dtype=torch.long, device=model.device)
-        self._pending = torch.zeros(batch_size, dtype=torch.long, device=model.device)
-        self._prefill_count = 0
+        self._tokens = torch.zeros(batch_size, num_slots + 1, dtype=torch.long, device=model.device)
+        self.prefill_count = 0
         self._is_noise = False
 
     @property
@@ -78,9 +77,14 @@ class Engine:
         return self._lengths[: self.num_active]
 
     @property
+    def tokens_BS(self) -> Tensor:
+        """Each active sequence's tokens by position: the cached ones, the pending one, and then nothing of meaning."""
+        return self._tokens[: self.num_active]
+
+    @property
     def pending_B(self) -> Tensor:
         """The token each active sequence waits to process."""
-        return self._pending[: self.num_active]
+        return self.tokens_BS.gather(1, self.lengths_B[:, None]).squeeze(1)
 
     @torch.inference_mode()
     def prefill(
@@ -97,7 +101,7 @@ class Engine:
         if len(prompts) != self.batch_size:
             raise ConfigError(f"{len(prompts)} prompts given for a batch of {self.batch_size}")
         self._check_prompts(prompts)
-        self._prefill_count += 1
+        self.prefill_count += 1
         self._is_noise = False
         self.sequence_of_slot = np.arange(self.batch_size)
         self.prompts = [list(prompt) for prompt in prompts]
@@ -124,7 +128,7 @@ class Engine:
             attention = PrefillPass(self.cache, row=slot, num_past=start, num_tokens=part.shape[1], window=window)
             self.model.hidden(part, attention)
         self._lengths[slot] = self._device_lengths[slot] = num_cached
-        self._pending[slot] = tokens[-1]
+        self._tokens[slot, : len(prompt)] = tokens
 
     def fill_with_noise(self, lengths: Sequence[int], *, seed: int = 0) -> None:
         """Makes the first sequences of the batch active, each with that many tokens of seeded noise cached: for timing,
@@ -135,7 +139,7 @@ class Engine:
             generator = torch.Generator(device=self.model.device).manual_seed(seed)
             self.cache.data.uniform_(-1.0, 1.0, generator=generator)
             self._is_noise = True
-        self._prefill_count += 1
+        self.prefill_count += 1
         self.sequence_of_slot = np.arange(self.batch_size)
         self.num_active = len(lengths)
         self._lengths[: len(lengths)] = lengths
@@ -147,16 +151,14 @@ class Engine:
         order = np.argsort(self.sequence_of_slot)
         return Snapshot(
             lengths=self._lengths[order],
-            pending=self._pending.cpu().numpy()[order],
-            prefill_count=self._prefill_count,
+            prefill_count=self.prefill_count,
         )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Every sequence active again, as it was when the snapshot was taken."""
-        assert snapshot.prefill_count == self._prefill_count, "the prompts of this snapshot have been overwritten"
+        assert snapshot.prefill_count == self.prefill_count, "the prompts of this snapshot have been overwritten"
         self._lengths = snapshot.lengths[self.sequence_of_slot].copy()
         self._device_lengths.copy_(torch.from_numpy(self._lengths))
-        self._pending.copy_(torch.from_numpy(snapshot.pending[self.sequence_of_slot]))
         self.num_active = self.batch_size
 
     @torch.inference_mode()
@@ -177,21 +179,48 @@ class Engine:
         )
         return self.model.logits(tokens_BT, attention)
 
-    def advance(self, num_emitted_B: Tensor, host_num_emitted: np.ndarray, next_token_B: Tensor) -> None:
-        """Keeps the first `num_emitted` tokens of the last pass; `next_token` becomes pending."""
+    @torch.inference_mode()
+    def probe(self, num_tokens: int, observer: AttentionObserver, *, num_back: int) -> None:
+        """Shows the observer how `num_tokens` cached tokens, the first of them `num_back` before the end, attend.
+
+        Nothing is written. A sequence shorter than `num_back` takes part from its beginning, to no purpose.
+        """
+        lengths_B = (self.lengths_B - num_back).clamp_min(0)
+        attention = DecodePass(
+            self.cache,
+            lengths_B=lengths_B,
+            host_lengths=np.maximum(self.host_lengths - num_back, 0),
+            num_tokens=num_tokens,
+            window=self.model.spec.sliding_window,
+            workspace=self.workspace,
+            observer=observer,
+            write=False,
+        )
+        self.model.hidden(self.tokens_BS.gather(1, attention.positions_BT), attention)
+
+    def advance(self, emitted_BT: Tensor, num_emitted_B: Tensor, host_num_emitted: np.ndarray) -> None:
+        """Keeps the first `num_emitted` tokens of the last pass's block; the last of them becomes pending.
+
+        What `emitted_BT` holds beyond them is overwritten by the next block.
+        """
+        steps_T = torch.arange(1, emitted_BT.shape[1] + 1, device=emitted_BT.device)
+        self.tokens_BS.scatter_(1, self.lengths_B[:, None] + steps_T, emitted_BT)
         self.lengths_B.add_(num_emitted_B)
         self.host_lengths[:] += host_num_emitted
-        self.pending_B.copy_(next_token_B)
 
     def retire(self, slot: int) -> int:
         """Ends the sequence in an active slot. Returns the slot that it was exchanged with (the last active one)."""
-        last = self.num_active - 1
-        if slot != last:
-            self.cache.swap(slot, last)
-            there, back = [slot, last], [last, slot]
-            for array in (self._lengths, self.sequence_of_slot):
-                array[there] = array[back]
-            for tensor in (self._device_lengths, self._pending):
-                tensor[there] = tensor[back]
-        self.num_active = last
-        return last
+        self.num_active -= 1
+        self.exchange(slot, self.num_active)
+        return self.num_active
+
+    def exchange(self, first: int, second: int) -> None:
+        """Exchanges all that two slots hold."""
+        if first == second:
+            return
+        self.cache.swap(first, second)
+        there, back = [first, second], [second, first]
+        for array in (self._lengths, self.sequence_of_slot):
+            array[there] = array[back]
+        for tensor in (self._device_lengths, self._tokens):
+            tensor[there] = tensor[back]

@@ -195,7 +195,8 @@ class _Decoder:
             proposal = self._drafter.propose(gamma, uniforms)
             block_BT = torch.cat((block_BT, proposal.tokens_BT), dim=1)
             timer.lap("draft")
-        logits_BTV = engine.forward(block_BT)
+        observer = self._drafter.observer if self._drafter is not None else None
+        logits_BTV = engine.forward(block_BT, observer=observer)
         timer.lap("verify")
         outcome = verify(
             logits_BTV,
@@ -205,24 +206,22 @@ class _Decoder:
             uniforms=uniforms,
             simulated_rates_T=self._simulated_T,
         )
-        emitted, num_accepted = self._to_host(proposal, outcome)
+        emitted_BT = self._emitted(proposal, outcome)
+        host = torch.cat((emitted_BT, outcome.num_accepted_B[:, None]), dim=1).cpu().numpy()
+        emitted, num_accepted = host[:, :-1], host[:, -1]
         timer.lap("accept")
         if self._drafter is not None:
-            self._drafter.accept(outcome, gamma)
-        engine.advance(outcome.num_accepted_B + 1, num_accepted + 1, outcome.next_token_B)
+            self._drafter.accept(outcome, num_accepted, gamma)
+        engine.advance(emitted_BT, outcome.num_accepted_B + 1, num_accepted + 1)
         self._record(sequences, emitted, num_accepted)
         timer.lap("upkeep")
 
-    def _to_host(self, proposal: Proposal | None, outcome: Outcome) -> tuple[np.ndarray, np.ndarray]:
-        """The step's emitted tokens [B, gamma + 1] (the first num_accepted + 1 count) and num_accepted [B], in one read."""
+    def _emitted(self, proposal: Proposal | None, outcome: Outcome) -> Tensor:
+        """The step's tokens [B, gamma + 1], of which the first num_accepted + 1 count."""
         next_B1 = outcome.next_token_B[:, None]
         if proposal is None:
-            packed = torch.cat((next_B1, outcome.num_accepted_B[:, None]), dim=1)
-        else:
-            emitted_BT = F.pad(proposal.tokens_BT, (0, 1)).scatter_(1, outcome.num_accepted_B[:, None], next_B1)
-            packed = torch.cat((emitted_BT, outcome.num_accepted_B[:, None]), dim=1)
-        host = packed.cpu().numpy()
-        return host[:, :-1], host[:, -1]
+            return next_B1
+        return F.pad(proposal.tokens_BT, (0, 1)).scatter_(1, outcome.num_accepted_B[:, None], next_B1)
 
     def _record(self, sequences: np.ndarray, emitted: np.ndarray, num_accepted: np.ndarray) -> None:
         """Stores the emitted tokens, and retires the sequences that have ended."""

@@ -13,6 +13,12 @@ DRAFTS = {
     "streamingllm": SpeculationSpec(
         draft="self", draft_method="streamingllm", draft_budget=12, gamma=1, num_sink_tokens=2
     ),
+    "snapkv": SpeculationSpec(
+        draft="self", draft_method="snapkv", draft_budget=16, gamma=1, observation_window=5, pooling_kernel=3
+    ),
+    "topk": SpeculationSpec(draft="self", draft_method="topk", draft_budget=8, gamma=1),
+    "ngram": SpeculationSpec(draft="ngram", draft_method="ngram", gamma=1),
+    "model": SpeculationSpec(draft="small", draft_method="full", gamma=1),
 }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.passes import AttentionObserver
 from magicdec.runtime.sampling import DRAFT, greedy, probabilities, sample
 from magicdec.runtime.transformer import AttentionPass, Transformer
 from magicdec.runtime.verification import Outcome, Proposal
@@ -21,6 +23,9 @@ class Drafter(ABC):
 
     `accept` is called before the engine advances: its lengths are still those that the block was drafted at.
     """
+
+    observer: AttentionObserver | None = None
+    """Sees the attention probabilities of each verification, if the method wants them."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -34,8 +39,8 @@ class Drafter(ABC):
         """Drafts `gamma` tokens for each active sequence."""
 
     @abstractmethod
-    def accept(self, outcome: Outcome, gamma: int) -> None:
-        """Keeps the draft's state in step with what was accepted of the last proposal."""
+    def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
+        """Keeps the draft's state in step with what was accepted of the last proposal (`num_accepted`: on the host)."""
 
     @abstractmethod
     def swap(self, first: int, second: int) -> None:

@@ -10,22 +10,17 @@ from magicdec.specs.speculation import SpeculationSpec
 
 
 class StreamingLLMDrafter(RingDrafter):
-    """Self-drafting over `num_sink_tokens` sinks and a window of `draft_budget - num_sink_tokens` tokens.
-
-    The target's own sliding window, where it has one, is not applied to the sinks.
-    """
+    """Self-drafting over `num_sink_tokens` sinks and a window of `draft_budget - num_sink_tokens` tokens."""
 
     def __init__(self, engine: Engine, spec: SpeculationSpec) -> None:
         assert spec.draft_budget is not None
         super().__init__(engine, budget=spec.draft_budget, num_fixed=spec.num_sink_tokens)
 
     def fill(self) -> None:
-        lengths_B1 = self.engine.lengths_B[:, None]
-        slots_S = torch.arange(self.budget, device=self.cache.data.device)
-        # The last position under each length that belongs in a slot of the ring.
-        last_B1 = lengths_B1 - 1
+        last_B1 = self.engine.lengths_B[:, None] - 1
+        slots_S = self.slots_S[: self.budget]
+        # The last position of each sequence that belongs in a slot of the ring.
         ring_BS = last_B1 - (last_B1 - slots_S) % self.ring_size
         positions_BS = torch.where(slots_S < self.num_fixed, slots_S, ring_BS).clamp_min(0)
-        slots_BS = slots_S.expand_as(positions_BS)
-        self.cache.scatter(slots_BS, self.engine.cache.gather(positions_BS))
-        self._origin_B.fill_(self.num_fixed)
+        self.cache.scatter(slots_S.expand_as(positions_BS), self.engine.cache.gather(positions_BS))
+        self.origin_B.fill_(self.num_fixed)

@@ -1,0 +1,130 @@
+"""Self-drafting over a compact cache: the target's own weights, reading `budget` of its keys and values.
+
+    slots 0 .. budget-1              chosen tokens of the target's cache; the methods differ in which
+    slots budget .. budget+gamma     the block's own tokens
+
+Keys are rotated at their absolute positions, so their order in the cache does not matter. A sequence shorter than the
+budget holds all its tokens, each in the slot of its position. The target's own sliding window, where it has one, is not
+applied to what was chosen.
+
+Shape suffixes: L layers, B sequences, T tokens of a block, K KV heads, S slots, A query heads, D head_dim; 2 is
+(key, value).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from magicdec.errors import ConfigError
+from magicdec.runtime.attention import AttentionBias, Workspace, decode_attention
+from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.kv_cache import KVCache
+from magicdec.runtime.verification import Proposal
+from magicdec.specs.speculation import SamplingSpec
+
+
+class DraftPass:
+    """One drafted token per sequence, stored in the same slot of each, over all slots up to it."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        positions_BT: Tensor,
+        slot: int,
+        workspace: Workspace,
+        bias: AttentionBias | None,
+    ) -> None:
+        self._cache, self._slot, self._workspace, self._bias = cache, slot, workspace, bias
+        self.positions_BT = positions_BT
+
+    def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
+        count = len(query_BTAD)
+        self._cache.write_slice(layer, slice(0, count), slice(self._slot, self._slot + 1), kv_BT2KD)
+        keys, values = self._cache.read(layer, count, 0, self._slot + 1)
+        return decode_attention(query_BTAD, keys, values, workspace=self._workspace, bias=self._bias)[0]
+
+
+class CompactDrafter(Drafter):
+    """Drafts over the compact cache. A method says how `fill` chooses at the start and how `accept` keeps it up."""
+
+    def __init__(self, engine: Engine, *, budget: int) -> None:
+        super().__init__(engine)
+        self.budget = budget
+        self.cache = empty_like_target(engine, num_slots=budget + engine.max_gamma + 1)
+        self.steps_T = torch.arange(engine.max_gamma + 1, device=engine.model.device)
+        self.slots_S = torch.arange(budget + engine.max_gamma + 1, device=engine.model.device)
+        self._chooser = TokenChooser(sampling=SamplingSpec(), tp=engine.model.tp)
+
+    def start(self, sampling: SamplingSpec) -> None:
+        self._chooser = TokenChooser(sampling=sampling, tp=self.engine.model.tp)
+        self.fill()
+
+    def fill(self) -> None:
+        """Fills the compact cache from the target's."""
+        raise NotImplementedError
+
+    def check_gamma(self, gamma: int, *, most: int) -> None:
+        """Raises ConfigError when a block would not fit where its accepted tokens are to be kept."""
+        if gamma + 1 > most:
+            raise ConfigError(
+                f"draft budget {self.budget} leaves {most} slots for recent tokens, too few for gamma {gamma}; "
+                f"use a larger budget, or gamma at most {most - 1}"
+            )
+
+    def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
+        engine = self.engine
+        builder = ProposalBuilder(engine.model, self._chooser, uniforms)
+        positions_BT = engine.lengths_B[:, None] + self.steps_T[:gamma]
+        hidden_BS = self._unfilled(gamma)
+        token_B1 = engine.pending_B[:, None]
+        for step in range(gamma):
+            slot = self.budget + step
+            bias = None
+            if hidden_BS is not None:
+                bias = AttentionBias(values_BTS=hidden_BS[:, None, : slot + 1], num_open=0)
+            attention = DraftPass(
+                self.cache,
+                positions_BT=positions_BT[:, step : step + 1],
+                slot=slot,
+                workspace=engine.workspace,
+                bias=bias,
+            )
+            token_B1 = builder.step(token_B1, attention)
+        return builder.build()
+
+    def _unfilled(self, gamma: int) -> Tensor | None:
+        """-inf for slots that hold nothing yet, where a sequence is shorter than the budget; None where none is."""
+        if self.engine.host_lengths.min() >= self.budget:
+            return None
+        slots_S = self.slots_S[: self.budget + gamma]
+        empty_BS = (slots_S >= self.engine.lengths_B[:, None]) & (slots_S < self.budget)
+        values_BS = torch.zeros(empty_BS.shape, dtype=self.cache.data.dtype, device=empty_BS.device)
+        return values_BS.masked_fill_(empty_BS, float("-inf"))
+
+    def copy_by_head(self, layer: int, positions_BKS: Tensor) -> None:
+        """Fills slots 0..budget-1 of a layer with the target's tokens at these positions, chosen per KV head."""
+        count, _, num_slots = positions_BKS.shape
+        source = self.engine.cache.data[layer, :, :count]
+        index = positions_BKS[None, ..., None].expand(2, -1, -1, -1, source.shape[-1])
+        self.cache.data[layer, :, :count, :, :num_slots] = source.gather(3, index)
+
+    def swap(self, first: int, second: int) -> None:
+        if first != second:
+            self.cache.swap(first, second)
+
+
+def empty_like_target(engine: Engine, *, num_slots: int) -> KVCache:
+    """A cache for the target's layers and heads with another number of slots."""
+    data = engine.cache.data
+    return KVCache(
+        num_layers=data.shape[0],
+        batch_size=data.shape[2],
+        num_kv_heads=data.shape[3],
+        num_slots=num_slots,
+        head_dim=data.shape[5],
+        dtype=data.dtype,
+        device=data.device,
+    )

@@ -1,0 +1,99 @@
+"""A smaller model drafts, with a full KV cache of its own.
+
+Its cache holds what it processed: the pending token and all drafted ones but the last. When a whole block was accepted,
+the last drafted token is still to be processed, and the next block's first step takes it along with the pending one
+(for every sequence: those that need it not compute the same values again).
+
+Shape suffixes: B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from magicdec.errors import ConfigError
+from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
+from magicdec.runtime.engine import Engine, Snapshot
+from magicdec.runtime.passes import DecodePass
+from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.verification import Outcome, Proposal
+from magicdec.specs.speculation import SamplingSpec
+
+
+class DraftModelDrafter(Drafter):
+    """Drafts with another model of the same vocabulary. Its prefill is kept, for runs from the same prompts."""
+
+    def __init__(self, engine: Engine, model: Transformer) -> None:
+        super().__init__(engine)
+        check_vocabulary(engine.model, model)
+        self._own = Engine(model, batch_size=engine.batch_size, max_len=engine.max_len, max_gamma=engine.max_gamma)
+        self._chooser = TokenChooser(sampling=SamplingSpec(), tp=model.tp)
+        self._prefilled: Snapshot | None = None
+        self._prefill_count = -1
+        self._is_behind = False
+
+    def start(self, sampling: SamplingSpec) -> None:
+        self._chooser = TokenChooser(sampling=sampling, tp=self._own.model.tp)
+        self._is_behind = False
+        lengths = np.zeros(self.engine.batch_size, dtype=np.int64)
+        lengths[self.engine.sequence_of_slot[: self.engine.num_active]] = self.engine.host_lengths
+        is_kept = self._prefilled is not None and np.array_equal(self._prefilled.lengths, lengths)
+        if self._prefilled is None or not is_kept or self._prefill_count != self.engine.prefill_count:
+            self._prefill()
+        self._follow_order()
+
+    def _prefill(self) -> None:
+        """Processes each sequence's tokens; a slot that is no longer active gets a token to keep its place."""
+        tokens, engine = self.engine.tokens_BS.cpu().numpy(), self.engine
+        by_sequence: list[list[int]] = [[0]] * engine.batch_size
+        for slot, length in enumerate(engine.host_lengths.tolist()):
+            by_sequence[int(engine.sequence_of_slot[slot])] = tokens[slot, : length + 1].tolist()
+        self._own.prefill(by_sequence)
+        self._prefilled, self._prefill_count = self._own.snapshot(), engine.prefill_count
+
+    def _follow_order(self) -> None:
+        """Brings the draft's slots into the engine's order."""
+        for slot, sequence in enumerate(self.engine.sequence_of_slot.tolist()):
+            self._own.exchange(slot, int(np.flatnonzero(self._own.sequence_of_slot == sequence)[0]))
+
+    def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
+        engine = self.engine
+        builder = ProposalBuilder(self._own.model, self._chooser, uniforms)
+        num_back = 1 if self._is_behind else 0
+        tokens_BT = engine.pending_B[:, None]
+        if num_back:
+            attention = self._pass(-1, num_tokens=2)
+            tokens_BT = engine.tokens_BS.gather(1, attention.positions_BT)
+        else:
+            attention = self._pass(0, num_tokens=1)
+        for step in range(gamma):
+            if step:
+                attention = self._pass(step, num_tokens=1)
+            tokens_BT = builder.step(tokens_BT, attention)
+        return builder.build()
+
+    def _pass(self, offset: int, *, num_tokens: int) -> DecodePass:
+        return DecodePass(
+            self._own.cache,
+            lengths_B=self.engine.lengths_B + offset,
+            host_lengths=self.engine.host_lengths + offset,
+            num_tokens=num_tokens,
+            window=self._own.model.spec.sliding_window,
+            workspace=self._own.workspace,
+        )
+
+    def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
+        self._is_behind = bool((num_accepted == gamma).any())
+
+    def swap(self, first: int, second: int) -> None:
+        self._own.exchange(first, second)
+
+
+def check_vocabulary(target: Transformer, draft: Transformer) -> None:
+    """Raises ConfigError when drafted tokens would not mean the same to the target."""
+    if target.spec.vocab_size != draft.spec.vocab_size:
+        raise ConfigError(
+            f"draft {draft.spec.name} has a vocabulary of {draft.spec.vocab_size}, "
+            f"target {target.spec.name} of {target.spec.vocab_size}: they must be the same"
+        )

@@ -1,0 +1,55 @@
+"""Top-k: after each verification, the tokens that its last accepted query attended to most, per KV head.
+
+The verification computes that attention anyway; re-gathering the chosen keys and values is this method's upkeep.
+
+Shape suffixes: B sequences, K KV heads, T query tokens, G query heads per KV head, S positions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from magicdec.runtime.drafters.compact import CompactDrafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.verification import Outcome
+from magicdec.specs.speculation import SpeculationSpec
+
+
+class TopKDrafter(CompactDrafter):
+    """Self-drafting over the `draft_budget` tokens with the highest attention, refreshed every step."""
+
+    def __init__(self, engine: Engine, spec: SpeculationSpec) -> None:
+        assert spec.draft_budget is not None
+        super().__init__(engine, budget=spec.draft_budget)
+        self._scores: dict[int, Tensor] = {}
+        self.observer = self._observe
+
+    def fill(self) -> None:
+        self.engine.probe(1, self._observe, num_back=1)
+        self._refresh(torch.zeros_like(self.engine.lengths_B), self.engine.lengths_B)
+
+    def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
+        self._refresh(outcome.num_accepted_B, self.engine.lengths_B + outcome.num_accepted_B + 1)
+
+    def _observe(self, layer: int, weights_BKTGS: Tensor) -> None:
+        """Keeps a layer's attention, summed over the query heads of a KV head, [B, K, T, S]."""
+        kept = self.engine.workspace.take(
+            f"top-k scores {layer}", (*weights_BKTGS.shape[:3], weights_BKTGS.shape[-1]), weights_BKTGS
+        )
+        self._scores[layer] = torch.sum(weights_BKTGS, dim=3, out=kept)
+
+    def _refresh(self, query_B: Tensor, lengths_B: Tensor) -> None:
+        """Chooses by the attention of one query of each sequence, which now has `lengths_B` cached tokens."""
+        rows_B = torch.arange(len(query_B), device=query_B.device)
+        own_S = self.slots_S[: self.budget]
+        for layer, scores_BKTS in self._scores.items():
+            scores_BKS = scores_BKTS[rows_B, :, query_B]
+            positions_S = torch.arange(scores_BKS.shape[-1], device=query_B.device)
+            scores_BKS = scores_BKS.masked_fill(positions_S >= lengths_B[:, None, None], -1.0)
+            best_BKS = scores_BKS.topk(min(self.budget, len(positions_S)), dim=-1).indices
+            if best_BKS.shape[-1] < self.budget:
+                best_BKS = own_S.expand(*best_BKS.shape[:2], -1)
+            is_short_B = lengths_B <= self.budget
+            self.copy_by_head(layer, torch.where(is_short_B[:, None, None], own_S, best_BKS))
