@@ -218,6 +218,16 @@ def _weights(rows: Rows, seconds: Array) -> Array:
     return np.asarray(rows["weight"], dtype=np.float64) if "weight" in rows else np.ones(seconds.size)
 
 
+def _cache_parameters(hw: HardwareProfile) -> Parameters:
+    """Parameters of a CPU's last-level cache, where its size is known."""
+    if hw.l2_bytes <= 0:
+        return {}
+    return {
+        "l2_fraction": Free(prior=0.7, spread=0.7),
+        "l2_bandwidth_ratio": Free(prior=4.0, spread=0.7, scale="above_one"),
+    }
+
+
 def fit_gemm(
     rows: Rows,
     hw: HardwareProfile,
@@ -225,22 +235,20 @@ def fit_gemm(
     weight_dtype: str = "bf16",
     compute_dtype: str = "bf16",
     fitted_on: str = "",
-    warm_l2: bool | None = None,
 ) -> GemmCurve:
     """Fits linear layers: columns m, n, k, time_s, and optionally weight.
 
     `hw` gives the ceilings that efficiencies refer to. A `kind` "cpu" gets the untiled curve, which is not flat in m.
-    `warm_l2` (by default: on GPUs) says that operands stayed in the L2 between timed calls.
+    Calls are taken to be timed in a loop, so that operands that fit stay in the cache.
     """
     m, n, k, seconds = columns(rows, ("m", "n", "k", "time_s"))
     tiled = hw.kind == "gpu"
-    warm = tiled if warm_l2 is None else warm_l2
-    parameters = GEMM_PARAMETERS if tiled else GEMM_PARAMETERS_UNTILED
+    parameters = GEMM_PARAMETERS if tiled else {**GEMM_PARAMETERS_UNTILED, **_cache_parameters(hw)}
 
     def predict(curve: GemmCurve) -> Array:
         profile = msgspec.structs.replace(hw, gemm=curve)
         return gemm_time(
-            profile, m=m, n=n, k=k, weight_dtype=weight_dtype, compute_dtype=compute_dtype, warm_l2=warm
+            profile, m=m, n=n, k=k, weight_dtype=weight_dtype, compute_dtype=compute_dtype, working_set_bytes="own"
         ).time_s
 
     start = GemmCurve(tiled=tiled)
@@ -258,7 +266,6 @@ def fit_attention(
     splits: Literal["always", "grouped"] = "always",
     library: str = "measured",
     fitted_on: str = "",
-    warm_l2: bool | None = None,
 ) -> AttentionCurve:
     """Fits attention: columns batch_size, num_heads, num_kv_heads, head_dim, kv_len, time_s; query_len (1), weight.
 
@@ -268,8 +275,7 @@ def fit_attention(
     batch, heads, kv_heads, head_dim, kv_len, seconds = columns(rows, names)
     (query_len,) = columns(rows, ("query_len",), query_len=1.0)
     tiled = hw.kind == "gpu"
-    warm = tiled if warm_l2 is None else warm_l2
-    parameters = dict(ATTENTION_PARAMETERS if tiled else ATTENTION_PARAMETERS_UNTILED)
+    parameters = dict(ATTENTION_PARAMETERS if tiled else {**ATTENTION_PARAMETERS_UNTILED, **_cache_parameters(hw)})
     if np.any(query_len > 1):
         if tiled:
             del parameters["max_splits"]
@@ -279,7 +285,7 @@ def fit_attention(
         profile = msgspec.structs.replace(hw, attention=curve)
         return attention_time(
             profile, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=heads, num_kv_heads=kv_heads,
-            head_dim=head_dim, kv_dtype=kv_dtype, kv_reads=kv_reads, warm_l2=warm,
+            head_dim=head_dim, kv_dtype=kv_dtype, kv_reads=kv_reads, working_set_bytes="own",
         ).time_s  # fmt: skip
 
     weights = _weights(rows, seconds)

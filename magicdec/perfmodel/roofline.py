@@ -10,8 +10,9 @@ datasheet's times fitted efficiencies. What a plain roofline lacks, and the curv
   longer of its FLOPs and of taking in its operands; waves of tiles may be paid whole (`wave_weight`).
 - Attention: one block per (sequence, KV head), split over the context to fill the device where the kernel can. A block
   takes keys in at its own limited rate: below one wave, time does not depend on the batch.
-- L2: where kernels were timed in a loop, operands that fit stay in the L2 (`warm_l2`). In a forward pass other layers'
-  weights evict them, so the default is cold.
+- Cache: where kernels are timed in a loop, operands that fit stay in the last-level cache. In a forward pass the rest
+  of the step evicts them. `working_set_bytes` is what is touched between two uses of the same data: None takes it as
+  unbounded on GPUs (nothing stays) and as the operands themselves on CPUs, "own" as the operands themselves.
 
 Ignored: clocks that fall under load, alignment, misses in address translation. All functions are pure and broadcast
 over numpy arrays; NaN and negative inputs count as 0.
@@ -28,12 +29,16 @@ from magicdec.specs.hardware import AttentionCurve, GemmCurve, HardwareProfile, 
 
 KvReads = Literal["per_sequence", "per_query"]
 AttentionKernel = Literal["measured", "split"]
+WorkingSet = Any
+"""Bytes (an array), "own" or None; see the module's docstring."""
 
 TILES = ((64, 64), (64, 128), (128, 128), (128, 256), (256, 128))
 K_SPLITS = (1, 2, 4, 8, 16)
 MIN_SPLIT_K = 64
 TILE_RIDGE_POWER = 4.0
-L2_SHARPNESS = 8.0
+CACHE_SHARPNESS = 8.0
+RESIDENT_FRACTION = 0.8
+"""Part of the L2 that can hold a working set; the timing loops behind `GemmCurve.l2_fraction` rotate buffers."""
 REDUCTION_BANDWIDTH_RATIO = 3.0
 QUERY_ROWS_PER_BLOCK = 128
 
@@ -58,11 +63,21 @@ def soft_max(first: Array, second: Array, power: float) -> Array:
     return result
 
 
-def _l2_speedup(num_bytes: Array, l2_bytes: float, fraction: float, ratio: float) -> Array | float:
-    """How many times shorter reading `num_bytes` again is: `ratio` if they fit in the L2's share, 1 if not."""
-    if l2_bytes * fraction <= 0:
+def _cache_speedup(
+    hw: HardwareProfile, fraction: float, ratio: float, own_bytes: Array, working_set_bytes: Any
+) -> Array | float:
+    """How many times shorter reading data again is: `ratio` if it stayed in the cache's share, 1 if not."""
+    touched = own_bytes
+    if ratio < 1.0:  # no caching: see AttentionCurve.l2_bandwidth_ratio
+        pass
+    elif working_set_bytes is None:
+        if hw.kind == "gpu":
+            return 1.0
+    elif not isinstance(working_set_bytes, str):
+        touched = np.maximum(as_array(working_set_bytes), own_bytes)
+    if hw.l2_bytes * fraction <= 0:
         return 1.0
-    hit = 1.0 / (1.0 + np.minimum(num_bytes / (l2_bytes * fraction), 1e9) ** L2_SHARPNESS)
+    hit = 1.0 / (1.0 + np.minimum(touched / (hw.l2_bytes * fraction), 1e9) ** CACHE_SHARPNESS)
     speedup: Array = 1.0 / (1.0 - hit * (1.0 - 1.0 / ratio))
     return speedup
 
@@ -81,7 +96,7 @@ def gemm_time(
     k: Any,
     weight_dtype: str = "bf16",
     compute_dtype: str = "bf16",
-    warm_l2: bool = False,
+    working_set_bytes: WorkingSet = None,
 ) -> OpTime:
     """One linear layer: m tokens (rows of activations, `compute_dtype`) through weights of n × k, read once.
 
@@ -92,9 +107,10 @@ def gemm_time(
     activation_bytes = bytes_per_element(compute_dtype)
     num_bytes = n * k * bytes_per_element(weight_dtype) + (m * k + m * n) * activation_bytes
     bandwidth = curve.bandwidth_efficiency * hw.memory_bytes_per_s
-    memory_s = num_bytes / bandwidth
-    if warm_l2:
-        memory_s = memory_s / _l2_speedup(num_bytes, hw.l2_bytes, curve.l2_fraction, curve.l2_bandwidth_ratio)
+    rotated = curve.tiled and not isinstance(working_set_bytes, str)
+    fraction = max(curve.l2_fraction, RESIDENT_FRACTION) if rotated else curve.l2_fraction
+    speedup = _cache_speedup(hw, fraction, curve.l2_bandwidth_ratio, num_bytes, working_set_bytes)
+    memory_s = num_bytes / bandwidth / speedup
     rate = curve.flops_efficiency * hw.compute_rate(compute_dtype)
     overhead_s = np.full(memory_s.shape, curve.overhead_s)
     if curve.tiled:
@@ -153,7 +169,7 @@ def attention_time(
     kv_dtype: str = "bf16",
     kv_reads: KvReads = "per_sequence",
     kernel: AttentionKernel = "measured",
-    warm_l2: bool = False,
+    working_set_bytes: WorkingSet = None,
 ) -> OpTime:
     """One layer's attention of `query_len` tokens per sequence, each over all of `kv_len` cached ones.
 
@@ -171,9 +187,8 @@ def attention_time(
     kv_bytes = batch * num_kv_heads * kv_len * row_bytes
     activation_bytes = 4.0 if kv_dtype == "fp32" else 2.0
     query_bytes = 2.0 * batch * query_len * num_heads * head_dim * activation_bytes
-    memory_s = (kv_bytes + query_bytes) / (curve.bandwidth_efficiency * hw.memory_bytes_per_s)
-    if warm_l2 or curve.l2_bandwidth_ratio < 1.0:
-        memory_s = memory_s / _l2_speedup(kv_bytes, hw.l2_bytes, curve.l2_fraction, curve.l2_bandwidth_ratio)
+    speedup = _cache_speedup(hw, curve.l2_fraction, curve.l2_bandwidth_ratio, kv_bytes, working_set_bytes)
+    memory_s = (kv_bytes + query_bytes) / (curve.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
     rate = curve.flops_efficiency * hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
     compute_s = 4.0 * batch * query_len * kv_len * num_heads * head_dim / rate
 

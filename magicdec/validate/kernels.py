@@ -125,13 +125,13 @@ def read_table(path: Path) -> tuple[Table, dict[str, dict[str, Array]]]:
 
 
 def predict(table: Table, hw: HardwareProfile, rows: Columns) -> Array:
-    """Seconds of each row. Operands that fit stay in the L2, as they do where kernels are timed in a loop."""
+    """Seconds of each row. Operands that fit stay in the L2, as where kernels are timed in a loop."""
     if table.kind == "gemm":
-        return gemm_time(hw, m=rows["m"], n=rows["n"], k=rows["k"], warm_l2=True).time_s
+        return gemm_time(hw, m=rows["m"], n=rows["n"], k=rows["k"], working_set_bytes="own").time_s
     if table.kind == "attention":
         return attention_time(
             hw, batch=rows["batch_size"], query_len=1, kv_len=rows["kv_len"], num_heads=rows["num_heads"],
-            num_kv_heads=rows["num_kv_heads"], head_dim=rows["head_dim"], warm_l2=True,
+            num_kv_heads=rows["num_kv_heads"], head_dim=rows["head_dim"], working_set_bytes="own",
         ).time_s  # fmt: skip
     return all_reduce_time(hw, message_bytes=rows["message_bytes"], tp_size=rows["tp_size"])
 
