@@ -14,6 +14,7 @@ from magicdec.units import MILLI
 DEFAULT_MODEL = "llama-3.1-8b"
 DEFAULT_HARDWARE = "a100-sxm-80gb"
 TABLE_WIDTH = 80
+MAX_FRONTIER_ROWS = 16
 
 
 def plan_command(
@@ -130,11 +131,21 @@ def _print_tables(document: dict[str, Any], why: bool) -> None:
         f"bound by {alone['bound_by']}"
         + (f"; at its best batch {ceiling[0]['batch_size']}: {ceiling[0]['tokens_per_s']:.0f}" if ceiling else "")
     )
-    if len(document["best_by_case"]) > 1:
-        console.print(_cases_table(document["best_by_case"]))
+    searched = not document["request"]["batch_sizes"] and len(document["pareto"]) > 1
+    if searched:
+        rows = document["pareto"]
+        shown = rows[:: max(1, -(-len(rows) // MAX_FRONTIER_ROWS))]
+        console.print(_cases_table(shown, "latency against throughput: nothing beats these in both"))
+    elif len(document["best_by_case"]) > 1:
+        console.print(_cases_table(document["best_by_case"], "the best of each case"))
     else:
         console.print(_candidates_table(document["candidates"]))
     console.print(_verdict(best))
+    if "prefill_share" in best:
+        console.print(
+            f"workload: prefill takes {best['prefill_share']:.0%} of the devices' time; "
+            f"{best['gpu_hours_per_million_requests']:.0f} GPU-hours per million requests"
+        )
     if any(any(row) for row in document["gamma_table"]["gamma"]):
         console.print(_gamma_table(document["gamma_table"]))
     if why:
@@ -188,17 +199,17 @@ def _draft_name(row: dict[str, Any]) -> str:
     return f"{row['draft'][:8]}/{row['draft_method'][:4]}"
 
 
-def _cases_table(rows: list[dict[str, Any]], limit: int = 40) -> Any:
+def _cases_table(rows: list[dict[str, Any]], title: str, limit: int = 40) -> Any:
     table = _table(
-        [("hardware", "l"), ("context", "r"), ("batch", "r"), ("tp", "r"), ("draft", "l"), ("budget", "r"), ("g", "r"),
-         ("ms/tok", "r"), ("tok/s/GPU", "r"), ("speedup", "r"), ("$/Mtok", "r")],
-        "the best of each case",
+        [("hardware", "l"), ("context", "r"), ("batch", "r"), ("tp", "r"), ("draft", "l"), ("budget", "r"), ("gamma", "r"),
+         ("ms/tok", "r"), ("tok/s/GPU", "r"), ("x", "r"), ("$/Mtok", "r")],
+        title,
     )  # fmt: skip
     for row in rows[:limit]:
         cost = row["cost_per_million_tokens_usd"]
         table.add_row(
-            row["hardware"][:14], str(row["context_len"]), str(row["batch_size"]), str(row["tp_size"]),
-            _draft_name(row)[:12], str(row["draft_budget"] or "-"), str(row["gamma"]), _ms(row["tpot_s"]),
+            row["hardware"][:9], str(row["context_len"]), str(row["batch_size"]), str(row["tp_size"]),
+            _draft_name(row)[:9], str(row["draft_budget"] or "-"), str(row["gamma"]), _ms(row["tpot_s"]),
             f"{row['tokens_per_s_per_gpu']:.0f}", f"{row['speedup']:.2f}", f"{cost:.2f}" if cost else "-",
         )  # fmt: skip
     return table
@@ -213,7 +224,7 @@ def _verdict(best: dict[str, Any]) -> str:
         f"[bold]best: {best['draft']}/{best['draft_method']}{budget}, gamma {best['gamma']}[/bold]: "
         f"{best['speedup']:.2f}x ({best['speedup_low']:.2f}-{best['speedup_high']:.2f}), "
         f"{best['tokens_per_s']:.0f} tokens/s; {best['speedup_vs_best_autoregressive']:.2f}x autoregressive at "
-        "its best batch" + (f"; pays from {pays} generated tokens" if pays else "")
+        "its best batch" + (f"; pays from {pays} generated tokens" if pays and pays > 1 else "")
     )
 
 

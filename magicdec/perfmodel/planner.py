@@ -12,6 +12,7 @@ under the latency limits and the memory. Every candidate is evaluated: the searc
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -19,11 +20,12 @@ import numpy as np
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel import candidates
+from magicdec.perfmodel.acceptance import static_batch_efficiency
 from magicdec.perfmodel.candidates import Points, Row
 from magicdec.perfmodel.document import SCHEMA_VERSION, PlanDocument, gamma_table
 from magicdec.perfmodel.drafts import DraftOption, draft_options
-from magicdec.perfmodel.request import Device, PlanRequest, resolve
-from magicdec.perfmodel.search import answer, best_autoregressive
+from magicdec.perfmodel.request import Device, Lengths, PlanRequest, resolve
+from magicdec.perfmodel.search import answer, best_autoregressive, finish
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
@@ -94,8 +96,8 @@ def _document(
     alone_rows = [row for row in rows if row["gamma"] == 0]
     best = max(rows, key=_objective)
     device = next(each for each in devices if each.hardware.name == best["hardware"])
-    same = ("hardware", "batch_size", "context_len", "tp_size")
-    alone = next((row for row in alone_rows if all(row[key] == best[key] for key in same)), best)
+    alone = _alone(device, best)
+    alone["speedup_vs_best_autoregressive"] = best["speedup_vs_best_autoregressive"] / best["speedup"]
     detail = _detail(device, best)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -119,13 +121,11 @@ def _document(
     }
 
 
-def _detail(device: Device, best: Row) -> dict[str, Any]:
-    """Breakdown and memory of the best configuration."""
-    option = _option_of(device, best)
-    setup = device.setup(option)
+def _point(device: Device, best: Row) -> tuple[Lengths, Points]:
+    """The best row as a point to evaluate again."""
     lengths = next(each for each in device.lengths if round(each.prompt_len) == best["context_len"])
     batch = np.asarray([float(best["batch_size"])])
-    point = Points(
+    return lengths, Points(
         batch=batch,
         context=np.asarray([lengths.prompt_len]),
         tp=np.asarray([float(best["tp_size"])]),
@@ -134,7 +134,33 @@ def _detail(device: Device, best: Row) -> dict[str, Any]:
         gen_len=lengths.growth,
         max_len=lengths.max_len(batch),
     )
+
+
+def _alone(device: Device, best: Row) -> Row:
+    """Autoregressive decoding at the best row's tp, batch and context, within the limits or not."""
+    lengths, point = _point(device, best)
+    point = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=np.zeros_like(point.budget))
+    row = candidates.rows(device.setup(None), None, point)[0]
+    finish(device, lengths, row)
+    return row
+
+
+def _detail(device: Device, best: Row) -> dict[str, Any]:
+    """Breakdown and memory of the best configuration, and what a static batch of it would lose."""
+    option = _option_of(device, best)
+    setup = device.setup(option)
+    lengths, point = _point(device, best)
     prediction = candidates.predict_points(setup, option.acceptance if option else None, point)
+    if option is not None and option.acceptance is not None and device.request.gen_len > 0:
+        kept = static_batch_efficiency(
+            option.acceptance,
+            budget=best["draft_budget"],
+            context=lengths.prompt_len + lengths.growth / 2.0,
+            gamma=best["gamma"],
+            batch_size=best["batch_size"],
+            gen_len=device.request.gen_len,
+        )
+        best["speedup_static_batch"] = best["speedup"] * kept
     need = prediction.memory
     sizes = {
         name: float(np.ravel(getattr(need, name))[0])

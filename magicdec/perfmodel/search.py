@@ -93,11 +93,11 @@ def _rows(
     )
     rows = candidates.rows(setup, law, points, source_error=source_error)
     for row in rows:
-        _finish(device, lengths, row)
+        finish(device, lengths, row)
     return rows
 
 
-def _finish(device: Device, lengths: Lengths, row: Row) -> None:
+def finish(device: Device, lengths: Lengths, row: Row) -> None:
     """What a row says of the request as a whole: replicas, limits, and a workload's prefill."""
     request = device.request
     row["num_replicas"] = max(1, (request.num_gpus or row["tp_size"]) // row["tp_size"])

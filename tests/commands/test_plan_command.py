@@ -1,0 +1,83 @@
+"""`magicdec plan` as a program: formats, records, cold start, and errors in one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from magicdec.commands.plan import plan_command
+from magicdec.errors import ConfigError
+from magicdec.records import read_records
+
+app = typer.Typer()
+app.command()(plan_command)
+BASE = ["--acceptance-rate", "0.8"]
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [*BASE, *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_json_is_one_object_with_the_papers_question_by_default() -> None:
+    document = json.loads(run("--format", "json"))
+    assert document["model"] == "llama-3.1-8b"
+    best = document["best"]
+    assert (best["tp_size"], best["batch_size"], best["context_len"]) == (8, 64, 32_768)
+
+
+def test_the_table_fits_eighty_columns_and_is_plain_when_piped() -> None:
+    for arguments in (
+        [],
+        ["--why"],
+        ["--batch", "1,64", "--context", "4096,32768"],
+        ["--gpus", "8", "--tpot-ms", "30"],
+    ):
+        text = run(*arguments)
+        assert max(map(len, text.splitlines())) <= 80
+        assert "\x1b" not in text
+        assert "…" not in text
+        assert "gamma" in text
+
+
+def test_csv_has_a_header_and_a_row_per_candidate() -> None:
+    rows = list(csv.DictReader(io.StringIO(run("--format", "csv"))))
+    assert len(rows) == 13
+    assert float(rows[1]["speedup"]) > 0
+
+
+def test_records_hold_the_evaluated_grid(tmp_path: Path) -> None:
+    path = tmp_path / "plan.jsonl"
+    run("--record", str(path), "--context", "8192,32768")
+    records = read_records(path)
+    assert len(records) == 2 * 13
+    assert {record.source for record in records} <= {"analytical", "calibrated"}
+    assert all(record.tpot_s and record.hardware == "a100-sxm-80gb" for record in records)
+
+
+def test_bad_lists_are_refused_naming_the_option() -> None:
+    with pytest.raises(ConfigError, match="--batch must be numbers"):
+        run("--batch", "many")
+
+
+def test_a_plan_imports_neither_torch_nor_plotting_nor_scipy() -> None:
+    code = (
+        "import sys, typer; from magicdec.commands.plan import plan_command\n"
+        "sys.argv = ['plan', '--format', 'json']\n"
+        "try:\n    typer.run(plan_command)\nexcept SystemExit: pass\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & "
+        "{'torch', 'pandas', 'matplotlib', 'scipy', 'transformers'}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert re.match(r"\{", done.stdout)

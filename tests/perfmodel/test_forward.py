@@ -1,0 +1,163 @@
+"""FLOPs and bytes of a pass against a counted real module, and the limits that any pass must respect."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from magicdec.perfmodel.forward import forward_pass, prefill
+from magicdec.perfmodel.ops import expected_experts_touched
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.model import ModelSpec, model_from_hf_config
+
+A100 = load_hardware("a100-sxm-80gb")
+ENGINE = load_engine("magicdec-2024")
+LLAMA = load_model_spec("llama-3.1-8b")
+
+TINY = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+FAMILIES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_flops_equal_those_counted_in_the_real_module(family: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    fields = {**TINY, **FAMILIES[family]}
+    config = transformers.AutoConfig.for_model(family, **fields)
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"  # grouped products are not counted
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    batch, tokens = 3, 7
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(batch, tokens, dtype=torch.long), use_cache=False)
+    spec = model_from_hf_config({"model_type": family, **fields}, name=family, where="test")
+    ours = forward_pass(spec, A100, ENGINE, batch=batch, query_len=tokens, kv_len=tokens).cost.flops
+    assert float(ours) == pytest.approx(counter.get_total_flops(), rel=1e-12)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_weight_bytes_equal_the_real_modules_matrices(family: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    fields = {**TINY, **FAMILIES[family]}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **fields))
+    matrices = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear))
+    spec = model_from_hf_config({"model_type": family, **fields}, name=family, where="test")
+    ours = forward_pass(spec, A100, ENGINE, batch=1, query_len=1, kv_len=8).cost.weight_bytes
+    assert float(ours) == 2.0 * matrices
+
+
+def test_kv_bytes_are_the_cache_read_once() -> None:
+    cost = forward_pass(LLAMA, A100, ENGINE, batch=5, query_len=1, kv_len=1000).cost
+    assert float(cost.kv_bytes) == 5 * 1000 * LLAMA.kv_elements_per_token() * 2
+
+
+def test_a_kernel_that_reads_per_query_reads_the_cache_for_each_query_token() -> None:
+    again = msgspec.structs.replace(ENGINE, kv_reads="per_query")
+    once, each = (forward_pass(LLAMA, A100, e, batch=4, query_len=5, kv_len=4096) for e in (ENGINE, again))
+    assert float(each.cost.kv_bytes) == 5 * float(once.cost.kv_bytes)
+    assert float(each.total_s) > float(once.total_s)
+
+
+def test_ranks_together_do_the_same_work_and_replicate_kv_beyond_the_kv_heads() -> None:
+    one, eight, sixteen = (
+        forward_pass(LLAMA, A100, ENGINE, batch=4, query_len=1, kv_len=4096, tp_size=tp).cost for tp in (1, 8, 16)
+    )
+    assert float(eight.flops) * 8 == pytest.approx(float(one.flops))
+    assert float(eight.kv_bytes) * 8 == pytest.approx(float(one.kv_bytes))
+    assert float(sixteen.kv_bytes) == pytest.approx(float(eight.kv_bytes))
+
+
+def test_experts_touched_equals_monte_carlo() -> None:
+    """4000 draws of 20 tokens: standard error of the mean under 0.03 of 16 experts; tolerance 0.15 (5 sigma)."""
+    rng = np.random.default_rng(0)
+    drawn = [
+        len(np.unique(np.argsort(rng.random((20, 16)), axis=1)[:, :2])) for _ in range(4000)
+    ]  # each token takes 2 of 16
+    assert float(expected_experts_touched(16, 2, 20)) == pytest.approx(np.mean(drawn), abs=0.15)
+    assert float(expected_experts_touched(16, 2, 1)) == pytest.approx(2.0)
+
+
+def test_a_mixture_reads_no_more_than_all_of_its_weights() -> None:
+    mixtral = load_model_spec("mixtral-8x7b")
+    few, many = (forward_pass(mixtral, A100, ENGINE, batch=b, query_len=1, kv_len=512).cost for b in (1, 4096))
+    tables = mixtral.vocab_size * mixtral.hidden_size
+    assert float(few.weight_bytes) < float(many.weight_bytes) <= 2.0 * (mixtral.num_parameters - tables)
+
+
+def test_a_sliding_window_bounds_the_attention() -> None:
+    mistral = load_model_spec("mistral-7b-v0.1")
+    costs = [forward_pass(mistral, A100, ENGINE, batch=2, query_len=1, kv_len=kv).cost.kv_bytes for kv in (4096, 32768)]
+    assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize("axis", ["batch", "query_len", "kv_len"])
+def test_time_never_falls_with_more_work(axis: str) -> None:
+    """Within 3 %: a kernel's wave quantisation may make a slightly fuller launch slightly faster."""
+    values = {"batch": 16.0, "query_len": 2.0, "kv_len": 4096.0}
+    steps = {"batch": 2.0 ** np.arange(0, 9), "query_len": np.arange(1.0, 9), "kv_len": 2.0 ** np.arange(7, 17)}
+    time = forward_pass(LLAMA, A100, ENGINE, **{**values, axis: steps[axis]}, tp_size=8).total_s
+    assert np.all(np.diff(time) >= -0.03 * time[:-1])
+
+
+def test_groups_and_bounds_each_add_up_to_the_total() -> None:
+    time = forward_pass(LLAMA, A100, ENGINE, batch=np.array([1.0, 64.0]), query_len=3, kv_len=9000, tp_size=8)
+    for parts in (time.group_seconds(), time.bound_seconds()):
+        np.testing.assert_allclose(sum(parts.values()), time.total_s, rtol=1e-9)
+
+
+def test_no_work_costs_only_overheads() -> None:
+    bare = EngineProfile(name="bare", elementwise_kernels_per_layer=0)
+    time = forward_pass(LLAMA, A100, bare, batch=0, query_len=1, kv_len=0)
+    assert float(time.cost.flops) == 0.0
+    assert float(time.cost.kv_bytes) == 0.0
+    assert 0.0 < float(time.total_s) < 0.1
+
+
+@pytest.mark.parametrize(("dtype", "ratio"), [("fp8", 0.5), ("int8", 0.5), ("int4", 0.25)])
+def test_quantised_weights_shrink_the_bytes_and_the_time(dtype: str, ratio: float) -> None:
+    wide, narrow = (
+        forward_pass(LLAMA, A100, ENGINE, batch=1, query_len=1, kv_len=128, weight_dtype=d) for d in ("bf16", dtype)
+    )
+    assert float(narrow.cost.weight_bytes) == ratio * float(wide.cost.weight_bytes)
+    assert float(narrow.total_s) < float(wide.total_s)
+
+
+def test_prefill_counts_causal_attention_and_one_row_of_logits() -> None:
+    prompt = 2000
+    ours = prefill(LLAMA, A100, ENGINE, batch=1, prompt_len=prompt).cost.flops
+    layers: ModelSpec = LLAMA
+    matrices = layers.num_hidden_layers * (layers.attention_parameters + layers.expert_parameters)
+    pairs = prompt * (prompt + 1) / 2
+    attention = 4 * pairs * layers.num_attention_heads * layers.head_dim * layers.num_hidden_layers
+    assert float(ours) == pytest.approx(2 * prompt * matrices + attention + 2 * layers.vocab_size * layers.hidden_size)
+
+
+def test_prefill_of_a_sliding_window_counts_each_pair_once() -> None:
+    mistral = load_model_spec("mistral-7b-v0.1")
+    prompt, window = 10_000, 4096
+    pairs = sum(min(i, window) for i in range(1, prompt + 1))
+    time = prefill(mistral, A100, ENGINE, batch=1, prompt_len=prompt)
+    attention = next(op for op in time.ops if op.name == "attention")
+    per_pair = 4 * mistral.num_attention_heads * mistral.head_dim * mistral.num_hidden_layers
+    assert float(attention.cost.flops) == pytest.approx(pairs * per_pair, rel=1e-6)

@@ -1,0 +1,75 @@
+"""What fits: sums, shards, and the largest batch against counting up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from magicdec.perfmodel.memory import capacity_bytes, kv_bytes_per_token, largest_batch, weights_bytes
+from magicdec.perfmodel.steps import Setup, memory_need
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.precision import BF16, Precision
+from magicdec.specs.speculation import SpeculationSpec
+
+A100, ENGINE, LLAMA = load_hardware("a100-sxm-80gb"), load_engine("ours"), load_model_spec("llama-3.1-8b")
+
+
+def test_one_rank_holds_the_published_weights() -> None:
+    assert float(weights_bytes(LLAMA, BF16, 1)) == 2.0 * 8_030_261_248
+
+
+def test_ranks_share_weights_and_replicate_kv_projections_beyond_the_kv_heads() -> None:
+    eight, sixteen = float(weights_bytes(LLAMA, BF16, 8)), float(weights_bytes(LLAMA, BF16, 16))
+    assert eight * 8 == pytest.approx(2.0 * LLAMA.num_parameters)
+    assert sixteen * 16 > 2.0 * LLAMA.num_parameters
+
+
+def test_kv_of_llama_3_1_is_128_kib_per_token() -> None:
+    assert float(kv_bytes_per_token(LLAMA, BF16, 1)) == 128 * 1024
+    assert float(kv_bytes_per_token(LLAMA, Precision(kv_dtype="int4"), 1)) == 32 * 1024
+    assert float(kv_bytes_per_token(LLAMA, BF16, 16)) == float(kv_bytes_per_token(LLAMA, BF16, 8))
+
+
+@pytest.mark.parametrize(("method", "budget"), [("none", None), ("streamingllm", 512), ("snapkv", 4096)])
+def test_largest_batch_equals_counting_up(method: str, budget: int | None) -> None:
+    spec = SpeculationSpec(draft="none" if method == "none" else "self", draft_method=method, draft_budget=budget)  # type: ignore[arg-type]
+    setup = Setup(model=LLAMA, hardware=A100, engine=ENGINE, speculation=spec)
+
+    def need(batch: float) -> float:
+        total = memory_need(setup, batch=batch, max_len=32_768, budget=budget, gamma=4, tp_size=8).total_bytes
+        return float(total)
+
+    capacity = capacity_bytes(A100, ENGINE)
+    counted = 0
+    while need(counted + 1) <= capacity:
+        counted += 1
+    assert int(largest_batch(need(0), need(1), capacity)) == counted > 0
+
+
+def test_a_draft_cache_lowers_the_largest_batch() -> None:
+    def largest(budget: int | None, gamma: int) -> float:
+        method = "streamingllm" if budget else "none"
+        spec = SpeculationSpec(draft="self" if budget else "none", draft_method=method, draft_budget=budget)
+        setup = Setup(model=LLAMA, hardware=A100, engine=ENGINE, speculation=spec)
+        total = [
+            memory_need(setup, batch=b, max_len=8192, budget=budget, gamma=gamma, tp_size=8).total_bytes for b in (0, 1)
+        ]
+        return float(largest_batch(*total, capacity_bytes(A100, ENGINE)))
+
+    assert largest(None, 0) > largest(512, 4) > largest(4096, 4)
+
+
+def test_what_does_not_fit_at_all_has_no_batch() -> None:
+    assert float(largest_batch(10.0, 11.0, 9.0)) == 0.0
+    np.testing.assert_array_equal(largest_batch(0.0, np.array([1.0, 3.0]), 9.0), [9.0, 3.0])
+
+
+def test_a_sliding_window_caps_the_cache() -> None:
+    mistral = load_model_spec("mistral-7b-v0.1")
+    setup = Setup(model=mistral, hardware=A100, engine=ENGINE)
+    short, long = (
+        float(memory_need(setup, batch=1, max_len=n, budget=None, gamma=0, tp_size=1).kv_bytes) for n in (4096, 32_000)
+    )
+    assert short == long

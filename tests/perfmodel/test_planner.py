@@ -1,0 +1,268 @@
+"""The planner against brute force, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
+from magicdec.perfmodel.acceptance_law import Law
+from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.speculative import predict
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.specs.workload import RequestShape, WorkloadSpec
+
+LLAMA = load_model_spec("llama-3.1-8b")
+STREAMING = AcceptanceProfile(
+    model="llama-3.1-8b",
+    draft_method="streamingllm",
+    source="a",
+    law=Law(rejection=0.2, budget_exponent=0.4, fill_exponent=0.5),
+)
+SNAPKV = msgspec.structs.replace(STREAMING, draft_method="snapkv", source="b")
+CASE: dict[str, Any] = {"tp_size": 8, "batch_sizes": (64,), "context_lens": (32_768,), "acceptance": (STREAMING,)}
+ISSUE_KEYS = {
+    "draft", "draft_method", "draft_budget", "gamma", "tp_size", "batch_size", "context_len", "autoregressive_step_s",
+    "draft_step_s", "verify_step_s", "step_s", "expected_tokens_per_step", "tpot_s", "tokens_per_s",
+    "tokens_per_s_per_gpu", "speedup", "speedup_low", "speedup_high", "speedup_vs_best_autoregressive", "bound_by",
+    "memory_bytes_per_gpu", "fits",
+}  # fmt: skip
+
+
+def test_the_best_equals_brute_force() -> None:
+    """Every budget and gamma, one scalar prediction at a time."""
+    budgets, gammas = (128, 512, 2048), range(1, 13)
+    document = plan(PlanRequest(**CASE, draft="self", draft_budgets=budgets))
+    speedups = {}
+    for budget, gamma in itertools.product(budgets, gammas):
+        spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=budget, gamma=gamma)
+        one = predict(
+            LLAMA, None, load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024"), spec, batch=64, context=32_768,
+            tp_size=8, acceptance=STREAMING, sampling=SamplingSpec(temperature=1.0),
+        )  # fmt: skip
+        speedups[budget, gamma] = float(one.speedup)
+    best = max(speedups, key=lambda key: speedups[key])
+    assert (document.best["draft_budget"], document.best["gamma"]) == best
+    assert document.best["speedup"] == pytest.approx(speedups[best])
+    assert len(document.candidates) == len(speedups)
+
+
+def test_the_search_under_a_latency_limit_equals_brute_force() -> None:
+    limit = 0.02
+    request = PlanRequest(
+        num_gpus=8,
+        context_lens=(16_384,),
+        acceptance=(STREAMING,),
+        draft="self",
+        draft_budgets=(512,),
+        tpot_limit_s=limit,
+    )
+    document = plan(request)
+    best: tuple[float, Any] = (0.0, None)
+    for tp, batch, gamma in itertools.product((1, 2, 4, 8), range(1, 160, 3), range(13)):
+        spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=gamma)
+        one = predict(
+            LLAMA, None, load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024"), spec, batch=batch,
+            context=16_384, tp_size=tp, acceptance=STREAMING,
+        )  # fmt: skip
+        if one.memory.fits and float(one.tpot_s) <= limit:
+            best = max(best, (float(one.tokens_per_s) / tp, (tp, batch, gamma)))
+    assert document.best["tpot_s"] <= limit
+    assert document.best["tokens_per_s_per_gpu"] >= 0.97 * best[0]  # the planner's batches are spaced, not all
+    assert document.best["num_replicas"] == 8 // document.best["tp_size"]
+
+
+def test_the_document_holds_what_was_promised() -> None:
+    document = plan(PlanRequest(**CASE)).to_dict()
+    assert document["schema_version"] == 1
+    assert document["kind"] == "plan"
+    for row in [document["best"], document["autoregressive"], *document["candidates"]]:
+        assert set(row) >= ISSUE_KEYS
+    assert {"autoregressive", "draft", "verify"} <= set(document["breakdown"])
+    for rows in document["breakdown"].values():
+        for row in rows:
+            assert row["time_s"] > 0
+            assert row["bound_by"] in {"weights", "kv", "compute", "link", "overhead"}
+    assert sum(r["time_s"] for r in document["breakdown"]["verify"]) == pytest.approx(document["best"]["verify_step_s"])
+    assert json.loads(plan(PlanRequest(**CASE)).to_json())["best"]["gamma"] == document["best"]["gamma"]
+    assert len(plan(PlanRequest(**CASE)).to_csv().splitlines()) == 2 + len(document["candidates"])
+
+
+def test_an_operation_is_never_faster_than_the_datasheet_by_much() -> None:
+    """Weights may come from L2 between calls, so a factor of 0.8 is allowed."""
+    for rows in plan(PlanRequest(**CASE)).to_dict()["breakdown"].values():
+        for row in rows:
+            if row["bound_by"] in ("weights", "kv", "compute"):
+                assert row["time_s"] > 0.8 * row["ceiling_s"]
+
+
+def test_where_speculation_does_not_pay_the_best_is_autoregressive() -> None:
+    best = plan(PlanRequest(**{**CASE, "batch_sizes": (1,), "context_lens": (1024,)})).best
+    assert (best["gamma"], best["draft_method"], best["speedup"]) == (0, "none", 1.0)
+    assert best["speedup_low"] == best["speedup_high"] == 1.0
+
+
+def test_a_draft_without_acceptance_is_listed_and_not_ranked() -> None:
+    document = plan(PlanRequest(**CASE)).to_dict()
+    lacking = {(row["draft"], row["draft_method"]) for row in document["needs_acceptance"]}
+    assert {("self", "topk"), ("ngram", "ngram"), ("eagle", "eagle")} <= lacking
+    ranked = {(row["draft"], row["draft_method"]) for row in document["candidates"]}
+    assert ("self", "streamingllm") in ranked
+    assert not ranked & lacking
+
+
+def test_candidates_of_another_source_carry_the_difference_in_their_interval() -> None:
+    together = plan(PlanRequest(**{**CASE, "acceptance": (STREAMING, SNAPKV)}, draft_budgets=(512,)))
+    widths = {}
+    for row in together.candidates:
+        widths[row["draft_method"], row["gamma"]] = row["speedup_high"] / row["speedup_low"]
+    assert all(widths["snapkv", g] > widths["streamingllm", g] for g in range(1, 9))
+    assert any("different sources" in note for note in together.document["notes"])
+
+
+def test_the_gamma_table_equals_a_plan_of_each_cell() -> None:
+    table = plan(PlanRequest(**CASE, draft="self", draft_budgets=(128,))).document["gamma_table"]
+    for row, column in ((0, 2), (5, 5), (6, 6), (7, 4)):
+        batch, context = table["batch_sizes"][row], table["context_lens"][column]
+        cell = {**CASE, "batch_sizes": (batch,), "context_lens": (context,)}
+        try:
+            best = plan(PlanRequest(**cell, draft="self", draft_budgets=(128,))).best
+        except CapacityError:
+            assert not table["fits"][row][column]
+            continue
+        assert table["gamma"][row][column] == best["gamma"]
+        assert table["speedup"][row][column] == pytest.approx(best["speedup"])
+
+
+def test_break_even_contexts_are_where_the_speedup_is_one() -> None:
+    table = plan(PlanRequest(**CASE, draft="self", draft_budgets=(128,))).document["gamma_table"]
+    for batch, context in zip(table["batch_sizes"], table["break_even_context"], strict=True):
+        if context is None:
+            continue
+        speedups = [
+            float(
+                predict(
+                    LLAMA, None, load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024"),
+                    SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=128, gamma=1),
+                    batch=batch, context=context, tp_size=8, acceptance=STREAMING, gamma=np.arange(1, 13),
+                ).speedup.max()
+            )
+        ]  # fmt: skip
+        assert max(speedups) == pytest.approx(1.0, abs=0.03)
+
+
+def test_autoregressive_decoding_is_compared_at_its_own_best_batch() -> None:
+    document = plan(PlanRequest(**CASE)).document
+    (alone,) = document["best_autoregressive"]
+    assert alone["batch_size"] == document["memory"]["largest_autoregressive_batch"] > 64
+    ratio = document["best"]["tokens_per_s_per_gpu"] / alone["tokens_per_s_per_gpu"]
+    assert document["best"]["speedup_vs_best_autoregressive"] == pytest.approx(ratio)
+
+
+def test_no_row_of_the_frontier_beats_another_in_both() -> None:
+    rows = plan(PlanRequest(num_gpus=8, context_lens=(8192,), acceptance=(STREAMING,))).document["pareto"]
+    latencies, rates = [r["tpot_s"] for r in rows], [r["tokens_per_s_per_gpu"] for r in rows]
+    assert latencies == sorted(latencies)
+    assert rates == sorted(rates)
+    assert len(rows) > 5
+
+
+def test_a_workload_reports_prefill_and_keeps_to_the_memory() -> None:
+    mix = WorkloadSpec(
+        requests=(RequestShape(prompt_len=4000, gen_len=500), RequestShape(prompt_len=30_000, gen_len=200))
+    )
+    best = plan(PlanRequest(workload=mix, num_gpus=8, acceptance=(STREAMING,))).best
+    assert best["fits"]
+    assert 0.0 < best["prefill_share"] < 1.0
+    assert best["gpu_hours_per_million_requests"] > 0
+
+
+def test_several_devices_are_answered_side_by_side() -> None:
+    document = plan(PlanRequest(**CASE, hardware=("a100-sxm-80gb", "h100-sxm-80gb"))).document
+    assert {row["hardware"] for row in document["best_by_case"]} == {"a100-sxm-80gb", "h100-sxm-80gb"}
+    assert document["best"]["hardware"] == document["hardware"]
+
+
+def test_a_static_batch_is_slower_than_the_steady_state_when_sequences_differ() -> None:
+    spread = msgspec.structs.replace(STREAMING, spread=0.05)
+    best = plan(PlanRequest(**{**CASE, "acceptance": (spread,)}, gen_len=256)).best
+    assert 0.5 * best["speedup"] < best["speedup_static_batch"] < best["speedup"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tp_size": 3}, "tp 3 does not divide llama-3.1-8b"),
+        ({"model": "llama-3.1-8c"}, "did you mean llama-3.1-8b"),
+        ({"hardware": ("a100-sxn-80gb",)}, "did you mean a100"),
+        ({"batch_sizes": (0,)}, "batch must be between 1"),
+        ({"context_lens": ()}, "at least one context"),
+        ({"context_lens": (200_000,)}, "reads at most 131072 tokens"),
+        ({"gamma": 99}, "gamma must be between 0 and 32"),
+        ({"draft_budgets": (40_000,)}, "must be below the context 32768"),
+        ({"draft_budgets": (2,)}, "must exceed the 4 sink tokens"),
+        ({"draft_method": "snap"}, "did you mean snapkv"),
+        ({"draft": "ngram", "draft_method": "topk"}, "has its own method"),
+        ({"draft": "tinyllama-1.1b", "acceptance_rate": 0.7}, "vocabulary of 32000"),
+        ({"acceptance_rate": 1.2}, "between 0 and 1"),
+        ({"acceptance_rate": float("nan")}, "between 0 and 1"),
+        ({"tpot_limit_s": -1.0}, "must be above 0"),
+        ({"tpot_limit_s": 1e-9, "batch_sizes": ()}, "limits on latency"),
+        ({"model": "llama-3.1-405b"}, "does not fit on 8 x a100-sxm-80gb; tp 16 would"),
+        ({"batch_sizes": (4000,)}, "largest batch that fits is"),
+        ({"weight_dtype": "fp7"}, "unknown dtype"),
+        ({"num_gpus": 4}, "tp 8 needs more than the 4 GPUs"),
+    ],
+)
+def test_the_impossible_gets_a_reason(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, CapacityError), match=message):
+        plan(PlanRequest(**{**CASE, **fields}))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch=st.integers(1, 512),
+    context=st.integers(16, 131_072),
+    rate=st.floats(0.0, 1.0),
+    gamma=st.one_of(st.none(), st.integers(0, 32)),
+    hardware=st.sampled_from(["a100-sxm-80gb", "l4-24gb", "mi300x-192gb"]),
+    model=st.sampled_from(["llama-3.1-8b", "mixtral-8x7b", "llama-68m", "qwen3-30b-a3b", "mistral-7b-v0.1"]),
+)
+def test_any_request_gets_finite_numbers_or_a_reason(
+    batch: int, context: int, rate: float, gamma: int | None, hardware: str, model: str
+) -> None:
+    request = PlanRequest(
+        model=model,
+        hardware=(hardware,),
+        batch_sizes=(batch,),
+        context_lens=(context,),
+        acceptance_rate=rate,
+        gamma=gamma,
+    )
+    try:
+        document = plan(request)
+    except (ConfigError, CapacityError) as error:
+        assert str(error)
+        return
+    for row in [document.best, *document.candidates]:
+        numbers = [value for value in row.values() if isinstance(value, float)]
+        assert all(np.isfinite(numbers))
+        assert min(numbers) >= 0.0
+    assert document.best["speedup"] >= 1.0 or document.best["gamma"] > 0
+
+
+def test_one_rate_belongs_to_the_draft_named_and_to_one_budget() -> None:
+    rows = plan(PlanRequest(**{**CASE, "acceptance": ()}, acceptance_rate=0.8)).candidates
+    assert {(row["draft_method"], row["draft_budget"]) for row in rows} == {("streamingllm", 512)}
+    assert constant_profile(0.8).source == rows[0]["acceptance_source"]

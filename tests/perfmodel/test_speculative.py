@@ -1,0 +1,285 @@
+"""The terms of a step and their composition: limits, monotonicity, and acceptance against simulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance import constant_profile, default_profile
+from magicdec.perfmodel.acceptance_law import Law
+from magicdec.perfmodel.speculative import StepPrediction, interval, predict, tokens_per_step
+from magicdec.perfmodel.steps import Setup, draft_kv_tokens, memory_need, prefill_terms
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+
+A100 = load_hardware("a100-sxm-80gb")
+ENGINE = load_engine("magicdec-2024")
+LLAMA = load_model_spec("llama-3.1-8b")
+LLAMA2, TINYLLAMA = load_model_spec("llama-2-7b-32k"), load_model_spec("tinyllama-1.1b")
+STREAMING = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=3)
+RATE = constant_profile(0.8)
+
+
+def step(speculation: SpeculationSpec = STREAMING, engine: EngineProfile = ENGINE, **fields: Any) -> StepPrediction:
+    options: dict[str, Any] = {"batch": 64, "context": 32_000, "tp_size": 8, "acceptance": RATE, **fields}
+    return predict(LLAMA, options.pop("draft_model", None), A100, engine, speculation, **options)
+
+
+def test_gamma_zero_is_autoregressive_decoding() -> None:
+    prediction = step(gamma=np.array([0, 1]))
+    assert float(prediction.step_s[0]) == float(prediction.autoregressive_step_s)
+    assert float(prediction.speedup[0]) == 1.0
+    alone = step(SpeculationSpec(), acceptance=None)
+    assert float(alone.step_s) == float(alone.autoregressive_step_s)
+    assert float(alone.speedup) == 1.0
+
+
+def test_a_step_is_the_sum_of_its_terms() -> None:
+    p = step(gamma=np.arange(1, 9))
+    terms = np.arange(1, 9) * p.draft_step_s + p.verify_step_s + p.accept_step_s + p.upkeep_step_s
+    np.testing.assert_allclose(p.step_s, terms)
+    for by in ("group", "bound"):
+        np.testing.assert_allclose(sum(p.terms.step_seconds(by).values()), p.step_s)
+
+
+def test_expected_tokens_equal_simulation() -> None:
+    """200,000 simulated steps of 5 drafts: standard error 0.004; tolerance 0.02 (5 sigma, false alarms < 1e-6)."""
+    rates = np.array([0.9, 0.7, 0.8, 0.6, 0.5])
+    rng = np.random.default_rng(1)
+    accepted = np.cumprod(rng.random((200_000, 5)) < rates, axis=1)
+    expected, everything = tokens_per_step(rates, np.array(5))
+    assert float(expected) == pytest.approx(1.0 + accepted.sum(axis=1).mean(), abs=0.02)
+    assert float(everything) == pytest.approx(accepted[:, -1].mean(), abs=0.005)
+
+
+def test_sure_and_hopeless_drafts_are_the_limits() -> None:
+    assert float(step(acceptance=constant_profile(1.0)).expected_tokens_per_step) == 4.0
+    hopeless = step(acceptance=constant_profile(0.0))
+    assert float(hopeless.expected_tokens_per_step) == 1.0
+    assert float(hopeless.speedup) < 1.0
+
+
+def test_short_contexts_make_speculation_lose() -> None:
+    """With nothing in the cache a self-draft costs as much as the target, so no acceptance below 1 can pay."""
+    speedups = step(context=1.0, acceptance=constant_profile(0.99), gamma=np.arange(1, 9)).speedup
+    assert np.all(speedups < 1.0)
+
+
+def test_speedup_rises_with_the_context_and_with_acceptance() -> None:
+    by_context = step(context=np.array([2000.0, 8000, 32_000, 128_000])).speedup
+    assert np.all(np.diff(by_context) > 0)
+    by_rate = [float(step(acceptance=constant_profile(r)).speedup) for r in (0.2, 0.5, 0.8, 0.95)]
+    assert by_rate == sorted(by_rate)
+
+
+def test_at_long_context_the_ratio_tends_to_tokens_per_step_over_verification() -> None:
+    """As S grows drafts and overheads vanish beside the KV reads, which verification does once: speedup -> E."""
+    p = step(context=3e7, batch=256)
+    assert float(p.speedup) == pytest.approx(float(p.expected_tokens_per_step), rel=0.03)
+
+
+def test_sampling_over_the_vocabulary_costs_more_than_greedy_and_top_p_more_still() -> None:
+    greedy, plain, nucleus = (
+        step(sampling=s)
+        for s in (SamplingSpec(), SamplingSpec(temperature=1.0), SamplingSpec(temperature=1.0, top_p=0.9))
+    )
+    assert float(greedy.accept_step_s) < float(plain.accept_step_s) < float(nucleus.accept_step_s)
+    assert float(greedy.autoregressive_step_s) < float(plain.autoregressive_step_s)
+    assert float(greedy.memory.workspace_bytes) < float(plain.memory.workspace_bytes)
+
+
+def test_stored_logits_of_a_large_batch_reach_a_gigabyte() -> None:
+    """Batch 256, gamma 7, a 128k vocabulary: 2048 rows of fp32 logits are 1.05 GB."""
+    few, many = (step(batch=b, gamma=7, sampling=SamplingSpec()).memory.workspace_bytes for b in (0, 256))
+    assert float(many) - float(few) == pytest.approx(256 * 8 * 128_256 * 4)
+
+
+def test_methods_differ_by_what_they_keep_up() -> None:
+    methods = {
+        name: step(SpeculationSpec(draft="self", draft_method=name, draft_budget=512, gamma=3))
+        for name in ("streamingllm", "snapkv", "topk")
+    }
+    assert float(methods["topk"].upkeep_step_s) > float(methods["snapkv"].upkeep_step_s)
+    assert float(methods["streamingllm"].upkeep_step_s) == float(methods["snapkv"].upkeep_step_s)
+
+
+def test_a_streaming_draft_in_place_needs_no_cache_and_no_upkeep() -> None:
+    in_place = msgspec.structs.replace(ENGINE, streaming_in_place=True)
+    apart, inside = step(), step(engine=in_place)
+    assert float(inside.memory.draft_kv_bytes) == 0.0 < float(apart.memory.draft_kv_bytes)
+    assert float(inside.upkeep_step_s) < float(apart.upkeep_step_s)
+
+
+def test_ngram_and_eagle_have_their_own_costs() -> None:
+    ngram = step(SpeculationSpec(draft="ngram", draft_method="ngram", gamma=3))
+    assert float(ngram.draft_step_s) == 0.0
+    assert float(ngram.memory.draft_kv_bytes) == 0.0
+    eagle = step(SpeculationSpec(draft="eagle", draft_method="eagle", gamma=3))
+    assert 0.0 < float(eagle.draft_step_s) < 0.5 * float(step().draft_step_s)
+    assert float(eagle.memory.draft_weights_bytes) < 0.1 * float(eagle.memory.weights_bytes)
+
+
+def test_a_quantised_self_draft_is_quicker_and_takes_memory() -> None:
+    engine = msgspec.structs.replace(ENGINE, layer_overhead_s=0.0)
+    int4 = step(engine=engine, draft_precision=Precision(weight_dtype="int4"), tp_size=1)
+    same = step(engine=engine, tp_size=1)
+    assert float(int4.draft_step_s) < float(same.draft_step_s)
+    assert float(int4.memory.draft_weights_bytes) == pytest.approx(float(int4.memory.weights_bytes) / 4)
+
+
+def test_a_standalone_draft_catches_up_after_full_acceptance() -> None:
+    spec = SpeculationSpec(draft="tinyllama-1.1b", draft_method="streamingllm", draft_budget=512, gamma=3)
+
+    def upkeep(rate: float) -> float:
+        p = predict(
+            LLAMA2, TINYLLAMA, A100, ENGINE, spec, batch=8, context=8000, tp_size=8, acceptance=constant_profile(rate)
+        )
+        return float(p.upkeep_step_s)
+
+    assert upkeep(0.0) < upkeep(0.5) < upkeep(1.0)
+
+
+def test_a_draft_on_fewer_ranks_pays_for_the_broadcast_of_probabilities() -> None:
+    spec = msgspec.structs.replace(STREAMING, draft_tp_size=1)
+    sampled, greedy = step(spec), step(spec, sampling=SamplingSpec())
+    assert "broadcast" in {op.name for op in sampled.terms.upkeep.ops}
+    assert float(sampled.upkeep_step_s) > float(greedy.upkeep_step_s)
+
+
+def test_the_full_cache_of_a_standalone_draft_grows_with_the_context() -> None:
+    setup = Setup(
+        model=LLAMA2,
+        hardware=A100,
+        engine=ENGINE,
+        draft_model=TINYLLAMA,
+        speculation=SpeculationSpec(draft="tinyllama-1.1b", draft_method="full", gamma=2),
+    )
+    need = memory_need(setup, batch=4, max_len=1000, budget=None, gamma=0, tp_size=1)
+    assert float(need.draft_kv_bytes) == 4 * 1001 * TINYLLAMA.kv_elements_per_token() * 2
+    assert float(draft_kv_tokens(setup, 5000.0, 512)) == 5000.0
+
+
+def test_snapkv_pays_for_its_selection_at_prefill() -> None:
+    def seconds(method: Any) -> float:
+        spec = SpeculationSpec(draft="self", draft_method=method, draft_budget=512)
+        setup = Setup(model=LLAMA, hardware=A100, engine=ENGINE, speculation=spec)
+        return float(prefill_terms(setup, batch=1, prompt_len=32_000, tp_size=8, budget=512).total_s)
+
+    none = Setup(model=LLAMA, hardware=A100, engine=ENGINE)
+    alone = float(prefill_terms(none, batch=1, prompt_len=32_000, tp_size=8).total_s)
+    assert alone < seconds("streamingllm") < seconds("snapkv")
+
+
+def test_measured_vocabulary_costs_replace_the_estimate() -> None:
+    engine = msgspec.structs.replace(
+        ENGINE, accept_base_s=1e-3, accept_s_per_element=1e-12, upkeep_base_s=2e-3, upkeep_s_per_token=1e-6
+    )
+    p = step(engine=engine, tp_size=1, batch=2)
+    assert float(p.accept_step_s) == pytest.approx(1e-3 + 2 * 4 * 128_256 * 1e-12)
+    catch_up = next(op.time_s for op in p.terms.upkeep.ops if op.name == "catch-up")
+    assert float(p.upkeep_step_s) == pytest.approx(2e-3 + 8e-6 + engine.step_overhead_s + float(catch_up))
+
+
+def test_a_draft_of_another_vocabulary_is_refused() -> None:
+    with pytest.raises(ConfigError, match="vocabulary of 32000"):
+        predict(
+            LLAMA, TINYLLAMA, A100, ENGINE, SpeculationSpec(draft="tinyllama-1.1b", draft_method="full", gamma=1),
+            batch=1, context=100, acceptance=RATE,
+        )  # fmt: skip
+
+
+def test_drafting_without_acceptance_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs an acceptance"):
+        step(acceptance=None)
+
+
+def test_intervals_hold_the_prediction_and_widen_with_each_error() -> None:
+    narrow, wide = interval(step()), interval(step(), 0.1)
+    p = step()
+    assert float(wide.speedup_low) < float(narrow.speedup_low) < float(p.speedup) < float(narrow.speedup_high)
+    assert float(narrow.speedup_high) < float(wide.speedup_high)
+    alone = interval(step(gamma=0))
+    assert float(alone.speedup_low) == float(alone.speedup_high) == 1.0
+
+
+def test_interval_of_the_speedup_covers_as_stated_when_terms_err_together() -> None:
+    """Errors of the stated size drawn for each kind of term, 4000 times: 90 % ± 2 % (4 sigma) fall inside."""
+    p = step()
+    bounds = interval(p)
+    rng = np.random.default_rng(0)
+    from magicdec.perfmodel.speculative import relative_errors
+
+    ours, alone = p.terms.step_seconds("group"), p.terms.autoregressive.group_seconds()
+    inside = 0
+    for _ in range(4000):
+        factor = {g: np.exp(e * rng.standard_normal()) for g, e in relative_errors(A100, ENGINE).items()}
+        rest = np.exp(ENGINE.speedup_relative_error * rng.standard_normal())
+        true = sum(alone[g] * f for g, f in factor.items()) / sum(ours[g] * f for g, f in factor.items())
+        true = float(true * p.expected_tokens_per_step) * rest
+        inside += float(bounds.speedup_low) <= true <= float(bounds.speedup_high)
+    assert inside / 4000 == pytest.approx(0.9, abs=0.025)
+
+
+LAWS = st.builds(
+    lambda a, g: constant_profile(a) if g else msgspec.structs.replace(constant_profile(a), law=Law(rejection=1 - a)),
+    st.floats(0.0, 1.0),
+    st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.integers(1, 4096),
+    context=st.integers(1, 2_000_000),
+    tp=st.sampled_from([1, 2, 4, 8, 16, 32]),
+    budget=st.integers(5, 8192),
+    gamma=st.integers(0, 32),
+    method=st.sampled_from(["streamingllm", "snapkv", "topk"]),
+    temperature=st.sampled_from([0.0, 1.0]),
+    law=LAWS,
+    weights=st.sampled_from(["bf16", "fp8", "int4", "fp32"]),
+)
+def test_no_input_gives_a_nan_or_a_negative_time(
+    batch: int,
+    context: int,
+    tp: int,
+    budget: int,
+    gamma: int,
+    method: Any,
+    temperature: float,
+    law: Any,
+    weights: str,
+) -> None:
+    spec = SpeculationSpec(draft="self", draft_method=method, draft_budget=budget, gamma=gamma)
+    p = step(
+        spec,
+        batch=batch,
+        context=context,
+        tp_size=tp,
+        acceptance=law,
+        sampling=SamplingSpec(temperature=temperature),
+        precision=Precision(weight_dtype=weights),
+    )
+    bounds = interval(p)
+    for value in (p.step_s, p.autoregressive_step_s, p.draft_step_s, p.verify_step_s, p.tpot_s, p.speedup,
+                  p.tokens_per_s, p.memory.total_bytes, bounds.speedup_low, bounds.tpot_high_s):  # fmt: skip
+        assert np.all(np.isfinite(value))
+        assert np.all(np.asarray(value) >= 0.0)
+    assert 1.0 <= float(p.expected_tokens_per_step) <= gamma + 1
+    assert float(bounds.speedup_low) <= float(p.speedup) <= float(bounds.speedup_high)
+
+
+def test_a_published_profile_serves_where_there_is_one() -> None:
+    profile = default_profile("llama-3.1-8b", "streamingllm")
+    if profile is None:
+        pytest.skip("no shipped profile of this pair")
+    assert 1.0 < float(step(acceptance=profile).speedup) < 3.0

@@ -1,0 +1,61 @@
+"""Engine profiles: files, and what is refused in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.specs.engine import EngineProfile, engine_names, load_engine, save_engine
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_every_shipped_profile_loads_under_its_own_name(name: str) -> None:
+    assert load_engine(name).name == name
+
+
+def test_a_saved_profile_reads_back_equal(tmp_path: Path) -> None:
+    profile = EngineProfile(name="mine", layer_overhead_s=1.5e-5, sampling_s_per_element=3e-10, sources={"a": "b"})
+    save_engine(profile, tmp_path / "mine.toml")
+    assert load_engine(tmp_path / "mine.toml") == profile
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("name = 'x'\nlayer_overhead = 1.0", "layer_overhead"),
+        ("name = 'x'\nlayer_overhead_s = 'long'", "layer_overhead_s"),
+        ("layer_overhead_s = 1.0", "name"),
+        ("name = 'x'\nlayer_overhead_s = nan", "layer_overhead_s"),
+        ("name = 'x'\ngemm_factor = 0.0", "gemm_factor"),
+        ("name = 'x'\nstep_overhead_s = -1.0", "step_overhead_s"),
+        ("name = 'x'\nmemory_fraction = 1.5", "memory_fraction"),
+        ("name = 'x'\nkv_reads = 'sometimes'", "kv_reads"),
+        ("name = ", "not valid TOML"),
+    ],
+)
+def test_a_bad_file_is_refused_naming_file_and_key(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_engine(path)
+    assert str(path) in str(caught.value)
+    assert named in str(caught.value)
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="magicdec-2024"):
+        load_engine("magicdec-2025")
+
+
+def test_a_missing_file_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"cannot read engine profile nowhere.toml"):
+        load_engine("./nowhere.toml")
+
+
+def test_profiles_are_immutable() -> None:
+    with pytest.raises(AttributeError):
+        load_engine("ours").name = "other"  # type: ignore[misc]  # that is the point
+    assert msgspec.structs.replace(load_engine("ours"), name="other").name == "other"
