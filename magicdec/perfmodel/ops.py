@@ -125,7 +125,21 @@ def attention(
         kv_reads=engine.kv_reads,
         kernel=engine.attention_kernel,
     )
-    return _op("attention", "attention", cost, time, count=count, factor=engine.attention_factor * factor)
+    factor = engine.attention_factor * factor * _last_wave(hw, engine, blocks=batch * num_kv_heads)
+    return _op("attention", "attention", cost, time, count=count, factor=factor)
+
+
+def _last_wave(hw: HardwareProfile, engine: EngineProfile, *, blocks: Any) -> Array:
+    """How much longer attention takes because its last wave of blocks does not fill the device.
+
+    1 + w·(ceil(x)/x − 1) for x = blocks / slots above 1; below, the kernel splits the context and fills the device.
+    """
+    per_multiprocessor = engine.attention_blocks_per_multiprocessor
+    if per_multiprocessor is None:
+        return np.ones(())
+    waves = np.maximum(np.asarray(blocks, dtype=np.float64) / (per_multiprocessor * hw.num_multiprocessors), 1.0)
+    longer: Array = 1.0 + engine.attention_wave_weight * (np.ceil(waves) / waves - 1.0)
+    return longer
 
 
 def streaming(

@@ -72,6 +72,13 @@ class Setup:
         return self.draft_model if self.kind == "standalone" and self.draft_model is not None else self.model
 
     @property
+    def draft_tp_size(self) -> int | None:
+        """Ranks that the draft is confined to: as the speculation says, or as the runtime does it; None: all."""
+        if self.speculation.draft_tp_size is not None or self.kind != "standalone":
+            return self.speculation.draft_tp_size
+        return self.engine.standalone_draft_tp_size
+
+    @property
     def drafting_precision(self) -> Precision:
         return self.draft_precision or self.precision
 
@@ -219,7 +226,7 @@ def step_terms(
 def draft_tp(setup: Setup, tp_size: Any) -> Array:
     """The ranks that the draft runs on: all, or as many as was said."""
     tp = np.asarray(tp_size, dtype=np.float64)
-    chosen = setup.speculation.draft_tp_size
+    chosen = setup.draft_tp_size
     ranks: Array = tp if chosen is None else np.minimum(tp, float(chosen))
     return ranks
 
@@ -278,7 +285,7 @@ def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gam
             )
         if setup.speculation.draft_method == "topk":
             operations.extend(_topk_refresh(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, tp=tp))
-    if setup.speculation.draft_tp_size is not None:
+    if setup.draft_tp_size is not None:
         probabilities = 0.0 if setup.sampling.is_greedy else setup.model.vocab_size * ops.FP32_BYTES
         message = batch * gamma * (TOKEN_BYTES + probabilities)
         fewer = draft_tp(setup, tp) < tp

@@ -43,6 +43,11 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """On top of `attention_factor`, where a pass has several query tokens per sequence."""
     draft_attention_factor: float = 1.0
     """On top of `attention_factor`, in the draft's steps over a sparse cache."""
+    attention_blocks_per_multiprocessor: float | None = None
+    """Blocks (one per sequence and KV head) that run at once; a kernel that splits the context does so only below this
+    many, and above it the last wave of blocks leaves multiprocessors idle. None: no such waves."""
+    attention_wave_weight: float = 0.0
+    """Share of the last wave's idle time that is lost: 0 none, 1 all of it."""
     elementwise_factor: float = 1.0
     collective_factor: float = 1.0
     elementwise_kernels_per_layer: float = 4.0
@@ -83,7 +88,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds per (verified token x vocabulary entry) when sampling; replaces `accept_passes`."""
     greedy_accept_s_per_element: float | None = None
 
-    # The draft's cache
+    # The draft
+    standalone_draft_tp_size: int | None = None
+    """Ranks that a standalone draft runs on unless the speculation says otherwise; None: all."""
     catch_up: Literal["none", "standalone", "always"] = "standalone"
     """Which drafts process the last drafted token after full acceptance (a self-draft may take the verified KV)."""
     streaming_in_place: bool = False
@@ -114,7 +121,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, float | int):
                 continue
-            positive = name.endswith("_factor") or name in ("memory_fraction", "prefill_tokens")
+            positive = name.endswith(("_factor", "_per_multiprocessor", "_tp_size"))
+            positive = positive or name in ("memory_fraction", "prefill_tokens")
             limit = 1e15 if name == "workspace_bytes" else 1.0 if name == "memory_fraction" else MAX_VALUE
             if not (math.isfinite(value) and 0 <= value <= limit and (value > 0 or not positive)):
                 raise ValueError(
