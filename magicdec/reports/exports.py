@@ -1,0 +1,302 @@
+"""A plan as the flags of a serving engine, with what the engine supports of it and what it does not.
+
+Written for, and checked against the sources of, the versions in `VERSIONS`:
+    vLLM        vllm/config/speculative.py, vllm/v1/spec_decode/dynamic/utils.py, docs/features/speculative_decoding/
+    SGLang      sglang/srt/arg_groups/{fields/spec,speculative_hook}.py, sglang/srt/speculative/adaptive_spec_params.py
+    TensorRT-LLM  tensorrt_llm/llmapi/llm_args.py (DecodingBaseConfig), docs/source/features/speculative-decoding.md
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from magicdec.errors import ConfigError, unknown_choice
+from magicdec.records import Record
+from magicdec.reports.data import candidate_record, check_plan, describe, is_speculative
+
+VERSIONS = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23", "trtllm": "TensorRT-LLM 1.2"}
+SPARSE_METHODS = ("streamingllm", "snapkv", "topk")
+PROMPT_LOOKUP_MAX = 4
+Band = tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What of a plan a serving engine can be told."""
+
+    model: str
+    best: Record
+    bands: tuple[Band, ...]
+    """(first batch, last batch, gamma), without gaps from batch 1 on, at the best configuration's context."""
+
+    @property
+    def max_gamma(self) -> int:
+        return max([self.best.gamma, *(gamma for _, _, gamma in self.bands)])
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.best.draft_method in SPARSE_METHODS
+
+    @property
+    def varies(self) -> bool:
+        return len({gamma for _, _, gamma in self.bands}) > 1
+
+
+def export(engine: str, plan: Mapping[str, Any]) -> str:
+    """The text to paste for `engine`: comments, then a command or a configuration file.
+
+    Raises ConfigError for an unknown engine, and for a plan that is damaged or does not fit in memory.
+    """
+    writers: dict[str, Callable[[Deployment], str]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+    if engine not in writers:
+        raise unknown_choice("engine", engine, writers)
+    return writers[engine](read_deployment(plan))
+
+
+def read_deployment(plan: Mapping[str, Any]) -> Deployment:
+    """Raises ConfigError where the plan is not valid."""
+    check_plan(plan)
+    best = plan["best"]
+    if not best:
+        raise ConfigError("the plan has no best configuration to export")
+    if best.get("fits") is False:
+        raise ConfigError(
+            "the plan's best configuration does not fit in memory: plan with more devices or a smaller batch"
+        )
+    record = candidate_record(plan, best)
+    for name in (record.model, record.draft):
+        if not name or not name.isprintable():
+            raise ConfigError(f"the plan's name {name!r} cannot be written into a command")
+    return Deployment(model=record.model, best=record, bands=tuple(batch_bands(plan, record.context_len)))
+
+
+def batch_bands(plan: Mapping[str, Any], context_len: int) -> list[Band]:
+    """Ranges of the batch size with one gamma each, from the plan's table at the context nearest to `context_len`.
+
+    A gamma holds from its batch size up to the next one of the table. Raises ConfigError for a damaged table.
+    """
+    table = plan.get("gamma_table")
+    if not table:
+        return []
+    try:
+        batches = [int(b) for b in table["batch_sizes"]]
+        contexts = [int(c) for c in table["context_lens"]]
+        column = min(range(len(contexts)), key=lambda i: abs(contexts[i] - context_len))
+        gammas = [int(row[column]) for row in table["gamma"]]
+        valid = len(gammas) == len(batches) > 0 and batches == sorted(set(batches)) and batches[0] >= 1 <= min(contexts)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ConfigError(f"the plan's gamma_table cannot be read: {error!r}") from error
+    if not valid or min(gammas) < 0:
+        raise ConfigError("the plan's gamma_table must have one row per batch size, in rising order, and gamma >= 0")
+    starts = [1, *batches[1:]]
+    ends = [start - 1 for start in starts[1:]] + [batches[-1]]
+    bands: list[Band] = []
+    for start, end, gamma in zip(starts, ends, gammas, strict=True):
+        if bands and bands[-1][2] == gamma:
+            bands[-1] = (bands[-1][0], end, gamma)
+        else:
+            bands.append((start, end, gamma))
+    return bands
+
+
+# What is common ------------------------------------------------------------------------------------------------------
+
+
+def _heading(engine: str, plan: Deployment) -> list[str]:
+    best = plan.best
+    lines = [f"Written by magicdec for {VERSIONS[engine]}."]
+    where = f"batch {best.batch_size}, context {best.context_len}, tp {best.tp_size}"
+    where += f", {best.hardware}" if best.hardware else ""
+    lines.append(f"Plan: {plan.model}, {where}: {describe(best)}" + (_predicted(best) if is_speculative(best) else ""))
+    lines.append("Model names are magicdec's: put the checkpoint's path or Hugging Face name in their place.")
+    return lines
+
+
+def _predicted(best: Record) -> str:
+    if best.speedup is None:
+        return ""
+    interval = ""
+    if best.speedup_low is not None and best.speedup_high is not None:
+        interval = f" (90 % interval {best.speedup_low:.2f} to {best.speedup_high:.2f})"
+    return f", predicted speedup {best.speedup:.2f}{interval}"
+
+
+def _sparse_note(engine: str, plan: Deployment) -> list[str]:
+    """Why a sparse-KV draft cannot be configured, or what is lost without it."""
+    name = VERSIONS[engine]
+    if plan.best.draft == "self":
+        return [
+            f"Not supported by {name}: self-speculation with a sparse KV cache ({plan.best.draft_method}). No flag of",
+            "it drafts with the target's own weights, so what follows decodes autoregressively.",
+        ]
+    return [
+        f"Not supported by {name}: the draft's sparse KV cache ({plan.best.draft_method}, budget",
+        f"{plan.best.draft_budget}). The draft will read its full KV cache: the predicted speedup does not hold.",
+    ]
+
+
+def _can_speculate(plan: Deployment) -> bool:
+    return is_speculative(plan.best) and plan.best.draft != "self"
+
+
+def _off_note(plan: Deployment) -> list[str]:
+    if is_speculative(plan.best):
+        return []
+    return ["Speculation does not pay here: leave it off."]
+
+
+def _schedule_note(plan: Deployment) -> list[str]:
+    """The wanted schedule, for an engine or a build that can be told it in another way."""
+    if not plan.varies:
+        return []
+    text = "; ".join(f"{start} to {end}: {gamma}" for start, end, gamma in plan.bands)
+    return [f"Wanted gamma by batch size: {text}."]
+
+
+def _comment(lines: Sequence[str]) -> str:
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _command(words: Sequence[Sequence[str]]) -> str:
+    return " \\\n  ".join(" ".join(group) for group in words) + "\n"
+
+
+# vLLM ----------------------------------------------------------------------------------------------------------------
+
+
+def _vllm(plan: Deployment) -> str:
+    best = plan.best
+    lines = _heading("vllm", plan) + _off_note(plan)
+    serve = ["vllm", "serve", shlex.quote(plan.model)]
+    words = [serve, ["--tensor-parallel-size", str(best.tp_size)]]
+    if is_speculative(best) and plan.is_sparse:
+        lines += _sparse_note("vllm", plan)
+    if not _can_speculate(plan):
+        return _comment(lines + (_schedule_note(plan) if is_speculative(best) else [])) + _command(words)
+    config: dict[str, Any] = _vllm_draft(best) | {"num_speculative_tokens": plan.max_gamma}
+    if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
+        config["draft_tensor_parallel_size"] = best.draft_tp_size
+    if best.temperature > 0 and config["method"] != "ngram":
+        config["draft_sample_method"] = "probabilistic"
+        lines.append("Supported: sampling from the draft (draft_sample_method), as the planned acceptance assumes.")
+    if plan.varies:
+        config["num_speculative_tokens_per_batch_size"] = [list(band) for band in plan.bands]
+        lines += [
+            "Supported: gamma by batch size (num_speculative_tokens_per_batch_size; not with data parallelism).",
+            f"Not supported: gamma by context; the bands are those of context {best.context_len}.",
+        ]
+        if best.draft_method != "eagle":
+            lines.append("Untried by vLLM's own tests: gamma by batch size with a draft other than EAGLE and DFlash.")
+    return _comment(lines) + _command([*words, ["--speculative-config", shlex.quote(json.dumps(config))]])
+
+
+def _vllm_draft(best: Record) -> dict[str, Any]:
+    if best.draft_method == "ngram":
+        return {"method": "ngram", "prompt_lookup_max": PROMPT_LOOKUP_MAX}
+    return {"method": "eagle" if best.draft_method == "eagle" else "draft_model", "model": best.draft}
+
+
+# SGLang --------------------------------------------------------------------------------------------------------------
+
+
+def _sglang(plan: Deployment) -> str:
+    best = plan.best
+    lines = _heading("sglang", plan) + _off_note(plan)
+    words = [
+        ["python3", "-m", "sglang.launch_server"],
+        ["--model-path", shlex.quote(plan.model)],
+        ["--tp-size", str(best.tp_size)],
+    ]
+    if is_speculative(best) and plan.is_sparse:
+        lines += _sparse_note("sglang", plan)
+    if not _can_speculate(plan):
+        return _comment(lines + (_schedule_note(plan) if is_speculative(best) else [])) + _command(words)
+    candidates = {gamma for _, _, gamma in plan.bands}
+    gamma = best.gamma if best.gamma in candidates or not plan.varies else plan.max_gamma
+    if best.draft_method == "ngram":
+        words.append(["--speculative-algorithm", "NGRAM"])
+    else:
+        algorithm = "EAGLE" if best.draft_method == "eagle" else "STANDALONE"
+        words += [
+            ["--speculative-algorithm", algorithm],
+            ["--speculative-draft-model-path", shlex.quote(best.draft)],
+            ["--speculative-num-steps", str(gamma)],
+            ["--speculative-eagle-topk", "1"],
+        ]
+    words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
+    if best.draft_method == "eagle" and plan.varies:
+        schedule = {str(start): {"candidate_steps": [steps]} for start, _, steps in plan.bands}
+        words += [["--speculative-adaptive"], ["--speculative-adaptive-config", "gamma.json"]]
+        lines += ["Supported: gamma by batch size. Save as gamma.json:", f"  {json.dumps(schedule)}"]
+    elif plan.varies:
+        lines.append("Not supported for this draft: gamma by batch size (--speculative-adaptive is for EAGLE only).")
+        lines += _schedule_note(plan)
+    if best.temperature > 0 and best.draft_method == "eagle":
+        words.append(["--speculative-use-rejection-sampling"])
+    elif best.temperature > 0 and best.draft_method != "ngram":
+        lines.append("Not supported for this draft: rejection sampling; at temperature > 0 fewer drafts are accepted.")
+    if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
+        lines.append(f"Not supported: a draft on {best.draft_tp_size} of {best.tp_size} ranks.")
+    return _comment(lines) + _command(words)
+
+
+# TensorRT-LLM --------------------------------------------------------------------------------------------------------
+
+
+def _trtllm(plan: Deployment) -> str:
+    best = plan.best
+    lines = _heading("trtllm", plan) + _off_note(plan)
+    command = f"trtllm-serve {shlex.quote(plan.model)} --tp_size {best.tp_size}"
+    if is_speculative(best) and plan.is_sparse:
+        lines += _sparse_note("trtllm", plan)
+    if not _can_speculate(plan):
+        lines += _schedule_note(plan) if is_speculative(best) else []
+        return _comment([*lines, f"Serve with: {command}"])
+    lines.append(f"Serve with: {command} --extra_llm_api_options THIS_FILE.yaml")
+    config = _trtllm_draft(best) | {"max_draft_len": plan.max_gamma}
+    body = ["disable_overlap_scheduler: true"] if best.draft_method != "eagle" else []
+    body += ["speculative_config:", *(f"  {name}: {json.dumps(value)}" for name, value in config.items())]
+    if plan.varies and best.draft_method != "eagle":
+        schedule, changed = draft_len_schedule(plan.bands)
+        if len(schedule) > 1:
+            body += ["  draft_len_schedule:", *(f"    {batch}: {gamma}" for batch, gamma in schedule.items())]
+            lines += [
+                "Supported: gamma by batch size (draft_len_schedule). In 1.2 a key is the batch size from which its",
+                "length holds; the 1.3 release candidates read it as the batch size up to which it holds.",
+                f"Not supported: gamma by context; the schedule is that of context {best.context_len}.",
+            ]
+        lines += changed
+    elif plan.varies:
+        lines += ["Not supported for EAGLE in 1.2: gamma by batch size.", *_schedule_note(plan)]
+    if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
+        lines.append(f"Not supported: a draft on {best.draft_tp_size} of {best.tp_size} ranks.")
+    return _comment(lines) + "\n".join(body) + "\n"
+
+
+def draft_len_schedule(bands: Sequence[Band]) -> tuple[dict[int, int], list[str]]:
+    """{batch size from which it holds: draft length}, and a note where the engine's rule changes the plan.
+
+    The engine wants batch size 1 to have the greatest length, so the bands before the one with the greatest gamma get
+    it too.
+    """
+    longest = max(gamma for _, _, gamma in bands)
+    first = next(start for start, _, gamma in bands if gamma == longest)
+    schedule = {1: longest} | {start: gamma for start, _, gamma in bands if start > first}
+    if first == 1:
+        return schedule, []
+    wanted = "; ".join(f"{start} to {end}: {gamma}" for start, end, gamma in bands if start < first)
+    return schedule, [
+        f"Changed: batch size 1 must have the greatest length, so batches below {first} draft {longest} tokens;",
+        f"the plan wants {wanted}.",
+    ]
+
+
+def _trtllm_draft(best: Record) -> dict[str, Any]:
+    if best.draft_method == "ngram":
+        return {"decoding_type": "NGram", "max_matching_ngram_size": PROMPT_LOOKUP_MAX}
+    kind = "Eagle3" if best.draft_method == "eagle" else "Draft_Target"
+    return {"decoding_type": kind, "speculative_model": best.draft}
