@@ -33,8 +33,10 @@ WorkingSet = Any
 """Bytes (an array), "own" or None; see the module's docstring."""
 
 TILES = ((64, 64), (64, 128), (128, 128), (128, 256), (256, 128))
-K_SPLITS = (1, 2, 4, 8, 16)
+K_SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
 MIN_SPLIT_K = 64
+WEIGHT_ONLY_ROWS = 16
+"""Kernels that widen narrow weights on the fly use tiles of so few tokens, the smallest matrix instruction's."""
 TILE_RIDGE_POWER = 4.0
 CACHE_SHARPNESS = 8.0
 RESIDENT_FRACTION = 0.8
@@ -115,7 +117,11 @@ def gemm_time(
     overhead_s = np.full(memory_s.shape, curve.overhead_s)
     if curve.tiled:
         compute_s = 2.0 * m * n * k / rate
-        busy_s = _tiled_gemm(hw, curve, m, n, k, memory_s=memory_s, rate=rate, element=activation_bytes)
+        is_weight_only = bytes_per_element(weight_dtype) < activation_bytes
+        used_rows = np.ceil(m / WEIGHT_ONLY_ROWS) * WEIGHT_ONLY_ROWS if is_weight_only else np.full(m.shape, np.inf)
+        busy_s = _tiled_gemm(
+            hw, curve, m, n, k, memory_s=memory_s, rate=rate, element=activation_bytes, used_rows=used_rows
+        )
     else:
         compute_s = 2.0 * n * k * _skinny_tokens(curve, m) / rate
         busy_s = soft_max(memory_s, compute_s, curve.ridge_power)
@@ -134,26 +140,41 @@ def _skinny_tokens(curve: GemmCurve, m: Array) -> Array:
 
 
 def _tiled_gemm(
-    hw: HardwareProfile, curve: GemmCurve, m: Array, n: Array, k: Array, *, memory_s: Array, rate: float, element: float
+    hw: HardwareProfile,
+    curve: GemmCurve,
+    m: Array,
+    n: Array,
+    k: Array,
+    *,
+    memory_s: Array,
+    rate: float,
+    element: float,
+    used_rows: Array,
 ) -> Array:
-    """Time of the cheapest choice of output tile and split of k."""
+    """Time of the cheapest choice of output tile and split of k.
+
+    For a given split, the tile that is cheapest alone is cheapest with the memory ceiling too, so tiles are compared
+    first and the ridge is taken once per split.
+    """
     num_sm = hw.num_multiprocessors
     tile_rate = rate / num_sm
     stream_rate = curve.stream_ratio * hw.memory_bytes_per_s / num_sm
     bandwidth = curve.bandwidth_efficiency * hw.memory_bytes_per_s
-    reduction_s = curve.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
-    best: Array | None = None
+    splits = K_SPLITS.reshape(-1, *[1] * m.ndim)
+    k_per_split = np.maximum(k / splits, MIN_SPLIT_K)
+    tiles_s: Array | None = None
     for rows, columns in TILES:
-        filling = np.ceil(m / rows) * np.ceil(n / columns) / num_sm
-        operands = (np.minimum(m, rows) + columns) * element / stream_rate
-        per_k_s = soft_max(np.full(m.shape, 2.0 * rows * columns / tile_rate), operands, TILE_RIDGE_POWER)
-        for split in K_SPLITS:
-            tile_s = np.maximum(k / split, MIN_SPLIT_K) * per_k_s
-            time = soft_max(memory_s, _waves(filling * split, curve.wave_weight) * tile_s, curve.ridge_power)
-            if split > 1:
-                time = time + curve.split_overhead_s + split * reduction_s
-            best = time if best is None else np.minimum(best, time)
-    assert best is not None
+        filling = np.ceil(m / rows) * np.ceil(n / columns) / num_sm * splits
+        operands_s = (np.minimum(m, rows) + columns) * element / stream_rate
+        per_k_s = soft_max(
+            2.0 * np.minimum(used_rows, rows) * columns / tile_rate, operands_s, TILE_RIDGE_POWER
+        )  # fmt: skip
+        time = _waves(filling, curve.wave_weight) * k_per_split * per_k_s
+        tiles_s = time if tiles_s is None else np.minimum(tiles_s, time)
+    assert tiles_s is not None
+    reduction_s = curve.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
+    splitting_s = np.where(splits > 1, curve.split_overhead_s + splits * reduction_s, 0.0)
+    best: Array = np.min(soft_max(memory_s, tiles_s, curve.ridge_power) + splitting_s, axis=0)
     return best
 
 

@@ -1,0 +1,77 @@
+"""Collective times: limits of the link, and the published all-reduce rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magicdec.perfmodel.collectives import all_gather_time, all_reduce_time, broadcast_time
+from magicdec.specs.hardware import hardware_names, load_hardware
+
+devices = st.sampled_from(sorted(hardware_names()))
+number = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.integers(-5, 2**40))
+
+
+@given(devices, number, number)
+@settings(deadline=None)
+def test_times_are_finite_and_not_negative_for_any_input(device, size, ranks):
+    hw = load_hardware(device)
+    for function in (all_reduce_time, all_gather_time, broadcast_time):
+        time = function(hw, message_bytes=size, tp_size=ranks)
+        assert np.isfinite(time)
+        assert time >= 0
+
+
+@pytest.mark.parametrize("function", [all_reduce_time, all_gather_time, broadcast_time])
+def test_one_rank_costs_nothing(function):
+    assert float(function(load_hardware("h100"), message_bytes=1e9, tp_size=1)) == 0.0
+
+
+@given(devices, st.sampled_from([2, 4, 8]), st.integers(2**16, 2**30))
+@settings(deadline=None)
+def test_an_all_reduce_is_never_faster_than_the_link(device, ranks, size):
+    """Each rank must send and receive (p-1)/p of the message twice, half of it in each direction at a time."""
+    hw = load_hardware(device)
+    least = (ranks - 1) / ranks * size / hw.link.bytes_per_s
+    assert float(all_reduce_time(hw, message_bytes=size, tp_size=ranks)) > least
+
+
+@given(devices, st.sampled_from([2, 4, 8]), st.integers(2**24, 2**30), st.integers(2**24, 2**30))
+@settings(deadline=None)
+def test_larger_bulk_messages_take_longer(device, ranks, first, second):
+    times = all_reduce_time(load_hardware(device), message_bytes=np.sort([first, second]), tp_size=ranks)
+    assert times[0] <= times[1]
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "size", "microseconds"),
+    [
+        ("a100-sxm-80gb", 8, 1024, 5.8),
+        ("a100-sxm-80gb", 8, 2**20, 21.7),
+        ("a100-sxm-80gb", 2, 2**23, 89.7),
+        ("h100-sxm-80gb", 8, 2**20, 14.8),
+        ("h200-sxm-141gb", 2, 2**22, 20.4),
+        ("b200-sxm-192gb", 8, 2**22, 26.3),
+        ("l40s-48gb", 2, 2**20, 60.2),
+        ("l40s-48gb", 8, 2**22, 4014.0),
+    ],
+)
+def test_published_all_reduces_come_out_within_a_tenth(device, ranks, size, microseconds):
+    time = float(all_reduce_time(load_hardware(device), message_bytes=size, tp_size=ranks))
+    assert time * 1e6 == pytest.approx(microseconds, rel=0.1)
+
+
+def test_bulk_bandwidth_of_an_all_gather_is_about_twice_an_all_reduces():
+    hw = load_hardware("h100")
+    gather, reduce = (float(f(hw, message_bytes=2**30, tp_size=8)) for f in (all_gather_time, all_reduce_time))
+    assert reduce / gather == pytest.approx(2, rel=0.05)
+
+
+def test_more_than_two_ranks_on_pcie_are_a_ring_with_a_latency_per_hop():
+    hw = load_hardware("l4")
+    two, four, eight = (float(all_reduce_time(hw, message_bytes=256, tp_size=ranks)) for ranks in (2, 4, 8))
+    assert two < four < eight
+    hop = hw.allreduce_curve().ring_hop_s
+    assert eight - four == pytest.approx(8 * hop, rel=0.05)

@@ -1,0 +1,196 @@
+"""The hardware catalog and profile files."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from magicdec.errors import ConfigError, MagicdecError, StorageError
+from magicdec.specs.hardware import (
+    HARDWARE_DIRECTORY,
+    AttentionCurve,
+    Fit,
+    GemmCurve,
+    HardwareProfile,
+    Link,
+    bytes_per_element,
+    hardware_names,
+    load_hardware,
+    save_hardware,
+)
+
+# GB of memory, GB/s, dense bf16 TFLOP/s: the vendors' tables, typed here apart from the catalog
+DATASHEETS = {
+    "a100-sxm-80gb": (80, 2039, 312),
+    "a100-sxm-40gb": (40, 1555, 312),
+    "a100-pcie-80gb": (80, 1935, 312),
+    "a100-pcie-40gb": (40, 1555, 312),
+    "h100-sxm-80gb": (80, 3350, 989),
+    "h100-pcie-80gb": (80, 2039, 756),
+    "h200-sxm-141gb": (141, 4800, 989),
+    "b200-sxm-192gb": (192, 8000, 2250),
+    "l40s-48gb": (48, 864, 362),
+    "l40-48gb": (48, 864, 181),
+    "l4-24gb": (24, 300, 121),
+    "a10g-24gb": (24, 600, 70),
+    "rtx-4090-24gb": (24, 1008, 165),
+    "mi300x-192gb": (192, 5300, 1307),
+}
+
+
+def local_profile() -> HardwareProfile:
+    return HardwareProfile(
+        name="local",
+        kind="cpu",
+        memory_bytes=8e9,
+        memory_bytes_per_s=1.5e10,
+        flops_per_s={"fp32": 1.5e11},
+        num_multiprocessors=2,
+        l2_bytes=3.2e7,
+        link=Link(bytes_per_s=5e9, topology="shared-memory", num_gpus_per_node=2),
+        sources={"memory_bytes_per_s": 'measured: "copy" of 64 MB\nhere'},
+        gemm=GemmCurve(tiled=False, gemv_efficiency=0.2, fit=Fit(fitted_on="this machine", num_rows=9, error=0.04)),
+    )
+
+
+def test_every_device_of_the_catalog_has_its_datasheet_values():
+    assert set(hardware_names()) == set(DATASHEETS)
+    for name, (gigabytes, bandwidth, tflops) in DATASHEETS.items():
+        profile = load_hardware(name)
+        assert profile.memory_bytes == pytest.approx(gigabytes * 1e9, rel=0.08)
+        assert profile.memory_bytes_per_s == pytest.approx(bandwidth * 1e9, rel=0.001)
+        assert profile.flops_per_s["bf16"] == pytest.approx(tflops * 1e12, rel=0.005)
+
+
+def test_every_number_of_the_catalog_names_its_source():
+    for name in hardware_names():
+        sources = load_hardware(name).sources
+        for key in ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "num_multiprocessors", "l2_bytes", "link"):
+            assert re.match(r"(datasheet|measured)", sources[key]), (name, key)
+        assert all("https://" in sources[key] for key in ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "link"))
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [("h100", "h100-sxm-80gb"), ("H200", "h200-sxm-141gb"), ("a100", "a100-sxm-80gb"), ("4090", "rtx-4090-24gb")],
+)
+def test_aliases_and_capital_letters_find_a_device(alias, name):
+    assert load_hardware(alias).name == name
+
+
+def test_an_unmeasured_device_borrows_curves_with_a_wider_error():
+    donor, borrower = load_hardware("a100-sxm-80gb"), load_hardware("a100-pcie-40gb")
+    assert donor.is_measured
+    assert not borrower.is_measured
+    assert borrower.gemm.flops_efficiency == donor.gemm.flops_efficiency
+    assert borrower.gemm.fit.borrowed_from == "a100-sxm-80gb"
+    assert borrower.gemm.fit.relative_error > donor.gemm.fit.relative_error
+
+
+def test_a_device_on_pcie_does_not_borrow_the_all_reduce_of_one_on_nvlink():
+    assert load_hardware("a100-pcie-40gb").allreduce is None
+    assert load_hardware("a100-sxm-40gb").allreduce is not None
+
+
+def test_a_dtype_without_a_rate_computes_in_a_wider_one():
+    a100, l4 = load_hardware("a100"), load_hardware("l4")
+    assert a100.compute_rate("fp8") == a100.flops_per_s["bf16"]
+    assert l4.compute_rate("fp8") == l4.flops_per_s["fp8"]
+    assert local_profile().compute_rate("bf16") == 1.5e11
+    assert bytes_per_element("int4") == 0.5
+    with pytest.raises(ConfigError, match="unknown dtype"):
+        a100.compute_rate("fp7")
+
+
+def test_a_saved_profile_reads_back_equal_and_leaves_no_temporary_file(tmp_path):
+    path = tmp_path / "sub" / "local.toml"
+    save_hardware(local_profile(), path)
+    assert load_hardware(path) == local_profile()
+    changed = msgspec.structs.replace(local_profile(), price_per_hour_usd=1.25)
+    save_hardware(changed, path)
+    assert load_hardware(path) == changed
+    assert [file.name for file in path.parent.iterdir()] == ["local.toml"]
+
+
+def test_an_unwritable_path_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot write hardware profile"):
+        save_hardware(local_profile(), tmp_path / "file" / "x.toml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("memory_bytes = ", "memory_byts = ", "memory_byts"),
+        ("memory_bytes_per_s = 15000000000.0", 'memory_bytes_per_s = "fast"', "memory_bytes_per_s"),
+        ("memory_bytes_per_s = 15000000000.0", "memory_bytes_per_s = nan", "memory_bytes_per_s"),
+        ("memory_bytes_per_s = 15000000000.0", "memory_bytes_per_s = -1.0", "memory_bytes_per_s"),
+        ("memory_bytes_per_s = 15000000000.0", "", "memory_bytes_per_s"),
+        ('topology = "shared-memory"', 'topology = "rope"', "link.topology"),
+        ("fp32 = ", "fp33 = ", "fp33"),
+        ("gemv_efficiency = 0.2", "gemv_efficiency = inf", "gemv_efficiency"),
+        ("num_multiprocessors = 2", "num_multiprocessors = 0", "num_multiprocessors"),
+        ("[link]", "[link", "not valid TOML"),
+    ],
+)
+def test_a_bad_value_names_the_file_and_the_key(tmp_path, old, new, message):
+    path = tmp_path / "mine.toml"
+    save_hardware(local_profile(), path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    load_hardware.cache_clear()
+    with pytest.raises(ConfigError) as caught:
+        load_hardware(path)
+    assert "mine.toml" in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(position=st.integers(0, 4000), junk=st.text(max_size=3))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_damaged_file_is_read_or_refused_but_never_crashes(tmp_path, position, junk):
+    text = (HARDWARE_DIRECTORY / "h100-sxm-80gb.toml").read_text()
+    position = min(position, len(text))
+    path = tmp_path / "damaged.toml"
+    path.write_bytes((text[:position] + junk + text[position + 1 :]).encode("utf-8", "replace"))
+    load_hardware.cache_clear()
+    try:
+        load_hardware(path)
+    except MagicdecError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_an_unknown_device_names_the_nearest():
+    with pytest.raises(ConfigError, match="h100-sxm-80gb"):
+        load_hardware("h100-sxm-80g")
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+        load_hardware("nowhere.toml")
+
+
+def test_predicting_imports_neither_scipy_nor_pandas_nor_torch():
+    code = (
+        "import sys\n"
+        "from magicdec.specs.hardware import load_hardware\n"
+        "from magicdec.perfmodel import roofline, collectives, calibration\n"
+        "load_hardware('h100')\n"
+        "print([module for module in ('scipy', 'pandas', 'torch') if module in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_generic_curves_say_that_nothing_was_measured():
+    assert AttentionCurve().fit.fitted_on == ""
+    assert GemmCurve().fit.relative_error >= 0.3
+    assert Path(HARDWARE_DIRECTORY).is_dir()
