@@ -1,15 +1,11 @@
 """How many configurations per second the performance model evaluates on one core; prints one JSON line.
 
 A point is one (batch, context, tp, draft, budget, gamma): the times of all terms of its step, expected tokens per step,
-speedup, and whether it fits. Run: python benchmarks/planner_throughput.py
+speedup, and whether it fits. Everything is element by element in numpy, hence on one thread.
+Run: python benchmarks/planner_throughput.py
 """
 
 from __future__ import annotations
-
-import os
-
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[variable] = "1"
 
 import json
 import resource

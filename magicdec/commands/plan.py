@@ -41,6 +41,7 @@ def plan_command(
     draft_kv_dtype: Annotated[str | None, typer.Option(help="KV cache of the draft.")] = None,
     tpot_ms: Annotated[float | None, typer.Option(help="Limit on the time per output token.")] = None,
     ttft_ms: Annotated[float | None, typer.Option(help="Limit on the time to the first token.")] = None,
+    price: Annotated[float | None, typer.Option(help="Dollars per device and hour.")] = None,
     workload: Annotated[Path | None, typer.Option(help="Distribution of prompt and output lengths.")] = None,
     record: Annotated[Path | None, typer.Option(help="Append the evaluated grid as records.")] = None,
     output_format: Annotated[OutputFormat, typer.Option("--format", help="table, json or csv.")] = OutputFormat.TABLE,
@@ -76,6 +77,7 @@ def plan_command(
         tpot_limit_s=tpot_ms * MILLI if tpot_ms is not None else None,
         ttft_limit_s=ttft_ms * MILLI if ttft_ms is not None else None,
         workload=load_workload(workload) if workload else None,
+        price_per_hour_usd=price,
     )
     document = plan(request)
     if record is not None:
@@ -89,7 +91,7 @@ def plan_command(
 
 
 def _record(document: dict[str, Any], path: Path) -> None:
-    """Appends every evaluated row as a record of `source: analytical` ("calibrated" with a fitted engine)."""
+    """Appends every evaluated row as a record of `source: analytical`."""
     from magicdec.records import Record, append_record, current_environment
 
     environment = current_environment()
@@ -103,7 +105,7 @@ def _record(document: dict[str, Any], path: Path) -> None:
                 **{
                     **known,
                     "kind": "plan",
-                    "source": document["source"],
+                    "source": "analytical",
                     "model": document["model"],
                     "engine": document["engine"],
                     "temperature": request["temperature"],
@@ -201,8 +203,8 @@ def _draft_name(row: dict[str, Any]) -> str:
 
 def _cases_table(rows: list[dict[str, Any]], title: str, limit: int = 40) -> Any:
     table = _table(
-        [("hardware", "l"), ("context", "r"), ("batch", "r"), ("tp", "r"), ("draft", "l"), ("budget", "r"), ("gamma", "r"),
-         ("ms/tok", "r"), ("tok/s/GPU", "r"), ("x", "r"), ("$/Mtok", "r")],
+        [("hardware", "l"), ("context", "r"), ("batch", "r"), ("tp", "r"), ("draft", "l"),
+         ("budget", "r"), ("gamma", "r"), ("ms/tok", "r"), ("tok/s/GPU", "r"), ("x", "r"), ("$/Mtok", "r")],
         title,
     )  # fmt: skip
     for row in rows[:limit]:

@@ -15,7 +15,7 @@ from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.forward import ForwardTime
 from magicdec.perfmodel.ops import BOUNDS, Op
 from magicdec.perfmodel.speculative import StepPrediction, interval, predict
-from magicdec.perfmodel.steps import Setup, draft_kv_tokens, prefill_terms
+from magicdec.perfmodel.steps import Setup, draft_kv_tokens, draft_tp, prefill_terms
 from magicdec.units import MEGA
 
 SECONDS_PER_HOUR = 3600.0
@@ -118,7 +118,7 @@ def _row(
         "draft": setup.speculation.draft if drafts else "none",
         "draft_method": setup.speculation.draft_method if drafts else "none",
         "draft_budget": budget if drafts and budget > 0 else None,
-        "draft_tp_size": setup.speculation.draft_tp_size if drafts else None,
+        "draft_tp_size": int(draft_tp(setup, points.tp[index])) if drafts else None,
         "acceptance_source": getattr(acceptance, "source", "") if drafts and acceptance is not None else "",
         "bound_by": bound,
         "cost_per_million_tokens_usd": price / SECONDS_PER_HOUR / per_second * MEGA if price else None,

@@ -51,6 +51,7 @@ def draft_options(
     profiles: tuple[AcceptanceProfile, ...],
     rate: float | None,
     draft_tp_size: int | None,
+    is_quantised: bool = False,
 ) -> tuple[list[DraftOption], list[dict[str, str]]]:
     """The drafts to rank, and those that would need a measured acceptance first.
 
@@ -68,11 +69,13 @@ def draft_options(
     lacking: list[dict[str, str]] = []
     for name, kind in _pairs(draft, method):
         model = None if name in NAMED_DRAFTS else load_model_spec(name)
-        law = laws.constant_profile(rate) if rate is not None else _law(target, name, kind, profiles)
+        if rate is not None:
+            law: AcceptanceProfile | None = laws.constant_profile(rate)
+        else:
+            law = _law(target, name, kind, profiles, is_quantised)
         if law is None:
-            reason = (
-                f"no published acceptance of {name}/{kind} for {target.name}; measure one, or give --acceptance-rate"
-            )
+            weights = " with other weights than its target's" if is_quantised else ""
+            reason = f"no published acceptance of {name}/{kind}{weights} for {target.name}; measure it, or give a rate"
             lacking.append({"draft": name, "draft_method": kind, "reason": reason})
             continue
         options.append(
@@ -107,13 +110,13 @@ def _pairs(draft: str | None, method: str | None) -> list[tuple[str, DraftMethod
 
 
 def _law(
-    target: ModelSpec, draft: str, method: DraftMethod, profiles: tuple[AcceptanceProfile, ...]
+    target: ModelSpec, draft: str, method: DraftMethod, profiles: tuple[AcceptanceProfile, ...], is_quantised: bool
 ) -> AcceptanceProfile | None:
-    """A given profile of this method, else the published default of this target and draft."""
+    """A given profile of this method, else the published default of this target and draft (never for other weights)."""
     for profile in profiles:
         if profile.draft_method == method:
             return profile
-    return laws.default_profile(target.name, method, draft=draft)
+    return None if is_quantised else laws.default_profile(target.name, method, draft=draft)
 
 
 def _budgets(budgets: tuple[int, ...], context: int) -> tuple[int, ...]:

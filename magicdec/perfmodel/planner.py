@@ -51,6 +51,7 @@ def plan(request: PlanRequest) -> PlanDocument:
         profiles=request.acceptance,
         rate=request.acceptance_rate,
         draft_tp_size=request.draft_tp_size,
+        is_quantised=request.draft_weight_dtype not in (None, request.weight_dtype or "bf16"),
     )
     rows: list[Row] = []
     baselines: list[Row] = []
@@ -105,7 +106,6 @@ def _document(
         "model": device.model.name,
         "hardware": device.hardware.name,
         "engine": device.engine.name,
-        "source": "calibrated" if device.engine.fitted_on and device.hardware.is_measured else "analytical",
         "request": _request_record(request),
         "best": best,
         "autoregressive": alone,
@@ -252,6 +252,14 @@ def _notes(device: Device, devices: list[Device], best: Row, drafted: list[Row])
         if not each.hardware.is_measured:
             notes.append(
                 f"no kernels were measured on {each.hardware.name}: its curves are estimates, with wider intervals"
+            )
+    for option in device.options:
+        limit = (
+            option.model.max_position_embeddings if option.model is not None else device.model.max_position_embeddings
+        )
+        if option.method == "full" and limit < best["context_len"]:
+            notes.append(
+                f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow this context"
             )
     if not device.engine.fitted_on:
         notes.append(

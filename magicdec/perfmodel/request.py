@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError
@@ -57,6 +58,8 @@ class PlanRequest:
     ttft_limit_s: float | None = None
     workload: WorkloadSpec | None = None
     """Lengths of requests; replaces `context_lens` and `gen_len`."""
+    price_per_hour_usd: float | None = None
+    """Of one device; None: the hardware profile's, where it has one."""
 
     def __post_init__(self) -> None:
         for what, values in (("batch", self.batch_sizes), ("context", self.context_lens)):
@@ -77,6 +80,9 @@ class PlanRequest:
             raise ConfigError(f"gpus must be at least 1, not {self.num_gpus}")
         if self.draft_tp_size is not None and self.draft_tp_size < 1:
             raise ConfigError(f"draft tp must be at least 1, not {self.draft_tp_size}")
+        price = self.price_per_hour_usd
+        if price is not None and not 0 < price <= 1e6:
+            raise ConfigError(f"the price per hour must be above 0, not {price}")
         if self.acceptance_rate is not None and not 0.0 <= self.acceptance_rate <= 1.0:
             raise ConfigError(f"the acceptance rate must be between 0 and 1, not {self.acceptance_rate}")
 
@@ -178,6 +184,8 @@ def resolve(
     Raises ConfigError for what cannot be split, or a draft that does not go with the target.
     """
     hw = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
+    if request.price_per_hour_usd is not None:
+        hw = msgspec.structs.replace(hw, price_per_hour_usd=request.price_per_hour_usd)
     on_cpu = hw.kind == "cpu"
     engine = request.engine or ("ours" if on_cpu else "magicdec-2024")
     node = 1 if on_cpu else hw.link.num_gpus_per_node

@@ -23,6 +23,7 @@ from magicdec.perfmodel.ops import Op
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import BF16, Precision
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 
@@ -224,10 +225,14 @@ def step_terms(
 
 
 def draft_tp(setup: Setup, tp_size: Any) -> Array:
-    """The ranks that the draft runs on: all, or as many as was said."""
+    """The ranks that the draft runs on: all, or as many as was said; a draft model that these do not split evenly, on
+    the most that do."""
     tp = np.asarray(tp_size, dtype=np.float64)
     chosen = setup.draft_tp_size
     ranks: Array = tp if chosen is None else np.minimum(tp, float(chosen))
+    if setup.kind == "standalone" and ranks.size and ranks.max() > 1:
+        sizes = np.asarray(valid_tp_sizes(setup.drafter, int(ranks.max())), dtype=np.float64)
+        ranks = sizes[np.searchsorted(sizes, ranks, side="right") - 1]
     return ranks
 
 
@@ -285,10 +290,10 @@ def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gam
             )
         if setup.speculation.draft_method == "topk":
             operations.extend(_topk_refresh(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, tp=tp))
-    if setup.draft_tp_size is not None:
+    fewer = draft_tp(setup, tp) < tp
+    if setup.kind != "ngram" and np.any(fewer):
         probabilities = 0.0 if setup.sampling.is_greedy else setup.model.vocab_size * ops.FP32_BYTES
         message = batch * gamma * (TOKEN_BYTES + probabilities)
-        fewer = draft_tp(setup, tp) < tp
         operations.append(ops.broadcast(hw, engine, message_bytes=message, tp_size=np.where(fewer, tp, 1.0)))
     return ForwardTime(tuple(operations))
 

@@ -252,8 +252,7 @@ def test_any_request_gets_finite_numbers_or_a_reason(
     )
     try:
         document = plan(request)
-    except (ConfigError, CapacityError) as error:
-        assert str(error)
+    except (ConfigError, CapacityError):
         return
     for row in [document.best, *document.candidates]:
         numbers = [value for value in row.values() if isinstance(value, float)]
@@ -266,3 +265,28 @@ def test_one_rate_belongs_to_the_draft_named_and_to_one_budget() -> None:
     rows = plan(PlanRequest(**{**CASE, "acceptance": ()}, acceptance_rate=0.8)).candidates
     assert {(row["draft_method"], row["draft_budget"]) for row in rows} == {("streamingllm", 512)}
     assert constant_profile(0.8).source == rows[0]["acceptance_source"]
+
+
+def test_a_self_draft_with_other_weights_needs_its_own_acceptance() -> None:
+    quantised = PlanRequest(**{**CASE, "acceptance": ()}, draft="self", draft_method="full", draft_weight_dtype="int4")
+    document = plan(quantised).document
+    assert document["best"]["gamma"] == 0
+    assert [row["draft_method"] for row in document["needs_acceptance"]] == ["full"]
+
+
+def test_a_price_gives_a_cost() -> None:
+    best = plan(PlanRequest(**CASE, price_per_hour_usd=2.0)).best
+    assert best["cost_per_million_tokens_usd"] == pytest.approx(2.0 / 3600 / best["tokens_per_s_per_gpu"] * 1e6)
+
+
+def test_a_draft_that_the_ranks_do_not_split_runs_on_the_most_that_do() -> None:
+    request = PlanRequest(
+        model="llama-2-7b-32k",
+        draft="llama-68m",
+        tp_size=8,
+        batch_sizes=(16,),
+        context_lens=(16_384,),
+        acceptance_rate=0.6,
+        engine="ours",
+    )
+    assert {row["draft_tp_size"] for row in plan(request).candidates} == {6}

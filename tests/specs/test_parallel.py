@@ -21,7 +21,7 @@ def test_kv_heads_may_be_replicated_but_not_split_unevenly() -> None:
 
 
 def test_a_bad_size_is_refused_with_the_nearest_that_work() -> None:
-    with pytest.raises(ConfigError, match="tp 3 does not divide llama-3.1-8b .*: 1, 2, 4"):
+    with pytest.raises(ConfigError, match=r"tp 3 does not divide llama-3.1-8b .*: 1, 2, 4"):
         check_tp(load_model_spec("llama-3.1-8b"), 3)
 
 
