@@ -1,0 +1,128 @@
+"""`validate kernels`: its arithmetic, its refusals, and the shipped profiles' error on a sample of published rows."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.roofline import gemm_time
+from magicdec.specs.hardware import load_hardware
+from magicdec.validate.kernels import held_out, read_table, table_of, validate_kernels
+
+SAMPLE = Path(__file__).parents[1] / "data" / "kernels"
+# Mean absolute percentage error to reach on shapes not fitted on
+TARGETS = {
+    "gemm": {"a100-sxm-80gb": 8, "h100-sxm-80gb": 7, "h200-sxm-141gb": 7, "b200-sxm-192gb": 10, "l40s-48gb": 12},
+    "attention": {"a100-sxm-80gb": 7, "h100-sxm-80gb": 5, "h200-sxm-141gb": 5, "b200-sxm-192gb": 7, "l40s-48gb": 12},
+    "allreduce": {"a100-sxm-80gb": 6, "h100-sxm-80gb": 5, "h200-sxm-141gb": 4, "b200-sxm-192gb": 8, "l40s-48gb": 20},
+}
+
+
+def write(path: Path, header: str, *lines: str) -> Path:
+    path.write_text("\n".join((header, *lines)) + "\n")
+    return path
+
+
+def test_the_shipped_profiles_are_within_the_targets_on_the_sample():
+    groups = validate_kernels(sorted(SAMPLE.glob("*.csv.gz")), with_refit=False)["groups"]
+    assert {group["name"] for group in groups} == {f"{device}/{kind}" for kind in TARGETS for device in TARGETS[kind]}
+    for group in groups:
+        device, kind = group["name"].split("/")
+        assert group["mape"] < TARGETS[kind][device] / 100, group
+        assert group["num_parameters"] <= 12
+        assert group["fitted_on"]
+        if kind != "allreduce":
+            assert group["mape_shipped_held_out"] < TARGETS[kind][device] / 100
+
+
+@pytest.mark.parametrize(("file", "device"), [("decode_attention", "a100-sxm-80gb"), ("gemm", "a100-sxm-80gb")])
+def test_the_form_predicts_shapes_and_sizes_it_was_not_fitted_on(tmp_path, file, device):
+    """Refitted on the sample alone: held-out shapes and the extrapolation within twice the target."""
+    lines = gzip.decompress((SAMPLE / f"{file}_bf16.csv.gz").read_bytes()).decode().splitlines()
+    path = write(tmp_path / "one.csv", lines[0], *(line for line in lines if device in line))
+    (group,) = validate_kernels([path])["groups"]
+    target = TARGETS[group["name"].split("/")[1]][device] / 100
+    assert group["mape_held_out"] < 1.5 * target
+    assert group["mape_extrapolated"] < 2 * target
+
+
+def test_eight_ranks_are_foretold_from_two(tmp_path):
+    lines = gzip.decompress((SAMPLE / "allreduce_bf16.csv.gz").read_bytes()).decode().splitlines()
+    path = write(tmp_path / "one.csv", lines[0], *(line for line in lines if "h100" in line))
+    (group,) = validate_kernels([path])["groups"]
+    assert group["mape_8_from_2"] < 0.15
+    assert group["mape_extrapolated"] is None
+
+
+def test_errors_are_means_over_the_rows_that_count(tmp_path):
+    """Two rows, one of them outside n, k ≥ 512, with measured times set 10 % below and 50 % above the prediction."""
+    hw = load_hardware("h100")
+    first, second = (
+        float(gemm_time(hw, m=8, n=size, k=4096, working_set_bytes="own").time_s) * 1e6 for size in (4096, 256)
+    )
+    path = write(
+        tmp_path / "two.csv",
+        "device,m,n,k,latency_us",
+        f"h100-sxm-80gb,8,4096,4096,{first / 0.9}",
+        f"h100-sxm-80gb,8,256,4096,{second / 1.5}",
+    )
+    (group,) = validate_kernels([path])["groups"]
+    assert group["rows"] == 1
+    assert group["rows_all"] == 2
+    assert group["mape"] == pytest.approx(0.1)
+    assert group["mape_all"] == pytest.approx(0.3)
+    assert group["mape_extrapolated"] is None
+
+
+def test_a_group_without_rows_that_count_has_no_error(tmp_path):
+    path = write(tmp_path / "small.csv", "device,m,n,k,latency_us", "h100,8,256,256,3.0")
+    (group,) = validate_kernels([path], with_refit=False)["groups"]
+    assert group["rows"] == 0
+    assert group["mape"] is None
+    assert group["name"] == "h100/gemm"
+
+
+def test_no_shape_is_on_both_sides_of_the_hold_out():
+    for file in SAMPLE.glob("*.csv.gz"):
+        table, by_device = read_table(file)
+        for rows in by_device.values():
+            mask = held_out(table, rows)
+            shapes = list(zip(*(rows[name] for name in table.shape), strict=True))
+            sides = [{shape for shape, out in zip(shapes, mask, strict=True) if out == side} for side in (True, False)]
+            assert not sides[0] & sides[1]
+            assert all(sides)
+
+
+def test_an_unknown_device_is_named_with_the_file(tmp_path):
+    path = write(tmp_path / "x.csv", "device,tp_size,message_bytes,latency_us", "h999,2,1024,5")
+    with pytest.raises(ConfigError, match=r"x\.csv: unknown hardware 'h999'"):
+        validate_kernels([path])
+
+
+@pytest.mark.parametrize("value", ["nan", "-3", "0", "fast", ""])
+def test_a_value_that_is_not_a_positive_number_is_named_with_its_line(tmp_path, value):
+    path = write(tmp_path / "x.csv", "device,m,n,k,latency_us", "h100,8,256,256,3.0", f"h100,8,256,256,{value}")
+    with pytest.raises(ConfigError, match=r"x\.csv: line 3: 'latency_us'"):
+        validate_kernels([path])
+
+
+def test_files_that_are_no_tables_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="known tables have"):
+        validate_kernels([write(tmp_path / "x.csv", "a,b", "1,2")])
+    with pytest.raises(ConfigError, match="cannot read"):
+        validate_kernels([tmp_path / "missing.csv"])
+    (tmp_path / "torn.csv.gz").write_bytes(gzip.compress(b"device,m,n,k,latency_us\n" * 1000)[:40])
+    with pytest.raises(ConfigError, match="torn"):
+        validate_kernels([tmp_path / "torn.csv.gz"])
+
+
+def test_what_counts_is_what_the_targets_are_stated_for():
+    rows = {"m": np.array([1024, 1025, 1, 1]), "n": np.array([512, 512, 511, 512]), "k": np.array([512, 512, 512, 511])}
+    assert table_of("gemm").counted(rows).tolist() == [True, False, False, False]
+    rows = {"kv_len": np.array([1024, 1023, 1024]), "batch_size": np.array([8, 8, 7])}
+    assert table_of("attention").counted(rows).tolist() == [True, False, False]
+    assert table_of("allreduce").counted({"message_bytes": np.array([2**24, 2**24 + 1])}).tolist() == [True, False]
