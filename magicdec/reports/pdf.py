@@ -70,14 +70,13 @@ def _document(data: ReportData) -> dict[str, Any]:
 
 
 def _columns(heights: list[float]) -> list[list[int]]:
-    """Two columns of figures in order, each figure going to the shorter column; a figure's text counts as an inch."""
-    columns: list[list[int]] = [[], []]
-    filled = [0.0, 0.0]
-    for i, height in enumerate(heights):
-        shorter = filled.index(min(filled))
-        columns[shorter].append(i)
-        filled[shorter] += height + 1.0
-    return columns
+    """The figures in two columns, read one after the other, so that the taller is as short as can be.
+
+    A figure's title and caption count as an inch.
+    """
+    sizes = [height + 1.0 for height in heights]
+    split = min(range(1, len(sizes) + 1), key=lambda k: max(sum(sizes[:k]), sum(sizes[k:])), default=0)
+    return [list(range(split)), list(range(split, len(sizes)))]
 
 
 def _table(table: Table) -> dict[str, Any]:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples_reports import plan
 
 from magicdec.errors import ConfigError
 from magicdec.reports.exports import VERSIONS, batch_bands, draft_len_schedule, export
-from samples_reports import plan
 
 GOLDEN = Path(__file__).parent / "golden"
 DRAFTS: dict[str, dict[str, Any]] = {
     "sparse-self": {},
-    "draft-model": {"draft": "llama-3.2-1b", "draft_method": "full", "draft_budget": None, "tp_size": 8, "draft_tp_size": 1},
+    "draft-model": {
+        "draft": "llama-3.2-1b", "draft_method": "full", "draft_budget": None, "tp_size": 8, "draft_tp_size": 1,
+    },
     "sparse-draft": {"draft": "tinyllama-1.1b", "draft_method": "streamingllm", "draft_budget": 512},
     "ngram": {"draft": "ngram", "draft_method": "ngram", "draft_budget": None},
     "eagle": {"draft": "eagle-head", "draft_method": "eagle", "draft_budget": None},
@@ -55,7 +58,7 @@ def test_vllm_reads_back_the_plan(draft: str) -> None:
     assert bands == [[1, 3, 0], [4, 15, 2], [16, 63, 3], [64, 64, 1]]
     assert all(gamma <= config["num_speculative_tokens"] for _, _, gamma in bands)
     assert bands[0][0] == 1
-    assert all(a[1] + 1 == b[0] for a, b in zip(bands, bands[1:], strict=False))
+    assert all(a[1] + 1 == b[0] for a, b in pairwise(bands))
 
 
 @given(

@@ -114,7 +114,7 @@ def _stack(axes: Axes, bars: Sequence[Bar], colours: Mapping[str, str], tips: Ti
             value = parts[name]
             (bar,) = axes.barh(i, value / MILLI, left=left / MILLI, height=0.62, color=colours[name], lw=0)
             tips.add(bar, f"{label.replace(chr(10), ', ')}: {name} {format_seconds(value)}")
-            if value > 0.11 * longest:
+            if value > 0.15 * longest:
                 axes.text((left + value / 2) / MILLI, i, format_seconds(value), ha="center", va="center",
                           color=ON_COLOUR, fontsize=7.5)  # fmt: skip
             table.append((label.replace("\n", ", "), name, value))
@@ -270,9 +270,10 @@ def _ceilings(axes: Axes, data: ReportData, intensities: Sequence[float]) -> Non
             continue
         slope, top = scale[0] * bandwidth, scale[1] * peak
         axes.plot([low, top / slope, high], [low * slope / GIGA, top / GIGA, top / GIGA], color=INK, lw=1, ls=style)
+    middle = (low * peak / bandwidth) ** 0.5
     axes.annotate(
-        format_rate(bandwidth, "B"), (low * 1.5, low * 1.5 * bandwidth / GIGA), xytext=(-2, 9),
-        textcoords="offset points", fontsize=8, color=MUTED,
+        format_rate(bandwidth, "B"), (middle, middle * bandwidth / GIGA), xytext=(-7, 3), textcoords="offset points",
+        ha="right", fontsize=8, color=MUTED,
     )  # fmt: skip
     axes.annotate(
         format_rate(peak, "FLOP"), (high, peak / GIGA), xytext=(0, 4), textcoords="offset points", ha="right",

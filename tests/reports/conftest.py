@@ -1,0 +1,23 @@
+"""One report of the sample records, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from samples_reports import PROFILE, grid, plan
+
+from magicdec.reports.html import write_html
+from magicdec.reports.tables import ReportData
+
+
+@pytest.fixture(scope="session")
+def data() -> ReportData:
+    return ReportData.from_records(grid(), plan(), profile=PROFILE, command="magicdec report records.jsonl")
+
+
+@pytest.fixture(scope="session")
+def html_file(data: ReportData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_html(data, path)
+    return path

@@ -1,0 +1,202 @@
+# ruff: noqa: RUF001  # texts for readers use the signs of their field
+"""The HTML report in a real browser: no errors, sorting, filtering, hovering, the slider, and nothing too wide."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver") or shutil.which("chromium-driver")
+REASON = "no chromium with its chromedriver on PATH (install the packages chromium and chromium-driver)"
+
+if (BROWSER is None or DRIVER is None) and os.environ.get("CI", "").lower() not in ("true", "1"):
+    pytest.skip(REASON, allow_module_level=True)
+
+PHONE, DESKTOP = (390, 844), (1280, 900)
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[webdriver.Chrome]:
+    assert BROWSER is not None, REASON
+    assert DRIVER is not None, REASON
+    options = Options()
+    options.binary_location = BROWSER
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def page(driver: webdriver.Chrome, html_file: Path) -> webdriver.Chrome:
+    """The report, freshly opened on a desktop, with scripts."""
+    return opened(driver, html_file)
+
+
+def opened(
+    driver: webdriver.Chrome, path: Path, size: tuple[int, int] = DESKTOP, *, scripts: bool = True, dark: bool = False
+) -> webdriver.Chrome:
+    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
+    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size[0] < 500}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    still = {"name": "prefers-reduced-motion", "value": "reduce"}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme, still]})
+    driver.get_log("browser")
+    driver.get(path.as_uri())
+    return driver
+
+
+def column(table: WebElement, index: int) -> list[str]:
+    return [
+        row.find_elements(By.TAG_NAME, "td")[index].text for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")
+    ]
+
+
+def results(page: webdriver.Chrome) -> WebElement:
+    return page.find_element(By.CSS_SELECTOR, '[data-table="results"]')
+
+
+def test_it_opens_without_console_errors_or_requests(page: webdriver.Chrome, html_file: Path) -> None:
+    assert page.get_log("browser") == []
+    assert page.title == "Speculative decoding report"
+    requests = page.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
+    assert [url for url in requests if not url.startswith("data:")] == []
+
+
+def test_a_table_sorts_by_its_values_up_and_down(page: webdriver.Chrome) -> None:
+    table = results(page)
+    head = table.find_elements(By.TAG_NAME, "th")[5]
+    for direction in ("ascending", "descending"):
+        head.find_element(By.TAG_NAME, "button").click()
+        assert head.get_attribute("aria-sort") == direction
+        cells = table.find_elements(By.CSS_SELECTOR, "tbody tr td:nth-child(6)")
+        values = [float(cell.get_attribute("data-sort") or "nan") for cell in cells]
+        assert values == sorted(values, reverse=direction == "descending")
+        assert len(values) == 30
+
+
+def test_unknown_values_sort_to_the_end(page: webdriver.Chrome) -> None:
+    table = results(page)
+    button = table.find_elements(By.TAG_NAME, "th")[8 - 1].find_element(By.TAG_NAME, "button")
+    for _ in range(2):
+        button.click()
+        values = column(table, 7)
+        known = [value for value in values if value != "–"]
+        assert values == known + ["–"] * (len(values) - len(known))
+
+
+def test_sorting_works_from_the_keyboard(page: webdriver.Chrome) -> None:
+    button = results(page).find_element(By.CSS_SELECTOR, "th button")
+    button.send_keys(Keys.ENTER)
+    assert results(page).find_element(By.TAG_NAME, "th").get_attribute("aria-sort") == "ascending"
+
+
+def test_filtering_hides_the_other_rows(page: webdriver.Chrome) -> None:
+    table = results(page)
+    table.find_element(By.CSS_SELECTOR, "[data-filter]").send_keys("snapkv 512")
+    shown = [row for row in table.find_elements(By.CSS_SELECTOR, "tbody tr") if row.is_displayed()]
+    assert len(shown) == 1
+    assert "SnapKV" in shown[0].text
+
+
+def test_pointing_at_a_mark_shows_its_value(page: webdriver.Chrome) -> None:
+    for figure in ("heatmap", "scatter", "gamma"):
+        mark = page.find_elements(By.CSS_SELECTOR, f"#figure-{figure} .tip")[-1]
+        page.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", mark)
+        ActionChains(page).move_to_element(mark).perform()
+        tooltip = page.find_element(By.ID, "tooltip")
+        assert tooltip.is_displayed()
+        assert tooltip.text == mark.get_attribute("data-tip")
+
+
+def test_arrow_keys_walk_through_the_marks(page: webdriver.Chrome) -> None:
+    figure = page.find_element(By.CSS_SELECTOR, "#figure-gamma svg")
+    page.execute_script("arguments[0].focus()", figure)
+    tips = [mark.get_attribute("data-tip") for mark in figure.find_elements(By.CSS_SELECTOR, ".tip")]
+    for tip in tips[:2]:
+        ActionChains(page).send_keys(Keys.ARROW_RIGHT).perform()
+        said = page.find_element(By.CSS_SELECTOR, "#figure-gamma [aria-live]")
+        assert said.get_attribute("textContent") == tip
+        assert page.find_element(By.ID, "tooltip").text == tip
+
+
+def test_the_slider_shows_each_gamma_s_precomputed_values(page: webdriver.Chrome) -> None:
+    slider = page.find_element(By.CSS_SELECTOR, ".slider input")
+    output = page.find_element(By.CSS_SELECTOR, ".slider output")
+    assert output.text.startswith("γ = 3: ")
+    slider.send_keys(Keys.END)
+    assert output.text.startswith("γ = 6: tokens per step")
+    assert slider.get_attribute("aria-valuetext") == "γ = 6"
+    slider.send_keys(Keys.HOME)
+    assert output.text.startswith("γ = 1: ")
+
+
+@pytest.mark.parametrize("size", [PHONE, (320, 640), (768, 1024), DESKTOP])
+def test_nothing_overflows(driver: webdriver.Chrome, html_file: Path, size: tuple[int, int]) -> None:
+    page = opened(driver, html_file, size)
+    for details in page.find_elements(By.TAG_NAME, "summary"):
+        page.execute_script("arguments[0].parentElement.open = true", details)
+    too_wide = page.execute_script(
+        """
+        const width = document.documentElement.clientWidth;
+        const scrolls = (e) => e.closest(".scroll, pre, .visually-hidden, .skip, svg");
+        return [...document.body.querySelectorAll("*")]
+          .filter((e) => !scrolls(e.parentElement) && e.getBoundingClientRect().right > width + 1 && !scrolls(e))
+          .map((e) => e.tagName + "." + e.className);
+        """
+    )
+    assert too_wide == []
+    assert page.execute_script("return document.documentElement.scrollWidth") <= size[0]
+
+
+def test_figures_stay_inside_their_frame_on_a_phone(driver: webdriver.Chrome, html_file: Path) -> None:
+    page = opened(driver, html_file, PHONE)
+    outside = page.execute_script(
+        """
+        return [...document.querySelectorAll("svg.chart")].flatMap((svg) => {
+          const frame = svg.getBoundingClientRect();
+          return [...svg.querySelectorAll("text")].filter((text) => {
+            const box = text.getBoundingClientRect();
+            return box.left < frame.left - 4 || box.right > frame.right + 4;
+          }).map((text) => text.textContent);
+        });
+        """
+    )
+    assert outside == []
+
+
+def test_the_dark_theme_reaches_the_figures(driver: webdriver.Chrome, html_file: Path) -> None:
+    script = """
+        const text = document.querySelector("#figure-gamma svg text");
+        return [getComputedStyle(document.body).backgroundColor, getComputedStyle(text).fill];
+    """
+    light = opened(driver, html_file).execute_script(script)
+    dark = opened(driver, html_file, dark=True).execute_script(script)
+    assert light == ["rgb(254, 254, 254)", "rgb(28, 33, 38)"]
+    assert dark == ["rgb(20, 24, 28)", "rgb(233, 236, 239)"]
+
+
+def test_it_reads_with_scripts_off(driver: webdriver.Chrome, html_file: Path) -> None:
+    page = opened(driver, html_file, scripts=False)
+    try:
+        assert page.find_element(By.TAG_NAME, "h1").text.startswith("Self-speculation")
+        assert not any(e.is_displayed() for e in page.find_elements(By.CSS_SELECTOR, ".needs-script"))
+        assert len(page.find_elements(By.CSS_SELECTOR, "svg .tip title")) > 100
+        assert len(results(page).find_elements(By.CSS_SELECTOR, "tbody tr")) == 30
+    finally:
+        page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

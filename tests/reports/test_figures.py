@@ -1,0 +1,143 @@
+"""Figures: each where its data is there and only there, with its values, its tips and its finding."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from samples_reports import grid, measured, plan, predicted
+
+from magicdec.errors import ConfigError
+from magicdec.reports.figures import FIGURES, Chart, draw, draw_all
+from magicdec.reports.figures.acceptance import wilson
+from magicdec.reports.style import CSS_VARIABLES, GRID, INK, MUTED, PAPER, SERIES, inline_svg, png, raw_svg
+from magicdec.reports.tables import ReportData
+
+FROM_THE_PLAN = {"heatmap", "limits", "roofline", "memory"}
+
+
+def names(data: ReportData) -> set[str]:
+    return {chart.name for chart in draw_all(data)}
+
+
+@pytest.fixture(scope="module")
+def charts(data: ReportData) -> dict[str, Chart]:
+    return {chart.name: chart for chart in draw_all(data)}
+
+
+def test_everything_is_drawn_from_records_and_a_plan(charts: dict[str, Chart]) -> None:
+    assert set(charts) == set(FIGURES)
+
+
+def test_a_plan_alone_draws_what_needs_no_measurement() -> None:
+    drawn = names(ReportData.from_records([], plan()))
+    assert drawn >= FROM_THE_PLAN | {"gamma", "phases"}
+    assert not drawn & {"scatter", "residuals", "positions", "budget"}
+
+
+def test_measurements_alone_draw_what_needs_no_prediction() -> None:
+    drawn = names(ReportData.from_records([r for r in grid() if r.source == "measured"]))
+    assert drawn >= {"gamma", "positions", "budget", "phases", "pareto", "heatmap"}
+    assert not drawn & {"scatter", "residuals", "limits", "roofline", "memory"}
+
+
+@pytest.mark.parametrize("rows", [[measured(1, 512, gamma=0)], [measured(4, 512)], [predicted(4, 512)]])
+def test_a_single_record_draws_without_failing(rows: list[Any]) -> None:
+    draw_all(ReportData.from_records(rows))
+
+
+def test_the_gamma_figure_holds_the_measured_and_the_predicted_values(charts: dict[str, Chart]) -> None:
+    for row in charts["gamma"].table.rows:
+        gamma = row[0]
+        assert row[6] == pytest.approx(measured(32, 4096, gamma=int(gamma or 0)).speedup)
+        assert row[5] == pytest.approx(predicted(32, 4096, gamma=int(gamma or 0)).speedup)
+
+
+def test_the_limits_figure_adds_up_to_the_predicted_time_per_token(charts: dict[str, Chart]) -> None:
+    best = plan()["best"]
+    total = sum(float(row[2] or 0) for row in charts["limits"].table.rows if str(row[0]).startswith("speculative"))
+    assert total == pytest.approx(best["step_s"] / best["expected_tokens_per_step"])
+
+
+def test_the_heat_map_marks_where_speculation_is_off(charts: dict[str, Chart]) -> None:
+    tips = " ".join(charts["heatmap"].tips.values())
+    off = sum(gamma == 0 for row in plan()["gamma_table"]["gamma"] for gamma in row)
+    assert tips.count("leave speculation off") == off
+    assert len(charts["heatmap"].tips) == 20
+
+
+def test_wilson_intervals_agree_with_scipy() -> None:
+    from scipy.stats import binomtest
+
+    for accepted, trials in ((0, 5), (3, 7), (50, 60), (60, 60)):
+        interval = binomtest(accepted, trials).proportion_ci(0.95, method="wilson")
+        assert wilson(accepted / trials, trials) == pytest.approx((interval.low, interval.high), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_inline_svg_is_themed_named_and_has_identifiers_of_its_own(name: str, charts: dict[str, Chart]) -> None:
+    chart = charts[name]
+    svg = inline_svg(chart.figure, name=name, label=chart.alt, tips=chart.tips)
+    root = ET.fromstring(svg)
+    assert root.get("role") == "img"
+    assert chart.title in str(root.get("aria-label"))
+    identifiers = [e.get("id") for e in root.iter() if e.get("id")]
+    assert len(identifiers) == len(set(identifiers))
+    assert all(str(identifier).startswith(f"{name}-") for identifier in identifiers)
+    tips = [e.get("data-tip") for e in root.iter() if e.get("class") == "tip"]
+    assert sorted(map(str, tips)) == sorted(chart.tips.values())
+    for colour in (INK, MUTED, GRID, PAPER):
+        assert f": {colour}" not in svg, "a colour that does not follow the theme"
+
+
+def test_a_figure_is_the_same_each_time_it_is_drawn(data: ReportData) -> None:
+    first, second = (draw("budget", data) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert raw_svg(first.figure) == raw_svg(second.figure)
+
+
+def test_png_is_a_picture(charts: dict[str, Chart]) -> None:
+    assert png(charts["memory"].standalone(), dpi=50).startswith(b"\x89PNG")
+
+
+def test_an_unknown_figure_names_the_nearest(data: ReportData) -> None:
+    with pytest.raises(ConfigError, match="heatmap"):
+        draw("heatmaps", data)
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2 relative luminance."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def themes() -> list[dict[str, str]]:
+    """The colours of the stylesheet's light and dark theme."""
+    import re
+
+    from magicdec.reports.html import TEMPLATES
+
+    blocks = re.findall(r":root \{([^}]*)\}", (TEMPLATES / "report.css").read_text())
+    found = [dict(re.findall(r"(--[a-z-]+): (#[0-9a-f]{6})", block)) for block in blocks]
+    return [colours for colours in found[:2] if colours]
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_colours_have_contrast_in_both_themes(theme: int) -> None:
+    """4.5:1 for text and 3:1 for marks, WCAG's levels AA."""
+    colours = themes()[theme]
+    assert set(CSS_VARIABLES.values()) <= set(colours)
+    for text in ("--ink", "--muted", "--blue"):
+        for ground in ("--paper", "--surface"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    for series in SERIES:
+        assert contrast(colours[CSS_VARIABLES[series]], colours["--paper"]) >= 3.0, series
+        assert contrast(colours[CSS_VARIABLES[series]], colours["--on-colour"]) >= 3.0, series

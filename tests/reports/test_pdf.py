@@ -1,0 +1,65 @@
+"""The PDF: its text, its pages, its vector figures, and that records cannot set markup."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from pypdf import PdfReader
+from samples_reports import measured, plan
+
+from magicdec.records import Environment
+from magicdec.reports.pdf import MAX_ROWS, render_pdf
+from magicdec.reports.tables import ReportData
+
+NASTY = '#panic("no") *x* $y$ \\ [z] "quoted" <label> @ref // comment'
+
+
+def flat(text: str) -> str:
+    """Text without what line breaks, hyphens and ligatures make of it."""
+    return (
+        "".join(text.replace("-\n", "").split()).replace("\u202f", "").replace("\ufb01", "fi").replace("\ufb03", "ffi")
+    )
+
+
+@pytest.fixture(scope="module")
+def document(data: ReportData) -> PdfReader:
+    return PdfReader(io.BytesIO(render_pdf(data)))
+
+
+def test_it_is_a_document_of_a_few_numbered_pages(document: PdfReader) -> None:
+    count = len(document.pages)
+    assert 3 <= count <= 6
+    for number, page in enumerate(document.pages, 1):
+        assert f"page{number}of{count}" in flat(page.extract_text())
+
+
+def test_it_opens_with_the_answer_and_captions_every_figure(document: PdfReader) -> None:
+    pages = [flat(page.extract_text()) for page in document.pages]
+    assert "Self-speculationwithStreamingLLM(budget256)and" in pages[0].replace("Selfspeculation", "Self-speculation")
+    assert "Leaveitoffatbatch1" in pages[0]
+    text = "".join(pages)
+    for number in range(1, 12):
+        assert f"Figure{number}." in text
+    assert "Errorofthepredictions,termbyterm" in text
+    assert "magicdecrun--batch32" in text
+    assert document.metadata is not None
+    assert document.metadata.title == "Speculative decoding report"
+
+
+def test_figures_are_vectors_with_their_text(document: PdfReader) -> None:
+    assert sum(len(page.images) for page in document.pages) == 0
+    assert "measuredspeedup" in flat("".join(page.extract_text() for page in document.pages))
+
+
+def test_long_tables_are_cut_and_say_so(document: PdfReader) -> None:
+    text = flat("".join(page.extract_text() for page in document.pages))
+    assert f"Thefirst{MAX_ROWS}of36rows" in text
+
+
+def test_hostile_texts_are_set_as_they_are() -> None:
+    row = msgspec.structs.replace(measured(4, 1024), model=NASTY, environment=Environment(command=NASTY))
+    pdf = render_pdf(ReportData.from_records([row], plan() | {"notes": [NASTY]}, title=NASTY))
+    text = flat("".join(page.extract_text() for page in PdfReader(io.BytesIO(pdf)).pages))
+    assert text.count('#panic("no")*x*') >= 2

@@ -1,0 +1,168 @@
+# ruff: noqa: RUF001  # texts for readers use the signs of their field
+"""Pairing of measured with predicted rows, and the tables made from them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+
+import msgspec
+import pytest
+from rich.console import Console
+from samples_reports import grid, measured, plan, predicted
+
+from magicdec.errors import ConfigError
+from magicdec.records import Record
+from magicdec.reports import tables
+from magicdec.reports.data import describe, pair_key
+from magicdec.reports.headline import headline
+from magicdec.reports.tables import ReportData, all_tables, error_table
+
+
+def pair(real: float, guess: float, gamma: int, **fields: float) -> list[Record]:
+    """A measured and a predicted row that differ in speedup alone."""
+    row = msgspec.structs.replace(measured(4, 1024, gamma=gamma), speedup=real)
+    return [row, msgspec.structs.replace(predicted(4, 1024, gamma=gamma), speedup=guess, **fields)]
+
+
+def test_rows_pair_whatever_their_hardware_device_and_seed() -> None:
+    row = measured(8, 2048)
+    other = msgspec.structs.replace(row, hardware="h", engine="e", device="cuda:3", seed=7, source="calibrated")
+    assert pair_key(row) == pair_key(other)
+    for change in ({"gamma": 4}, {"draft_budget": 128}, {"batch_size": 9}, {"context_len": 1}, {"temperature": 0.5}):
+        assert pair_key(row) != pair_key(msgspec.structs.replace(row, **change))
+
+
+def test_a_calibrated_prediction_goes_before_an_analytical_one_and_a_later_measurement_before_an_earlier() -> None:
+    real, guess = pair(1.5, 1.4, 3)
+    datasheet = msgspec.structs.replace(guess, source="analytical", speedup=9.0)
+    again = msgspec.structs.replace(real, speedup=1.6)
+    for order in ([guess, datasheet], [datasheet, guess]):
+        data = ReportData.from_records([real, *order, again])
+        (only,) = data.pairs
+        assert (only.measured.speedup, only.predicted.speedup) == (1.6, 1.4)
+
+
+def test_errors_are_predicted_over_measured_minus_one() -> None:
+    """Against numbers worked out by hand: errors -10 %, 0 %, +50 %."""
+    rows = [*pair(2.0, 1.8, 1), *pair(1.0, 1.0, 2), *pair(1.0, 1.5, 3)]
+    table = error_table(ReportData.from_records(rows))
+    assert table is not None
+    row = next(r for r in table.rows if r[0] == "speedup")
+    assert row[1] == 3
+    assert row[2:6] == pytest.approx((0.1, 0.5, 0.5, 0.0))
+
+
+def test_coverage_counts_the_speedups_inside_their_interval() -> None:
+    inside = pair(1.5, 1.4, 1, speedup_low=1.3, speedup_high=1.6)
+    outside = pair(1.5, 1.0, 2, speedup_low=0.9, speedup_high=1.1)
+    table = error_table(ReportData.from_records([*inside, *outside]))
+    assert table is not None
+    assert "1 of 2 measured speedups" in table.note
+
+
+def test_the_autoregressive_step_counts_once_per_batch_and_context(data: ReportData) -> None:
+    table = error_table(data)
+    assert table is not None
+    points = {row[0]: row[1] for row in table.rows}
+    assert points["autoregressive step"] == 8
+    assert points["speedup"] == 22
+
+
+def test_every_table_says_the_same_in_csv_json_and_markdown(data: ReportData) -> None:
+    for table in all_tables(data):
+        from_csv = list(csv.reader(io.StringIO(table.to_csv())))
+        from_json = json.loads(table.to_json())["rows"]
+        lines = table.to_markdown().splitlines()
+        assert len(from_csv) - 1 == len(from_json) == len(lines) - 2 == len(table.rows)
+        assert from_csv[0] == list(from_json[0])
+        for text, value in zip(from_csv[1], from_json[0].values(), strict=True):
+            assert text == ("" if value is None else str(value))
+        assert len({line.count(" | ") for line in lines}) == 1
+
+
+def test_records_become_csv_with_every_field() -> None:
+    text = tables.records_to_csv(grid()[:3])
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert len(rows) == 3
+    assert set(Record.__struct_fields__) - {"environment"} <= set(rows[0])
+    assert rows[1]["commit"] == "0123456789ab"
+    assert json.loads(rows[3 - 2]["versions"])["torch"] == "2.13.0"
+
+
+def test_nothing_to_report_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing to report"):
+        ReportData.from_records([])
+
+
+def test_the_headline_answers_with_the_plan_and_what_was_measured_of_it(data: ReportData) -> None:
+    real = data.find_measured(data.reference)  # type: ignore[arg-type]  # there is a plan
+    assert real is not None
+    summary = headline(data)
+    assert summary.answer.startswith("Self-speculation with StreamingLLM (budget 256) and γ = 3 decodes")
+    assert f"{real.speedup:.2f}×" in summary.answer
+    assert "90\u202f% interval" in summary.certainty
+    assert summary.when_not.startswith("Leave it off at batch 1")
+
+
+def test_the_headline_does_not_pick_the_luckiest_measurement() -> None:
+    """Without a plan the answer is the configuration predicted fastest, at its measured speedup."""
+    rows = [*pair(1.2, 1.5, 3), *pair(1.9, 1.1, 5)]
+    assert "γ = 3" in headline(ReportData.from_records(rows)).answer
+    assert "1.20×" in headline(ReportData.from_records(rows)).answer
+
+
+def test_the_headline_says_when_speculation_does_not_pay() -> None:
+    off = plan()
+    off["best"] = off["autoregressive"] | {"gamma": 0, "draft": "none", "draft_method": "none", "speedup": 1.0}
+    assert headline(ReportData.from_records([], off)).answer.startswith("Do not speculate")
+    slow = ReportData.from_records(pair(0.8, 0.7, 3))
+    assert "is no faster" in headline(slow).answer
+    assert headline(slow).when_not.startswith("Leave it off at batch 4 with context 1024")
+
+
+def printed(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), width=width, color_system=None)
+
+
+def test_a_run_prints_within_80_columns() -> None:
+    console = printed()
+    rows = [measured(32, 4096, gamma=0), *(measured(32, 4096, gamma=g) for g in (1, 3, 6))]
+    tables.print_run(rows, console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
+    assert all(line.startswith("StreamingLLM") or len(line) <= 80 for line in lines)
+    assert sum(describe(rows[1]) in line for line in lines) >= 2
+    assert f"{rows[2].speedup:.2f}x" in "".join(lines)
+
+
+def test_a_comparison_prints_its_verdict_and_what_was_not_met() -> None:
+    console = printed(100)
+    document = {
+        "rows": [{"gamma": 3, "predicted_speedup": 1.4, "measured_speedup": 1.5, "error_speedup": -0.0667}],
+        "summary": {"speedup": {"median_error": 0.0667, "p90_error": 0.0667, "bias": -0.0667}},
+        "coverage": 0.9, "noise": None, "regret": 0.01, "passed": False, "failures": ["speedup: 6.7 % > 6 %"],
+    }  # fmt: skip
+    tables.print_comparison(document, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    assert "-6.7%" in text
+    assert "90.0% of the measured speedups" in text
+    assert "not met: speedup: 6.7 % > 6 %" in text
+    assert text.rstrip().endswith("failed")
+
+
+def test_plain_rows_print_and_become_csv_under_all_their_keys() -> None:
+    rows = [{"name": "a100/gemm", "rows": 12, "mape": 0.0712}, {"name": "x", "latency_mape": None}]
+    console = printed()
+    tables.print_rows(rows, console)
+    assert "7.1%" in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    assert tables.rows_to_csv(rows).splitlines() == ["name,rows,mape,latency_mape", "a100/gemm,12,0.0712,", "x,,,"]
+
+
+def test_medians_are_those_of_the_standard_library(data: ReportData) -> None:
+    errors = [p.predicted.speedup / p.measured.speedup - 1 for p in data.speculative_pairs]  # type: ignore[operator]
+    table = error_table(data)
+    assert table is not None
+    row = next(r for r in table.rows if r[0] == "speedup")
+    assert row[2] == pytest.approx(statistics.median(map(abs, errors)))
