@@ -121,7 +121,8 @@ class AttentionCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Whether the context of one sequence is split over blocks: always, or only with grouped-query heads."""
     overhead_s: float = 1e-5
     bandwidth_efficiency: float = 0.85
-    flops_efficiency: float = 0.4
+    flops_efficiency: float = 0.6
+    """Assumed where no rows with several query tokens were fitted (FlashAttention 2 and 3 report 0.6-0.75 of peak)."""
     ridge_power: float = 3.5
     l2_fraction: float = 0.85
     l2_bandwidth_ratio: float = 2.0
