@@ -48,6 +48,7 @@ def draft_options(
     method: str | None,
     budgets: tuple[int, ...],
     context: int,
+    longest_context: int,
     profiles: tuple[AcceptanceProfile, ...],
     rate: float | None,
     draft_tp_size: int | None,
@@ -61,7 +62,7 @@ def draft_options(
         raise unknown_choice("draft method", method, DRAFT_METHODS)
     if draft == "none" or method == "none":
         return [], []
-    usable = _budgets(budgets, context)
+    usable = _budgets(budgets, context, longest_context)
     if rate is not None:
         draft = draft or (method if method in ("ngram", "eagle") else SELF)
         usable = usable if budgets else (min(RATE_BUDGET, max(8, context // 2)),)
@@ -119,7 +120,7 @@ def _law(
     return None if is_quantised else laws.default_profile(target.name, method, draft=draft)
 
 
-def _budgets(budgets: tuple[int, ...], context: int) -> tuple[int, ...]:
+def _budgets(budgets: tuple[int, ...], context: int, longest_context: int) -> tuple[int, ...]:
     for budget in budgets:
         if budget >= context:
             raise ConfigError(
@@ -127,4 +128,4 @@ def _budgets(budgets: tuple[int, ...], context: int) -> tuple[int, ...]:
             )
     if budgets:
         return tuple(sorted(set(budgets)))
-    return tuple(budget for budget in DEFAULT_BUDGETS if budget <= context // 2) or (max(1, context // 2),)
+    return tuple(budget for budget in DEFAULT_BUDGETS if budget <= longest_context // 2) or (max(8, context // 2),)

@@ -1,10 +1,7 @@
 """The planner: which draft, method, budget and gamma, on how many devices and at which batch; or no speculation at all.
 
-    >>> from magicdec.perfmodel.planner import PlanRequest, plan
-    >>> document = plan(PlanRequest(model="llama-3.1-8b", hardware=("a100-sxm-80gb",), tp_size=8,
-    ...                             batch_sizes=(64,), context_lens=(32768,)))
-    >>> document.best["draft_method"]
-    'streamingllm'
+    document = plan(PlanRequest(model="llama-3.1-8b", hardware=("a100-sxm-80gb",), tp_size=8, batch_sizes=(64,)))
+    document.best["gamma"], document.best["speedup"]
 
 With batch sizes given, each (hardware, batch, context) is answered for itself. Without them the batch is searched too,
 under the latency limits and the memory. Every candidate is evaluated: the search is exhaustive over the grid.
@@ -29,6 +26,7 @@ from magicdec.perfmodel.search import answer, best_autoregressive, finish
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
+from magicdec.units import format_seconds
 
 __all__ = ["PlanDocument", "PlanRequest", "plan"]
 
@@ -41,13 +39,14 @@ def plan(request: PlanRequest) -> PlanDocument:
         CapacityError: the model fits on no number of the devices, or not with this batch and context.
     """
     model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
-    shortest = _check_lengths(request, model)
+    shortest, longest = _check_lengths(request, model)
     options, lacking = draft_options(
         target=model,
         draft=request.draft,
         method=request.draft_method,
         budgets=request.draft_budgets,
         context=shortest,
+        longest_context=longest,
         profiles=request.acceptance,
         rate=request.acceptance_rate,
         draft_tp_size=request.draft_tp_size,
@@ -60,14 +59,23 @@ def plan(request: PlanRequest) -> PlanDocument:
         rows.extend(answer(device))
         baselines.extend(best_autoregressive(device))
     if not rows:
-        raise CapacityError(
-            "no configuration keeps within the limits on latency; the least that each allows is above it"
-        )
+        raise _too_slow(request)
     return PlanDocument(_document(request, devices, rows, baselines, lacking))
 
 
-def _check_lengths(request: PlanRequest, model: ModelSpec) -> int:
-    """The shortest prompt of a request. Raises CapacityError for lengths that the model cannot read."""
+def _too_slow(request: PlanRequest) -> CapacityError:
+    """The error for limits that nothing keeps, naming the least that one sequence alone reaches."""
+    free = plan(dataclasses.replace(request, tpot_limit_s=None, ttft_limit_s=None, batch_sizes=(1,), workload=None))
+    rows = [*free.document["autoregressive_rows"], *free.candidates]
+    tpot, ttft = (min(row[name] for row in rows) for name in ("tpot_s", "ttft_s"))
+    return CapacityError(
+        f"nothing keeps the limits on latency; at batch 1 it takes at least {format_seconds(tpot)} per token and "
+        f"{format_seconds(ttft)} to the first one"
+    )
+
+
+def _check_lengths(request: PlanRequest, model: ModelSpec) -> tuple[int, int]:
+    """The shortest and the longest prompt of a request. Raises CapacityError for lengths that the model cannot read."""
     if request.workload is not None:
         prompts = [request.workload.mean_prompt_len]
         longest = request.workload.max_len
@@ -79,7 +87,7 @@ def _check_lengths(request: PlanRequest, model: ModelSpec) -> int:
             f"{model.name} reads at most {model.max_position_embeddings} tokens; {longest}, prompt and "
             "output together, is too long"
         )
-    return int(min(prompts))
+    return int(min(prompts)), int(max(prompts))
 
 
 def _objective(row: Row) -> tuple[bool, bool, float]:

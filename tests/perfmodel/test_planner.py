@@ -218,7 +218,7 @@ def test_a_static_batch_is_slower_than_the_steady_state_when_sequences_differ() 
         ({"acceptance_rate": 1.2}, "between 0 and 1"),
         ({"acceptance_rate": float("nan")}, "between 0 and 1"),
         ({"tpot_limit_s": -1.0}, "must be above 0"),
-        ({"tpot_limit_s": 1e-9, "batch_sizes": ()}, "limits on latency"),
+        ({"tpot_limit_s": 1e-9, "batch_sizes": ()}, "limits on latency; at batch 1 it takes at least .* per token"),
         ({"model": "llama-3.1-405b"}, "does not fit on 8 x a100-sxm-80gb; tp 16 would"),
         ({"batch_sizes": (4000,)}, "largest batch that fits is"),
         ({"weight_dtype": "fp7"}, "unknown dtype"),
