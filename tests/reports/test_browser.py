@@ -61,6 +61,15 @@ def opened(
     return driver
 
 
+def scroll_to(page: webdriver.Chrome, element: WebElement) -> None:
+    """Scrolls and waits until the page has dealt with it (a scroll takes the tooltip away)."""
+    page.execute_async_script(
+        "arguments[0].scrollIntoView({block: 'center'});"
+        "const done = arguments[1]; requestAnimationFrame(() => requestAnimationFrame(done))",
+        element,
+    )
+
+
 def column(table: WebElement, index: int) -> list[str]:
     return [
         row.find_elements(By.TAG_NAME, "td")[index].text for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")
@@ -117,7 +126,7 @@ def test_filtering_hides_the_other_rows(page: webdriver.Chrome) -> None:
 def test_pointing_at_a_mark_shows_its_value(page: webdriver.Chrome) -> None:
     for figure in ("heatmap", "scatter", "gamma"):
         mark = page.find_elements(By.CSS_SELECTOR, f"#figure-{figure} .tip")[-1]
-        page.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", mark)
+        scroll_to(page, mark)
         ActionChains(page).move_to_element(mark).perform()
         tooltip = page.find_element(By.ID, "tooltip")
         assert tooltip.is_displayed()
