@@ -13,6 +13,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -68,6 +69,14 @@ def scroll_to(page: webdriver.Chrome, element: WebElement) -> None:
         "const done = arguments[1]; requestAnimationFrame(() => requestAnimationFrame(done))",
         element,
     )
+
+
+def point_at(page: webdriver.Chrome, element: WebElement) -> None:
+    """Moves the mouse to the middle of an element in view, without scrolling on the way."""
+    box = page.execute_script("return arguments[0].getBoundingClientRect().toJSON()", element)
+    mouse = ActionBuilder(page)
+    mouse.pointer_action.move_to_location(int(box["x"] + box["width"] / 2), int(box["y"] + box["height"] / 2))
+    mouse.perform()
 
 
 def column(table: WebElement, index: int) -> list[str]:
@@ -127,7 +136,7 @@ def test_pointing_at_a_mark_shows_its_value(page: webdriver.Chrome) -> None:
     for figure in ("heatmap", "scatter", "gamma"):
         mark = page.find_elements(By.CSS_SELECTOR, f"#figure-{figure} .tip")[-1]
         scroll_to(page, mark)
-        ActionChains(page).move_to_element(mark).perform()
+        point_at(page, mark)
         tooltip = page.find_element(By.ID, "tooltip")
         assert tooltip.is_displayed()
         assert tooltip.text == mark.get_attribute("data-tip")
