@@ -94,6 +94,18 @@ def _objective(row: Row) -> tuple[bool, bool, float]:
     return bool(row["within_limits"]), bool(row["fits"]), float(row["tokens_per_s_per_gpu"])
 
 
+def _ranked(drafted: list[Row]) -> list[Row]:
+    """Best first. Rows whose acceptance comes from different sources are ranked by the lower end of their interval,
+    which holds that difference."""
+    several = len({row["acceptance_source"] for row in drafted}) > 1
+
+    def key(row: Row) -> tuple[bool, bool, float]:
+        within, fits, rate = _objective(row)
+        return within, fits, rate * (row["speedup_low"] / row["speedup"] if several else 1.0)
+
+    return sorted(drafted, key=key, reverse=True)
+
+
 def _document(
     request: PlanRequest, devices: list[Device], rows: list[Row], baselines: list[Row], lacking: list[dict[str, str]]
 ) -> dict[str, Any]:
@@ -101,9 +113,10 @@ def _document(
     for row in [*rows, *baselines]:
         alone = best_alone.get((row["hardware"], row["context_len"]), row)
         row["speedup_vs_best_autoregressive"] = row["tokens_per_s_per_gpu"] / alone["tokens_per_s_per_gpu"]
-    drafted = sorted((row for row in rows if row["gamma"] > 0), key=_objective, reverse=True)
+    drafted = _ranked([row for row in rows if row["gamma"] > 0])
     alone_rows = [row for row in rows if row["gamma"] == 0]
-    best = max(rows, key=_objective)
+    of_one_source = [row for row in drafted if row["acceptance_source"] == drafted[0]["acceptance_source"]]
+    best = max([*alone_rows, *of_one_source], key=_objective)
     device = next(each for each in devices if each.hardware.name == best["hardware"])
     alone = _alone(device, best)
     alone["speedup_vs_best_autoregressive"] = best["speedup_vs_best_autoregressive"] / best["speedup"]

@@ -23,7 +23,7 @@ from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import MAX_GAMMA, SamplingSpec, SpeculationSpec
 
 
 class AcceptanceLaw(Protocol):
@@ -80,6 +80,25 @@ class StepPrediction:
         return ratio
 
 
+LIMITS = {
+    "batch": (1.0, 1e7),
+    "context": (0.0, 1e12),
+    "tp": (1.0, 1e5),
+    "gen-len": (-1e12, 1e12),
+    "gamma": (0.0, float(MAX_GAMMA)),
+    "draft budget": (0.0, 1e12),
+}
+
+
+def _check(name: str, value: Any) -> None:
+    """Raises ConfigError unless every entry is a number within its limits (NaN is not)."""
+    low, high = LIMITS[name]
+    array = np.asarray(value, dtype=np.float64)
+    inside = (array >= low) & (array <= high)
+    if not np.all(inside):
+        raise ConfigError(f"{name} must be between {low:g} and {high:g}, not {array[~inside].flat[0]:g}")
+
+
 def predict(
     model: ModelSpec,
     draft_model: ModelSpec | None,
@@ -106,17 +125,21 @@ def predict(
     to the speculation's.
 
     Raises:
-        ConfigError: a draft of another vocabulary, or no acceptance where something is drafted.
+        ConfigError: a draft of another vocabulary, no acceptance where something is drafted, or a number out of range.
     """
+    gamma = speculation.gamma if gamma is None else gamma
+    budget = speculation.draft_budget if draft_budget is None else draft_budget
+    given = {"batch": batch, "context": context, "tp": tp_size, "gen-len": gen_len, "gamma": gamma}
+    for name, value in (given | ({} if budget is None else {"draft budget": budget})).items():
+        _check(name, value)
     setup = Setup(
         model=model, hardware=hw, engine=engine, speculation=speculation, draft_model=draft_model,
         sampling=sampling or SamplingSpec(temperature=1.0), precision=precision or Precision(),
         draft_precision=draft_precision,
     )  # fmt: skip
-    gamma = np.asarray(speculation.gamma if gamma is None else gamma, dtype=np.int64)
+    gamma = np.asarray(gamma, dtype=np.int64)
     if setup.kind == "none":
         gamma = np.zeros_like(gamma)
-    budget = speculation.draft_budget if draft_budget is None else draft_budget
     context = np.asarray(context, dtype=np.float64)
     kv_len = context + np.asarray(gen_len, dtype=np.float64) / 2.0
     expected: Array = np.ones(())

@@ -81,3 +81,39 @@ def test_a_plan_imports_neither_torch_nor_plotting_nor_scipy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert re.match(r"\{", done.stdout)
+
+
+def test_a_locally_calibrated_machine_is_planned_from_its_files(tmp_path: Path) -> None:
+    """A CPU profile, an engine profile with measured terms, and a measured acceptance, for a model directory."""
+    from magicdec.perfmodel.acceptance import AcceptanceProfile, save_profile
+    from magicdec.perfmodel.acceptance_law import Law
+    from magicdec.specs.engine import EngineProfile, save_engine
+    from magicdec.specs.hardware import HardwareProfile, save_hardware
+
+    config = {
+        "model_type": "llama", "hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 3,
+        "num_attention_heads": 8, "head_dim": 32, "vocab_size": 2048, "max_position_embeddings": 5120,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text(json.dumps(config))
+    hardware = HardwareProfile(
+        name="here", kind="cpu", memory_bytes=8e9, memory_bytes_per_s=1.5e10, flops_per_s={"fp32": 1.2e11}
+    )
+    save_hardware(hardware, tmp_path / "hardware.toml")
+    engine = EngineProfile(name="local", layer_overhead_s=2e-4, accept_s_per_element=1e-8, workspace_bytes=0.0)
+    save_engine(engine, tmp_path / "engine.toml")
+    law = Law(rejection=0.2, budget_exponent=0.3, reference_budget=256)
+    save_profile(
+        AcceptanceProfile(model="small", draft_method="streamingllm", law=law, source="measured"),
+        tmp_path / "acceptance.json",
+    )
+    arguments = ["--model", str(tmp_path / "small"), "--hardware", str(tmp_path / "hardware.toml"), "--batch", "32"]
+    arguments += ["--engine", str(tmp_path / "engine.toml"), "--acceptance", str(tmp_path / "acceptance.json")]
+    result = CliRunner().invoke(app, [*arguments, "--context", "4096", "--format", "json"], catch_exceptions=False)
+    document = json.loads(result.output)
+    best = document["best"]
+    assert best["tp_size"] == 1
+    assert best["draft_method"] == "streamingllm"
+    assert document["memory"]["kv_bytes"] == 32 * (4096 + best["gamma"] + 1) * 3 * 2 * 8 * 32 * 4  # fp32 on a CPU
+    assert best["speedup"] > 1.2

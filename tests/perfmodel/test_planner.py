@@ -131,6 +131,16 @@ def test_candidates_of_another_source_carry_the_difference_in_their_interval() -
     assert any("different sources" in note for note in together.document["notes"])
 
 
+def test_another_source_must_win_by_more_than_the_sources_differ() -> None:
+    def method(rejection: float) -> str:
+        other = msgspec.structs.replace(SNAPKV, law=msgspec.structs.replace(SNAPKV.law, rejection=rejection))
+        best = plan(PlanRequest(**{**CASE, "acceptance": (STREAMING, other)}, draft_budgets=(512,))).best
+        return str(best["draft_method"])
+
+    assert method(0.19) == "streamingllm"
+    assert method(0.05) == "snapkv"
+
+
 def test_the_gamma_table_equals_a_plan_of_each_cell() -> None:
     table = plan(PlanRequest(**CASE, draft="self", draft_budgets=(128,))).document["gamma_table"]
     for row, column in ((0, 2), (5, 5), (6, 6), (7, 4)):

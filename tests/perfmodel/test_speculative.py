@@ -99,8 +99,8 @@ def test_sampling_over_the_vocabulary_costs_more_than_greedy_and_top_p_more_stil
 
 def test_stored_logits_of_a_large_batch_reach_a_gigabyte() -> None:
     """Batch 256, gamma 7, a 128k vocabulary: 2048 rows of fp32 logits are 1.05 GB."""
-    few, many = (step(batch=b, gamma=7, sampling=SamplingSpec()).memory.workspace_bytes for b in (0, 256))
-    assert float(many) - float(few) == pytest.approx(256 * 8 * 128_256 * 4)
+    few, many = (step(batch=b, gamma=7, sampling=SamplingSpec()).memory.workspace_bytes for b in (1, 256))
+    assert float(many) - float(few) == pytest.approx(255 * 8 * 128_256 * 4)
 
 
 def test_methods_differ_by_what_they_keep_up() -> None:
@@ -200,6 +200,19 @@ def test_a_draft_of_another_vocabulary_is_refused() -> None:
 def test_drafting_without_acceptance_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs an acceptance"):
         step(acceptance=None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"batch": 0}, {"batch": float("nan")}, {"batch": np.array([1.0, 1e300])}, {"context": -1}, {"tp_size": 0},
+        {"context": float("inf")}, {"gamma": -1}, {"gamma": 33}, {"draft_budget": float("nan")},
+        {"gen_len": float("nan")},
+    ],
+)  # fmt: skip
+def test_numbers_out_of_range_never_reach_the_formula(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="must be between"):
+        step(**fields)
 
 
 def test_intervals_hold_the_prediction_and_widen_with_each_error() -> None:
