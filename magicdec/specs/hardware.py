@@ -30,6 +30,7 @@ COMPUTE_FALLBACK = {"fp16": "bf16", "fp8": "bf16", "int8": "bf16", "int4": "bf16
 """What a dtype computes in where the device has no rate for it (weights are widened on the fly)."""
 BORROWED_ERROR_FACTOR = 2.0
 DEFAULT_RELATIVE_ERROR = 0.3
+KERNEL_LAUNCH_S = 4e-6
 
 
 class _Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,9 +226,12 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.attention or AttentionCurve()
 
     def allreduce_curve(self) -> AllReduceCurve:
-        if self.allreduce is None and self.link.topology in ("pcie", "shared-memory"):
-            return AllReduceCurve(library="generic ring", direct_ranks=2, rank_exponent=0.5)
-        return self.allreduce or AllReduceCurve()
+        if self.allreduce is not None:
+            return self.allreduce
+        overhead_s = KERNEL_LAUNCH_S + self.link.latency_s
+        if self.link.topology in ("pcie", "shared-memory"):
+            return AllReduceCurve(library="generic ring", direct_ranks=2, rank_exponent=0.5, overhead_s=overhead_s)
+        return AllReduceCurve(overhead_s=overhead_s)
 
     def elementwise_curve(self) -> ElementwiseCurve:
         return self.elementwise or ElementwiseCurve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -75,3 +76,10 @@ def test_more_than_two_ranks_on_pcie_are_a_ring_with_a_latency_per_hop():
     assert two < four < eight
     hop = hw.allreduce_curve().ring_hop_s
     assert eight - four == pytest.approx(8 * hop, rel=0.05)
+
+
+def test_without_measurements_the_link_latency_is_paid():
+    hw = load_hardware("mi300x")
+    slow = msgspec.structs.replace(hw, link=msgspec.structs.replace(hw.link, latency_s=hw.link.latency_s + 5e-6))
+    quick, late = (float(all_reduce_time(profile, message_bytes=1024, tp_size=4)) for profile in (hw, slow))
+    assert late - quick == pytest.approx(5e-6)
