@@ -2,8 +2,8 @@
 
 Shape suffixes: B sequences, T query tokens, A query heads, K KV heads, G = A/K, D head_dim, S KV slots.
 
-Grouped-query attention folds the group into the query axis (T·G query rows per KV head), so keys and values are read once
-per KV head however many query heads share them.
+Grouped-query attention folds the group into the query axis (T·G query rows per KV head), so keys and values are read
+once per KV head however many query heads share them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBias:
-    """What is added to the scores: 0 where a query may look, -inf where not. The first `num_open` slots that are read are
-    open to every query and have no value here."""
+    """What is added to the scores: 0 where a query may look, -inf where not. The first `num_open` slots that are read
+    are open to every query and have no value here."""
 
     values_BTS: Tensor
     num_open: int
@@ -90,7 +90,7 @@ def decode_attention(
 def prefill_attention(
     query_BTAD: Tensor, keys_BKSD: Tensor, values_BKSD: Tensor, *, num_past: int, window: int | None
 ) -> Tensor:
-    """Attention of many query tokens that follow `num_past` cached ones, causal and at most `window` back: [B, T, A·D]."""
+    """Attention of many query tokens after `num_past` cached ones, causal and at most `window` back: [B, T, A·D]."""
     num_tokens, num_slots = query_BTAD.shape[1], keys_BKSD.shape[2]
     needs_window = window is not None and num_slots > window
     mask = None

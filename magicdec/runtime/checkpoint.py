@@ -1,4 +1,4 @@
-"""Where weights come from: a Hugging Face checkpoint directory (safetensors only, never pickle), or a seeded generator."""
+"""Where weights come from: a Hugging Face directory (safetensors only, never pickle), or a seeded generator."""
 
 from __future__ import annotations
 

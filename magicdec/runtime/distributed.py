@@ -5,32 +5,74 @@ A world of one needs no process group; its collectives return their argument.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+class CollectiveClock:
+    """Time spent in collectives, waiting for the other ranks included. Off, it costs nothing."""
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self._total_s = 0.0
+        self._start_s = 0.0
+
+    def start(self, device: torch.device) -> None:
+        if self.enabled:
+            _synchronize(device)
+            self._start_s = time.perf_counter()
+
+    def stop(self, device: torch.device) -> None:
+        if self.enabled:
+            _synchronize(device)
+            self._total_s += time.perf_counter() - self._start_s
+
+    def take_s(self) -> float:
+        """The time since the last call."""
+        total_s, self._total_s = self._total_s, 0.0
+        return total_s
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel:
-    """This process's place among the `size` shards of a model. `group` is None for the default process group."""
+    """This process's place among the `size` shards of a model. `group` is None for the default process group.
+
+    Ranks are those within the group, which always begins with global rank 0.
+    """
 
     rank: int = 0
     size: int = 1
     group: Any = None
+    clock: CollectiveClock = field(default_factory=CollectiveClock)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the shards, in place."""
         if self.size > 1:
+            self.clock.start(tensor.device)
             dist.all_reduce(tensor, group=self.group)
+            self.clock.stop(tensor.device)
         return tensor
 
     def all_reduce_max(self, tensor: Tensor) -> Tensor:
         """The maximum over the shards, in place."""
         if self.size > 1:
+            self.clock.start(tensor.device)
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
+            self.clock.stop(tensor.device)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -38,8 +80,37 @@ class TensorParallel:
         if self.size == 1:
             return tensor[None]
         parts = torch.empty(self.size, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        self.clock.start(tensor.device)
         dist.all_gather(list(parts.unbind(0)), tensor.contiguous(), group=self.group)
+        self.clock.stop(tensor.device)
         return parts
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Rank 0's tensor, in place."""
+        if self.size > 1:
+            self.clock.start(tensor.device)
+            dist.broadcast(tensor, src=0, group=self.group)
+            self.clock.stop(tensor.device)
+        return tensor
+
+    def scatter(self, whole: Tensor | None, like: Tensor) -> Tensor:
+        """This rank's part of the last dimension of rank 0's tensor, of the shape and kind of `like`."""
+        if self.size == 1:
+            assert whole is not None
+            return whole
+        part = torch.empty_like(like)
+        parts = None if whole is None else [chunk.contiguous() for chunk in whole.chunk(self.size, dim=-1)]
+        self.clock.start(part.device)
+        dist.scatter(part, parts, src=0, group=self.group)
+        self.clock.stop(part.device)
+        return part
+
+    def first(self, size: int) -> TensorParallel | None:
+        """The first `size` ranks as a group of their own; None on the others. Every rank has to call this."""
+        if size == self.size:
+            return self
+        group = dist.new_group(list(range(size)))
+        return TensorParallel(rank=self.rank, size=size, group=group) if self.rank < size else None
 
     def slice_of(self, total: int) -> slice:
         """This shard's part of a dimension that the shards divide evenly."""
@@ -49,3 +120,21 @@ class TensorParallel:
 
 
 SINGLE = TensorParallel()
+
+
+def join_world(device_type: str = "cpu") -> TensorParallel:
+    """This process's place in the world that its environment describes (torchrun's variables): all ranks are one
+    tensor-parallel group. A world of one where there is no such environment."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return TensorParallel()
+    if not dist.is_initialized():
+        if device_type == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
+    return TensorParallel(rank=dist.get_rank(), size=dist.get_world_size())
+
+
+def leave_world() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

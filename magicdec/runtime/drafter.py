@@ -7,6 +7,7 @@ from collections.abc import Callable
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.drafters.draft_model import DraftModelDrafter
+from magicdec.runtime.drafters.fewer_ranks import FewerRanksDrafter
 from magicdec.runtime.drafters.ngram import NgramDrafter
 from magicdec.runtime.drafters.snapkv import SnapKVDrafter
 from magicdec.runtime.drafters.streaming_llm import StreamingLLMDrafter
@@ -42,8 +43,21 @@ def build_drafter(spec: SpeculationSpec, engine: Engine, draft_model: Transforme
         if spec.draft_method not in SELF_DRAFTERS:
             raise unknown_choice("draft method of a self-draft", spec.draft_method, SELF_DRAFTERS)
         return SELF_DRAFTERS[spec.draft_method](engine, spec)
+    return _build_model_drafter(spec, engine, draft_model)
+
+
+def _build_model_drafter(spec: SpeculationSpec, engine: Engine, draft_model: Transformer | None) -> Drafter:
+    """With a `draft_tp_size` below the target's, ranks beyond it have no draft model and are told what was drafted."""
     if spec.draft_method not in MODEL_DRAFTERS:
         raise unknown_choice("draft method of a draft model", spec.draft_method, MODEL_DRAFTERS)
-    if draft_model is None:
+    tp = engine.model.tp
+    draft_size = spec.draft_tp_size or tp.size
+    if draft_size > tp.size:
+        raise ConfigError(f"the draft cannot be on {draft_size} ranks when the target is on {tp.size}")
+    if draft_model is None and tp.rank < draft_size:
         raise ConfigError(f"draft {spec.draft} needs its model's weights")
-    return MODEL_DRAFTERS[spec.draft_method](engine, spec, draft_model)
+    own = MODEL_DRAFTERS[spec.draft_method](engine, spec, draft_model) if draft_model is not None else None
+    if draft_size < tp.size:
+        return FewerRanksDrafter(engine, own, draft_model.tp if draft_model is not None else None)
+    assert own is not None
+    return own

@@ -144,7 +144,7 @@ class Engine:
         self.num_active = len(lengths)
         self._lengths[: len(lengths)] = lengths
         self._device_lengths.copy_(torch.from_numpy(self._lengths))
-        self._pending.zero_()
+        self._tokens.zero_()
 
     def snapshot(self) -> Snapshot:
         """The state to come back to; take it after `prefill`."""

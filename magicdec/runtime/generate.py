@@ -35,8 +35,9 @@ class DecodeOptions:
     """How far to decode, and what to measure.
 
     max_new_tokens: for all sequences, or for each. simulate_acceptance: conditional acceptance rates by position that
-    replace the verdict (the last one holds for all further positions). stop_when_first_ends: end with the first sequence,
-    so that the whole run is steady state. on_step: hears, after each step, (sequence ids, their newly emitted tokens).
+    replace the verdict (the last one holds for all further positions). stop_when_first_ends: end with the first
+    sequence, so that the whole run is steady state. on_step: hears, after each step, (sequence ids, their newly
+    emitted tokens).
     """
 
     gamma: int = 0
@@ -138,6 +139,7 @@ class _Decoder:
         self._step_ends: list[float] = []
         self._steady: tuple[int, int] | None = None
         self._timer = PhaseTimer(engine.model.device, enabled=options.fences)
+        engine.model.tp.clock.enabled = options.fences
         self._uniforms = None
         if not sampling.is_greedy or options.simulate_acceptance is not None:
             self._uniforms = UniformStream(
@@ -215,6 +217,8 @@ class _Decoder:
         engine.advance(emitted_BT, outcome.num_accepted_B + 1, num_accepted + 1)
         self._record(sequences, emitted, num_accepted)
         timer.lap("upkeep")
+        if timer.enabled and engine.model.tp.size > 1:
+            timer.phases["collectives"].append(engine.model.tp.clock.take_s())
 
     def _emitted(self, proposal: Proposal | None, outcome: Outcome) -> Tensor:
         """The step's tokens [B, gamma + 1], of which the first num_accepted + 1 count."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class KVCache:
-    """Keys and values of `num_slots` tokens per sequence and layer, [L, 2, B, K, S, D]. What a slot means is its user's."""
+    """Keys and values of `num_slots` tokens per sequence and layer, [L, 2, B, K, S, D]. Users say what a slot means."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class ColumnParallelLinear:
 
 @dataclass(frozen=True, kw_only=True)
 class RowParallelLinear:
-    """Columns of the weight (input features) are divided: the shards' outputs are summed. Shard 0 alone holds the bias."""
+    """Columns of the weight (input features) are divided: the shards' outputs are summed. Only shard 0 has the bias."""
 
     weight: Tensor
     tp: TensorParallel
@@ -83,8 +83,8 @@ class MLP:
 class RotaryEmbedding:
     """Rotates the query's and key's pairs of dimensions by angles that grow with the position.
 
-    Heads are stored with the two halves of each pair next to each other (weights.py interleaves the rows of q and k), so
-    that a rotation is one complex product: (x[2i] + j·x[2i+1]) · exp(j · position · frequency[i]).
+    Heads are stored with the two halves of each pair side by side (weights.py interleaves the rows of q and k), so that
+    a rotation is one complex product: (x[2i] + j·x[2i+1]) · exp(j · position · frequency[i]).
     """
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:

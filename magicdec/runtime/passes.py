@@ -37,9 +37,9 @@ class PrefillPass:
 class DecodePass:
     """The same number of tokens for each of the first B sequences, after their own cached lengths.
 
-    Slots are read up to the longest sequence's end (and from the window's beginning, where the model has one); one bias,
-    shared by the layers, hides what a shorter sequence or an earlier token must not see. `write` is False for a pass over
-    tokens whose keys and values are cached already.
+    Slots are read up to the longest sequence's end (and from the window's beginning, where the model has one); one
+    bias, shared by the layers, hides what a shorter sequence or an earlier token must not see. `write` is False for a
+    pass over tokens whose keys and values are cached already.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ def greedy(logits: Tensor, tp: TensorParallel) -> Tensor:
 
 
 def probabilities(logits: Tensor, sampling: SamplingSpec, tp: TensorParallel) -> Tensor:
-    """This shard's part of the distribution to sample from: temperature, then top-k, then top-p, as transformers does."""
+    """This shard's part of the distribution to sample from: temperature, then top-k, then top-p, as in transformers."""
     assert not sampling.is_greedy
     scaled = logits.float() if sampling.temperature == 1.0 else logits.float() / sampling.temperature
     if sampling.top_k is not None:

@@ -11,7 +11,7 @@ import torch
 class PhaseTimer:
     """Splits a loop into phases: each `lap` closes the stretch since the previous one under a phase's name.
 
-    A lap waits for the device, so phases do not overlap; that wait is the instrumentation that a run without fences saves.
+    A lap waits for the device, so phases do not overlap; that wait is what a run without fences saves.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool) -> None:

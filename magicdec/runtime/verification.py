@@ -12,6 +12,7 @@ Source: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,10 +26,15 @@ from magicdec.specs.speculation import SamplingSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """Drafted tokens, and the distributions that they were drawn from (None: each was certain)."""
+    """Drafted tokens; and, unless each was certain, their probabilities and the distributions they were drawn from.
+
+    `distribution` gives this shard's part [B, V] of each sequence's draft distribution at a position [B]: what the
+    residual needs, and no more.
+    """
 
     tokens_BT: Tensor
-    probabilities_BTV: Tensor | None = None
+    token_probabilities_BT: Tensor | None = None
+    distribution: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +95,12 @@ def _verify_sampled(
     if proposal is None:
         num_accepted_B = torch.zeros_like(rows)
         return Outcome(num_accepted_B=num_accepted_B, next_token_B=sample(target_BTV[:, 0], uniforms[:, 0, TARGET], tp))
-    tokens_BT, draft_BTV = proposal.tokens_BT, proposal.probabilities_BTV
+    tokens_BT = proposal.tokens_BT
     gamma = tokens_BT.shape[1]
     p_BT = token_probabilities(target_BTV[:, :gamma], tokens_BT, tp)
     threshold_BT = uniforms[:, :gamma, ACCEPT]
-    if draft_BTV is not None:
-        threshold_BT = threshold_BT * token_probabilities(draft_BTV, tokens_BT, tp)
+    if proposal.token_probabilities_BT is not None:
+        threshold_BT = threshold_BT * proposal.token_probabilities_BT
     is_accepted_BT = threshold_BT < p_BT
     if simulated_rates_T is not None:
         is_accepted_BT = _simulate(uniforms, simulated_rates_T)
@@ -102,11 +108,11 @@ def _verify_sampled(
     target_BV = target_BTV[rows, num_accepted_B]
     is_rejected_B = num_accepted_B < gamma
     position_B = num_accepted_B.clamp_max(gamma - 1)
-    if draft_BTV is None:
+    if proposal.distribution is None:
         rejected_B = tokens_BT[rows, position_B]
         residual_BV = _without(target_BV, rejected_B, is_rejected_B, tp)
     else:
-        residual_BV = (target_BV - draft_BTV[rows, position_B] * is_rejected_B[:, None]).clamp_min_(0)
+        residual_BV = (target_BV - proposal.distribution(position_B) * is_rejected_B[:, None]).clamp_min_(0)
     # Where p and q agree up to rounding, a rejection leaves nothing: any choice from p is then as good.
     is_empty_B1 = tp.all_reduce(residual_BV.sum(dim=-1, keepdim=True)) <= 0
     residual_BV = torch.where(is_empty_B1, target_BV, residual_BV)

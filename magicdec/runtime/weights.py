@@ -131,8 +131,8 @@ class _Builder:
         return ColumnParallelLinear(weight=torch.cat(weights), bias=torch.cat(biases) if biases else None)
 
     def _interleave(self, rows: Tensor) -> Tensor:
-        """From Hugging Face's order within a head (all first halves of the rotated pairs, then all second halves) to pairs
-        side by side. Done to q and k alike, it changes no score."""
+        """From Hugging Face's order within a head (all first halves of the rotated pairs, then all second halves) to
+        pairs side by side. Done to q and k alike, it changes no score."""
         return rows.unflatten(0, (-1, self._spec.head_dim))[:, self._interleaved].flatten(0, 1)
 
     def _head_norm(self, prefix: str) -> HeadNorm:

@@ -20,7 +20,7 @@ from tests.runtime.conftest import tiny_spec
 from tests.runtime.drafts import DRAFTS, draft_model_for
 
 FALSE_ALARM = 1e-4
-"""Probability with which a correct sampler fails one chi-square test (the seeds are fixed, so it fails always or never)."""
+"""Probability that a correct sampler fails one chi-square test (the seeds are fixed: it fails always or never)."""
 
 
 def ragged_prompts(count: int, vocab_size: int, *, longest: int = 60) -> list[list[int]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.passes import AttentionObserver
-from magicdec.runtime.sampling import DRAFT, greedy, probabilities, sample
+from magicdec.runtime.sampling import DRAFT, greedy, probabilities, sample, token_probabilities
 from magicdec.runtime.transformer import AttentionPass, Transformer
 from magicdec.runtime.verification import Outcome, Proposal
 from magicdec.specs.speculation import SamplingSpec
@@ -82,7 +82,13 @@ class ProposalBuilder:
         return token_B[:, None]
 
     def build(self) -> Proposal:
+        tokens_BT = torch.stack(self._tokens, dim=1)
+        if not self._drafts:
+            return Proposal(tokens_BT=tokens_BT)
+        drafts_BTV = torch.stack(self._drafts, dim=1)
+        rows_B = torch.arange(len(tokens_BT), device=tokens_BT.device)
         return Proposal(
-            tokens_BT=torch.stack(self._tokens, dim=1),
-            probabilities_BTV=torch.stack(self._drafts, dim=1) if self._drafts else None,
+            tokens_BT=tokens_BT,
+            token_probabilities_BT=token_probabilities(drafts_BTV, tokens_BT, self._chooser.tp),
+            distribution=lambda position_B: drafts_BTV[rows_B, position_B],
         )

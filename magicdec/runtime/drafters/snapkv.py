@@ -1,10 +1,12 @@
 """SnapKV: what the last tokens of the prompt attended to, and a window of recent tokens. arXiv 2404.14469.
 
-Selected once, from the attention of the last `observation_window` cached tokens: probabilities (scaled, causally masked)
-summed over those tokens and over the query heads of a KV head, pooled along the context, highest first.
+Selected once, from the attention of the last `observation_window` cached tokens: probabilities (scaled, causally
+masked) summed over those tokens and over the query heads of a KV head, pooled along the context, highest first.
 
     slots 0 .. budget/2           the best of what was selected
     slots budget/2 .. budget-1    a ring: the rest of what was selected, worst first, then the observation window
+
+(where ranks hold copies of a KV head, each selects for the query heads it has)
 
 so the cache is always full, generated tokens first replace the worst of what was selected, and once they fill half of
 the budget their window slides.
@@ -64,7 +66,7 @@ class SnapKVDrafter(RingDrafter):
         return scores
 
     def _select(self, scores_BKS: Tensor) -> Tensor:
-        """The positions for the slots of each KV head, [B, K, budget]; meaningful for sequences longer than the budget."""
+        """The positions for each KV head's slots, [B, K, budget]; meaningful for sequences longer than the budget."""
         lengths_B11 = self.engine.lengths_B[:, None, None]
         pool = F.avg_pool1d if self._pooling == "avg" else F.max_pool1d
         pooled_BKS = pool(scores_BKS, self._kernel, stride=1, padding=self._kernel // 2)[..., : scores_BKS.shape[-1]]

@@ -1,6 +1,7 @@
 """Top-k: after each verification, the tokens that its last accepted query attended to most, per KV head.
 
-The verification computes that attention anyway; re-gathering the chosen keys and values is this method's upkeep.
+The verification computes that attention anyway; re-gathering the chosen keys and values is this method's upkeep. Where
+ranks hold copies of a KV head, each chooses for the query heads it has.
 
 Shape suffixes: B sequences, K KV heads, T query tokens, G query heads per KV head, S positions.
 """

@@ -1,0 +1,108 @@
+"""Starts one process per rank on this machine, and ends them all when one fails."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+import torch
+
+from magicdec.errors import MagicdecError
+from magicdec.runtime.distributed import TensorParallel, join_world, leave_world
+
+GRACE_S = 5.0
+T = TypeVar("T")
+
+
+class RankError(RuntimeError):
+    """A rank failed; the message is that rank's traceback."""
+
+
+def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_type: str = "cpu") -> T:
+    """Runs `function(tp, *arguments)` on `tp_size` ranks and returns what rank 0 returned.
+
+    The function and its arguments must be picklable. With one rank it is simply called.
+
+    Raises:
+        MagicdecError: one that a rank raised, as it was.
+        RankError: any other failure of a rank, or its death. All other ranks are ended.
+    """
+    if tp_size == 1:
+        return function(TensorParallel(), *arguments)
+    context = multiprocessing.get_context("spawn")
+    port = _free_port()
+    receivers: list[Connection] = []
+    processes = []
+    for rank in range(tp_size):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_run_rank, args=(rank, tp_size, port, device_type, sender, function, arguments), daemon=True
+        )
+        process.start()
+        sender.close()  # the child holds its own end: when it dies, the receiver sees the end of the file
+        receivers.append(receiver)
+        processes.append(process)
+    try:
+        return _collect(receivers)
+    finally:
+        for process in processes:
+            process.join(timeout=0 if process.is_alive() and sys.exc_info()[0] else GRACE_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _collect(receivers: list[Connection]) -> Any:
+    """Waits for every rank's answer; the first that is an error, or the first death, is raised."""
+    ranks = {receiver: rank for rank, receiver in enumerate(receivers)}
+    result: Any = None
+    while ranks:
+        for ready in wait(list(ranks)):
+            assert isinstance(ready, Connection)
+            rank = ranks.pop(ready)
+            try:
+                is_error, value = pickle.loads(ready.recv_bytes())  # from our own child process
+            except EOFError:
+                raise RankError(f"rank {rank} died without a word (killed, or out of memory)") from None
+            if is_error:
+                raise value
+            if rank == 0:
+                result = value
+    return result
+
+
+def _run_rank(
+    rank: int,
+    tp_size: int,
+    port: int,
+    device_type: str,
+    sender: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(tp_size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // tp_size))
+    try:
+        value = function(join_world(device_type), *arguments)
+        sender.send_bytes(pickle.dumps((False, value if rank == 0 else None)))
+        leave_world()
+    except MagicdecError as error:
+        sender.send_bytes(pickle.dumps((True, error)))
+    except BaseException:
+        sender.send_bytes(pickle.dumps((True, RankError(f"rank {rank}: {traceback.format_exc()}"))))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

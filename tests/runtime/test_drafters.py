@@ -1,0 +1,147 @@
+"""What each draft method keeps in its cache, against a brute-force account of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from magicdec.errors import ConfigError
+from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters.compact import CompactDrafter
+from magicdec.runtime.drafters.snapkv import SnapKVDrafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.generate import DecodeOptions, decode
+from magicdec.runtime.transformer import Transformer
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from tests.runtime.drafts import DRAFTS
+
+LENGTHS = [3, 12, 13, 40, 57]
+
+
+@pytest.fixture
+def engine(tiny_model: Transformer) -> Engine:
+    engine = Engine(tiny_model, batch_size=len(LENGTHS), max_len=300)
+    generator = np.random.default_rng(1)
+    engine.prefill([generator.integers(0, 64, n + 1).tolist() for n in LENGTHS])
+    return engine
+
+
+@pytest.mark.parametrize("method", ["streamingllm", "snapkv", "topk"])
+def test_a_budget_that_holds_everything_drafts_like_the_target(method: str, engine: Engine) -> None:
+    """With room for every token, a self-draft is the target: every greedy draft is accepted."""
+    draft = SpeculationSpec(draft="self", draft_method=method, draft_budget=200, gamma=4)
+    result = decode(engine, build_drafter(draft, engine), SamplingSpec(), DecodeOptions(gamma=4, max_new_tokens=60))
+    assert result.acceptance_by_position == [1.0] * 4
+    assert result.num_tokens == 60 * len(LENGTHS)
+
+
+def test_streaming_llm_holds_the_sinks_and_the_last_tokens(engine: Engine) -> None:
+    """After every run of steps, the cache holds exactly the first 2 and the last 10 of the target's cached tokens."""
+    drafter = build_drafter(DRAFTS["streamingllm"], engine)
+    assert isinstance(drafter, CompactDrafter)
+    for num_steps in (1, 2, 9):
+        decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=200, max_steps=num_steps))
+        for row, length in enumerate(engine.host_lengths.tolist()):
+            wanted = sorted({*range(min(2, length)), *range(max(0, length - 10), length)})
+            held = drafter.cache.data[:, :, row, :, : min(12, length)]
+            expected = engine.cache.data[:, :, row][:, :, :, wanted]
+            order = [sort_key(held[0, 0, 0, i]) for i in range(held.shape[3])]
+            expected_order = [sort_key(expected[0, 0, 0, i]) for i in range(expected.shape[3])]
+            assert sorted(order) == sorted(expected_order)
+            torch.testing.assert_close(
+                held[:, :, :, np.argsort(order)], expected[:, :, :, np.argsort(expected_order)], rtol=0, atol=0
+            )
+
+
+def sort_key(vector: torch.Tensor) -> float:
+    """Tells tokens' keys apart: no two random vectors have the same first element."""
+    return float(vector[0])
+
+
+def reference_probabilities(engine: Engine, row: int, first_query: int) -> list[torch.Tensor]:
+    """Each layer's attention [K, T, G, S] of a sequence's cached tokens from `first_query` on, from its own prefill."""
+    length = int(engine.host_lengths[row])
+    alone = Engine(engine.model, batch_size=1, max_len=300)
+    alone.prefill([engine.tokens_BS[row, : length + 1].tolist()])
+    seen: list[torch.Tensor] = []
+    alone.probe(
+        length - first_query, lambda layer, weights: seen.append(weights[0].clone()), num_back=length - first_query
+    )
+    return seen
+
+
+def test_snapkv_selects_what_the_observation_window_attended_to(engine: Engine) -> None:
+    """Per layer and KV head: the window, and the highest pooled sums of its attention before the window."""
+    drafter = build_drafter(DRAFTS["snapkv"], engine)
+    assert isinstance(drafter, SnapKVDrafter)
+    drafter.start(SamplingSpec())
+    budget, window, kernel = 16, 5, 3
+    for row in (3, 4):
+        length = LENGTHS[row]
+        for layer, weights_KTGS in enumerate(reference_probabilities(engine, row, length - window)):
+            for head in range(weights_KTGS.shape[0]):
+                total = weights_KTGS[head].sum(dim=(0, 1)).double().numpy()
+                padded = np.pad(total, kernel // 2)
+                pooled = np.array([padded[i : i + kernel].mean() for i in range(length)])[: length - window]
+                best = np.argsort(-pooled)[: budget - window]
+                wanted = {*best.tolist(), *range(length - window, length)}
+                held = {sort_key(x) for x in drafter.cache.data[layer, 1, row, head, :budget]}
+                assert held == {sort_key(engine.cache.data[layer, 1, row, head, i]) for i in wanted}
+
+
+def test_top_k_holds_what_the_last_accepted_token_attended_to(engine: Engine) -> None:
+    """After steps with rejections: the budget's highest attention of the last cached token, per layer and KV head."""
+    drafter = build_drafter(DRAFTS["topk"], engine)
+    assert isinstance(drafter, CompactDrafter)
+    result = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=200, max_steps=5))
+    assert result.num_accepted.min() < 3
+    for row in range(1, len(LENGTHS)):
+        length = int(engine.host_lengths[row])
+        for layer, weights_KTGS in enumerate(reference_probabilities(engine, row, length - 1)):
+            for head in range(weights_KTGS.shape[0]):
+                best = weights_KTGS[head, 0].sum(dim=0).topk(8).indices.tolist()
+                held = {sort_key(x) for x in drafter.cache.data[layer, 1, row, head, :8]}
+                assert held == {sort_key(engine.cache.data[layer, 1, row, head, i]) for i in best}
+
+
+def test_ngram_lookup_continues_the_latest_longest_match(tiny_model: Transformer) -> None:
+    """Longest match first, then the latest; the stretch repeats past the end; without a match the last token does."""
+    prompts = [[1, 2, 3, 9, 8, 1, 2, 3, 7, 6, 5, 3, 40, 1, 2, 3], [4, 4, 4, 4], [10, 11, 12], [20, 21, 20, 22, 20]]
+    engine = Engine(tiny_model, batch_size=4, max_len=64)
+    engine.prefill(prompts)
+    drafter = build_drafter(DRAFTS["ngram"], engine)
+    assert drafter is not None
+    drafted = drafter.propose(4, None).tokens_BT.tolist()
+    assert drafted == [[7, 6, 5, 3], [4, 4, 4, 4], [12, 12, 12, 12], [22, 20, 22, 20]]
+
+
+def test_a_draft_model_equal_to_the_target_is_always_accepted(tiny_model: Transformer) -> None:
+    """Every draft accepted, so every block's last token is missing from the draft's cache and must be caught up."""
+    engine = Engine(tiny_model, batch_size=3, max_len=150)
+    engine.prefill([[5], [1, 2, 3, 4], [9] * 30])
+    snapshot = engine.snapshot()
+    drafter = build_drafter(SpeculationSpec(draft="twin", draft_method="full", gamma=3), engine, tiny_model)
+    for limits in ([100, 20, 50], [10, 90, 40]):  # the second run finds the slots in another order
+        engine.restore(snapshot)
+        result = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=limits))
+        assert result.acceptance_by_position == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        (SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=400, gamma=2), "exceeds the longest"),
+        (SpeculationSpec(draft="self", draft_method="eagle", gamma=2), "unknown draft method"),
+        (SpeculationSpec(draft="small", draft_method="full", gamma=2), "needs its model's weights"),
+    ],
+)
+def test_drafts_that_cannot_be_built_say_why(draft: SpeculationSpec, message: str, engine: Engine) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_drafter(draft, engine)
+
+
+def test_a_budget_too_small_for_gamma_says_what_fits(engine: Engine) -> None:
+    draft = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=8, gamma=6)
+    with pytest.raises(ConfigError, match="gamma at most 3"):
+        decode(engine, build_drafter(draft, engine), SamplingSpec(), DecodeOptions(gamma=6, max_new_tokens=4))

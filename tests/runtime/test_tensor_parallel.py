@@ -1,0 +1,100 @@
+"""Several ranks compute what one does, and fail together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.runtime.distributed import TensorParallel
+from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.generate import DecodeOptions, decode
+from magicdec.runtime.launch import RankError, launch
+from magicdec.runtime.weights import load_model
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from tests.runtime.conftest import tiny_spec
+from tests.runtime.drafts import DRAFTS
+
+PROMPTS = [[5], [1, 2, 3, 4] * 4, [9, 60, 33] * 7]
+SAMPLINGS = {
+    "greedy": SamplingSpec(),
+    "temperature": SamplingSpec(temperature=0.9, seed=4),
+    "top-k": SamplingSpec(temperature=1.0, top_k=5, seed=5),
+    "top-p": SamplingSpec(temperature=1.0, top_p=0.7, seed=6),
+}
+ONE_RANK_DRAFT = SpeculationSpec(draft="small", draft_method="full", gamma=1, draft_tp_size=1)
+CASES = {
+    **{f"{draft}, greedy": (DRAFTS[draft], SAMPLINGS["greedy"]) for draft in DRAFTS},
+    **{f"streamingllm, {name}": (DRAFTS["streamingllm"], SAMPLINGS[name]) for name in ("top-k", "top-p")},
+    "draft model, temperature": (DRAFTS["model"], SAMPLINGS["temperature"]),
+    "draft on one rank, greedy": (ONE_RANK_DRAFT, SAMPLINGS["greedy"]),
+    "draft on one rank, temperature": (ONE_RANK_DRAFT, SAMPLINGS["temperature"]),
+    "autoregressive": (SpeculationSpec(), SAMPLINGS["temperature"]),
+}
+SPEC = tiny_spec(
+    num_attention_heads=8, num_key_value_heads=2, vocab_size=64, attention_bias=True, qk_norm=True, mlp_bias=True
+)
+DRAFT_SPEC = tiny_spec(name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32)
+
+
+def decode_cases(tp: TensorParallel) -> dict[str, list[list[int]]]:
+    """Every case's tokens, on this rank's shard."""
+    model = load_model(SPEC, weights="random", seed=3, tp=tp)
+    engine = Engine(model, batch_size=len(PROMPTS), max_len=90)
+    engine.prefill(PROMPTS)
+    snapshot = engine.snapshot()
+    draft_groups = {1: tp.first(1), tp.size: tp}
+    tokens = {}
+    for name, (draft, sampling) in CASES.items():
+        engine.restore(snapshot)
+        group = draft_groups[draft.draft_tp_size or tp.size]
+        draft_model = load_model(DRAFT_SPEC, weights="random", seed=9, tp=group) if group is not None else None
+        drafter = build_drafter(draft, engine, draft_model)
+        options = DecodeOptions(gamma=0 if drafter is None else 3, max_new_tokens=[14, 9, 18], fences=True)
+        result = decode(engine, drafter, sampling, options)
+        assert tp.size == 1 or len(result.phases["collectives"]) == result.num_steps
+        tokens[name] = result.tokens
+    return tokens
+
+
+@pytest.mark.parametrize("tp_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_decode_the_same_tokens_as_one(tp_size: int) -> None:
+    """Each draft and way of sampling, with KV heads divided (2 ranks) and replicated (4), and a draft on one rank."""
+    expected = decode_cases(TensorParallel())
+    found = launch(decode_cases, tp_size)
+    assert found == expected
+
+
+def fail_on(tp: TensorParallel, *, rank: int, how: str) -> None:
+    if tp.rank == rank:
+        if how == "user":
+            raise ConfigError("no such thing")
+        if how == "bug":
+            raise ZeroDivisionError("a bug")
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("user", ConfigError, "no such thing"),
+        ("bug", RankError, "rank 1: (?s:.*)a bug"),
+        ("kill", RankError, "rank 1 died"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_within_seconds(how: str, error: type[Exception], message: str) -> None:
+    start_s = time.monotonic()
+    with pytest.raises(error, match=message):
+        launch(partial(fail_on, rank=1, how=how), 2)
+    assert time.monotonic() - start_s < 30
+
+
+def test_a_model_that_cannot_be_divided_says_what_is_valid() -> None:
+    with pytest.raises(ConfigError, match="valid are 1, 2, 4, 8"):
+        load_model(SPEC, weights="random", tp=TensorParallel(rank=0, size=3))
