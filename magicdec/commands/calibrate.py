@@ -44,9 +44,8 @@ def calibrate_command(
     files = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=()).save(output)
     hardware = result.hardware
     rates = ", ".join(f"{format_rate(rate, 'FLOP')} {name}" for name, rate in hardware.flops_per_s.items())
-    print(
-        f"{hardware.name}: {format_bytes(hardware.memory_bytes)} at {format_rate(hardware.memory_bytes_per_s, 'B')}, {rates}"
-    )
+    memory = f"{format_bytes(hardware.memory_bytes)} at {format_rate(hardware.memory_bytes_per_s, 'B')}"
+    print(f"{hardware.name}: {memory}, {rates}")
     errors = ", ".join(f"{phase} {error:.1%}" for phase, error in result.phase_error.items())
     print(f"{len(result.points)} points in {format_seconds(result.elapsed_s)}; median error of the fit: {errors}")
     print(f"noise between rounds {result.noise:.1%}; drift of the reference kernel {result.drift:.1%}")

@@ -75,7 +75,7 @@ def run_demo(directory: Path, *, progress: Progress) -> DemoResult:
     profile.save(directory / "local.toml")
     progress("planning")
     plan = plan_local(MAIN, profile, draft_budgets=BUDGETS)
-    small_plan = plan_local(SMALL, profile, draft_budgets=BUDGETS)
+    small_plan = plan_local(SMALL, profile, draft_budgets=tuple(b for b in BUDGETS if b < SMALL.context_len))
     requests = [
         replace(SMALL, speculations=around(plan, gammas=(2,))),
         replace(MIDDLE, speculations=around(plan, gammas=(2, 4))),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from magicdec.runtime.attention import decode_attention
+from magicdec.runtime.attention import Workspace, decode_attention
 from magicdec.specs.model import ModelSpec
 from magicdec.units import MIB
 
@@ -160,6 +160,7 @@ def attention_works(model: ModelSpec, *, device: str, dtype: str, rotate_over: i
     that the processor's caches hold no more than they would of a model."""
     heads, kv_heads, head_dim = model.num_attention_heads, model.num_key_value_heads, model.head_dim
     works = []
+    workspace = Workspace()
     for batch, kv_len in ATTENTION_SHAPES:
         cache = torch.randn(rotate_over, 2, batch, kv_heads, kv_len, head_dim, device=device, dtype=TORCH_DTYPES[dtype])
         for query_len in QUERY_LENGTHS:
@@ -175,7 +176,7 @@ def attention_works(model: ModelSpec, *, device: str, dtype: str, rotate_over: i
 
             def call(query: torch.Tensor = query, cache: torch.Tensor = cache) -> None:
                 for keys, values in cache:
-                    decode_attention(query, keys, values)
+                    decode_attention(query, keys, values, workspace=workspace)
 
             works.append(Work("attention", shape, call, repeats=rotate_over))
     return works
