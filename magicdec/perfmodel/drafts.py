@@ -115,7 +115,8 @@ def _law(
 ) -> AcceptanceProfile | None:
     """A given profile of this method, else the published default of this target and draft (never for other weights)."""
     for profile in profiles:
-        if profile.draft_method == method:
+        same_kind = profile.draft == draft or (SELF not in (profile.draft, draft))
+        if profile.draft_method == method and same_kind:
             return profile
     return None if is_quantised else laws.default_profile(target.name, method, draft=draft)
 

@@ -55,12 +55,21 @@ def plan(request: PlanRequest) -> PlanDocument:
     rows: list[Row] = []
     baselines: list[Row] = []
     devices = [resolve(request, model, hardware, options) for hardware in request.hardware]
+    refused: list[str] = []
     for device in devices:
-        rows.extend(answer(device))
+        try:
+            rows.extend(answer(device))
+        except CapacityError as error:
+            if len(devices) == 1:
+                raise
+            refused.append(str(error))
+            continue
         baselines.extend(best_autoregressive(device))
     if not rows:
-        raise _too_slow(request)
-    return PlanDocument(_document(request, devices, rows, baselines, lacking))
+        raise CapacityError("; ".join(refused)) if refused else _too_slow(request)
+    document = _document(request, devices, rows, baselines, lacking)
+    document["notes"].extend(refused)
+    return PlanDocument(document)
 
 
 def _too_slow(request: PlanRequest) -> CapacityError:
@@ -95,13 +104,17 @@ def _objective(row: Row) -> tuple[bool, bool, float]:
 
 
 def _ranked(drafted: list[Row]) -> list[Row]:
-    """Best first. Rows whose acceptance comes from different sources are ranked by the lower end of their interval,
-    which holds that difference."""
-    several = len({row["acceptance_source"] for row in drafted}) > 1
+    """Best first. Sources of acceptance are ranked by the best lower end of an interval that each reaches, which holds
+    their difference; rows of one source by what they are expected to do."""
+    reached: dict[str, float] = {}
+    for row in drafted:
+        if row["fits"] and row["within_limits"]:
+            low = row["tokens_per_s_per_gpu"] * row["speedup_low"] / row["speedup"]
+            reached[row["acceptance_source"]] = max(reached.get(row["acceptance_source"], 0.0), low)
 
-    def key(row: Row) -> tuple[bool, bool, float]:
+    def key(row: Row) -> tuple[bool, bool, float, float]:
         within, fits, rate = _objective(row)
-        return within, fits, rate * (row["speedup_low"] / row["speedup"] if several else 1.0)
+        return within, fits, reached.get(row["acceptance_source"], 0.0), rate
 
     return sorted(drafted, key=key, reverse=True)
 
@@ -281,6 +294,13 @@ def _notes(device: Device, devices: list[Device], best: Row, drafted: list[Row])
         if option.method == "full" and limit < best["context_len"]:
             notes.append(
                 f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow this context"
+            )
+    for option in device.options:
+        measured, asked = option.acceptance, device.request.sampling.temperature
+        if measured is not None and measured.temperature is not None and measured.temperature != asked:
+            notes.append(
+                f"acceptance of {option.draft}/{option.method} was measured at temperature {measured.temperature:g}, "
+                f"not {asked:g}"
             )
     if not device.engine.fitted_on:
         notes.append(

@@ -204,6 +204,26 @@ def test_several_devices_are_answered_side_by_side() -> None:
     assert document["best"]["hardware"] == document["hardware"]
 
 
+def test_a_device_that_is_too_small_is_noted_beside_one_that_is_not() -> None:
+    request = PlanRequest(
+        model="llama-3.1-70b",
+        hardware=("l4-24gb", "h200-sxm-141gb"),
+        batch_sizes=(4,),
+        context_lens=(8192,),
+        tp_size=4,
+        acceptance_rate=0.8,
+    )
+    document = plan(request).document
+    assert {row["hardware"] for row in document["best_by_case"]} == {"h200-sxm-141gb"}
+    assert any("does not fit on 4 x l4-24gb" in note for note in document["notes"])
+
+
+def test_acceptance_measured_at_another_temperature_is_noted() -> None:
+    greedy = msgspec.structs.replace(STREAMING, temperature=0.0)
+    notes = plan(PlanRequest(**{**CASE, "acceptance": (greedy,)}, draft="self")).document["notes"]
+    assert any("measured at temperature 0, not 1" in note for note in notes)
+
+
 def test_a_static_batch_is_slower_than_the_steady_state_when_sequences_differ() -> None:
     spread = msgspec.structs.replace(STREAMING, spread=0.05)
     best = plan(PlanRequest(**{**CASE, "acceptance": (spread,)}, gen_len=256)).best

@@ -83,7 +83,7 @@ def test_speedup_rises_with_the_context_and_with_acceptance() -> None:
 
 def test_at_long_context_the_ratio_tends_to_tokens_per_step_over_verification() -> None:
     """As S grows drafts and overheads vanish beside the KV reads, which verification does once: speedup -> E."""
-    p = step(context=3e7, batch=256)
+    p = step(engine=msgspec.structs.replace(ENGINE, verify_attention_factor=1.0), context=3e7, batch=256)
     assert float(p.speedup) == pytest.approx(float(p.expected_tokens_per_step), rel=0.03)
 
 
