@@ -219,6 +219,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps-scale", type=float, default=1.0, help="scales every stage's steps (for a trial run)")
     parser.add_argument("--save-every", type=int, default=500)
+    parser.add_argument("--stop-after", type=int, help="stop at this step of the schedule (the shipped weights: 3500)")
     arguments = parser.parse_args()
 
     torch.manual_seed(arguments.seed)
@@ -265,7 +266,7 @@ def main() -> None:
                     f"step {step} length {stage.length} loss {running:.3f} {time.monotonic() - started:.0f} s",
                     flush=True,
                 )
-            if step % arguments.save_every == 0 or step == total:
+            if step % arguments.save_every == 0 or step in (total, arguments.stop_after):
                 note = {
                     "seed": arguments.seed,
                     "steps": step,
@@ -276,6 +277,8 @@ def main() -> None:
                 }
                 save(model, tokenizer, arguments.output, note)
                 print(json.dumps(note), flush=True)
+            if step == arguments.stop_after:
+                return
 
 
 if __name__ == "__main__":
