@@ -67,6 +67,6 @@ def load_report_data(records: list[Path], plan: Path | None, profile: Path | Non
         load_plan(plan) if plan is not None else None,
         profile=load_profile(profile) if profile is not None else None,
         title=title,
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=shlex.join(["magicdec", *sys.argv[1:]]),
         sources=[str(path) for path in records],
     )

@@ -130,6 +130,8 @@ def when_not(data: ReportData, reference: Record) -> str:
         never = [b for b, row in zip(grid["batch_sizes"], grid["gamma"], strict=True) if not any(row)]
         starts = dict(zip(grid["batch_sizes"], grid.get("break_even_context") or [], strict=False))
         parts = []
+        if len(never) == len(grid["batch_sizes"]):
+            return "It pays at no batch size and context that was planned."
         if never:
             longest = thousands(max(grid["context_lens"]))
             parts.append(f"at batch {_listing(never)}, where it pays at no context up to {longest}")

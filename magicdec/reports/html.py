@@ -91,7 +91,6 @@ def _chart_view(chart: Chart) -> dict[str, Any]:
         "title": chart.title,
         "caption": chart.caption,
         "svg": svg,
-        "wide": chart.wide,
         "table": _table_view(chart.table),
         "slider": _slider(chart) if chart.name == "gamma" else None,
     }

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
+from magicdec.units import KIB
+
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
@@ -36,7 +38,14 @@ LIMIT_NAMES = {
     "link": "the link",
     "overhead": "overhead",
 }
-PHASE_COLOURS = {"autoregressive": GREY, "draft": BLUE, "verify": RED, "accept": GREEN, "other": OCHRE}
+PHASE_COLOURS = {
+    "autoregressive": GREY,
+    "draft": BLUE,
+    "verify": RED,
+    "accept": GREEN,
+    "upkeep": PURPLE,
+    "other": OCHRE,
+}
 FIGURE_WIDTH_IN = 4.7
 
 RC: Any = {
@@ -110,6 +119,13 @@ def thousands(value: float) -> str:
 
 def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f}\u202f%"
+
+
+def compact_tokens(value: float) -> str:
+    """A token count for an axis: 512, 4k, 128k (k is 1024 where that divides it)."""
+    if value >= KIB and value % KIB == 0:
+        return f"{value / KIB:.0f}k"
+    return thousands(value)
 
 
 def raw_svg(figure: Figure) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from magicdec.records import Record
 from magicdec.reports.data import describe, is_speculative
+from magicdec.reports.style import GAMMA
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def print_run(results: Sequence[Record], console: Console) -> None:
         f"[bold]{first.model}[/bold] on {first.device or 'cpu'} ({first.dtype}), batch {first.batch_size}, "
         f"context {first.context_len}, temperature {first.temperature:g}"
     )
-    names = ("tokens/s", "step", "draft", "verify", "accept", "tok/step", "speedup")
+    names = ("tok/s", "step", "draft", "verify", "accept", "tok/step", "speedup")
     _print_table(console, ("configuration", *names), [_run_row(record) for record in results])
     for record in results:
         for line in _run_details(record):
@@ -79,7 +80,7 @@ def _run_row(record: Record) -> list[str]:
     draft = record.draft_step_s * record.gamma if speculative and record.draft_step_s is not None else None
     tokens = record.expected_tokens_per_step
     return [
-        describe(record),
+        describe(record, symbol=GAMMA),
         f"{record.tokens_per_s:.0f}" if record.tokens_per_s is not None else "",
         seconds(record.step_s),
         seconds(draft),
@@ -93,7 +94,7 @@ def _run_row(record: Record) -> list[str]:
 def _run_details(record: Record) -> Iterable[str]:
     if not is_speculative(record):
         return
-    name = describe(record)
+    name = describe(record, symbol=GAMMA)
     if record.acceptance_by_position:
         yield f"{name}: accepted by position {' '.join(f'{rate:.2f}' for rate in record.acceptance_by_position)}"
     if record.acceptance_histogram and (total := sum(record.acceptance_histogram)):
@@ -165,11 +166,10 @@ def _cell(name: str, value: object) -> str:
 
 def _print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Numbers to the right. Where it does not fit the terminal, the headings wrap and the first column with them."""
-    from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, head in enumerate(heads):
         texts = [row[i] for row in rows]
         words = all(not text or not (text[0].isdigit() or text[0] in "-+") for text in texts) or i == 0

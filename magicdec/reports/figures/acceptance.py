@@ -66,21 +66,29 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
     lower.set_xticks(gammas)
     _legend(upper, bool(predicted), bool(measured))
     best = max((r for r in (predicted or measured)), key=lambda r: r.speedup or 0)
-    tokens = f"{best.expected_tokens_per_step:.1f} tokens per step" if best.expected_tokens_per_step else "most"
     rows = _gamma_rows(gammas, predicted, measured)
-    caption = (
-        f"{_setting(reference)}. Line: predicted"
-        + (", with its 90 % interval" if any(r.speedup_low for r in predicted) else "")
-        + ("; points: measured, with the lowest and highest repetition." if measured else ".")
-    )
+    parts = []
+    if predicted:
+        parts.append("Line: predicted" + (", with its 90 % interval" if any(r.speedup_low for r in predicted) else ""))
+    if measured:
+        parts.append("Points: measured, with the lowest and highest repetition")
+    caption = ". ".join([_setting(reference), *parts]) + "."
     return Chart(
         name="gamma",
-        title=f"γ = {best.gamma} pays most: {tokens}, {best.speedup or 0:.2f}× as fast",
+        title=_gamma_title(best),
         caption=caption,
         figure=figure,
         tips=tips.texts,
         table=Table(name="gamma-values", title="By γ", columns=_GAMMA_COLUMNS, rows=rows),
     )
+
+
+def _gamma_title(best: Record) -> str:
+    speedup = best.speedup or 0.0
+    if speedup <= 1:
+        return f"No γ pays here: the best, γ = {best.gamma}, runs at {speedup:.2f}×"
+    tokens = f"{best.expected_tokens_per_step:.1f} tokens per step, " if best.expected_tokens_per_step else ""
+    return f"γ = {best.gamma} pays most: {tokens}{speedup:.2f}× as fast"
 
 
 _GAMMA_COLUMNS = (
@@ -185,7 +193,6 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     axes[0].legend(loc="best")
     if histograms:
         _histogram(axes[1], histograms, tips)
-    first = chosen[0].acceptance_by_position or [0.0]
     columns = (
         Column(name="configuration", title="Configuration"),
         Column(name="position", title="Position", kind="integer"),
@@ -197,7 +204,7 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     )
     return Chart(
         name="positions",
-        title=_position_title(chosen[0].gamma, first),
+        title=_position_title(chosen[0]),
         caption=(
             "Rate at which a drafted token is accepted, given that all before it in its block were. Bars: 95 % "
             "binomial intervals (blocks of one sequence resemble each other, so the true ones are wider). "
@@ -209,14 +216,15 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     )
 
 
-def _position_title(gamma: int, rates: Sequence[float]) -> str:
-    if len(rates) < 2 or gamma < 2:
-        return f"{percent(rates[0])} of first drafted tokens are accepted"
-    change = rates[-1] - rates[0]
-    trend = (
-        "stays level with depth" if abs(change) < 0.03 else ("rises with depth" if change > 0 else "falls with depth")
-    )
-    return f"Acceptance {trend}: {percent(rates[0])} at the first position, {percent(rates[-1])} at position {gamma}"
+def _position_title(row: Record) -> str:
+    """Says that acceptance rises or falls only where the intervals of the first and the last position are apart."""
+    rates, trials = row.acceptance_by_position or [0.0], row.acceptance_trials_by_position or []
+    first = f"{percent(rates[0])} of first drafted tokens are accepted"
+    if len(rates) < 2 or len(trials) < len(rates) or not trials[-1]:
+        return first
+    (low, high), (last_low, last_high) = wilson(rates[0], trials[0]), wilson(rates[-1], trials[-1])
+    trend = "and more" if last_low > high else ("but fewer" if last_high < low else "and about as many")
+    return f"{first}, {trend} of those that reach position {len(rates)}: {percent(rates[-1])}"
 
 
 def _deepest_per_method(rows: Sequence[Record], reference: Record | None) -> list[Record]:

@@ -21,7 +21,6 @@ class Chart:
     figure: Figure
     table: Table
     tips: dict[str, str] = field(default_factory=dict)
-    wide: bool = False
 
     @property
     def alt(self) -> str:

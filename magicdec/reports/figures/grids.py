@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Any
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, describe, is_speculative
 from magicdec.reports.figures.chart import Chart
-from magicdec.reports.style import GAMMA, GREY, GRID, INK, MUTED, PAPER, RED, Tips, new_figure, percent, thousands
+from magicdec.reports.style import (
+    GAMMA,
+    GREY,
+    GRID,
+    INK,
+    MUTED,
+    PAPER,
+    RED,
+    Tips,
+    compact_tokens,
+    new_figure,
+    percent,
+    thousands,
+)
 from magicdec.reports.tables import Column, Table, Value
 from magicdec.units import MILLI, format_seconds
 
@@ -32,11 +45,12 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     tips = Tips("heatmap")
     rows: list[tuple[Value, ...]] = []
     reach = max(abs(math.log(s)) for s, _ in cells.values()) or 0.01
+    size = 8.5 if len(contexts) <= 6 else 7.0
     for (b, c), (speedup, gamma) in cells.items():
         rows.append((batches[b], contexts[c], speedup, gamma))
-        _draw_cell(axes, b, c, (speedup, gamma), max(reach, math.log(1.25)), tips, (batches[b], contexts[c]))
+        _draw_cell(axes, b, c, (speedup, gamma), max(reach, math.log(1.25)), tips, (batches[b], contexts[c]), size)
     _break_even(axes, cells, len(batches), len(contexts))
-    axes.set_xticks(range(len(contexts)), labels=[thousands(c) for c in contexts])
+    axes.set_xticks(range(len(contexts)), labels=[compact_tokens(c) for c in contexts])
     axes.set_yticks(range(len(batches)), labels=[str(b) for b in batches])
     axes.set(xlabel="context length (tokens)", ylabel="batch size", xlim=(-0.5, len(contexts) - 0.5))
     axes.set_ylim(-0.5, len(batches) - 0.5)
@@ -62,7 +76,6 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
         figure=figure,
         tips=tips.texts,
         table=Table(name="heatmap", title="Speedup by batch and context", columns=columns, rows=tuple(rows)),
-        wide=len(contexts) > 7,
     )
 
 
@@ -98,7 +111,9 @@ def _record_grid(data: ReportData) -> Grid | None:
     return None
 
 
-def _draw_cell(axes: Axes, b: int, c: int, cell: Cell, reach: float, tips: Tips, place: tuple[int, int]) -> None:
+def _draw_cell(
+    axes: Axes, b: int, c: int, cell: Cell, reach: float, tips: Tips, place: tuple[int, int], size: float
+) -> None:
     from matplotlib.colors import LinearSegmentedColormap, to_hex
     from matplotlib.patches import Rectangle
 
@@ -112,9 +127,9 @@ def _draw_cell(axes: Axes, b: int, c: int, cell: Cell, reach: float, tips: Tips,
     ink = CELL_PAPER if dark else CELL_INK
     if not gamma:
         patch.set_facecolor(GRID)
-        axes.text(c, b, "off", ha="center", va="center", color=MUTED, fontsize=8.5)
+        axes.text(c, b, "off", ha="center", va="center", color=MUTED, fontsize=size)
         return
-    axes.text(c, b + 0.1, f"{speedup:.2f}×", ha="center", va="center", color=ink, fontsize=8.5)
+    axes.text(c, b + 0.1, f"{speedup:.2f}×", ha="center", va="center", color=ink, fontsize=size)
     axes.text(c, b - 0.24, f"γ {gamma}", ha="center", va="center", color=ink, fontsize=6.5)
 
 

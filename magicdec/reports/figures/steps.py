@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,21 +48,23 @@ def step_phases(data: ReportData) -> Chart | None:
     if reference is None:
         return None
     bars: list[Bar] = []
+    totals: list[float] = []
     for word, rows in (("measured", data.measured), ("predicted", data.predicted)):
         row = next((r for r in rows if _same(r, reference)), None)
         if row is None or row.autoregressive_step_s is None or _phases(row) is None:
             continue
         bars.append((f"autoregressive\n{word}", {"autoregressive": row.autoregressive_step_s}))
         bars.append((f"speculative\n{word}", _phases(row) or {}))
+        totals += [row.autoregressive_step_s, (row.step_s or 0.0) / (row.expected_tokens_per_step or 1.0)]
     if not bars:
         return None
     figure, (axes,) = new_figure(height=1.15 + 0.5 * len(bars))
     tips = Tips("phases")
-    table = _stack(axes, bars, PHASE_COLOURS, tips)
+    table = _stack(axes, bars, PHASE_COLOURS, tips, totals)
     axes.set(xlabel="time per token and sequence (ms)")
     _key(axes, [p for p in PHASE_COLOURS if any(p in parts for _, parts in bars)], PHASE_COLOURS)
-    ar, spec = sum(bars[0][1].values()), sum(bars[1][1].values())
-    share = bars[1][1].get("verify", 0.0) / spec
+    ar, spec = totals[:2]
+    share = bars[1][1].get("verify", 0.0) / sum(bars[1][1].values())
     tokens = reference.expected_tokens_per_step or 1.0
     return Chart(
         name="phases",
@@ -72,7 +75,8 @@ def step_phases(data: ReportData) -> Chart | None:
         caption=(
             f"A speculative step drafts {reference.gamma} tokens, verifies them in one pass and "
             f"emits {tokens:.2f} tokens; its time is divided by these. Batch {reference.batch_size}, context "
-            f"{reference.context_len}. Measured phases are timed apart, with fences that the full step does not have."
+            f"{reference.context_len}. Measured phases are timed apart, with fences that the full step, whose "
+            "time stands at the bar, does not have."
         ),
         figure=figure,
         tips=tips.texts,
@@ -100,12 +104,15 @@ def _phases(row: Record) -> dict[str, float] | None:
     if not tokens or step is None or row.draft_step_s is None or row.verify_step_s is None:
         return None
     parts = {"draft": row.gamma * row.draft_step_s, "verify": row.verify_step_s, "accept": row.accept_step_s or 0.0}
+    parts["upkeep"] = (row.breakdown_s or {}).get("upkeep", 0.0)
     parts["other"] = max(step - sum(parts.values()), 0.0)
     return {name: value / tokens for name, value in parts.items() if value > 0}
 
 
-def _stack(axes: Axes, bars: Sequence[Bar], colours: Mapping[str, str], tips: Tips) -> list[tuple[Value, ...]]:
-    """Stacked horizontal bars in milliseconds, with the total at the end of each."""
+def _stack(
+    axes: Axes, bars: Sequence[Bar], colours: Mapping[str, str], tips: Tips, totals: Sequence[float] | None = None
+) -> list[tuple[Value, ...]]:
+    """Stacked horizontal bars in milliseconds, with the total at the end of each (by default that of its parts)."""
     table: list[tuple[Value, ...]] = []
     longest = max(sum(parts.values()) for _, parts in bars)
     for i, (label, parts) in enumerate(bars):
@@ -119,7 +126,14 @@ def _stack(axes: Axes, bars: Sequence[Bar], colours: Mapping[str, str], tips: Ti
                           color=ON_COLOUR, fontsize=7.5)  # fmt: skip
             table.append((label.replace("\n", ", "), name, value))
             left += value
-        axes.text((left + 0.015 * longest) / MILLI, i, format_seconds(left), va="center", fontweight="bold", fontsize=8)
+        axes.text(
+            (left + 0.015 * longest) / MILLI,
+            i,
+            format_seconds(totals[i] if totals else left),
+            va="center",
+            fontweight="bold",
+            fontsize=8,
+        )
     axes.set_yticks(range(len(bars)), labels=[label for label, _ in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set_xlim(0, 1.17 * longest / MILLI)
@@ -134,8 +148,8 @@ def _key(axes: Axes, names: Sequence[str], colours: Mapping[str, str], titles: M
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.legend(
-        handles=handles, loc="outside upper left", ncols=5, handlelength=1, handleheight=1, columnspacing=1.2,
-        borderaxespad=0.1,
+        handles=handles, loc="outside upper left", ncols=6, fontsize=7.5, handlelength=1, handleheight=1,
+        columnspacing=1.0, borderaxespad=0.1,
     )  # fmt: skip
 
 
@@ -214,16 +228,20 @@ def roofline(data: ReportData) -> Chart | None:
     figure, (axes,) = new_figure(height=3.7)
     tips = Tips("roofline")
     table: list[tuple[Value, ...]] = []
-    for part, colour, op, intensity, rate in points:
+    for part, colour, op, intensity, rate, ceiling in points:
         marker = MARKERS[[p for p, _ in _PASSES].index(part)]
+        if ceiling is not None:
+            axes.plot([intensity, intensity], [rate / GIGA, ceiling / GIGA], color=colour, lw=0.8, alpha=0.6)
+            axes.plot(intensity, ceiling / GIGA, "_", color=colour, ms=7)
         (mark,) = axes.plot(intensity, rate / GIGA, marker, color=colour, mec=PAPER, mew=0.5)
         tips.add(mark, f"{op}, {part}: {intensity:.3g} FLOP/byte, {format_rate(rate, 'FLOP')}")
-        table.append((part, op, intensity, rate))
+        table.append((part, op, intensity, rate, ceiling))
     for i, (part, colour) in enumerate(_PASSES):
         if any(p[0] == part for p in points):
             axes.plot([], [], MARKERS[i], color=colour, ls="none", label=part)
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")
     _ceilings(axes, data, [p[3] for p in points])
+    _whole_decades(axes)
     axes.legend(loc="lower right")
     attention = [p[3] for p in points if "attention" in p[2] and p[0] == "verify"]
     columns = (
@@ -231,28 +249,49 @@ def roofline(data: ReportData) -> Chart | None:
         Column(name="op", title="Operation"),
         Column(name="flops_per_byte", title="FLOP/byte", kind="number"),
         Column(name="flops_per_s", title="FLOP/s", kind="rate"),
+        Column(name="ceiling_flops_per_s", title="Datasheet allows", kind="rate"),
     )
+    caption = "Each mark is one operation of a pass as predicted, the tick on its stem what the datasheet allows."
+    if len(axes.lines) and data.profile:
+        caption += " Solid line: the device's nominal ceiling; dashed: as calibrated."
     title = "How near each operation comes to the device's ceilings"
     if attention:
         title = f"Verification's attention does {max(attention):.2g} FLOP per byte of what it reads"
     return Chart(
         name="roofline",
         title=title,
-        caption="Each mark is one operation of a pass as predicted. Solid: nominal ceiling; dashed: as calibrated.",
+        caption=caption,
         figure=figure,
         tips=tips.texts,
         table=Table(name="roofline", title="Operations on the roofline", columns=columns, rows=tuple(table)),
     )
 
 
-def _roofline_points(breakdown: Mapping[str, Any]) -> list[tuple[str, str, str, float, float]]:
+RooflinePoint = tuple[str, str, str, float, float, float | None]
+
+
+def _roofline_points(breakdown: Mapping[str, Any]) -> list[RooflinePoint]:
     points = []
     for part, colour in _PASSES:
         for op in breakdown.get(part) or []:
             flops, size, time_s = (float(op.get(n) or 0) for n in ("flops", "bytes", "time_s"))
             if flops > 0 and size > 0 and time_s > 0 and op.get("bound_by") != "link":
-                points.append((part, colour, str(op.get("op", "")), flops / size, flops / time_s))
+                ceiling_s = float(op.get("ceiling_s") or 0)
+                ceiling = flops / ceiling_s if ceiling_s > 0 else None
+                points.append((part, colour, str(op.get("op", "")), flops / size, flops / time_s, ceiling))
     return points
+
+
+def _whole_decades(axes: Axes) -> None:
+    """Ends logarithmic axes at powers of ten and labels nothing between."""
+    from matplotlib.ticker import NullFormatter
+
+    for axis, (low, high), set_limits in (
+        (axes.xaxis, axes.get_xlim(), axes.set_xlim),
+        (axes.yaxis, axes.get_ylim(), axes.set_ylim),
+    ):
+        set_limits(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def _ceilings(axes: Axes, data: ReportData, intensities: Sequence[float]) -> None:
