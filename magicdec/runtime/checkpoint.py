@@ -58,7 +58,8 @@ class CheckpointDirectory:
                 f"{self._directory}: tensor {name} has shape {list(found)}, but its config.json calls for {list(shape)}"
             )
         part = view[rows] if len(shape) == 1 else view[rows, columns]
-        return part.to(self._device, self._dtype)
+        # Into memory of torch's own alignment, whatever the file's.
+        return torch.empty(part.shape, device=self._device, dtype=self._dtype).copy_(part)
 
 
 def _shard_files(directory: Path) -> list[Path]:

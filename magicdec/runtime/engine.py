@@ -167,17 +167,30 @@ class Engine:
 
         Returns this shard's logits [B, T, V]. Lengths do not change: `advance` says how much of it stays.
         """
-        attention = DecodePass(
+        return self.model.logits(tokens_BT, self._decode_pass(tokens_BT.shape[1], observer, write))
+
+    def first_bad_layer(self, tokens_BT: Tensor) -> int | None:
+        """The first layer whose output holds NaN or infinity in a repetition of this pass; None when none does."""
+        bad: list[int] = []
+
+        def inspect(layer: int, hidden_BTH: Tensor) -> None:
+            if not bad and not bool(hidden_BTH.isfinite().all()):
+                bad.append(layer)
+
+        self.model.hidden(tokens_BT, self._decode_pass(tokens_BT.shape[1], None, True), inspect)
+        return bad[0] if bad else None
+
+    def _decode_pass(self, num_tokens: int, observer: AttentionObserver | None, write: bool) -> DecodePass:
+        return DecodePass(
             self.cache,
             lengths_B=self.lengths_B,
             host_lengths=self.host_lengths,
-            num_tokens=tokens_BT.shape[1],
+            num_tokens=num_tokens,
             window=self.model.spec.sliding_window,
             workspace=self.workspace,
             observer=observer,
             write=write,
         )
-        return self.model.logits(tokens_BT, attention)
 
     @torch.inference_mode()
     def probe(self, num_tokens: int, observer: AttentionObserver, *, num_back: int) -> None:

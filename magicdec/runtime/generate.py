@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from magicdec.errors import CapacityError, ConfigError
+from magicdec.errors import CapacityError, ConfigError, MagicdecError
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.sampling import UniformStream
@@ -28,6 +28,10 @@ from magicdec.runtime.verification import Outcome, Proposal, verify
 from magicdec.specs.speculation import SamplingSpec
 
 INACTIVE = -1
+
+
+class NumericalError(MagicdecError):
+    """The model computed something that is not a finite number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +213,12 @@ class _Decoder:
             simulated_rates_T=self._simulated_T,
         )
         emitted_BT = self._emitted(proposal, outcome)
-        host = torch.cat((emitted_BT, outcome.num_accepted_B[:, None]), dim=1).cpu().numpy()
-        emitted, num_accepted = host[:, :-1], host[:, -1]
+        is_bad_B = ~logits_BTV.sum(dim=(1, 2), dtype=torch.float32).isfinite()
+        packed = torch.cat((emitted_BT, outcome.num_accepted_B[:, None], is_bad_B[:, None]), dim=1)
+        host = packed.cpu().numpy()
+        emitted, num_accepted = host[:, :-2], host[:, -2]
+        if host[:, -1].any():
+            self._stop_at_bad_logits(block_BT, sequences[host[:, -1].astype(bool)])
         timer.lap("accept")
         if self._drafter is not None:
             self._drafter.accept(outcome, num_accepted, gamma)
@@ -226,6 +234,14 @@ class _Decoder:
         if proposal is None:
             return next_B1
         return F.pad(proposal.tokens_BT, (0, 1)).scatter_(1, outcome.num_accepted_B[:, None], next_B1)
+
+    def _stop_at_bad_logits(self, block_BT: Tensor, sequences: np.ndarray) -> None:
+        layer = self._engine.first_bad_layer(block_BT)
+        raise NumericalError(
+            f"logits of {self._engine.model.spec.name} are not finite at step {len(self._num_accepted)} in sequence(s) "
+            f"{', '.join(map(str, sequences))}; first in {'the head' if layer is None else f'layer {layer}'}; "
+            "check the weights, or use a wider dtype"
+        )
 
     def _record(self, sequences: np.ndarray, emitted: np.ndarray, num_accepted: np.ndarray) -> None:
         """Stores the emitted tokens, and retires the sequences that have ended."""

@@ -9,6 +9,7 @@ V vocabulary of this shard; the 2 is (key, value).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,14 +86,18 @@ class Transformer:
     def dtype(self) -> torch.dtype:
         return self.norm.weight.dtype
 
-    def hidden(self, tokens_BT: Tensor, attention: AttentionPass) -> Tensor:
-        """The last layer's output after the final norm, [B, T, H]."""
+    def hidden(
+        self, tokens_BT: Tensor, attention: AttentionPass, inspect: Callable[[int, Tensor], None] | None = None
+    ) -> Tensor:
+        """The last layer's output after the final norm, [B, T, H]. `inspect` is shown each layer's output."""
         rotation = self.rotary[attention.positions_BT]
         hidden_BTH = self.embedding(tokens_BT)
         for index, layer in enumerate(self.layers):
             query_BTAD, kv_BT2KD = self._query_and_kv(layer, layer.input_norm(hidden_BTH), rotation)
             hidden_BTH = hidden_BTH + layer.output(attention.attend(index, query_BTAD, kv_BT2KD))
             hidden_BTH = hidden_BTH + layer.mlp(layer.post_attention_norm(hidden_BTH))
+            if inspect is not None:
+                inspect(index, hidden_BTH)
         return self.norm(hidden_BTH)
 
     def logits(self, tokens_BT: Tensor, attention: AttentionPass) -> Tensor:

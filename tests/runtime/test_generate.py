@@ -1,0 +1,159 @@
+"""The decoding loop: stops, limits, what is counted, simulated acceptance, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.generate import DecodeOptions, DecodeResult, NumericalError, decode
+from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.weights import load_model
+from magicdec.specs.speculation import SamplingSpec
+from tests.runtime.conftest import tiny_spec
+from tests.runtime.drafts import DRAFTS
+
+BATCH = 6
+
+
+@pytest.fixture
+def engine(tiny_model: Transformer) -> Engine:
+    engine = Engine(tiny_model, batch_size=BATCH, max_len=200)
+    engine.prefill([[1 + i] * (4 + 5 * i) for i in range(BATCH)])
+    return engine
+
+
+def speculate(engine: Engine, options: DecodeOptions, *, seed: int = 0) -> DecodeResult:
+    drafter = build_drafter(DRAFTS["streamingllm"], engine)
+    return decode(engine, drafter, SamplingSpec(temperature=1.0, seed=seed), options)
+
+
+def test_each_sequence_stops_at_its_own_limit_or_end_token(engine: Engine) -> None:
+    """No sequence is longer than its limit; the end token ends one and is its last."""
+    limits = [1, 2, 30, 70, 5, 100]
+    result = speculate(engine, DecodeOptions(gamma=4, max_new_tokens=limits, eos_token_ids=(9, 33)))
+    for tokens, limit in zip(result.tokens, limits, strict=True):
+        assert len(tokens) <= limit
+        ends = [i for i, token in enumerate(tokens) if token in (9, 33)]
+        assert ends in ([], [len(tokens) - 1])
+        assert ends or len(tokens) == limit
+    assert any(len(t) < limit for t, limit in zip(result.tokens, limits, strict=True))
+
+
+def test_counts_agree_with_each_other(engine: Engine) -> None:
+    """Histogram, rates by position, tokens and steady state all follow from the accepted counts."""
+    result = speculate(engine, DecodeOptions(gamma=3, max_new_tokens=[40, 50, 60, 70, 80, 90]))
+    active = result.num_accepted >= 0
+    assert sum(result.histogram) == active.sum()
+    assert result.trials_by_position[0] == active.sum()
+    for position in range(3):
+        reached = result.num_accepted >= position
+        assert result.trials_by_position[position] == reached.sum()
+        assert result.accepted_by_position[position] == (result.num_accepted > position).sum()
+    emitted = np.where(active, result.num_accepted + 1, 0).sum(axis=0)
+    lengths = np.array([len(t) for t in result.tokens])
+    assert (lengths <= emitted).all()
+    assert (emitted - lengths <= 3).all()
+    first_end = int(active.sum(axis=0).min())
+    assert result.steady_steps == first_end
+    assert result.steady_elapsed_s == pytest.approx(result.step_s[:first_end].sum())
+    assert result.elapsed_s == pytest.approx(result.step_s.sum())
+    assert len(result.step_s) == result.num_steps == len(result.num_accepted)
+    assert not result.phases
+
+
+def test_stopping_with_the_first_end_makes_all_of_it_steady_state(engine: Engine) -> None:
+    result = speculate(engine, DecodeOptions(gamma=2, max_new_tokens=25, stop_when_first_ends=True))
+    assert result.steady_steps == result.num_steps
+    assert result.steady_tokens == result.num_tokens
+    assert max(map(len, result.tokens)) == 25
+    assert (result.num_accepted >= 0).all()
+
+
+def test_fences_give_every_phase_of_every_step(engine: Engine) -> None:
+    result = speculate(engine, DecodeOptions(gamma=2, max_new_tokens=12, fences=True))
+    assert set(result.phases) == {"draft", "verify", "accept", "upkeep"}
+    assert all(len(times) == result.num_steps for times in result.phases.values())
+    assert sum(map(sum, result.phases.values())) == pytest.approx(result.elapsed_s, rel=0.2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_simulated_acceptance_follows_the_given_rates(engine: Engine, temperature: float) -> None:
+    """Conditional rates by position; 5 standard errors (false alarm under 1e-5)."""
+    rates = [0.9, 0.5, 0.7]
+    sampling = SamplingSpec(temperature=temperature, seed=2)
+    options = DecodeOptions(gamma=3, max_new_tokens=150, simulate_acceptance=rates)
+    result = decode(engine, build_drafter(DRAFTS["streamingllm"], engine), sampling, options)
+    pairs = zip(result.acceptance_by_position, result.trials_by_position, rates, strict=True)
+    for measured, trials, rate in pairs:
+        assert trials > 50
+        assert abs(measured - rate) < 5 * (rate * (1 - rate) / trials) ** 0.5
+
+
+def test_on_step_hears_every_token(engine: Engine) -> None:
+    heard: list[list[int]] = [[] for _ in range(BATCH)]
+
+    def listen(sequences: np.ndarray, tokens: list[list[int]]) -> None:
+        for sequence, new in zip(sequences.tolist(), tokens, strict=True):
+            heard[sequence] += new
+
+    result = speculate(engine, DecodeOptions(gamma=3, max_new_tokens=[9, 8, 20, 3, 30, 11], on_step=listen))
+    assert heard == result.tokens
+
+
+def test_a_run_can_be_continued(engine: Engine) -> None:
+    """Greedy decoding in two calls gives what one gives."""
+    snapshot = engine.snapshot()
+    whole = decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=40)).tokens
+    engine.restore(snapshot)
+    for name in ("streamingllm", "snapkv", "topk", "ngram", "model"):
+        from tests.runtime.drafts import draft_model_for
+
+        engine.restore(snapshot)
+        drafter = build_drafter(DRAFTS[name], engine, draft_model_for(DRAFTS[name], 64))
+        first = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=60, max_steps=8))
+        second = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=60, max_steps=8))
+        for one, a, b in zip(whole, first.tokens, second.tokens, strict=True):
+            length = min(len(one), len(a) + len(b))
+            assert (a + b)[:length] == one[:length]
+
+
+def test_logits_that_are_not_finite_stop_the_run_and_name_step_and_layer() -> None:
+    """A NaN weight in layer 1 is found at step 0 in layer 1; in the head, in the head."""
+    good = load_model(tiny_spec(tie_word_embeddings=False), weights="random")
+    broken = load_model(tiny_spec(tie_word_embeddings=False), weights="random")
+    with torch.inference_mode():
+        broken.layers[1].mlp.down.weight[3, 4] = float("nan")
+    head = load_model(tiny_spec(tie_word_embeddings=False), weights="random")
+    with torch.inference_mode():
+        head.head.weight[5] = float("inf")
+    for model, message in ((broken, "step 0 .*layer 1"), (replace(good, head=head.head), "first in the head")):
+        engine = Engine(model, batch_size=2, max_len=40)
+        engine.prefill([[1, 2, 3], [4]])
+        with pytest.raises(NumericalError, match=message):
+            decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=5))
+
+
+def test_refusals_say_what_is_valid(tiny_model: Transformer, engine: Engine) -> None:
+    with pytest.raises(CapacityError, match="ask for at most 171 new tokens"):
+        decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=180))
+    with pytest.raises(ConfigError, match="needs a drafter"):
+        decode(engine, None, SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=5))
+    with pytest.raises(ConfigError, match="2 values of max_new_tokens for a batch of 6"):
+        decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=[5, 5]))
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        speculate(engine, DecodeOptions(gamma=2, max_new_tokens=5, simulate_acceptance=[1.5]))
+    with pytest.raises(CapacityError, match="1024 tokens of prompt and output"):
+        Engine(tiny_model, batch_size=1, max_len=1025)
+    small = Engine(tiny_model, batch_size=1, max_len=10)
+    with pytest.raises(CapacityError, match="prompt 0 has 11 tokens"):
+        small.prefill([[1] * 11])
+    with pytest.raises(ConfigError, match="outside the model's vocabulary of 64"):
+        small.prefill([[1, 64]])
+    with pytest.raises(ConfigError, match="2 prompts given for a batch of 1"):
+        small.prefill([[1], [2]])

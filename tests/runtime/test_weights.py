@@ -1,0 +1,125 @@
+"""Checkpoints that cannot be used are refused in one line; those in several files are read like those in one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from magicdec.errors import CheckpointError, ConfigError
+from magicdec.runtime.distributed import TensorParallel
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.weights import load_model
+from magicdec.specs.catalog import EMBEDDED_DIRECTORY
+from tests.runtime.conftest import FAMILIES, tiny_spec, write_checkpoint
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def checkpoint(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoints["llama-mha"], tmp_path / "copy"))
+
+
+def next_logits(directory: Path) -> torch.Tensor:
+    engine = Engine(load_model(directory), batch_size=1, max_len=16)
+    engine.prefill([[1, 2, 3, 4]])
+    return engine.forward(engine.pending_B[:, None])
+
+
+def test_several_files_are_read_like_one(tmp_path: Path) -> None:
+    """The same model saved in one file and in many gives the same logits."""
+    whole = write_checkpoint(tmp_path / "whole", FAMILIES["qwen3"])
+    parts = write_checkpoint(tmp_path / "parts", FAMILIES["qwen3"], max_shard_size="20KB")
+    assert len(list(parts.glob("*.safetensors"))) > 2
+    assert torch.equal(next_logits(parts), next_logits(whole))
+
+
+def test_a_missing_file_of_several_is_named(tmp_path: Path) -> None:
+    parts = write_checkpoint(tmp_path / "parts", FAMILIES["qwen3"], max_shard_size="20KB")
+    lost = sorted(parts.glob("*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(CheckpointError, match=lost.name):
+        load_model(parts)
+
+
+def test_a_half_precision_checkpoint_computes_in_single(checkpoint: Path) -> None:
+    tensors = load_file(checkpoint / WEIGHTS)
+    save_file({name: tensor.half() for name, tensor in tensors.items()}, checkpoint / WEIGHTS)
+    logits = next_logits(checkpoint)
+    assert logits.dtype == torch.float32
+    rounded = {name: tensor.half().float() for name, tensor in tensors.items()}
+    save_file(rounded, checkpoint / WEIGHTS)
+    assert torch.equal(next_logits(checkpoint), logits)
+
+
+def test_a_missing_tensor_is_named(checkpoint: Path) -> None:
+    tensors = load_file(checkpoint / WEIGHTS)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, checkpoint / WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(checkpoint)
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["intermediate_size"] = 84
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"gate_proj\.weight has shape \[80, 48\].*\[84, 48\]"):
+        load_model(checkpoint)
+
+
+@pytest.mark.parametrize("size", [0, 7, 500])
+def test_a_damaged_file_is_named(checkpoint: Path, size: int) -> None:
+    data = (checkpoint / WEIGHTS).read_bytes()
+    (checkpoint / WEIGHTS).write_bytes(data[:size])
+    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
+        load_model(checkpoint)
+
+
+def test_pickled_weights_are_never_loaded(checkpoint: Path) -> None:
+    (checkpoint / WEIGHTS).rename(checkpoint / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="never loaded"):
+        load_model(checkpoint)
+
+
+def test_a_catalog_model_without_weights_says_what_to_give() -> None:
+    with pytest.raises(CheckpointError, match="checkpoint directory, or random weights"):
+        load_model("llama-68m")
+
+
+def test_an_unknown_dtype_and_a_mixture_of_experts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown dtype 'float31'"):
+        load_model(tiny_spec(), weights="random", dtype="float31")
+    moe = tiny_spec(family="mixtral", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    with pytest.raises(ConfigError, match="mixture of experts"):
+        load_model(moe, weights="random")
+
+
+def test_random_weights_repeat_and_are_divided_consistently() -> None:
+    """The shards' rows, put together, are the whole model's."""
+    whole = load_model(tiny_spec(), weights="random", seed=1)
+    again = load_model(tiny_spec(), weights="random", seed=1)
+    assert torch.equal(whole.head.weight, again.head.weight)
+    shards = [load_model(tiny_spec(), weights="random", seed=1, tp=TensorParallel(rank=r, size=2)) for r in range(2)]
+    assert torch.equal(torch.cat([s.head.weight for s in shards]), whole.head.weight)
+    down = torch.cat([s.layers[0].mlp.down.weight for s in shards], dim=1)
+    assert torch.equal(down, whole.layers[0].mlp.down.weight)
+
+
+@pytest.mark.skipif(not (EMBEDDED_DIRECTORY / WEIGHTS).is_file(), reason="the embedded model is not there")
+def test_the_embedded_model_predicts_source_text() -> None:
+    """On a piece of Python its next-token loss is far below that of a uniform guess."""
+    from magicdec.runtime.prompts import load_tokenizer
+
+    tokenizer = load_tokenizer(EMBEDDED_DIRECTORY, vocab_size=2048)
+    ids = tokenizer.encode(Path(json.__file__).read_text()).ids[:400]
+    engine = Engine(load_model("embedded"), batch_size=1, max_len=512)
+    engine.prefill([ids[:1]])
+    logits = engine.forward(torch.tensor([ids[:-1]]))[0]
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]))
+    assert loss < 4.0  # uniform: 7.6
