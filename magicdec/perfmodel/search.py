@@ -57,7 +57,8 @@ def _batches(device: Device, lengths: Lengths) -> Array:
     largest = device.largest_batches(lengths).max(initial=0)
     if largest < 1:
         return np.zeros(0)
-    return np.unique(np.round(np.geomspace(1, min(largest, MAX_BATCH), NUM_SEARCHED_BATCHES)))
+    spaced = np.geomspace(1, min(largest, MAX_BATCH), NUM_SEARCHED_BATCHES)
+    return np.asarray(sorted({round(float(batch)) for batch in spaced}), dtype=np.float64)
 
 
 def _rows(

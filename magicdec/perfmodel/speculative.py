@@ -54,12 +54,32 @@ class StepPrediction:
     memory: Memory = field(repr=False)
     batch_size: Array
     expected_tokens_per_step: Array
-    autoregressive_step_s: Array
-    draft_step_s: Array
-    verify_step_s: Array
-    accept_step_s: Array
-    upkeep_step_s: Array
-    step_s: Array
+
+    @property
+    def autoregressive_step_s(self) -> Array:
+        return self.terms.autoregressive.total_s
+
+    @property
+    def draft_step_s(self) -> Array:
+        """One draft step."""
+        return self.terms.draft.total_s
+
+    @property
+    def verify_step_s(self) -> Array:
+        return self.terms.verify.total_s
+
+    @property
+    def accept_step_s(self) -> Array:
+        return self.terms.accept.total_s
+
+    @property
+    def upkeep_step_s(self) -> Array:
+        return self.terms.upkeep.total_s
+
+    @property
+    def step_s(self) -> Array:
+        """The whole speculative step."""
+        return self.terms.step_s
 
     @property
     def tpot_s(self) -> Array:
@@ -97,6 +117,20 @@ def _check(name: str, value: Any) -> None:
     inside = (array >= low) & (array <= high)
     if not np.all(inside):
         raise ConfigError(f"{name} must be between {low:g} and {high:g}, not {array[~inside].flat[0]:g}")
+
+
+def _tokens(
+    setup: Setup, acceptance: AcceptanceLaw | None, *, kv_len: Array, budget: Any, gamma: Any
+) -> tuple[Array, Array]:
+    """Expected tokens per step and the probability of full acceptance; 1 where nothing is drafted."""
+    if not np.any(gamma > 0):
+        return np.ones(()), np.ones(())
+    if acceptance is None:
+        spec = setup.speculation
+        raise ConfigError(f"draft {spec.draft} ({spec.draft_method}) needs an acceptance rate or profile")
+    read = draft_kv_tokens(setup, kv_len, budget)
+    rates = acceptance.conditional_rates(budget=read, context=kv_len, gamma_max=int(gamma.max()))
+    return tokens_per_step(rates, gamma)
 
 
 def predict(
@@ -142,16 +176,7 @@ def predict(
         gamma = np.zeros_like(gamma)
     context = np.asarray(context, dtype=np.float64)
     kv_len = context + np.asarray(gen_len, dtype=np.float64) / 2.0
-    expected: Array = np.ones(())
-    everything: Array = np.ones(())
-    if np.any(gamma > 0):
-        if acceptance is None:
-            raise ConfigError(
-                f"draft {speculation.draft} ({speculation.draft_method}) needs an acceptance rate or profile"
-            )
-        read = draft_kv_tokens(setup, kv_len, budget)
-        rates = acceptance.conditional_rates(budget=read, context=kv_len, gamma_max=int(gamma.max()))
-        expected, everything = tokens_per_step(rates, gamma)
+    expected, everything = _tokens(setup, acceptance, kv_len=kv_len, budget=budget, gamma=gamma)
     terms = step_terms(
         setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_tokens(setup, kv_len, budget), gamma=gamma,
         tp_size=tp_size, full_acceptance=everything,
@@ -170,12 +195,6 @@ def predict(
         memory=need,
         batch_size=np.asarray(batch, dtype=np.float64),
         expected_tokens_per_step=expected,
-        autoregressive_step_s=terms.autoregressive.total_s,
-        draft_step_s=terms.draft.total_s,
-        verify_step_s=terms.verify.total_s,
-        accept_step_s=terms.accept.total_s,
-        upkeep_step_s=terms.upkeep.total_s,
-        step_s=terms.step_s,
     )
 
 
