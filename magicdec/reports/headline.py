@@ -120,7 +120,8 @@ def _model(name: str) -> str:
 
 def _place(record: Record) -> str:
     place = f"batch {record.batch_size} and context {thousands(record.context_len)}"
-    return place + (f" on {record.hardware}" if record.hardware else "")
+    devices = f"{record.tp_size} × " if record.tp_size > 1 else ""
+    return place + (f" on {devices}{record.hardware}" if record.hardware else "")
 
 
 def when_not(data: ReportData, reference: Record) -> str:
@@ -137,7 +138,7 @@ def when_not(data: ReportData, reference: Record) -> str:
             parts.append(f"at batch {_listing(never)}, where it pays at no context up to {longest}")
         start = starts.get(reference.batch_size)
         if start and reference.batch_size not in never and start > min(grid["context_lens"]):
-            parts.append(f"below a context of {thousands(start)} at batch {reference.batch_size}")
+            parts.append(f"below a context of {_about(start)} at batch {reference.batch_size}")
         if parts:
             return f"Leave it off {'; and '.join(parts)}."
         if all(all(row) for row in grid["gamma"]):
@@ -155,6 +156,14 @@ def _loses(row: Record, rows: Sequence[Record]) -> bool:
     """No configuration at the row's batch and context gains."""
     place = (row.batch_size, row.context_len)
     return all((r.speedup or 0) < 1 for r in rows if is_speculative(r) and (r.batch_size, r.context_len) == place)
+
+
+def _about(tokens: float) -> str:
+    """Two significant digits: a break-even is not known better. Powers of two stay what they are."""
+    if float(tokens).is_integer() and int(tokens) & (int(tokens) - 1) == 0:
+        return thousands(tokens)
+    digits = len(str(round(tokens))) - 2
+    return f"about {thousands(round(tokens, -digits))}"
 
 
 def _listing(values: Sequence[object]) -> str:

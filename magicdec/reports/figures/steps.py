@@ -31,12 +31,15 @@ from magicdec.reports.style import (
     percent,
 )
 from magicdec.reports.tables import Column, Table, Value
-from magicdec.units import GIGA, MILLI, format_bytes, format_rate, format_seconds
+from magicdec.units import GIB, GIGA, MILLI, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Bar = tuple[str, dict[str, float]]
+FENCES = (
+    " Measured phases are timed apart, with fences that the full step, whose time stands at the bar, does not have."
+)
 
 
 # Phases --------------------------------------------------------------------------------------------------------------
@@ -75,8 +78,7 @@ def step_phases(data: ReportData) -> Chart | None:
         caption=(
             f"A speculative step drafts {reference.gamma} tokens, verifies them in one pass and "
             f"emits {tokens:.2f} tokens; its time is divided by these. Batch {reference.batch_size}, context "
-            f"{reference.context_len}. Measured phases are timed apart, with fences that the full step, whose "
-            "time stands at the bar, does not have."
+            f"{reference.context_len}." + (FENCES if any("measured" in label for label, _ in bars) else "")
         ),
         figure=figure,
         tips=tips.texts,
@@ -283,14 +285,16 @@ def _roofline_points(breakdown: Mapping[str, Any]) -> list[RooflinePoint]:
 
 
 def _whole_decades(axes: Axes) -> None:
-    """Ends logarithmic axes at powers of ten and labels nothing between."""
+    """Labels nothing but powers of ten on logarithmic axes, and shows two of them at least."""
     from matplotlib.ticker import NullFormatter
 
     for axis, (low, high), set_limits in (
         (axes.xaxis, axes.get_xlim(), axes.set_xlim),
         (axes.yaxis, axes.get_ylim(), axes.set_ylim),
     ):
-        set_limits(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
+        first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
+        if last - first < 1:
+            set_limits(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
         axis.set_minor_formatter(NullFormatter())
 
 
@@ -318,7 +322,7 @@ def _ceilings(axes: Axes, data: ReportData, intensities: Sequence[float]) -> Non
         format_rate(peak, "FLOP"), (high, peak / GIGA), xytext=(0, 4), textcoords="offset points", ha="right",
         fontsize=8, color=MUTED,
     )  # fmt: skip
-    axes.set_ylim(top=max(peak / GIGA * 4, axes.get_ylim()[1]))
+    axes.set_ylim(top=max(peak / GIGA * 2.5, axes.get_ylim()[1]))
 
 
 # Memory --------------------------------------------------------------------------------------------------------------
@@ -344,14 +348,14 @@ def memory_bar(data: ReportData) -> Chart | None:
     table: list[tuple[Value, ...]] = []
     for name, value in parts.items():
         title, colour = _MEMORY[name]
-        (bar,) = axes.barh(0, value / GIGA, left=left / GIGA, height=0.5, color=colour, lw=0)
+        (bar,) = axes.barh(0, value / GIB, left=left / GIB, height=0.5, color=colour, lw=0)
         tips.add(bar, f"{title}: {format_bytes(value)}, {percent(value / scale, 1)} of the memory")
         table.append((title, value))
         left += value
     if capacity:
-        axes.axvline(float(capacity) / GIGA, color=INK, lw=1.4)
+        axes.axvline(float(capacity) / GIB, color=INK, lw=1.4)
         table.append(("capacity", float(capacity)))
-    axes.set(xlabel="GB per device", xlim=(0, 1.05 * scale / GIGA), ylim=(-0.5, 0.5))
+    axes.set(xlabel="GiB per device", xlim=(0, 1.05 * scale / GIB), ylim=(-0.5, 0.5))
     axes.set_yticks([])
     axes.grid(visible=False, axis="y")
     _key(axes, [_MEMORY[n][0] for n in parts], dict(_MEMORY.values()))
