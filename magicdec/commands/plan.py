@@ -143,6 +143,8 @@ def _print_tables(document: dict[str, Any], why: bool) -> None:
     else:
         console.print(_candidates_table(document["candidates"]))
     console.print(_verdict(best))
+    if "speedup_static_batch" in best:
+        console.print(f"with a static batch, which waits for its slowest sequence: {best['speedup_static_batch']:.2f}x")
     if "prefill_share" in best:
         console.print(
             f"workload: prefill takes {best['prefill_share']:.0%} of the devices' time; "

@@ -54,7 +54,9 @@ class PlanDocument:
         """Autoregressive rows and candidates as one table with a header."""
         rows = [*self.document["autoregressive_rows"], *self.candidates]
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(
+            text, fieldnames=list({name: None for row in rows for name in row}), lineterminator="\n"
+        )
         writer.writeheader()
         writer.writerows(rows)
         return text.getvalue()

@@ -133,6 +133,7 @@ def _document(
     device = next(each for each in devices if each.hardware.name == best["hardware"])
     alone = _alone(device, best)
     alone["speedup_vs_best_autoregressive"] = best["speedup_vs_best_autoregressive"] / best["speedup"]
+    frontier = _pareto([row for row in rows if row["context_len"] == best["context_len"]])
     detail = _detail(device, best)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -145,7 +146,9 @@ def _document(
         "autoregressive": alone,
         "best_autoregressive": baselines,
         "best_by_case": _best_by_case(rows),
-        "pareto": _pareto(rows),
+        "pareto": frontier,
+        "best_latency": frontier[0] if frontier else None,
+        "best_throughput": frontier[-1] if frontier else None,
         "needs_acceptance": lacking,
         **detail,
         "gamma_table": _gamma_table(device, best),
@@ -250,15 +253,13 @@ def _best_by_case(rows: list[Row]) -> list[Row]:
 
 
 def _pareto(rows: list[Row]) -> list[Row]:
-    """Rows that no other of the same device and context beats in both latency and throughput per device."""
+    """Rows that no other beats in both latency and throughput per device, quickest first."""
     frontier: list[Row] = []
-    for case in {(row["hardware"], row["context_len"]): None for row in rows}:
-        same = [row for row in rows if (row["hardware"], row["context_len"]) == case and row["fits"]]
-        highest = 0.0
-        for row in sorted(same, key=lambda each: (each["tpot_s"], -each["tokens_per_s_per_gpu"])):
-            if row["tokens_per_s_per_gpu"] > highest:
-                highest = row["tokens_per_s_per_gpu"]
-                frontier.append(row)
+    highest = 0.0
+    for row in sorted(rows, key=lambda each: (each["tpot_s"], -each["tokens_per_s_per_gpu"])):
+        if row["fits"] and row["within_limits"] and row["tokens_per_s_per_gpu"] > highest:
+            highest = row["tokens_per_s_per_gpu"]
+            frontier.append(row)
     return frontier
 
 
