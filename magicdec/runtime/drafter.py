@@ -10,6 +10,7 @@ from magicdec.runtime.drafters.draft_model import DraftModelDrafter
 from magicdec.runtime.drafters.fewer_ranks import FewerRanksDrafter
 from magicdec.runtime.drafters.ngram import NgramDrafter
 from magicdec.runtime.drafters.snapkv import SnapKVDrafter
+from magicdec.runtime.drafters.sparse_model import SparseModelDrafter
 from magicdec.runtime.drafters.streaming_llm import StreamingLLMDrafter
 from magicdec.runtime.drafters.top_k import TopKDrafter
 from magicdec.runtime.engine import Engine
@@ -22,6 +23,7 @@ SELF_DRAFTERS: dict[str, Callable[[Engine, SpeculationSpec], Drafter]] = {
     "topk": TopKDrafter,
 }
 MODEL_DRAFTERS: dict[str, Callable[[Engine, SpeculationSpec, Transformer], Drafter]] = {
+    "streamingllm": SparseModelDrafter,
     "full": lambda engine, spec, model: DraftModelDrafter(engine, model),
 }
 

@@ -18,6 +18,9 @@ DRAFTS = {
     ),
     "topk": SpeculationSpec(draft="self", draft_method="topk", draft_budget=8, gamma=1),
     "ngram": SpeculationSpec(draft="ngram", draft_method="ngram", gamma=1),
+    "sparse-model": SpeculationSpec(
+        draft="small", draft_method="streamingllm", draft_budget=12, gamma=1, num_sink_tokens=2
+    ),
     "model": SpeculationSpec(draft="small", draft_method="full", gamma=1),
 }
 

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from magicdec.errors import ConfigError
+from magicdec.errors import CapacityError, ConfigError
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.drafters.compact import CompactDrafter
 from magicdec.runtime.drafters.snapkv import SnapKVDrafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-from tests.runtime.drafts import DRAFTS
+from tests.runtime.conftest import tiny_spec
+from tests.runtime.drafts import DRAFTS, small_draft
 
 LENGTHS = [3, 12, 13, 40, 57]
 
@@ -126,6 +128,39 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(tiny_model: Transf
         engine.restore(snapshot)
         result = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=limits))
         assert result.acceptance_by_position == [1.0] * 3
+
+
+def test_a_sparse_draft_model_sees_sinks_and_window_at_positions_in_its_cache(engine: Engine) -> None:
+    """At every step its first draft is what the draft model, given just the sinks and the window as a text of their own,
+    says next. (One layer: its keys and values do not depend on what else was in the cache when they were computed.)"""
+    model = small_draft(64)
+    drafter = build_drafter(DRAFTS["sparse-model"], engine, model)
+    assert drafter is not None
+    checked = 0
+    options = DecodeOptions(gamma=3, max_new_tokens=200, max_steps=1)
+    drafter.start(SamplingSpec())
+    drafter.start = lambda sampling: None  # type: ignore[method-assign]  # keep its state from call to call
+    for _ in range(30):
+        drafted = drafter.propose(3, None).tokens_BT[:, 0].tolist()
+        for row, length in enumerate(engine.host_lengths.tolist()):
+            kept = [*range(min(2, length)), *range(max(2, length - 10), length), length]
+            alone = Engine(model, batch_size=1, max_len=32)
+            alone.prefill([engine.tokens_BS[row, kept].tolist()])
+            assert drafted[row] == int(alone.forward(alone.pending_B[:, None])[0, 0].argmax())
+            checked += length > 12
+        decode(engine, drafter, SamplingSpec(), options)
+    assert checked > 100
+
+
+def test_a_sparse_draft_model_needs_positions_for_its_budget_only(engine: Engine) -> None:
+    """A model trained for 32 positions drafts at hundreds; one trained for too few is refused."""
+    short = load_model(tiny_spec(name="short", max_position_embeddings=32), weights="random")
+    draft = SpeculationSpec(draft="short", draft_method="streamingllm", draft_budget=24, gamma=3)
+    decode(engine, build_drafter(draft, engine, short), SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=90))
+    with pytest.raises(CapacityError, match="holds 32 positions"):
+        build_drafter(SpeculationSpec(draft="x", draft_method="streamingllm", draft_budget=30, gamma=3), engine, short)
+    with pytest.raises(CapacityError, match="holds 32 tokens"):
+        build_drafter(SpeculationSpec(draft="x", draft_method="full", gamma=3), engine, short)
 
 
 @pytest.mark.parametrize(

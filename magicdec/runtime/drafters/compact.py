@@ -66,14 +66,6 @@ class CompactDrafter(Drafter):
         """Fills the compact cache from the target's."""
         raise NotImplementedError
 
-    def check_gamma(self, gamma: int, *, most: int) -> None:
-        """Raises ConfigError when a block would not fit where its accepted tokens are to be kept."""
-        if gamma + 1 > most:
-            raise ConfigError(
-                f"draft budget {self.budget} leaves {most} slots for recent tokens, too few for gamma {gamma}; "
-                f"use a larger budget, or gamma at most {most - 1}"
-            )
-
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         engine = self.engine
         builder = ProposalBuilder(engine.model, self._chooser, uniforms)
@@ -114,6 +106,15 @@ class CompactDrafter(Drafter):
     def swap(self, first: int, second: int) -> None:
         if first != second:
             self.cache.swap(first, second)
+
+
+def check_gamma(gamma: int, *, budget: int, num_recent: int) -> None:
+    """Raises ConfigError when a block would not fit into the slots where its accepted tokens are to be kept."""
+    if gamma + 1 > num_recent:
+        raise ConfigError(
+            f"draft budget {budget} leaves {num_recent} slots for recent tokens, too few for gamma {gamma}; "
+            f"use a larger budget, or gamma at most {num_recent - 1}"
+        )
 
 
 def empty_like_target(engine: Engine, *, num_slots: int) -> KVCache:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from magicdec.runtime.drafters.compact import CompactDrafter
+from magicdec.runtime.drafters.compact import CompactDrafter, check_gamma
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.verification import Outcome, Proposal
 
@@ -29,7 +29,7 @@ class RingDrafter(CompactDrafter):
         self.origin_B = torch.full((engine.batch_size,), num_fixed, device=engine.model.device)
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
-        self.check_gamma(gamma, most=self.ring_size)
+        check_gamma(gamma, budget=self.budget, num_recent=self.ring_size)
         return super().propose(gamma, uniforms)
 
     def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
@@ -43,9 +43,13 @@ class RingDrafter(CompactDrafter):
     def slots_of(self, positions_BT: Tensor) -> Tensor:
         """Where tokens at these positions are kept: those of the fixed part at their own position."""
         origin_B1 = self.origin_B[: len(positions_BT), None]
-        ring_BT = self.num_fixed + (positions_BT - origin_B1) % self.ring_size
-        return torch.where(positions_BT < self.num_fixed, positions_BT, ring_BT)
+        return ring_slots(positions_BT, num_fixed=self.num_fixed, ring_size=self.ring_size, origin=origin_B1)
 
     def swap(self, first: int, second: int) -> None:
         super().swap(first, second)
         self.origin_B[[first, second]] = self.origin_B[[second, first]]
+
+
+def ring_slots(positions: Tensor, *, num_fixed: int, ring_size: int, origin: Tensor | int) -> Tensor:
+    """Positions under `num_fixed` at themselves, the others in the ring behind them, beginning with `origin`."""
+    return torch.where(positions < num_fixed, positions, num_fixed + (positions - origin) % ring_size)

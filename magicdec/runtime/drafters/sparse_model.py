@@ -1,0 +1,196 @@
+"""A smaller model drafts over a sparse cache of its own: sinks and a window, at in-cache positions.
+
+Its budget, not the context, must fit the length that the draft model was trained for. StreamingLLM re-indexes all cached
+tokens by their place in the cache. Attention depends on differences of positions only, so here the window keeps its
+absolute positions and the few sinks move along instead: they stand where the window begins.
+
+    position of sink i = i + max(0, length - budget)
+
+The prefill is windowed too: the draft processes the sinks and the last tokens only. Afterwards, the keys and values that
+the draft computed for accepted tokens move from the block's slots to the ring. When a whole block was accepted, the last
+drafted token is processed together with the pending one (as in draft_model.py).
+
+Shape suffixes: L layers, B sequences, T tokens, K KV heads, S slots, D head_dim; 2 is (key, value).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from magicdec.errors import CapacityError
+from magicdec.runtime.attention import AttentionBias, Workspace, decode_attention, prefill_attention
+from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
+from magicdec.runtime.drafters.compact import check_gamma
+from magicdec.runtime.drafters.draft_model import check_vocabulary
+from magicdec.runtime.drafters.ring import ring_slots
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.kv_cache import KVCache
+from magicdec.runtime.layers import rotate_
+from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.verification import Outcome, Proposal
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+
+
+class WindowedPrefillPass:
+    """The kept tokens of one sequence, attending among themselves; token i is stored in slots_T[i]."""
+
+    def __init__(self, cache: KVCache, *, row: int, positions_T: Tensor, slots_T: Tensor) -> None:
+        self._cache, self._row, self._slots_T = cache, row, slots_T
+        self.positions_BT = positions_T[None]
+
+    def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
+        kv_2KTD = kv_BT2KD[0].permute(1, 2, 0, 3)
+        self._cache.data[layer, :, self._row].index_copy_(2, self._slots_T, kv_2KTD)
+        return prefill_attention(query_BTAD, kv_2KTD[:1], kv_2KTD[1:], num_past=0, window=None)
+
+
+class SparsePass:
+    """One or two tokens per sequence, each stored in a slot of its own, over all slots up to the block's last."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        positions_BT: Tensor,
+        slots_BT: Tensor,
+        num_slots: int,
+        bias: AttentionBias | None,
+        workspace: Workspace,
+    ) -> None:
+        self._cache, self._slots_BT, self._num_slots = cache, slots_BT, num_slots
+        self._bias, self._workspace = bias, workspace
+        self.positions_BT = positions_BT
+
+    def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
+        self._cache.write(layer, self._slots_BT, kv_BT2KD)
+        keys, values = self._cache.read(layer, len(query_BTAD), 0, self._num_slots)
+        return decode_attention(query_BTAD, keys, values, workspace=self._workspace, bias=self._bias)[0]
+
+
+class SparseModelDrafter(Drafter):
+    """Drafts with another model over `num_sink_tokens` sinks and a window that fills the rest of the budget."""
+
+    def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
+        super().__init__(engine)
+        check_vocabulary(engine.model, model)
+        assert spec.draft_budget is not None
+        longest = spec.draft_budget + spec.gamma + 1
+        if longest > model.spec.max_position_embeddings:
+            raise CapacityError(
+                f"draft {model.spec.name} holds {model.spec.max_position_embeddings} positions; a budget of "
+                f"{spec.draft_budget} with gamma {spec.gamma} needs {longest}"
+            )
+        self.budget, self._num_sinks = spec.draft_budget, spec.num_sink_tokens
+        self._model = model
+        model.rotary.reserve(engine.max_len + engine.max_gamma + 1)
+        self.cache = KVCache(
+            num_layers=model.spec.num_hidden_layers,
+            batch_size=engine.batch_size,
+            num_kv_heads=model.num_kv_heads,
+            num_slots=self.budget + engine.max_gamma + 1,
+            head_dim=model.spec.head_dim,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._first_sinks = self.cache.data[:, 0, :, :, : self._num_sinks].clone()
+        self._first_shift_B = torch.zeros(engine.batch_size, dtype=torch.long, device=model.device)
+        self._steps_T = torch.arange(engine.max_gamma + 1, device=model.device)
+        self._slots_S = torch.arange(self.cache.num_slots, device=model.device)
+        self._chooser = TokenChooser(sampling=SamplingSpec(), tp=model.tp)
+        self._workspace = Workspace()
+        self._is_behind = False
+
+    def start(self, sampling: SamplingSpec) -> None:
+        self._chooser = TokenChooser(sampling=sampling, tp=self._model.tp)
+        self._is_behind = False
+        for row, length in enumerate(self.engine.host_lengths.tolist()):
+            self._prefill(row, length)
+        self._first_sinks = self.cache.data[:, 0, :, :, : self._num_sinks].clone()
+        self._first_shift_B = self._shift_of(self.engine.lengths_B)
+
+    def _prefill(self, row: int, length: int) -> None:
+        """Processes a sequence's sinks and the last tokens that its budget holds."""
+        num_kept = min(length, self.budget)
+        if not num_kept:
+            return
+        positions_T = torch.arange(length - num_kept, length, device=self._model.device)
+        kept_T = positions_T.clone()
+        kept_T[: self._num_sinks] = self._slots_S[: min(self._num_sinks, num_kept)]
+        slots_T = self._slots_of(kept_T)
+        attention = WindowedPrefillPass(self.cache, row=row, positions_T=positions_T, slots_T=slots_T)
+        self._model.hidden(self.engine.tokens_BS[row : row + 1, kept_T], attention)
+
+    def _slots_of(self, positions: Tensor) -> Tensor:
+        ring_size = self.budget - self._num_sinks
+        return ring_slots(positions, num_fixed=self._num_sinks, ring_size=ring_size, origin=self._num_sinks)
+
+    def _shift_of(self, lengths_B: Tensor) -> Tensor:
+        return (lengths_B - self.budget).clamp_min(0)
+
+    def _move_sinks(self) -> None:
+        """Turns the sinks' keys from where they were first to where the window begins now."""
+        count = self.engine.num_active
+        if self.engine.host_lengths.min() <= self.budget:  # sinks that have not moved yet may still be coming in
+            is_still_B = self.engine.lengths_B <= self.budget
+            now = self.cache.data[:, 0, :count, :, : self._num_sinks]
+            first = self._first_sinks[:, :count]
+            first.copy_(torch.where(is_still_B[:, None, None, None], now, first))
+        moved_B = self._shift_of(self.engine.lengths_B) - self._first_shift_B[:count]
+        rotation = self._model.rotary[moved_B[:, None]]  # [B, 1, 1, D/2], for every head and sink alike
+        for layer, sinks_BKSD in enumerate(self._first_sinks[:, :count]):
+            self.cache.data[layer, 0, :count, :, : self._num_sinks] = rotate_(sinks_BKSD.clone(), rotation)
+
+    def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
+        check_gamma(gamma, budget=self.budget, num_recent=self.budget - self._num_sinks)
+        self._move_sinks()
+        builder = ProposalBuilder(self._model, self._chooser, uniforms)
+        tokens_BT = self.engine.pending_B[:, None]
+        for step in range(gamma):
+            attention = self._pass(step, is_catching_up=self._is_behind and step == 0)
+            if attention.positions_BT.shape[1] == 2:
+                tokens_BT = self.engine.tokens_BS.gather(1, attention.positions_BT)
+            tokens_BT = builder.step(tokens_BT, attention)
+        return builder.build()
+
+    def _pass(self, step: int, *, is_catching_up: bool) -> SparsePass:
+        lengths_B1 = self.engine.lengths_B[:, None]
+        positions_BT, num_slots = lengths_B1 + step, self.budget + step + 1
+        slots_BT = self._slots_S[num_slots - 1].expand_as(positions_BT)
+        if is_catching_up:
+            ring_B1 = self._slots_of(lengths_B1 - 1)
+            positions_BT = torch.cat((lengths_B1 - 1, positions_BT), dim=1)
+            slots_BT = torch.cat((ring_B1, slots_BT), dim=1)
+        bias = None
+        if is_catching_up or self.engine.host_lengths.min() < self.budget:
+            slots_S = self._slots_S[:num_slots]
+            is_hidden_BTS = ((slots_S >= lengths_B1) & (slots_S < self.budget))[:, None]
+            if is_catching_up:  # the token before the pending one does not see it
+                is_hidden_BTS = torch.cat((is_hidden_BTS | (slots_S >= self.budget), is_hidden_BTS), dim=1)
+            values_BTS = torch.zeros(is_hidden_BTS.shape, dtype=self._model.dtype, device=self._model.device)
+            bias = AttentionBias(values_BTS=values_BTS.masked_fill_(is_hidden_BTS, float("-inf")), num_open=0)
+        return SparsePass(
+            self.cache,
+            positions_BT=positions_BT,
+            slots_BT=slots_BT,
+            num_slots=num_slots,
+            bias=bias,
+            workspace=self._workspace,
+        )
+
+    def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
+        self._is_behind = bool((num_accepted == gamma).any())
+        steps_T = self._steps_T[:gamma]
+        block_BT = (self.budget + steps_T).expand(len(num_accepted), -1)
+        positions_BT = self.engine.lengths_B[:, None] + steps_T
+        is_kept_BT = steps_T <= outcome.num_accepted_B[:, None]
+        slots_BT = torch.where(is_kept_BT, self._slots_of(positions_BT), block_BT)
+        self.cache.scatter(slots_BT, self.cache.gather(block_BT))
+
+    def swap(self, first: int, second: int) -> None:
+        if first != second:
+            self.cache.swap(first, second)
+            there, back = [first, second], [second, first]
+            self._first_shift_B[there] = self._first_shift_B[back]
+            self._first_sinks[:, there] = self._first_sinks[:, back]
