@@ -1,0 +1,338 @@
+"""Published end-to-end latencies and speedups, against their predictions.
+
+One group per file × (device, target, draft): each row's autoregressive latency, speedup and best gamma is predicted
+by the device's hardware profile, the paper's engine profile and the pair's acceptance profile. The engine profile was
+fitted on a part of the shipped rows (`is_fitted_on`); the errors over the other rows are given apart, as
+`…_unfitted`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, default_profile, load_profile
+from magicdec.perfmodel.acceptance_law import Array
+from magicdec.perfmodel.speculative import StepPrediction, interval, predict
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.hardware import HardwareProfile, load_hardware
+from magicdec.specs.parallel import check_tp
+from magicdec.specs.speculation import DRAFT_METHODS, SELF, DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.units import MILLI
+from magicdec.validate.csv_rows import Row, published, read_rows, require_columns
+
+DEFAULT_TABLES = ("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
+ENGINE = "magicdec-2024"
+GAMMAS = np.arange(1, 13)
+SAMPLING = SamplingSpec(temperature=1.0)
+"""The engine profile's cost of sampling was fitted as one that holds the paper's filter of the vocabulary."""
+FITTED_CONTEXTS = (1024, 2048, 4000, 8000, 16000, 24000, 32000, 64000, 100000)
+FITTED_BATCHES = (32, 48, 64, 128, 256)
+FITTED_DEVICE, FITTED_TP, FITTED_BUDGET = "a100-sxm-80gb", 8, 512
+FALLBACK_PROFILE = "llama-3.1-8b-streamingllm-pg19"
+"""Lends its shape to a pair without a profile when its rate is fitted."""
+RATE_RANGE = (0.05, 0.995)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRow:
+    """One measured configuration; None is what its table does not give."""
+
+    target: str
+    draft: str
+    draft_method: DraftMethod
+    draft_budget: int
+    device: str
+    tp_size: int
+    context_len: int
+    batch_size: int
+    gamma: int | None
+    speedup: float | None
+    autoregressive_s: float | None
+    speculative_s: float | None
+
+    @property
+    def pair(self) -> tuple[str, str, str, str, int]:
+        return self.device, self.target, self.draft, self.draft_method, self.tp_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Predictions of some rows of one pair; axis 1 is GAMMAS."""
+
+    autoregressive_s: Array
+    speculative_s: Array
+    speedup: Array
+    speedup_low: Array
+    speedup_high: Array
+    first_rate: Array
+
+    @property
+    def best(self) -> npt.NDArray[np.int64]:
+        """The predicted best gamma of each row."""
+        return np.asarray(GAMMAS[np.argmax(self.speedup, axis=1)], dtype=np.int64)
+
+
+def is_fitted_on(row: PublishedRow) -> bool:
+    """Whether the row's shape is in the half that constants were fitted on: a checkerboard over contexts × batches.
+
+    Latencies of the pair Llama-2-7B-32K, TinyLlama-1.1B gave the engine's constants and that pair's rate; speedups of
+    Llama-3.1-8B gave that pair's rate alone.
+    """
+    if (row.device, row.tp_size, row.draft_budget) != (FITTED_DEVICE, FITTED_TP, FITTED_BUDGET):
+        return False
+    gives_rate = row.target == "llama-3.1-8b" and row.draft == SELF
+    if not gives_rate and not (row.target == "llama-2-7b-32k" and row.autoregressive_s is not None):
+        return False
+    if row.context_len not in FITTED_CONTEXTS or row.batch_size not in FITTED_BATCHES:
+        return False
+    return (FITTED_CONTEXTS.index(row.context_len) + FITTED_BATCHES.index(row.batch_size)) % 2 == 1
+
+
+def validate_published(
+    paths: Sequence[str | Path] | None = None, fit_acceptance: bool = False, *, engine: str = ENGINE
+) -> dict[str, Any]:
+    """One group per file × (device, target, draft); fractions are plain numbers. Without paths: the shipped tables.
+
+    `fit_acceptance` fits the rate at position 1, one number per (target, draft), on the rows of the call.
+
+    Raises ConfigError naming the file, line or column that cannot be used.
+    """
+    profile = load_engine(engine)
+    tables = {Path(path): read_published(path) for path in paths or published(*DEFAULT_TABLES)}
+    acceptance: dict[tuple[str, str, str], AcceptanceProfile | None] = {}
+    by_pair: dict[tuple[str, str, str], list[PublishedRow]] = defaultdict(list)
+    for rows in tables.values():
+        for row in rows:
+            by_pair[row.target, row.draft, row.draft_method].append(row)
+    for (target, draft, method), rows in by_pair.items():
+        known = default_profile(target, method, draft)
+        acceptance[target, draft, method] = fit_rate(rows, known, profile) if fit_acceptance else known
+    groups = []
+    for path, rows in tables.items():
+        of_file: dict[tuple[str, str, str, str, int], list[PublishedRow]] = defaultdict(list)
+        for row in rows:
+            of_file[row.pair].append(row)
+        for (device, target, draft, method, tp), members in of_file.items():
+            law = acceptance[target, draft, method]
+            name = f"{path.stem}/{device}/{target}/{draft}"
+            if len({key[4] for key in of_file if key[:4] == (device, target, draft, method)}) > 1:
+                name += f"/tp{tp}"
+            summary = {"name": name, **summarize(members, law, profile)}
+            groups.append(summary | {"acceptance": _origin(law, fit_acceptance)})
+    return {"groups": groups}
+
+
+def _origin(law: AcceptanceProfile | None, fitted: bool) -> str:
+    if law is None:
+        return "needs acceptance"
+    return "fitted" if fitted else f"profile {law.name}"
+
+
+def read_published(path: str | Path) -> list[PublishedRow]:
+    """Rows of a table of speedups (`speedup`, `gamma`) or latencies (`autoregressive_ms_per_token`, …)."""
+    rows = read_rows(path)
+    require_columns(path, rows, ("target", "draft", "device", "tp_size", "context_len", "batch_size"))
+    if not {"speedup", "autoregressive_ms_per_token"} & set(rows[0].values):
+        raise ConfigError(f"{path} lacks the columns speedup and autoregressive_ms_per_token: it needs one of them")
+    return [_published_row(row) for row in rows]
+
+
+def _published_row(row: Row) -> PublishedRow:
+    method = row.text("draft_method", "streamingllm")
+    if method not in DRAFT_METHODS:
+        raise ConfigError(f"{row.where}: unknown draft method '{method}'; known: {', '.join(DRAFT_METHODS)}")
+
+    def milliseconds(column: str) -> float | None:
+        return row.number(column, low=1e-6, high=1e9) * MILLI if row.has(column) else None
+
+    return PublishedRow(
+        target=row.text("target"),
+        draft=row.text("draft"),
+        draft_method=method,
+        draft_budget=row.integer("draft_budget_tokens", low=1) if row.has("draft_budget_tokens") else FITTED_BUDGET,
+        device=row.text("device"),
+        tp_size=row.integer("tp_size", low=1, high=1024),
+        context_len=row.integer("context_len", low=1),
+        batch_size=row.integer("batch_size", low=1),
+        gamma=row.integer("gamma", low=1, high=int(GAMMAS[-1])) if row.has("gamma") else None,
+        speedup=row.number("speedup", low=1e-3, high=1e3) if row.has("speedup") else None,
+        autoregressive_s=milliseconds("autoregressive_ms_per_token"),
+        speculative_s=milliseconds("speculative_ms_per_token"),
+    )
+
+
+def evaluate(
+    rows: Sequence[PublishedRow],
+    acceptance: AcceptanceProfile,
+    engine: EngineProfile,
+    *,
+    hardware: HardwareProfile | None = None,
+) -> Evaluation:
+    """Every gamma for rows of one (device, target, draft, method, tp)."""
+    first = rows[0]
+    model = load_model_spec(first.target)
+    check_tp(model, first.tp_size)
+    batch, context, budget = (
+        np.array([[float(getattr(row, name))] for row in rows])
+        for name in ("batch_size", "context_len", "draft_budget")
+    )
+    budget = np.minimum(budget, context)
+
+    draft_model = None if first.draft == SELF else load_model_spec(first.draft)
+    device = hardware or load_hardware(first.device)
+    speculation = SpeculationSpec(
+        draft=first.draft, draft_method=first.draft_method, draft_budget=FITTED_BUDGET, gamma=1
+    )
+
+    def prediction(num_sigma: float) -> StepPrediction:
+        return predict(
+            model, draft_model, device, engine, speculation, batch=batch, context=context, tp_size=first.tp_size,
+            sampling=SAMPLING, gamma=GAMMAS[None, :], draft_budget=budget,
+            acceptance=_Shifted(acceptance, num_sigma),
+        )  # fmt: skip
+
+    shape = (len(rows), GAMMAS.size)
+    middle = prediction(0.0)
+    spread = prediction(1.0).expected_tokens_per_step / prediction(-1.0).expected_tokens_per_step
+    bounds = interval(middle, 0.5 * np.log(spread))
+    return Evaluation(
+        autoregressive_s=np.broadcast_to(middle.autoregressive_step_s, shape)[:, 0],
+        speculative_s=np.broadcast_to(middle.tpot_s, shape),
+        speedup=np.broadcast_to(middle.speedup, shape),
+        speedup_low=np.broadcast_to(bounds.speedup_low, shape),
+        speedup_high=np.broadcast_to(bounds.speedup_high, shape),
+        first_rate=acceptance.conditional_rates(budget=budget, context=context, gamma_max=1)[:, 0, 0],
+    )
+
+
+@dataclass(frozen=True)
+class _Shifted:
+    """A profile's law, some standard deviations above its middle."""
+
+    profile: AcceptanceProfile
+    num_sigma: float
+
+    def conditional_rates(self, *, budget: Any, context: Any, gamma_max: int) -> Array:
+        return self.profile.conditional_rates(
+            budget=budget, context=context, gamma_max=gamma_max, num_sigma=self.num_sigma
+        )
+
+
+def _at_reported(rows: Sequence[PublishedRow], evaluation: Evaluation, values: Array) -> Array:
+    """One value per row: at its reported gamma, or at the predicted best where it has none."""
+    gammas = [row.gamma or int(best) for row, best in zip(rows, evaluation.best, strict=True)]
+    chosen: Array = values[np.arange(len(rows)), np.array(gammas) - 1]
+    return chosen
+
+
+def measured_speedups(rows: Sequence[PublishedRow]) -> Array:
+    """As given, or from the latencies; NaN where the table has neither."""
+    values = []
+    for row in rows:
+        if row.speedup is not None:
+            values.append(row.speedup)
+        elif row.autoregressive_s is not None and row.speculative_s is not None:
+            values.append(row.autoregressive_s / row.speculative_s)
+        else:
+            values.append(np.nan)
+    return np.array(values)
+
+
+def summarize(
+    rows: Sequence[PublishedRow], acceptance: AcceptanceProfile | None, engine: EngineProfile
+) -> dict[str, Any]:
+    """The errors over rows of one pair; None where the table or the acceptance does not allow a number."""
+    evaluation = evaluate(rows, acceptance or load_profile(PROFILES_DIRECTORY / f"{FALLBACK_PROFILE}.json"), engine)
+    unfitted = np.array([not is_fitted_on(row) for row in rows])
+    alone = np.array([row.autoregressive_s or np.nan for row in rows])
+    latency = np.abs(evaluation.autoregressive_s / alone - 1.0)
+    summary: dict[str, Any] = {
+        "rows": len(rows),
+        "rows_unfitted": int(unfitted.sum()),
+        "latency_mape": _mean(latency),
+        "latency_mape_unfitted": _mean(latency[unfitted]),
+    }
+    if acceptance is None:
+        names = ("speedup_mape", "gamma_exact", "gamma_within_1", "gamma_regret", "acceptance_rate", "speedup_coverage")
+        return summary | dict.fromkeys(names)
+    measured = measured_speedups(rows)
+    error = np.abs(_at_reported(rows, evaluation, evaluation.speedup) / measured - 1.0)
+    token = np.array([row.speculative_s or np.nan for row in rows])
+    low, high = (_at_reported(rows, evaluation, each) for each in (evaluation.speedup_low, evaluation.speedup_high))
+    inside = np.where(np.isnan(measured), np.nan, (measured >= low) & (measured <= high))
+    return (
+        summary
+        | {
+            "speculative_latency_mape": _mean(
+                np.abs(_at_reported(rows, evaluation, evaluation.speculative_s) / token - 1.0)
+            ),
+            "speedup_mape": _mean(error),
+            "speedup_mape_unfitted": _mean(error[unfitted]),
+        }
+        | _gamma_summary(rows, evaluation)
+        | {"acceptance_rate": float(np.mean(evaluation.first_rate)), "speedup_coverage": _mean(inside)}
+    )
+
+
+def _gamma_summary(rows: Sequence[PublishedRow], evaluation: Evaluation) -> dict[str, float | None]:
+    given = np.array([row.gamma is not None for row in rows])
+    if not given.any():
+        return {"gamma_exact": None, "gamma_within_1": None, "gamma_regret": None}
+    reported = np.array([row.gamma or 0 for row in rows])[given]
+    away = np.abs(evaluation.best[given] - reported)
+    regret = 1.0 - _at_reported(rows, evaluation, evaluation.speedup)[given] / evaluation.speedup.max(axis=1)[given]
+    return {
+        "gamma_exact": float(np.mean(away == 0)),
+        "gamma_within_1": float(np.mean(away <= 1)),
+        "gamma_regret": float(np.mean(regret)),
+    }
+
+
+def _mean(values: Array) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else None
+
+
+def fit_rate(
+    rows: Sequence[PublishedRow], known: AcceptanceProfile | None, engine: EngineProfile
+) -> AcceptanceProfile | None:
+    """The profile scaled to the rate at position 1 that brings the rows' speedups nearest (least absolute log error).
+
+    The rate belongs to the rows' middle context and first budget. Without a profile of its own, a pair borrows the
+    shape of the default one. None when no row has a speedup.
+    """
+    from scipy.optimize import minimize_scalar
+
+    rows = [row for row in rows if not np.isnan(measured_speedups([row])[0])]
+    if not rows:
+        return known
+    shape = known or load_profile(PROFILES_DIRECTORY / f"{FALLBACK_PROFILE}.json")
+    context = float(np.exp(np.mean([np.log(row.context_len) for row in rows])))
+    by_pair: dict[tuple[str, str, str, str, int], list[PublishedRow]] = defaultdict(list)
+    for row in rows:
+        by_pair[row.pair].append(row)
+
+    def loss(rate: float) -> float:
+        law = shape.at_rate(rate, budget=min(rows[0].draft_budget, context), context=context)
+        total = 0.0
+        for members in by_pair.values():
+            evaluation = evaluate(members, law, engine)
+            speedup = _at_reported(members, evaluation, evaluation.speedup)
+            total += float(np.sum(np.abs(np.log(speedup / measured_speedups(members)))))
+        return total
+
+    coarse = np.linspace(*RATE_RANGE, 25)
+    best = coarse[int(np.argmin([loss(rate) for rate in coarse]))]
+    width = coarse[1] - coarse[0]
+    bounds = (max(best - width, RATE_RANGE[0]), min(best + width, RATE_RANGE[1]))
+    rate = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4}).x)
+    return shape.at_rate(rate, budget=min(rows[0].draft_budget, context), context=context)
