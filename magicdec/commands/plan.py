@@ -15,6 +15,12 @@ DEFAULT_MODEL = "llama-3.1-8b"
 DEFAULT_HARDWARE = "a100-sxm-80gb"
 TABLE_WIDTH = 80
 MAX_FRONTIER_ROWS = 16
+EPILOG = """Examples:\n
+  magicdec plan\n
+  magicdec plan --model llama-3.1-70b --hardware h100-sxm-80gb --gpus 8 --context 16384,65536\n
+  magicdec plan --draft none --batch 64 --why\n
+  magicdec plan --acceptance-rate 0.8 --format json
+"""
 
 
 def plan_command(

@@ -39,6 +39,7 @@ def test_json_is_one_object_with_the_papers_question_by_default() -> None:
 def test_the_table_fits_eighty_columns_and_is_plain_when_piped() -> None:
     for arguments in (
         [],
+        ["--gen-len", "100"],
         ["--why"],
         ["--batch", "1,64", "--context", "4096,32768"],
         ["--gpus", "8", "--tpot-ms", "30"],
@@ -54,6 +55,7 @@ def test_csv_has_a_header_and_a_row_per_candidate() -> None:
     rows = list(csv.DictReader(io.StringIO(run("--format", "csv"))))
     assert len(rows) == 13
     assert float(rows[1]["speedup"]) > 0
+    assert "speedup_static_batch" in run("--format", "csv", "--gen-len", "100").splitlines()[0]
 
 
 def test_records_hold_the_evaluated_grid(tmp_path: Path) -> None:
