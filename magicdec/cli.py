@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from magicdec import __version__
 from magicdec.errors import MagicdecError
 
 USER_ERROR_EXIT_CODE = 2
@@ -19,20 +21,38 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"magicdec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Plan, run and check speculative decoding for long contexts and large batches."""
+
+
 def register_commands() -> None:
     """Adds each command; a command imports what it needs when it is called, so that starting is quick."""
-    from magicdec.commands import calibrate, demo, plan, report, run, validate
+    from magicdec.commands import calibrate, demo, export, plan, plot, report, run, validate
 
-    app.command("plan")(plan.plan_command)
-    app.command("run")(run.run_command)
-    app.command("calibrate")(calibrate.calibrate_command)
-    app.command("profile-acceptance")(calibrate.profile_acceptance_command)
+    app.command("plan", epilog=plan.EPILOG)(plan.plan_command)
+    app.command("run", epilog=run.EPILOG)(run.run_command)
+    app.command("calibrate", epilog=calibrate.CALIBRATE_EPILOG)(calibrate.calibrate_command)
+    app.command("profile-acceptance", epilog=calibrate.PROFILE_EPILOG)(calibrate.profile_acceptance_command)
     app.add_typer(validate.app, name="validate")
-    app.command("report")(report.report_command)
+    app.command("report", epilog=report.EPILOG)(report.report_command)
+    app.command("plot", epilog=plot.EPILOG)(plot.plot_command)
+    app.command("export", epilog=export.EPILOG)(export.export_command)
     app.command("demo")(demo.demo_command)
 
 
 def main() -> None:
+    """Entry point of the `magicdec` program."""
     register_commands()
     try:
         app()

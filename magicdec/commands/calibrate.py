@@ -15,6 +15,15 @@ Model = Annotated[str, typer.Option(help="Catalog name, or a Hugging Face checkp
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 
+CALIBRATE_EPILOG = """Examples:\n
+  magicdec calibrate -o local.toml\n
+  magicdec plan --model embedded --hardware local.toml --engine local.engine.toml --batch 32 --context 4096
+"""
+PROFILE_EPILOG = """Examples:\n
+  magicdec profile-acceptance -o local.toml --draft-budget 64,256,1024\n
+  magicdec profile-acceptance --model path/to/checkpoint --prompts texts/ --draft-method streamingllm,snapkv
+"""
+
 
 def calibrate_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Hardware profile to write (TOML).")] = Path(

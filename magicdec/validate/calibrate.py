@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
+from magicdec.errors import unknown_choice
 from magicdec.perfmodel.calibration import fit_attention, fit_elementwise, fit_gemm
 from magicdec.records import current_environment
 from magicdec.runtime.weights import load_model
@@ -29,6 +30,7 @@ from magicdec.validate.environment import ReferenceKernel
 from magicdec.validate.local_profile import LocalProfile
 from magicdec.validate.microbench import Point
 from magicdec.validate.predict import PROFILE_DTYPES
+from magicdec.validate.request import check_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,9 @@ def calibrate(
     progress: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
     """Measures and fits. `quick` times every other engine shape, in fewer rounds."""
+    if dtype not in PROFILE_DTYPES:
+        raise unknown_choice("dtype", dtype, PROFILE_DTYPES)
+    check_device(device)
     started = time.perf_counter()
     reference = ReferenceKernel()
     references = [reference.time_s()]

@@ -62,7 +62,7 @@ def read_rows(path: str | Path) -> list[Row]:
     reader = csv.DictReader(text.splitlines())
     rows = []
     for number, line in enumerate(reader, 2):
-        values = {str(key).strip(): value for key, value in line.items() if isinstance(value, str)}
+        values = {key.strip(): value or "" for key, value in line.items() if isinstance(key, str)}
         rows.append(Row(values, f"{path}:{number}"))
     if not rows:
         raise ConfigError(f"{path} holds no rows")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from magicdec.errors import CapacityError, ConfigError
+from magicdec.errors import CapacityError, ConfigError, unknown_choice
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
@@ -55,6 +55,9 @@ def check_request(request: BenchmarkRequest, model: ModelSpec) -> None:
 
     Raises ConfigError or CapacityError with the nearest valid choice.
     """
+    if request.dtype not in DTYPE_BYTES:
+        raise unknown_choice("dtype", request.dtype, DTYPE_BYTES)
+    check_device(request.device)
     if request.max_len > model.max_position_embeddings:
         room = model.max_position_embeddings - request.gen_len - request.max_gamma - 1
         raise CapacityError(
@@ -103,3 +106,16 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
         "weights": request.weights,
         "simulated_acceptance": list(simulated) if simulated else None,
     }
+
+
+def check_device(device: str) -> None:
+    """Raises ConfigError for a device that torch does not have here."""
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise unknown_choice("device", device, ("cpu", "cuda", "cuda:0"))
+    if kind == "cuda":
+        import torch
+
+        count = torch.cuda.device_count()
+        if int(index or 0) >= count:
+            raise ConfigError(f"device '{device}' is not here: torch sees {count} CUDA devices; use cpu")

@@ -1,0 +1,99 @@
+"""The program as a user meets it: bad input gets one line and exit code 2, and nothing recorded is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def magicdec(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "magicdec", *arguments], capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan", "--model", "llama-3.1-8x"), "did you mean llama-3.1-8b"),
+        (("plan", "--hardware", "a1000"), "did you mean"),
+        (("plan", "--draft-budget", "99999"), "must be below the context"),
+        (("plan", "--tp", "3"), "nearest that do"),
+        (("report", "/nonexistent.jsonl"), "cannot read records"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+    done = magicdec(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert message in done.stderr
+    assert not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--context", "6000"), "the longest context is"),
+        (("--draft-budget", "5000", "--context", "1000"), "the largest is 1000"),
+        (("--gamma", "x"), "--gamma must be numbers"),
+        (("--dtype", "float31"), "did you mean float32"),
+        (("--device", "tpu"), "unknown device"),
+        (("--prompts", "stdlb"), "did you mean stdlib"),
+        (("--batch", "4000000"), "the largest batch that fits"),
+        (("--temperature", "-1"), "temperature must be"),
+        (("--simulate-acceptance", "1.5"), "between 0 and 1"),
+    ],
+)
+def test_what_run_cannot_do_is_one_line_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+    pytest.importorskip("torch")
+    done = magicdec("run", "--quiet", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert message in done.stderr
+
+
+def test_damaged_checkpoints_are_one_line_errors(tmp_path: Path) -> None:
+    """A missing weights file, a damaged one, and damaged JSON each name the file."""
+    pytest.importorskip("torch")
+    from magicdec.specs.catalog import EMBEDDED_DIRECTORY
+
+    for name, text in (("model.safetensors", "garbage"), ("config.json", "{"), ("tokenizer.json", "{")):
+        directory = tmp_path / name.split(".")[0]
+        shutil.copytree(EMBEDDED_DIRECTORY, directory)
+        (directory / name).write_text(text)
+        done = magicdec("run", "--quiet", "--model", str(directory), "--batch", "1", "--draft-budget", "32")
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert name in done.stderr
+
+
+def test_run_prints_and_records_and_reports(tmp_path: Path) -> None:
+    """The user's path: measure, find it recorded, report it."""
+    pytest.importorskip("torch")
+    records = tmp_path / "r.jsonl"
+    options = ["--batch", "2", "--context", "200", "--gen-len", "8", "--draft-budget", "32", "--gamma", "1,2"]
+    options += ["--repetitions", "1", "--quiet", "--records", str(records)]
+    done = magicdec("run", *options, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row.get("gamma", 0) for row in rows] == [0, 1, 2]
+    assert len(records.read_text().splitlines()) == 3
+    again = magicdec("run", *options, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert len(records.read_text().splitlines()) == 3
+    assert all(len(line) <= 100 for line in again.stdout.splitlines())
+    report = magicdec("report", str(records), "-o", str(tmp_path / "r.html"))
+    assert report.returncode == 0, report.stderr
+    assert (tmp_path / "r.html").stat().st_size > 10_000
+
+
+def test_version_and_help() -> None:
+    assert magicdec("--version").stdout.startswith("magicdec 0.")
+    text = magicdec("--help").stdout
+    for command in ("plan", "run", "calibrate", "validate", "report", "demo", "export"):
+        assert command in text
