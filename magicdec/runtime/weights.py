@@ -11,6 +11,7 @@ from torch import Tensor
 from magicdec.errors import CheckpointError, ConfigError, unknown_choice
 from magicdec.runtime.checkpoint import ALL, CheckpointDirectory, RandomTensors, TensorSource
 from magicdec.runtime.distributed import SINGLE, TensorParallel
+from magicdec.runtime.hub import resolve_hub_name
 from magicdec.runtime.layers import (
     MLP,
     ColumnParallelLinear,
@@ -35,7 +36,7 @@ def load_model(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype = "float32",
 ) -> Transformer:
-    """This rank's shard of a model: a directory, a catalog name, or a spec (which needs random weights).
+    """This rank's shard of a model: a directory, a catalog name, a hub name, or a spec (with random weights).
 
     Raises:
         ConfigError: an unknown name, or a model that cannot be divided into `tp.size` shards.
@@ -47,12 +48,14 @@ def load_model(
         if dtype not in DTYPES:
             raise unknown_choice("dtype", dtype, DTYPES)
         dtype = DTYPES[dtype]
-    spec = model if isinstance(model, ModelSpec) else load_model_spec(str(model))
+    if not isinstance(model, ModelSpec):
+        model = resolve_hub_name(str(model), with_weights=weights == "checkpoint")
+    spec = model if isinstance(model, ModelSpec) else load_model_spec(model)
     source: TensorSource
     if weights == "random":
         source = RandomTensors(seed=seed, device=torch_device, dtype=dtype)
     else:
-        directory = None if isinstance(model, ModelSpec) else checkpoint_directory(str(model))
+        directory = None if isinstance(model, ModelSpec) else checkpoint_directory(model)
         if directory is None:
             raise CheckpointError(
                 f"there are no weights for {spec.name} here: give a checkpoint directory, or random weights"

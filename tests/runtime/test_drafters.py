@@ -131,8 +131,10 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(tiny_model: Transf
 
 
 def test_a_sparse_draft_model_sees_sinks_and_window_at_positions_in_its_cache(engine: Engine) -> None:
-    """At every step its first draft is what the draft model, given just the sinks and the window as a text of their own,
-    says next. (One layer: its keys and values do not depend on what else was in the cache when they were computed.)"""
+    """At every step its first draft is what the draft model says next after the sinks and the window as a text alone.
+
+    (With one layer, keys and values do not depend on what else was in the cache when they were computed.)
+    """
     model = small_draft(64)
     drafter = build_drafter(DRAFTS["sparse-model"], engine, model)
     assert drafter is not None

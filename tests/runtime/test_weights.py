@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from magicdec.errors import CheckpointError, ConfigError
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.hub import resolve_hub_name
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from tests.runtime.conftest import FAMILIES, tiny_spec, write_checkpoint
@@ -123,3 +124,13 @@ def test_the_embedded_model_predicts_source_text() -> None:
     logits = engine.forward(torch.tensor([ids[:-1]]))[0]
     loss = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]))
     assert loss < 4.0  # uniform: 7.6
+
+
+def test_a_hub_name_that_cannot_be_fetched_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a network (the hub's client in its offline mode) the error names the model; paths are left alone."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="nobody/nothing is no local directory and cannot be fetched"):
+        load_model("nobody/nothing")
+    assert resolve_hub_name("embedded", with_weights=True) == "embedded"

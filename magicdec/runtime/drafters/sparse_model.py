@@ -1,14 +1,14 @@
 """A smaller model drafts over a sparse cache of its own: sinks and a window, at in-cache positions.
 
-Its budget, not the context, must fit the length that the draft model was trained for. StreamingLLM re-indexes all cached
-tokens by their place in the cache. Attention depends on differences of positions only, so here the window keeps its
-absolute positions and the few sinks move along instead: they stand where the window begins.
+Its budget, not the context, must fit the length that the draft model was trained for. StreamingLLM re-indexes all
+cached tokens by their place in the cache. Attention depends on differences of positions only, so here the window
+keeps its absolute positions and the few sinks move along instead: they stand where the window begins.
 
     position of sink i = i + max(0, length - budget)
 
-The prefill is windowed too: the draft processes the sinks and the last tokens only. Afterwards, the keys and values that
-the draft computed for accepted tokens move from the block's slots to the ring. When a whole block was accepted, the last
-drafted token is processed together with the pending one (as in draft_model.py).
+The prefill is windowed too: the draft processes the sinks and the last tokens only. Afterwards, the keys and values
+that the draft computed for accepted tokens move from the block's slots to the ring. When a whole block was accepted,
+the last drafted token is processed together with the pending one (as in draft_model.py).
 
 Shape suffixes: L layers, B sequences, T tokens, K KV heads, S slots, D head_dim; 2 is (key, value).
 """
