@@ -19,7 +19,9 @@ from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import Precision
 from magicdec.units import MEGA
 
-NUM_SEARCHED_BATCHES = 48
+MAX_EVERY_BATCH = 512
+"""Up to here every batch size is searched: waves of blocks make neighbours differ by several percent."""
+NUM_SEARCHED_BATCHES = 512
 MAX_CANDIDATES = 1000
 MAX_SUGGESTED_TP = 64
 SOURCE_ERROR = 0.05
@@ -57,14 +59,17 @@ def _batches(device: Device, lengths: Lengths) -> Array:
     largest = device.largest_batches(lengths).max(initial=0)
     if largest < 1:
         return np.zeros(0)
-    spaced = np.geomspace(1, min(largest, MAX_BATCH), NUM_SEARCHED_BATCHES)
-    return np.asarray(sorted({round(float(batch)) for batch in spaced}), dtype=np.float64)
+    every = np.arange(1.0, min(largest, MAX_EVERY_BATCH) + 1.0)
+    if largest <= MAX_EVERY_BATCH:
+        return every
+    beyond = np.geomspace(MAX_EVERY_BATCH, min(largest, MAX_BATCH), NUM_SEARCHED_BATCHES)
+    return np.asarray(sorted({*every.tolist(), *(float(round(each)) for each in beyond.tolist())}))
 
 
 def _rows(
     device: Device, option: DraftOption | None, lengths: Lengths, batches: Array, source_error: float = 0.0
 ) -> list[Row]:
-    """The rows of one draft at one context: every point, or the best of each batch and tp when those are searched."""
+    """The rows of one draft at one context: every point, or where the batch is searched those worth a look."""
     gammas = device.gammas if option is not None else (0,)
     if not len(batches) or (option is not None and gammas == (0,)):
         return []
@@ -80,7 +85,7 @@ def _rows(
     )
     result = evaluate(setup, law, grid)
     first = prefill_terms(device.setup(None), batch=1.0, prompt_len=lengths.prompt_len, tp_size=device.tp).total_s
-    chosen = _select(device, result, _allowed(device, result, first))
+    chosen = _select(device, grid, result, _allowed(device, result, first))
     where = np.unravel_index(chosen, grid.shape)
     batch = batches[where[0]]
     points = Points(
@@ -126,18 +131,19 @@ def _allowed(device: Device, result: GridResult, ttft: Array) -> BoolArray:
     return allowed
 
 
-def _select(device: Device, result: GridResult, allowed: BoolArray) -> Any:
-    """Flat indices: of all allowed points, or of the fastest budget and gamma for each batch and tp."""
-    speedup = np.where(allowed, result.speedup, -np.inf)
+def _select(device: Device, grid: Grid, result: GridResult, allowed: BoolArray) -> Any:
+    """Flat indices: of all allowed points, fastest first; or where the batch is searched, of those that no other of
+    this draft beats in both latency and throughput per device."""
+    flat = np.flatnonzero(allowed)
     if not device.searches_batch:
-        flat = np.flatnonzero(allowed)
-        order = np.argsort(-speedup.ravel()[flat], kind="stable")
+        order = np.argsort(-result.speedup.ravel()[flat], kind="stable")
         return flat[order[:MAX_CANDIDATES]]
-    per_case = speedup.reshape(*speedup.shape[:3], -1)
-    inner = np.argmax(per_case, axis=-1)
-    best = np.take_along_axis(per_case, inner[..., None], axis=-1)[..., 0]
-    outer = np.flatnonzero(np.isfinite(best))
-    return outer * per_case.shape[-1] + inner.ravel()[outer]
+    batch, _, tp, _, _ = grid.axes()
+    rate = np.broadcast_to(batch / (result.tpot_s * tp), grid.shape).ravel()[flat]
+    latency = result.tpot_s.ravel()[flat]
+    order = np.lexsort((-rate, latency))
+    highest = np.maximum.accumulate(np.concatenate([[0.0], rate[order][:-1]]))
+    return flat[order[rate[order] > highest]]
 
 
 def _check_capacity(device: Device, lengths: Lengths, batches: Array) -> None:
