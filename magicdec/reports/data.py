@@ -208,6 +208,11 @@ def check_plan(plan: object) -> None:
     for name in ("model", "best"):
         if name not in plan:
             raise ConfigError(f"the plan has no '{name}'")
+    if not isinstance(plan["model"], str):
+        raise ConfigError(f"plan: the model's name must be a text, not {plan['model']!r}")
+    _check_parts(plan)
+    if not isinstance(plan.get("candidates") or [], list):
+        raise ConfigError("plan: candidates must be a list")
     rows = [("best", plan["best"]), *(("candidates", row) for row in plan.get("candidates") or [])]
     for where, row in rows:
         if row is None:
@@ -221,6 +226,75 @@ def check_plan(plan: object) -> None:
                 raise ConfigError(f"plan {where}: {name} is {value}, a positive number was expected")
         if not 0 <= record.gamma <= 1024 or record.batch_size < 1 or record.context_len < 1:
             raise ConfigError(f"plan {where}: gamma, batch_size and context_len must be positive whole numbers")
+
+
+def _check_parts(plan: Mapping[str, Any]) -> None:
+    """Raises ConfigError unless the table, the breakdown, the memory and the lists have the shapes that are drawn."""
+    try:
+        parts = msgspec.convert({name: plan[name] for name in PlanParts.__struct_fields__ if plan.get(name)}, PlanParts)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"plan: {error}".replace("`", "'")) from error
+    table = parts.gamma_table
+    if table is not None:
+        shape = len(table.batch_sizes), len(table.context_lens)
+        grids = [rows for rows in (table.gamma, table.speedup) if rows]
+        square = all(len(rows) == shape[0] and {len(row) for row in rows} == {shape[1]} for rows in grids)
+        rising = all(
+            list(axis) == sorted({v for v in axis if v >= 1}) for axis in (table.batch_sizes, table.context_lens)
+        )
+        if not (all(shape) and table.gamma and square and rising):
+            raise ConfigError(
+                "the plan's gamma_table must have a row per batch size and a column per context, in rising order"
+            )
+        if min(map(min, table.gamma)) < 0 or len(table.break_even_context) not in (0, shape[0]):
+            raise ConfigError("the plan's gamma_table must have gamma >= 0 and one break_even_context per batch size")
+    numbers = [
+        v for ops in parts.breakdown.values() for op in ops for v in (op.time_s, op.ceiling_s, op.flops, op.bytes)
+    ]
+    numbers += list(parts.memory.values())
+    numbers += [v for row in (table.speedup if table else []) for v in row]
+    if any(v is not None and not (math.isfinite(v) and v >= 0) for v in numbers):
+        raise ConfigError("the plan's breakdown, memory and gamma_table must hold finite numbers >= 0")
+
+
+class GammaTable(msgspec.Struct):
+    """The best gamma by batch (rows) and context (columns)."""
+
+    batch_sizes: list[int]
+    context_lens: list[int]
+    gamma: list[list[int]]
+    speedup: list[list[float]] = []
+    break_even_context: list[float | None] = []
+
+
+class PlannedOp(msgspec.Struct):
+    """One operation of a pass."""
+
+    op: str
+    time_s: float
+    ceiling_s: float | None = None
+    bound_by: str | None = None
+    flops: float | None = None
+    bytes: float | None = None
+
+
+class NeedsAcceptance(msgspec.Struct):
+    """A draft that was not ranked."""
+
+    draft: str
+    draft_method: str = ""
+    reason: str = ""
+
+
+class PlanParts(msgspec.Struct):
+    """What a report reads of a plan besides its candidates. Other keys are left alone."""
+
+    gamma_table: GammaTable | None = None
+    breakdown: dict[str, list[PlannedOp]] = {}
+    memory: dict[str, float | None] = {}
+    notes: list[str] = []
+    needs_acceptance: list[NeedsAcceptance] = []
+    request: dict[str, Any] = {}
 
 
 def candidate_record(plan: Mapping[str, Any], row: Mapping[str, Any]) -> Record:

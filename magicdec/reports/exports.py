@@ -77,29 +77,21 @@ def read_deployment(plan: Mapping[str, Any]) -> Deployment:
 def batch_bands(plan: Mapping[str, Any], context_len: int) -> list[Band]:
     """Ranges of the batch size with one gamma each, from the plan's table at the context nearest to `context_len`.
 
-    A gamma holds from its batch size up to the next one of the table. Raises ConfigError for a damaged table.
+    A gamma holds from its batch size up to the next one of the table. The plan must have been checked.
     """
     table = plan.get("gamma_table")
     if not table:
         return []
-    try:
-        batches = [int(b) for b in table["batch_sizes"]]
-        contexts = [int(c) for c in table["context_lens"]]
-        column = min(range(len(contexts)), key=lambda i: abs(contexts[i] - context_len))
-        gammas = [int(row[column]) for row in table["gamma"]]
-        valid = len(gammas) == len(batches) > 0 and batches == sorted(set(batches)) and batches[0] >= 1 <= min(contexts)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ConfigError(f"the plan's gamma_table cannot be read: {error!r}") from error
-    if not valid or min(gammas) < 0:
-        raise ConfigError("the plan's gamma_table must have one row per batch size, in rising order, and gamma >= 0")
+    batches, contexts = table["batch_sizes"], table["context_lens"]
+    column = min(range(len(contexts)), key=lambda i: abs(contexts[i] - context_len))
     starts = [1, *batches[1:]]
     ends = [start - 1 for start in starts[1:]] + [batches[-1]]
     bands: list[Band] = []
-    for start, end, gamma in zip(starts, ends, gammas, strict=True):
-        if bands and bands[-1][2] == gamma:
-            bands[-1] = (bands[-1][0], end, gamma)
+    for start, end, row in zip(starts, ends, table["gamma"], strict=True):
+        if bands and bands[-1][2] == row[column]:
+            bands[-1] = (bands[-1][0], end, row[column])
         else:
-            bands.append((start, end, gamma))
+            bands.append((start, end, row[column]))
     return bands
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
 import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pypdf import PdfReader
 from samples_reports import grid, plan
 from typer.testing import CliRunner
@@ -14,6 +17,9 @@ from typer.testing import CliRunner
 from magicdec.commands.report import report_command
 from magicdec.errors import ConfigError, MagicdecError, StorageError
 from magicdec.records import append_record
+from magicdec.reports.exports import export
+from magicdec.reports.html import render_html
+from magicdec.reports.tables import ReportData
 
 
 @pytest.fixture
@@ -81,3 +87,34 @@ def test_a_damaged_plan_is_refused_with_its_name(text: str, message: str, tmp_pa
     with pytest.raises(ConfigError, match=message) as error:
         run("--plan", document, "-o", tmp_path / "report.html")
     assert "plan.json" in str(error.value)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 10**12) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+PARTS = (
+    "model", "best", "candidates", "autoregressive", "gamma_table", "breakdown", "memory", "notes", "needs_acceptance",
+    "request", "hardware",
+)  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(part=st.sampled_from(PARTS), value=ANYTHING, data=st.data())
+def test_a_plan_is_refused_or_reported(part: str, value: object, data: st.DataObject) -> None:
+    """Whatever stands in one part of a plan, or in one of that part's keys: an error of the user's, or a report."""
+    document = plan()
+    if isinstance(document[part], dict) and data.draw(st.booleans()):
+        key = data.draw(st.sampled_from(sorted(document[part])))
+        document[part] = document[part] | {key: value}
+    else:
+        document[part] = value
+    try:
+        report = ReportData.from_records([], document)
+    except ConfigError:
+        return
+    render_html(report)
+    for engine in ("vllm", "sglang", "trtllm"):
+        with contextlib.suppress(ConfigError):
+            export(engine, document)
