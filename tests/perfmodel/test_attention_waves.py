@@ -1,4 +1,4 @@
-"""What the engine profile says of attention's last wave and of a standalone draft's ranks reaches the time of a step."""
+"""The engine profile's word on attention's last wave, and on a standalone draft's ranks, reaches the time of a step."""
 
 from __future__ import annotations
 
