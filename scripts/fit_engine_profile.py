@@ -66,8 +66,8 @@ BUDGET_EXPONENT, FILL_EXPONENT = 0.5, 1.0
 
 def fit_depth_law(directory: Path) -> Law:
     """Concentration, drift and depth from all rows of Llama-3.1-8B with SnapKV."""
-    rows = [depth._observation(row) for row in read_rows(directory / SNAPKV) if row.text("model") == "llama-3.1-8b"]
-    design, x = depth._fit(rows, has_shape=True)
+    rows = [depth.read_observation(row) for row in read_rows(directory / SNAPKV) if row.text("model") == "llama-3.1-8b"]
+    design, x = depth.fit_cells(rows, has_shape=True)
     return design.shape(x)
 
 
@@ -184,8 +184,8 @@ def write_pair_profile(profile: AcceptanceProfile, rows: list[PublishedRow]) -> 
 
 def write_snapkv_profile(directory: Path) -> None:
     """SnapKV on LongBench v2, the lower of the two datasets; the other lies within its error."""
-    rows = [depth._observation(row) for row in read_rows(directory / SNAPKV) if row.text("model") == "llama-3.1-8b"]
-    design, x = depth._fit(rows, has_shape=True)
+    rows = [depth.read_observation(row) for row in read_rows(directory / SNAPKV) if row.text("model") == "llama-3.1-8b"]
+    design, x = depth.fit_cells(rows, has_shape=True)
     shape = design.shape(x)
     chosen = [row for row in rows if row.group[1] == "longbench-v2"]
     log_rejection = np.log(1.0 - design.first_rates(x, chosen))

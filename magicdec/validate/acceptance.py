@@ -79,7 +79,7 @@ def _depth_groups(path: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
     require_columns(path, rows, ("model", "context_len", "draft_budget_tokens", "gamma"))
     if not {"tokens_per_step", "accepted_over_drafted"} & set(rows[0].values):
         raise ConfigError(f"{path} lacks the column tokens_per_step (or accepted_over_drafted)")
-    observations = [_observation(row) for row in rows]
+    observations = [read_observation(row) for row in rows]
     by_model: dict[str, list[Observation]] = defaultdict(list)
     for each in observations:
         by_model[each.group[0]].append(each)
@@ -95,7 +95,7 @@ def _depth_groups(path: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
     return groups
 
 
-def _observation(row: Row) -> Observation:
+def read_observation(row: Row) -> Observation:
     gamma = row.integer("gamma", low=1, high=MAX_GAMMA)
     if row.has("tokens_per_step"):
         tokens = row.number("tokens_per_step", low=1.0, high=gamma + 1.0 + 1e-6)
@@ -187,7 +187,7 @@ class _Design:
 
 def fit_and_predict(fitted: Sequence[Observation], unfitted: Sequence[Observation]) -> Prediction:
     """Fits the law, and a constant rate per cell, on the same rows; predicts the others by both."""
-    with_shape, without = (_fit(fitted, has_shape=flag) for flag in (True, False))
+    with_shape, without = (fit_cells(fitted, has_shape=flag) for flag in (True, False))
     return Prediction(
         shape=with_shape[0].shape(with_shape[1]),
         tokens=_tokens(*with_shape, unfitted)[0],
@@ -206,7 +206,7 @@ def _tokens(design: _Design, x: Array, rows: Sequence[Observation]) -> tuple[Arr
     return expected_tokens_per_step(rates, gammas), np.maximum(variance, 0.0)
 
 
-def _fit(rows: Sequence[Observation], *, has_shape: bool) -> tuple[_Design, Array]:
+def fit_cells(rows: Sequence[Observation], *, has_shape: bool) -> tuple[_Design, Array]:
     from scipy.optimize import least_squares
 
     design = _Design(
