@@ -211,18 +211,19 @@ def check_plan(plan: object) -> None:
     if not isinstance(plan["model"], str):
         raise ConfigError(f"plan: the model's name must be a text, not {plan['model']!r}")
     _check_parts(plan)
-    if not isinstance(plan.get("candidates") or [], list):
-        raise ConfigError("plan: candidates must be a list")
-    rows = [("best", plan["best"]), *(("candidates", row) for row in plan.get("candidates") or [])]
+    rows = [(name, plan[name]) for name in ("best", "autoregressive") if plan.get(name) is not None]
+    for name in ("candidates", "autoregressive_rows"):
+        if not isinstance(listed := plan.get(name) or [], list):
+            raise ConfigError(f"plan: {name} must be a list")
+        rows += [(name, row) for row in listed]
     for where, row in rows:
-        if row is None:
-            continue
         if not isinstance(row, Mapping):
             raise ConfigError(f"plan {where}: an object was expected, not {row!r}")
         record = candidate_record(plan, row)
-        for name in ("speedup", "step_s", "autoregressive_step_s", "expected_tokens_per_step"):
+        for name in CANDIDATE_FIELDS:
             value = getattr(record, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
+            positive = name in ("speedup", "step_s", "autoregressive_step_s", "expected_tokens_per_step")
+            if isinstance(value, float) and not (math.isfinite(value) and (value > 0 or (value == 0 and not positive))):
                 raise ConfigError(f"plan {where}: {name} is {value}, a positive number was expected")
         if not 0 <= record.gamma <= 1024 or record.batch_size < 1 or record.context_len < 1:
             raise ConfigError(f"plan {where}: gamma, batch_size and context_len must be positive whole numbers")
@@ -252,7 +253,8 @@ def _check_parts(plan: Mapping[str, Any]) -> None:
         v for ops in parts.breakdown.values() for op in ops for v in (op.time_s, op.ceiling_s, op.flops, op.bytes)
     ]
     numbers += list(parts.memory.values())
-    numbers += [v for row in (table.speedup if table else []) for v in row]
+    if table is not None:
+        numbers += [*table.break_even_context, *(v for row in table.speedup for v in row)]
     if any(v is not None and not (math.isfinite(v) and v >= 0) for v in numbers):
         raise ConfigError("the plan's breakdown, memory and gamma_table must hold finite numbers >= 0")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from magicdec.records import Record
-from magicdec.reports.data import Pair, ReportData, describe, is_speculative, method_name
+from magicdec.reports.data import Pair, ReportData, candidate_record, describe, is_speculative, method_name
 from magicdec.reports.style import GAMMA, thousands
 from magicdec.reports.terminal import print_comparison, print_rows, print_run, records_to_csv, rows_to_csv
 from magicdec.units import format_bytes, format_seconds
@@ -228,20 +228,17 @@ def result_table(data: ReportData) -> Table | None:
 
 def candidate_table(data: ReportData) -> Table | None:
     """The plan's candidates, fastest first."""
-    candidates = (data.plan or {}).get("candidates") or []
+    plan = data.plan or {}
+    candidates = [(candidate_record(plan, row), row.get("fits")) for row in plan.get("candidates") or []]
     if not candidates:
         return None
-    rows = []
-    for row in sorted(candidates, key=lambda c: -(c.get("speedup") or 0)):
-        low, high = row.get("speedup_low"), row.get("speedup_high")
-        interval = f"{low:.2f}–{high:.2f}" if low and high else None
-        draft = describe_draft(str(row.get("draft", "none")), str(row.get("draft_method", "none")))
-        fits = row.get("fits")
+    rows: list[tuple[Value, ...]] = []
+    for record, fits in sorted(candidates, key=lambda c: -(c[0].speedup or 0.0)):
         rows.append(
             (
-                row.get("batch_size"), row.get("context_len"), draft, row.get("draft_budget"), row.get("gamma"),
-                row.get("tp_size"), row.get("step_s"), row.get("expected_tokens_per_step"), row.get("tokens_per_s"),
-                row.get("speedup"), interval, row.get("bound_by"), {True: "yes", False: "no"}.get(fits),
+                record.batch_size, record.context_len, _method(record), record.draft_budget, record.gamma,
+                record.tp_size, record.step_s, record.expected_tokens_per_step, record.tokens_per_s, record.speedup,
+                _interval(record), record.bound_by, None if fits is None else ("no" if fits is False else "yes"),
             )
         )  # fmt: skip
     columns = (

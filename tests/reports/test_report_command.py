@@ -18,8 +18,8 @@ from magicdec.commands.report import report_command
 from magicdec.errors import ConfigError, MagicdecError, StorageError
 from magicdec.records import append_record
 from magicdec.reports.exports import export
-from magicdec.reports.html import render_html
-from magicdec.reports.tables import ReportData
+from magicdec.reports.headline import headline
+from magicdec.reports.tables import ReportData, all_tables
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ PARTS = (
 )  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(part=st.sampled_from(PARTS), value=ANYTHING, data=st.data())
 def test_a_plan_is_refused_or_reported(part: str, value: object, data: st.DataObject) -> None:
     """Whatever stands in one part of a plan, or in one of that part's keys: an error of the user's, or a report."""
@@ -114,7 +114,8 @@ def test_a_plan_is_refused_or_reported(part: str, value: object, data: st.DataOb
         report = ReportData.from_records([], document)
     except ConfigError:
         return
-    render_html(report)
+    headline(report)
+    all_tables(report)
     for engine in ("vllm", "sglang", "trtllm"):
         with contextlib.suppress(ConfigError):
             export(engine, document)
