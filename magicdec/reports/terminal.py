@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 FRACTION_WORDS = ("mape", "error", "coverage", "regret", "gamma_exact", "gamma_within", "noise", "bias")
 """Numbers whose name holds one of these words are fractions, shown in per cent."""
 
+COMPARISON_COLUMNS = {
+    "draft": "draft_method", "budget": "draft_budget", "gamma": "gamma", "batch": "batch_size",
+    "context": "context_len", "predicted_speedup": "predicted_speedup", "speedup_low": "speedup_low",
+    "speedup_high": "speedup_high", "measured_speedup": "measured_speedup", "error": "error_speedup",
+}  # fmt: skip
+"""Heading and name of what `print_comparison` shows of each point."""
+
 
 def records_to_csv(records: Iterable[Record]) -> str:
     """Every field of every record, in base units; lists and mappings as JSON, the environment's fields beside them."""
@@ -122,13 +129,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
 def print_comparison(document: Mapping[str, Any], console: Console) -> None:
     """Predicted against measured: the error of every term, point by point in speedup, and the verdict."""
     rows = document.get("rows") or []
-    keep = ("draft_method", "draft_budget", "gamma", "batch_size", "context_len")
-    points = []
-    for row in rows:
-        point = {name: row.get(name) for name in keep}
-        point |= {k: v for k, v in row.items() if k.startswith("speedup") and not isinstance(v, list | dict)}
-        points.append(point)
-    print_rows(points, console)
+    print_rows([{title: row.get(name) for title, name in COMPARISON_COLUMNS.items()} for row in rows], console)
     summary = [{"term": term, **values} for term, values in (document.get("summary") or {}).items()]
     if summary:
         console.print()

@@ -147,6 +147,8 @@ def test_a_comparison_prints_its_verdict_and_what_was_not_met() -> None:
     tables.print_comparison(document, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     assert "-6.7%" in text
+    assert "1.40" in text
+    assert "1.50" in text
     assert "90.0% of the measured speedups" in text
     assert "not met: speedup: 6.7 % > 6 %" in text
     assert text.rstrip().endswith("failed")
