@@ -22,8 +22,8 @@ FRACTION_WORDS = ("mape", "error", "coverage", "regret", "gamma_exact", "gamma_w
 
 COMPARISON_COLUMNS = {
     "draft": "draft_method", "budget": "draft_budget", "gamma": "gamma", "batch": "batch_size",
-    "context": "context_len", "predicted_speedup": "predicted_speedup", "speedup_low": "speedup_low",
-    "speedup_high": "speedup_high", "measured_speedup": "measured_speedup", "error": "error_speedup",
+    "context": "context_len", "predicted": "predicted_speedup", "low": "speedup_low",
+    "high": "speedup_high", "measured": "measured_speedup", "error": "error_speedup",
 }  # fmt: skip
 """Heading and name of what `print_comparison` shows of each point."""
 
@@ -156,7 +156,7 @@ def _cell(name: str, value: object) -> str:
         formats: list[tuple[Callable[[str], bool], Callable[[float], str]]] = [
             (lambda n: any(word in n for word in FRACTION_WORDS), lambda v: f"{v:.1%}"),
             (lambda n: n.endswith("_s"), format_seconds),
-            (lambda n: n.startswith("speedup") or n.endswith("speedup"), lambda v: f"{v:.2f}"),
+            (lambda n: "speedup" in n or n in COMPARISON_COLUMNS, lambda v: f"{v:.2f}"),
         ]
         for matches, show in formats:
             if matches(name):
