@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -30,7 +30,7 @@ def calibrate_command(
         "local.toml"
     ),
     model: Model = "embedded",
-    weights: Annotated[str, typer.Option(help="checkpoint, or random.")] = "checkpoint",
+    weights: Annotated[Literal["checkpoint", "random"], typer.Option(help="checkpoint, or random.")] = "checkpoint",
     dtype: Dtype = "float32",
     device: DeviceOption = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds.")] = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -34,7 +34,7 @@ EPILOG = """Examples:\n
 def run_command(
     model: Annotated[str, typer.Option(help="Catalog name, or a Hugging Face checkpoint directory.")] = "embedded",
     weights: Annotated[
-        str, typer.Option(help="checkpoint, or random (seeded) for a model without one.")
+        Literal["checkpoint", "random"], typer.Option(help="checkpoint, or random (seeded) for a model without one.")
     ] = "checkpoint",
     draft: Annotated[str, typer.Option(help="self, none, ngram, or a draft model.")] = "self",
     draft_method: Annotated[str, typer.Option(help="streamingllm, snapkv, topk, full or ngram.")] = "streamingllm",
@@ -69,7 +69,6 @@ def run_command(
     bind_threads()
     from magicdec.validate.request import BenchmarkRequest
 
-    require(weights in ("checkpoint", "random"), f"--weights must be checkpoint or random, not '{weights}'")
     methods = [draft_method] if draft not in ("none", "ngram") else [draft]
     budgets = parse_ints(draft_budget, "--draft-budget") if methods[0] in ("streamingllm", "snapkv", "topk") else [None]
     speculations = tuple(

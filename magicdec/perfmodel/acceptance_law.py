@@ -126,8 +126,7 @@ def sanitize(value: Any, low: float) -> Array:
 def survival(rates: Any) -> Array:
     """P(at least i drafts accepted), i = 1..gamma_max: the running product of the conditional rates."""
     values: Array = np.asarray(rates, dtype=np.float64)
-    product: Array = np.cumprod(np.clip(values, 0.0, 1.0), axis=-1)
-    return product
+    return np.asarray(np.cumprod(np.clip(values, 0.0, 1.0), axis=-1), dtype=np.float64)
 
 
 def expected_tokens_per_step(rates: Any, gamma: Any) -> Array:

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """The answer in one sentence, when not to speculate, and how to reproduce it."""
 
 from __future__ import annotations

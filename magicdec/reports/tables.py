@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """Tables of a report, as data: named columns with a kind, and rows of plain values, formatted at the edge."""
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def _with_repeated_passage(prompt: list[int], *, seed: int, passage: int = 256, 
 
 
 def _token_stream(request: PromptRequest, tokenizer: Tokenizer) -> list[int]:
-    """The source's documents as one stream of tokens, separated by the end-of-text token where the tokenizer has one."""
+    """The source's documents as one stream of tokens, separated by the end-of-text token if the tokenizer has one."""
     separator = tokenizer.token_to_id("<|endoftext|>")
     ids: list[int] = []
     for text in _texts(request.source):

@@ -44,5 +44,7 @@ def load_model_spec(model: str) -> ModelSpec:
     if path.exists():
         return load_hf_config(path)
     if "/" in model or model.endswith(".json"):
-        raise ConfigError(f"no configuration at {model}: give a config.json, its directory, or a name like llama-3.1-8b")
+        raise ConfigError(
+            f"no configuration at {model}: give a config.json, its directory, or a name like llama-3.1-8b"
+        )
     raise unknown_choice("model", model, model_names())

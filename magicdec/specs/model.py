@@ -131,7 +131,7 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
     attention_bias = bool(config.get("attention_bias", model_type == "qwen2"))
     return ModelSpec(
         name=name,
-        family=model_type,  # type: ignore[arg-type]  # membership in FAMILIES is checked above
+        family=model_type,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=reader.size("num_hidden_layers"),

@@ -17,9 +17,9 @@ MAX_GAMMA = 32
 class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A draft and how far it looks ahead. `gamma` = 0 is autoregressive decoding.
 
-    `draft` is "none", "self" (the target drafts for itself), "ngram", or a model's name. `draft_budget` counts the KV slots
-    per sequence and KV head that one draft step reads: sinks + selected + recent, generated tokens included, the drafts of
-    the current block excluded; None means the full cache.
+    `draft` is "none", "self" (the target drafts for itself), "ngram", or a model's name. `draft_budget` counts the KV
+    slots per sequence and KV head that one draft step reads: sinks + selected + recent, generated tokens included, the
+    drafts of the current block excluded; None means the full cache.
     """
 
     draft: str = "none"

@@ -30,7 +30,7 @@ from magicdec.validate.environment import ReferenceKernel
 from magicdec.validate.local_profile import LocalProfile
 from magicdec.validate.microbench import Point
 from magicdec.validate.predict import PROFILE_DTYPES
-from magicdec.validate.request import check_device
+from magicdec.validate.request import Weights, check_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Calibration:
 def calibrate(
     *,
     model: str = "embedded",
-    weights: str = "checkpoint",
+    weights: Weights = "checkpoint",
     device: str = "cpu",
     dtype: str = "float32",
     rounds: int = 5,

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -132,7 +133,7 @@ def linear_works(models: Iterable[ModelSpec], *, device: str, dtype: str) -> lis
         weight = torch.randn(n, k, device=device, dtype=TORCH_DTYPES[dtype])
         for m in LINEAR_TOKENS:
             x = torch.randn(m, k, device=device, dtype=TORCH_DTYPES[dtype])
-            works.append(Work("linear", {"m": m, "n": n, "k": k}, lambda x=x, w=weight: F.linear(x, w)))
+            works.append(Work("linear", {"m": m, "n": n, "k": k}, partial(F.linear, x, weight)))
     return works
 
 
@@ -188,6 +189,6 @@ def streaming_works(*, device: str) -> list[Work]:
     for kib in (2, 16, 64, 256, 1024, 4096, 16384):
         x = torch.randn(kib * 256, device=device)
         works.append(
-            Work("elementwise", {"num_bytes": 2 * x.numel() * 4, "num_kernels": 1}, lambda x=x: torch.mul(x, 2.0))
+            Work("elementwise", {"num_bytes": 2 * x.numel() * 4, "num_kernels": 1}, partial(torch.mul, x, 2.0))
         )
     return works

@@ -6,7 +6,7 @@ Also here: what refuses a request before anything is allocated, and the identity
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
 from magicdec.specs.catalog import load_model_spec
@@ -15,6 +15,7 @@ from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from magicdec.units import format_bytes
 from magicdec.validate.environment import available_memory_bytes
 
+Weights = Literal["checkpoint", "random"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -23,7 +24,7 @@ class BenchmarkRequest:
     """One (model, batch, context) and the speculative configurations to measure on it."""
 
     model: str
-    weights: str = "checkpoint"
+    weights: Weights = "checkpoint"
     dtype: str = "float32"
     device: str = "cpu"
     batch_size: int

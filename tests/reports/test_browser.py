@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """The HTML report in a real browser: no errors, sorting, filtering, hovering, the slider, and nothing too wide."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """Pairing of measured with predicted rows, and the tables made from them."""
 
 from __future__ import annotations

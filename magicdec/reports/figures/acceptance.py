@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """Figures of what the draft gets right: by position, by budget, and what follows from it for gamma."""
 
 from __future__ import annotations

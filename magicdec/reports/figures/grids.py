@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """Figures over many operating points: where speculation pays, and what throughput costs in latency."""
 
 from __future__ import annotations

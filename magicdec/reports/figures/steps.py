@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """Figures of where a step's time and a device's memory go."""
 
 from __future__ import annotations

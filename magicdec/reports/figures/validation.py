@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  # texts for readers use the signs of their field
 """Figures of the predictions held against the measurements."""
 
 from __future__ import annotations
