@@ -37,6 +37,7 @@ Rows = Mapping[str, Any]
 Curve = TypeVar("Curve", GemmCurve, AttentionCurve, AllReduceCurve, ElementwiseCurve)
 MAX_PARAMETERS = 12
 LOSS_SCALE = 0.05
+MIN_ROW_TIMINGS = 4
 PRIOR_WEIGHT = 0.006
 """Weight of one prior per square root of a row: 0.6 % of a residual, negligible wherever rows speak."""
 
@@ -296,7 +297,9 @@ def fit_attention(
     if not tiled:
         start = msgspec.structs.replace(start, wave_weight=0.0, stream_ratio=1e6, max_splits=1.0)
         curve, _ = minimise(start, parameters, predict, seconds, weights, starts=({}, {"ridge_power": 6.0}))
-        return _with_fit(curve, len(parameters), seconds, predict(curve), fitted_on)
+        factors = _row_factors(query_len * heads / kv_heads, seconds / predict(curve))
+        curve = msgspec.structs.replace(curve, row_factors=factors)
+        return _with_fit(curve, len(parameters) + len(factors), seconds, predict(curve), fitted_on)
     starts: Sequence[Mapping[str, float]] = ({}, {"wave_weight": 0.9, "bandwidth_efficiency": 0.78})
     candidates = [
         minimise(
@@ -307,6 +310,18 @@ def fit_attention(
     ]  # fmt: skip
     curve = min(candidates, key=lambda candidate: candidate[1])[0]
     return _with_fit(curve, len(parameters) + 1, seconds, predict(curve), fitted_on)
+
+
+def _row_factors(rows: Array, ratios: Array) -> tuple[float, ...]:
+    """Median of measured / smooth for each number of query rows, from 1 to the most there are enough timings of."""
+    counted = {
+        int(n): float(np.median(ratios[rows == n])) for n in np.unique(rows) if np.sum(rows == n) >= MIN_ROW_TIMINGS
+    }
+    if len(counted) < 2:
+        return ()
+    known = sorted(counted)
+    every = np.arange(1, known[-1] + 1)
+    return tuple(float(f) for f in np.interp(every, known, [counted[n] for n in known]))
 
 
 def fit_allreduce(

@@ -218,6 +218,8 @@ def attention_time(
     can_split = (group > 1.0) | (curve.splits == "always" or kernel == "split")
     busy_s, splitting_s = _blocks(hw, curve, blocks, kv_len, row_bytes, can_split=can_split, memory_s=memory_s)
     busy_s = np.where(kv_bytes > 0, soft_max(busy_s, compute_s, curve.ridge_power), 0.0)
+    if curve.row_factors:
+        busy_s = busy_s * np.interp(query_len * group, np.arange(len(curve.row_factors)) + 1.0, curve.row_factors)
     overhead_s = curve.overhead_s + np.where(kv_bytes > 0, splitting_s, 0.0)
     return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
 

@@ -140,6 +140,14 @@ class AttentionCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Cost of splitting and combining: of every call of the splitting kernel if `splits` is "grouped"."""
     min_split_tokens: float = 256.0
     max_splits: float = 32.0
+    row_factors: tuple[float, ...] = ()
+    """Time with 1, 2, 3, ... query rows per KV head relative to the smooth curve: CPU matrix libraries have a kernel of
+    its own for each small number of rows, and four may take no longer than three."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(math.isfinite(factor) and 0.05 <= factor <= 20.0 for factor in self.row_factors):
+            raise ValueError(f"'row_factors' must be between 0.05 and 20, not {list(self.row_factors)!r}")
 
 
 class AllReduceCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

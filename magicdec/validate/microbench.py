@@ -153,7 +153,7 @@ ATTENTION_SHAPES = (
     (24, 180),
     (40, 350),
 )
-QUERY_LENGTHS = (1, 2, 3, 4, 6, 8)
+QUERY_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 def attention_works(model: ModelSpec, *, device: str, dtype: str, rotate_over: int = 3) -> list[Work]:

@@ -5,8 +5,10 @@ Predictions come from the same `plan` that users call, so what is validated is w
 
 from __future__ import annotations
 
+from magicdec.errors import ConfigError
 from magicdec.perfmodel.candidates import Row
 from magicdec.perfmodel.planner import PlanDocument, PlanRequest, plan
+from magicdec.perfmodel.request import DEFAULT_MAX_GAMMA
 from magicdec.records import Record, current_environment
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.validate.local_profile import LocalProfile
@@ -47,6 +49,9 @@ def plan_local(
 def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Record]:
     """One predicted record for each of the request's configurations, the autoregressive one first."""
     predicted: list[Record] = []
+    deepest = max((s.gamma for s in request.speculations), default=0)
+    if deepest > DEFAULT_MAX_GAMMA:
+        raise ConfigError(f"predictions reach gamma {DEFAULT_MAX_GAMMA}, not {deepest}; measure it with magicdec run")
     for method in dict.fromkeys(s.draft_method for s in request.speculations):
         chosen = [s for s in request.speculations if s.draft_method == method]
         budgets = tuple(sorted({s.draft_budget for s in chosen if s.draft_budget is not None}))
@@ -66,4 +71,16 @@ def _record(request: BenchmarkRequest, speculation: SpeculationSpec, row: Row, p
         environment=current_environment(),
         **configuration_fields(request, speculation),
         **{name: row[name] for name in PREDICTED_FIELDS},
+        acceptance_by_position=_rates(request, speculation, profile),
     )
+
+
+def _rates(request: BenchmarkRequest, speculation: SpeculationSpec, profile: LocalProfile) -> list[float] | None:
+    """The acceptance profile's conditional rates at the configuration; None where no profile describes its method."""
+    law = next((p for p in profile.acceptance if p.draft_method == speculation.draft_method), None)
+    if law is None or not speculation.gamma:
+        return None
+    rates = law.conditional_rates(
+        budget=speculation.draft_budget, context=request.context_len, gamma_max=speculation.gamma
+    )
+    return [float(rate) for rate in rates]

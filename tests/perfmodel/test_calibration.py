@@ -173,3 +173,17 @@ def test_more_than_twelve_parameters_are_a_bug():
     parameters = {f"p{index}": Free(prior=1.0) for index in range(MAX_PARAMETERS + 1)}
     with pytest.raises(ValueError, match="at most 12"):
         minimise(ElementwiseCurve(), parameters, lambda curve: np.ones(3), np.ones(3), np.ones(3))
+
+
+def test_a_cpu_whose_kernel_has_its_own_speed_per_number_of_rows_is_recovered() -> None:
+    """Synthetic rows in which four query rows take no longer than three: the fit must not smooth that away."""
+    hw = HardwareProfile(name="cpu", kind="cpu", memory_bytes=1e10, memory_bytes_per_s=4e10, flops_per_s={"fp32": 2e11})
+    factor = {1: 1.0, 2: 1.1, 3: 1.4, 4: 1.4, 5: 1.8}
+    shapes = [(b, s, q) for b in (4, 8, 16, 32) for s in (1000, 2000, 4000) for q in factor]
+    batch, kv_len, query_len = (np.array(column, dtype=float) for column in zip(*shapes, strict=True))
+    seconds = 2 * batch * kv_len * 6 * 64 * 4 / 4e10 * np.array([factor[int(q)] for q in query_len])
+    constant = {"num_heads": np.full(len(shapes), 6.0), "num_kv_heads": np.full(len(shapes), 6.0)}
+    rows = {"batch_size": batch, "kv_len": kv_len, "query_len": query_len, "time_s": seconds, **constant}
+    curve = fit_attention({**rows, "head_dim": np.full(len(shapes), 64.0)}, hw, kv_dtype="fp32")
+    assert len(curve.row_factors) == 5
+    assert curve.fit.relative_error <= 0.05
