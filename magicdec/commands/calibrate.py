@@ -40,7 +40,7 @@ def calibrate_command(
     from magicdec.validate.environment import bind_threads
 
     bind_threads()
-    from magicdec.reports.files import check_writable
+    from magicdec.files import check_writable
     from magicdec.validate.calibrate import calibrate
     from magicdec.validate.local_profile import LocalProfile
 

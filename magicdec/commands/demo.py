@@ -25,8 +25,8 @@ def demo_command(
     from magicdec.validate.environment import bind_threads
 
     bind_threads()
+    from magicdec.files import check_writable, write_atomic
     from magicdec.reports.data import ReportData
-    from magicdec.reports.files import check_writable, write_atomic
     from magicdec.reports.html import write_html
     from magicdec.reports.pdf import write_pdf
     from magicdec.validate.demo import run_demo

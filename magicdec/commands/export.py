@@ -20,9 +20,9 @@ def export_command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
 ) -> None:
     """Write a plan as a serving engine's flags, and say what of it the engine does not support."""
+    from magicdec.files import write_atomic
     from magicdec.reports.data import load_plan
     from magicdec.reports.exports import export
-    from magicdec.reports.files import write_atomic
 
     text = export(engine, load_plan(plan))
     if output is None:

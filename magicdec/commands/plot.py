@@ -42,8 +42,8 @@ def plot_command(
     output_format: Annotated[PlotFormat | None, typer.Option("--format", help="None: by the file's name.")] = None,
 ) -> None:
     """Draw one figure, or write one table or a figure's values, of what a report would hold."""
+    from magicdec.files import write_atomic
     from magicdec.reports.figures import FIGURES
-    from magicdec.reports.files import write_atomic
     from magicdec.reports.tables import TABLE_NAMES
 
     if name == "list":

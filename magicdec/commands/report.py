@@ -33,7 +33,7 @@ def report_command(
     title: Annotated[str, typer.Option(help="Title of the report.")] = "Speculative decoding report",
 ) -> None:
     """Turn records into a self-contained HTML report, a typeset PDF, or both."""
-    from magicdec.reports.files import check_writable
+    from magicdec.files import check_writable
 
     paths = output or [Path("report.html")]
     for path in paths:

@@ -6,8 +6,6 @@ a user's own measurement replaces them. What was never measured has no profile: 
 
 from __future__ import annotations
 
-import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from magicdec.errors import ConfigError, StorageError
+from magicdec.errors import ConfigError
+from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance_fit import Measurement, fit_law, measurements_from_rows
 from magicdec.perfmodel.acceptance_law import PERCENTILE_95, Array, Law, LawError, expected_tokens_per_step, survival
 from magicdec.perfmodel.static_batch import speedup_static_batch, static_batch_efficiency
@@ -224,20 +223,5 @@ def save_profile(profile: AcceptanceProfile, path: str | Path) -> None:
 
     Raises StorageError when the file cannot be written.
     """
-    path = Path(path)
     text = msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise StorageError(f"cannot write acceptance profile {path}: {error.strerror or error}") from error
+    write_atomic(Path(path), text)

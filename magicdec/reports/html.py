@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from magicdec.files import write_atomic
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import Chart, draw_all
-from magicdec.reports.files import write_atomic
 from magicdec.reports.headline import commands_to_reproduce, headline
 from magicdec.reports.style import inline_svg
 from magicdec.reports.tables import Table, all_tables, format_value

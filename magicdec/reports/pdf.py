@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from magicdec.files import write_atomic
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import draw_all
-from magicdec.reports.files import write_atomic
 from magicdec.reports.headline import commands_to_reproduce, headline
 from magicdec.reports.html import SECTIONS, TEMPLATES
 from magicdec.reports.style import raw_svg

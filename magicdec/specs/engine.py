@@ -8,8 +8,6 @@ perfmodel/speculative.py. `*_s_per_element` fields, where given, replace the byt
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 import tomllib
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from magicdec.errors import ConfigError, StorageError, unknown_choice
+from magicdec.errors import ConfigError, unknown_choice
+from magicdec.files import write_atomic
 from magicdec.specs.hardware import dump_toml
 
 ENGINES_DIRECTORY = Path(__file__).resolve().parent / "data" / "engines"
@@ -177,19 +176,5 @@ def save_engine(profile: EngineProfile, path: Path) -> None:
     Raises StorageError when the file cannot be written.
     """
     text = dump_toml(msgspec.to_builtins(profile))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise StorageError(f"cannot write engine profile {path}: {error.strerror or error}") from error
+    write_atomic(path, text)
     load_engine.cache_clear()

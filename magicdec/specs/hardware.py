@@ -12,8 +12,6 @@ The same structs describe a CPU that was calibrated locally.
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 import tomllib
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +19,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from magicdec.errors import ConfigError, StorageError, unknown_choice
+from magicdec.errors import ConfigError, unknown_choice
+from magicdec.files import write_atomic
 
 HARDWARE_DIRECTORY = Path(__file__).resolve().parent / "data" / "hardware"
 DTYPE_BYTES: dict[str, float] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int4": 0.5}
@@ -354,21 +353,7 @@ def save_hardware(profile: HardwareProfile, path: Path) -> None:
     Raises StorageError when the file cannot be written.
     """
     text = dump_toml(msgspec.to_builtins(profile))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise StorageError(f"cannot write hardware profile {path}: {error.strerror or error}") from error
+    write_atomic(path, text)
     load_hardware.cache_clear()
 
 

@@ -121,7 +121,7 @@ def test_a_saved_profile_reads_back_equal_and_leaves_no_temporary_file(tmp_path)
 
 def test_an_unwritable_path_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot write hardware profile"):
+    with pytest.raises(StorageError, match="cannot write"):
         save_hardware(local_profile(), tmp_path / "file" / "x.toml")
 
 
