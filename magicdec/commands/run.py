@@ -3,43 +3,52 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from magicdec.commands.options import (
-    OutputFormat,
-    console,
-    end_progress,
-    parse_floats,
-    parse_ints,
-    progress_printer,
-    require,
-)
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.commands.options import OutputFormat, console, parse_floats, parse_ints, require
+from magicdec.commands.run_plan import read_plan
+from magicdec.errors import MagicdecError
+from magicdec.specs.speculation import SELF, SamplingSpec, SpeculationSpec
 
 if TYPE_CHECKING:
     from magicdec.records import Record
     from magicdec.validate.request import BenchmarkRequest
+    from magicdec.validate.sweep import Outputs
 
 EPILOG = """Examples:\n
   magicdec run --batch 32 --context 4096 --draft-budget 256 --gamma 3\n
   magicdec run --gamma 1,2,3 --draft-budget 128,256 --records results.jsonl --resume\n
-  magicdec run --model llama-3.2-1b --weights random --prompts random --simulate-acceptance 0.8
+  magicdec run --model llama-3.2-1b --weights random --prompts random --simulate-acceptance 0.8\n
+  magicdec run --plan plan.json --tp 2
 """
+FIRST_RANK_SPEAKS_S = 2.0
+"""Under torchrun, how long the other ranks wait with an error that the first one may have as well."""
 
 
 def run_command(
+    context_: typer.Context,
     model: Annotated[str, typer.Option(help="Catalog name, or a Hugging Face checkpoint directory.")] = "embedded",
     weights: Annotated[
         Literal["checkpoint", "random"], typer.Option(help="checkpoint, or random (seeded) for a model without one.")
     ] = "checkpoint",
     draft: Annotated[str, typer.Option(help="self, none, ngram, or a draft model.")] = "self",
-    draft_method: Annotated[str, typer.Option(help="streamingllm, snapkv, topk, full or ngram.")] = "streamingllm",
-    draft_budget: Annotated[str, typer.Option(help="KV slots a draft step reads; a list measures each.")] = "256",
+    draft_method: Annotated[
+        str, typer.Option(help="streamingllm, snapkv or topk; of a model: full, streamingllm.")
+    ] = "streamingllm",
+    draft_budget: Annotated[
+        str | None, typer.Option(help="KV slots a draft step reads; a list measures each.")
+    ] = "256",
     gamma: Annotated[str, typer.Option(help="Drafted tokens per step; a list measures each.")] = "3",
+    plan: Annotated[Path | None, typer.Option(help="Run a plan's best and runner-up; options override.")] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Ranks that share the model; starts them itself.")] = 1,
+    draft_tp: Annotated[int | None, typer.Option(min=1, help="Ranks of the draft model; default: all.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 8,
     context: Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt.")] = 2048,
     context_spread: Annotated[float, typer.Option(min=0, max=0.9, help="Prompts are this share shorter, evenly.")] = 0,
@@ -64,54 +73,126 @@ def run_command(
     output_format: Annotated[OutputFormat, typer.Option("--format", help="How to print.")] = OutputFormat.TABLE,
 ) -> None:
     """Decode a batch for real, autoregressive and speculative, and measure both."""
-    from magicdec.validate.environment import bind_threads
+    given = dict(context_.params)
+    explicit = {name for name in given if (source := context_.get_parameter_source(name)) and source.name != "DEFAULT"}
+    chosen = [{**given, **_not_in(explicit, row)} for row in (read_plan(plan) if plan else [{}])]
+    requests = _merge([_request(options, is_tp_explicit="tp" in explicit) for options in chosen])
+    from magicdec.validate.sweep import Outputs
 
-    bind_threads()
+    outputs = Outputs(records=records, resume=resume, save_output=save_output, quiet=quiet)
+    results = _run(requests, outputs)
+    if results is not None:
+        _print(results, output_format)
+
+
+def _not_in(explicit: set[str], row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in explicit}
+
+
+def _request(options: dict[str, Any], *, is_tp_explicit: bool) -> BenchmarkRequest:
+    from magicdec.runtime.hub import resolve_hub_name
     from magicdec.validate.request import BenchmarkRequest
 
-    methods = [draft_method] if draft not in ("none", "ngram") else [draft]
-    budgets = parse_ints(draft_budget, "--draft-budget") if methods[0] in ("streamingllm", "snapkv", "topk") else [None]
-    speculations = tuple(
-        SpeculationSpec(draft=draft, draft_method=method, draft_budget=budget, gamma=g)  # type: ignore[arg-type]  # checked
-        for method, budget, g in product(methods, budgets, parse_ints(gamma, "--gamma"))
-        if method != "none" and g > 0
-    )
-    rates = parse_floats(simulate_acceptance, "--simulate-acceptance") if simulate_acceptance else None
+    weights = options["weights"]
+    model, draft = (resolve_hub_name(options[k], with_weights=weights == "checkpoint") for k in ("model", "draft"))
+    text = options["simulate_acceptance"]
+    rates = parse_floats(text, "--simulate-acceptance") if text else None
     require(rates is None or all(0 <= r <= 1 for r in rates), "--simulate-acceptance must be rates between 0 and 1")
-    request = BenchmarkRequest(
+    return BenchmarkRequest(
         model=model,
         weights=weights,
-        dtype=dtype,
-        device=device,
-        batch_size=batch,
-        context_len=context,
-        context_spread=context_spread,
-        gen_len=gen_len,
-        speculations=speculations,
-        sampling=SamplingSpec(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
-        prompts=prompts,
-        repetitions=repetitions,
+        dtype=options["dtype"],
+        device=options["device"],
+        batch_size=options["batch"],
+        context_len=options["context"],
+        context_spread=options["context_spread"],
+        gen_len=options["gen_len"],
+        speculations=_speculations({**options, "draft": draft}),
+        sampling=SamplingSpec(
+            temperature=options["temperature"], top_k=options["top_k"], top_p=options["top_p"], seed=options["seed"]
+        ),
+        prompts=options["prompts"],
+        repetitions=options["repetitions"],
         simulate_acceptance=tuple(rates) if rates else None,
-        stop_at_eos=stop_at_eos,
-        run_to_end=run_to_end,
+        stop_at_eos=options["stop_at_eos"],
+        run_to_end=options["run_to_end"],
+        tp_size=_tp_size(options["tp"], is_explicit=is_tp_explicit),
     )
-    results = _measure(request, records=records, resume=resume, save_output=save_output, quiet=quiet)
-    _print(results, output_format)
 
 
-def _measure(
-    request: BenchmarkRequest, *, records: Path | None, resume: bool, save_output: Path | None, quiet: bool
-) -> list[Record]:
-    from magicdec.validate.measurement import benchmark, write_outputs
+def _speculations(options: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
+    draft, method = options["draft"], options["draft_method"]
+    if draft == "none":
+        return ()
+    if draft == "ngram" or (draft == SELF and method == "ngram"):
+        draft, method = "ngram", "ngram"
+    budgets: list[int] | list[None] = [None]
+    if method in ("streamingllm", "snapkv", "topk"):
+        require(options["draft_budget"] is not None, f"--draft-method {method} needs --draft-budget")
+        budgets = parse_ints(options["draft_budget"], "--draft-budget")
+    return tuple(
+        SpeculationSpec(
+            draft=draft, draft_method=method, draft_budget=budget, gamma=gamma, draft_tp_size=options["draft_tp"]
+        )
+        for budget, gamma in product(budgets, parse_ints(options["gamma"], "--gamma"))
+        if gamma > 0
+    )
 
-    show = progress_printer(quiet)
-    try:
-        session, results = benchmark(request, records=records, resume=resume, progress=show)
-        if save_output is not None and session is not None:
-            write_outputs(session, save_output)
-    finally:
-        end_progress(quiet)
+
+def _tp_size(wanted: int, *, is_explicit: bool) -> int:
+    """Under torchrun the size of its world decides."""
+    world_size = os.environ.get("WORLD_SIZE")
+    if world_size is None:
+        return wanted
+    require(not is_explicit or wanted == int(world_size), f"--tp {wanted}, but torchrun started {world_size} ranks")
+    return int(world_size)
+
+
+def _merge(requests: list[BenchmarkRequest]) -> list[BenchmarkRequest]:
+    """Requests that differ in what is drafted only become one, so that they are measured side by side."""
+    merged: dict[BenchmarkRequest, list[SpeculationSpec]] = {}
+    for request in requests:
+        merged.setdefault(replace(request, speculations=()), []).extend(request.speculations)
+    return [replace(request, speculations=tuple(dict.fromkeys(found))) for request, found in merged.items()]
+
+
+def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | None:
+    """The records; None on ranks other than the first of torchrun's."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return _run_under_torchrun(requests, outputs)
+    from magicdec.validate.environment import bind_threads
+
+    if all(request.tp_size == 1 for request in requests):
+        bind_threads()
+    from magicdec.runtime.launch import launch
+    from magicdec.validate.sweep import measure_request
+
+    results: list[Record] = []
+    for request in requests:
+        device_type = request.device.partition(":")[0]
+        results += launch(measure_request, request.tp_size, request, outputs, device_type=device_type)
     return results
+
+
+def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | None:
+    """One error of all ranks is printed by the first alone: it fails at once, and torchrun then ends the others."""
+    from magicdec.runtime.affinity import take_own_cores
+    from magicdec.validate.environment import bind_threads
+
+    if take_own_cores():
+        bind_threads()
+    from magicdec.runtime.distributed import join_world, leave_world
+    from magicdec.validate.sweep import measure_request
+
+    try:
+        tp = join_world(requests[0].device.partition(":")[0])
+        results = [record for request in requests for record in measure_request(tp, request, outputs)]
+        leave_world()
+    except MagicdecError:
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(FIRST_RANK_SPEAKS_S)
+        raise
+    return results if tp.rank == 0 else None
 
 
 def _print(results: list[Record], output_format: OutputFormat) -> None:

@@ -10,11 +10,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
 import torch
 
 from magicdec.errors import MagicdecError
+from magicdec.runtime.affinity import cores_of_rank
 from magicdec.runtime.distributed import TensorParallel, join_world, leave_world
 
 GRACE_S = 5.0
@@ -45,7 +47,7 @@ def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_typ
         process = context.Process(
             target=_run_rank, args=(rank, tp_size, port, device_type, sender, function, arguments), daemon=True
         )
-        process.start()
+        _start_on_own_cores(process, rank, tp_size)
         sender.close()  # the child holds its own end: when it dies, the receiver sees the end of the file
         receivers.append(receiver)
         processes.append(process)
@@ -57,6 +59,27 @@ def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_typ
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def _start_on_own_cores(process: SpawnProcess, rank: int, tp_size: int) -> None:
+    """A child inherits the cores of the thread that starts it. With cores of its own it may bind its threads to them;
+    without, bound threads of all ranks would share one core."""
+    cores = cores_of_rank(rank, tp_size)
+    variables = {"OMP_PROC_BIND": "true" if cores else "false"}
+    if cores:
+        variables["OMP_NUM_THREADS"] = str(len(cores))
+    before = {name: os.environ.get(name) for name in variables}
+    allowed = os.sched_getaffinity(0) if cores else set()
+    os.environ.update(variables)
+    try:
+        if cores:
+            os.sched_setaffinity(0, cores)
+        process.start()
+    finally:
+        if cores:
+            os.sched_setaffinity(0, allowed)
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _collect(receivers: list[Connection]) -> Any:
@@ -87,7 +110,7 @@ def _run_rank(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(tp_size))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(tp_size), LOCAL_WORLD_SIZE=str(tp_size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -14,7 +14,9 @@ import msgspec
 import torch
 from tokenizers import Tokenizer
 
+from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
@@ -22,7 +24,7 @@ from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-from magicdec.validate.request import BenchmarkRequest, check_request
+from magicdec.validate.request import BenchmarkRequest, check_request, draft_model_name
 
 
 class BenchmarkSession:
@@ -33,24 +35,61 @@ class BenchmarkSession:
         request: BenchmarkRequest,
         *,
         model: Transformer | None = None,
+        tp: TensorParallel | None = None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.request = request
         self.spec = load_model_spec(request.model)
+        tp = tp or SINGLE
+        assert tp.size == request.tp_size, (tp.size, request.tp_size)
         check_request(request, self.spec)
+        tp.all_reduce(torch.zeros(1, device=request.device))  # no rank allocates before all have checked what is free
         progress(f"loading {request.model}")
-        self.model = model or load_model(
-            request.model if request.weights == "checkpoint" else self.spec,
-            weights=request.weights,
-            device=request.device,
-            dtype=request.dtype,
-        )
+        self.model = model or self._load(request.model, tp)
+        self._draft_models = self._load_drafts(tp)
+        self._model_drafters: dict[SpeculationSpec, Drafter] = {}
         self.tokenizer = self._load_tokenizer()
         self.prompts = self._load_prompts()
         self.engine = Engine(self.model, batch_size=request.batch_size, max_len=request.max_len)
         progress(f"prefilling {request.batch_size} prompts of {request.context_len} tokens")
         self.prefill_s = self._prefill()
         self.snapshot = self.engine.snapshot()
+
+    def _load(self, name: str, tp: TensorParallel) -> Transformer:
+        request = self.request
+        return load_model(
+            name if request.weights == "checkpoint" else load_model_spec(name),
+            weights=request.weights,
+            tp=tp,
+            device=request.device,
+            dtype=request.dtype,
+        )
+
+    def _load_drafts(self, tp: TensorParallel) -> dict[tuple[str, int], Transformer | None]:
+        """Draft models by (name, ranks); None where this rank does not draft. Every rank goes through the same ones."""
+        wanted = [
+            (name, s.draft_tp_size or tp.size) for s in self.request.speculations if (name := draft_model_name(s))
+        ]
+        groups = {size: tp.first(size) for size in dict.fromkeys(size for _, size in wanted)}
+        return {
+            (name, size): self._load(name, group) if (group := groups[size]) is not None else None
+            for name, size in dict.fromkeys(wanted)
+        }
+
+    def _drafter(self, speculation: SpeculationSpec) -> Drafter | None:
+        """A new drafter, but the kept one of a draft model: its prefill serves every run."""
+        name = draft_model_name(speculation)
+        if speculation.is_autoregressive or name is None:
+            return build_drafter(speculation, self.engine)
+        kind = msgspec.structs.replace(speculation, gamma=0)
+        same = (s.gamma for s in self.request.speculations if msgspec.structs.replace(s, gamma=0) == kind)
+        key = msgspec.structs.replace(speculation, gamma=max(same, default=speculation.gamma))
+        if key not in self._model_drafters:
+            draft_model = self._draft_models[name, speculation.draft_tp_size or self.model.tp.size]
+            drafter = build_drafter(key, self.engine, draft_model)
+            assert drafter is not None
+            self._model_drafters[key] = drafter
+        return self._model_drafters[key]
 
     def _load_tokenizer(self) -> Tokenizer | None:
         checkpoint = checkpoint_directory(self.request.model)
@@ -94,7 +133,7 @@ class BenchmarkSession:
         if seed is not None:
             sampling = msgspec.structs.replace(sampling, seed=seed)
         self.engine.restore(self.snapshot)
-        drafter = None if speculation.is_autoregressive else build_drafter(speculation, self.engine)
+        drafter = self._drafter(speculation)
         simulated = request.simulate_acceptance if drafter is not None else None
         options = DecodeOptions(
             gamma=0 if drafter is None else speculation.gamma,

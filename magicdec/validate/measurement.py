@@ -20,6 +20,7 @@ import torch
 
 from magicdec.errors import StorageError
 from magicdec.records import Record, append_record, current_environment, read_records
+from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.generate import DecodeResult
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.units import KIB
@@ -171,22 +172,27 @@ def benchmark(
     records: Path | None = None,
     resume: bool = False,
     bandwidth_bytes_per_s: float | None = None,
+    tp: TensorParallel = SINGLE,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[BenchmarkSession | None, list[Record]]:
     """Measures a request and appends a record per configuration as soon as all repetitions are done.
 
     With `resume`, configurations that the records file holds already are taken from it; when it holds all of them
-    nothing is loaded and the session is None.
+    nothing is loaded and the session is None. Of several ranks, the first reads and writes the file for all.
     """
     known: dict[str, Record] = {}
+    if tp.rank > 0:
+        records = None
     if resume and records is not None and records.exists():
         known = {record.key: record for record in read_records(records) if record.source == "measured"}
     configurations = (AUTOREGRESSIVE, *request.speculations)
     keys = [configuration_key(request, speculation) for speculation in configurations]
-    if all(key in known for key in keys):
-        return None, [known[key] for key in keys]
-    todo = tuple(s for s, key in zip(configurations, keys, strict=True) if key not in known and not s.is_autoregressive)
-    session = BenchmarkSession(replace(request, speculations=todo), progress=progress)
+    is_known = tp.broadcast(torch.tensor([key in known for key in keys], dtype=torch.long, device=request.device))
+    if is_known.all():
+        return None, [known[key] for key in keys if key in known]
+    pairs = zip(configurations, is_known.tolist(), strict=True)
+    todo = tuple(s for s, skip in pairs if not skip and not s.is_autoregressive)
+    session = BenchmarkSession(replace(request, speculations=todo), tp=tp, progress=progress)
     measured = []
     for measurement in measure(session, progress=progress):
         record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
@@ -194,7 +200,7 @@ def benchmark(
         if records is not None and record.key not in known:
             append_record(records, record)
     known |= {record.key: record for record in measured}
-    return session, [known[key] for key in keys]
+    return session, [known[key] for key in keys if key in known]
 
 
 def configuration_key(request: BenchmarkRequest, speculation: SpeculationSpec) -> str:
@@ -204,11 +210,13 @@ def configuration_key(request: BenchmarkRequest, speculation: SpeculationSpec) -
 def write_outputs(session: BenchmarkSession, path: Path) -> None:
     """Decodes once more to the end, and writes each sequence's prompt and generated tokens and text as JSON lines.
 
-    Raises StorageError when the file cannot be written.
+    Of several ranks, all decode and the first writes. Raises StorageError when the file cannot be written.
     """
     request = session.request
     speculation = request.speculations[-1] if request.speculations else AUTOREGRESSIVE
     result = session.run(speculation, seed=request.sampling.seed, run_to_end=True)
+    if session.model.tp.rank > 0:
+        return
     lines = []
     for prompt, tokens in zip(session.prompts, result.tokens, strict=True):
         row: dict[str, Any] = {"prompt_ids": prompt, "generated_ids": tokens}

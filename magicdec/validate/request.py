@@ -5,18 +5,21 @@ Also here: what refuses a request before anything is allocated, and the identity
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import MAX_GAMMA, SELF, SamplingSpec, SpeculationSpec
 from magicdec.units import format_bytes
 from magicdec.validate.environment import available_memory_bytes
 
 Weights = Literal["checkpoint", "random"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SELF_METHODS = ("streamingllm", "snapkv", "topk")
+MODEL_METHODS = ("streamingllm", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,7 @@ class BenchmarkRequest:
     stop_at_eos: bool = False
     run_to_end: bool = False
     """Let every sequence reach its end, which also measures the speedup of a static batch."""
+    tp_size: int = 1
 
     @property
     def max_gamma(self) -> int:
@@ -58,7 +62,7 @@ def check_request(request: BenchmarkRequest, model: ModelSpec) -> None:
     """
     if request.dtype not in DTYPE_BYTES:
         raise unknown_choice("dtype", request.dtype, DTYPE_BYTES)
-    check_device(request.device)
+    check_device(request.device, num_ranks=_local_world_size(request) if request.tp_size > 1 else 1)
     if request.max_len > model.max_position_embeddings:
         room = model.max_position_embeddings - request.gen_len - request.max_gamma - 1
         raise CapacityError(
@@ -66,14 +70,53 @@ def check_request(request: BenchmarkRequest, model: ModelSpec) -> None:
             f"the {model.max_position_embeddings} positions of {model.name}; the longest context is {room}"
         )
     for speculation in request.speculations:
-        if speculation.draft_budget is not None and speculation.draft_budget > request.context_len:
-            raise ConfigError(
-                f"draft budget {speculation.draft_budget} exceeds the context {request.context_len}; "
-                f"the largest is {request.context_len}"
-            )
+        _check_speculation(request, speculation, model)
+    _check_memory(request, model)
+
+
+def draft_model_name(speculation: SpeculationSpec) -> str | None:
+    """The model that drafts, where it is another one than the target."""
+    return None if speculation.draft in ("none", SELF, "ngram") else speculation.draft
+
+
+def _check_speculation(request: BenchmarkRequest, speculation: SpeculationSpec, target: ModelSpec) -> None:
+    budget, name = speculation.draft_budget, draft_model_name(speculation)
+    if budget is not None and budget > request.context_len:
+        raise ConfigError(
+            f"draft budget {budget} exceeds the context {request.context_len}; the largest is {request.context_len}"
+        )
+    if speculation.is_self and speculation.draft_method not in SELF_METHODS:
+        raise unknown_choice("draft method of a self-draft", speculation.draft_method, SELF_METHODS)
+    draft_tp_size = speculation.draft_tp_size or request.tp_size
+    if not 1 <= draft_tp_size <= request.tp_size:
+        raise ConfigError(f"the draft cannot be on {draft_tp_size} ranks when the target is on {request.tp_size}")
+    if name is None:
+        if draft_tp_size != request.tp_size:
+            raise ConfigError(f"--draft-tp {draft_tp_size} needs a draft model; draft '{speculation.draft}' has none")
+        return
+    if speculation.draft_method not in MODEL_METHODS:
+        raise unknown_choice("draft method of a draft model", speculation.draft_method, MODEL_METHODS)
+    draft = load_model_spec(name)
+    if draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"draft {draft.name} has a vocabulary of {draft.vocab_size}, target {target.name} of {target.vocab_size}: "
+            "they must be the same"
+        )
+    length = request.max_len if budget is None else budget + speculation.gamma + 1
+    if length > draft.max_position_embeddings:
+        advice = "use --draft-method streamingllm with a budget" if budget is None else "use a smaller budget"
+        raise CapacityError(
+            f"draft {draft.name} holds {draft.max_position_embeddings} positions, {length} are needed; {advice}"
+        )
+
+
+def _check_memory(request: BenchmarkRequest, model: ModelSpec) -> None:
+    """On a CPU the ranks of a machine share its memory; on GPUs each rank has its own."""
+    on_device = min(request.tp_size, _local_world_size(request)) if request.device == "cpu" else 1
+    share = on_device / request.tp_size
+    weights, slots = memory_elements(request, model)
     dtype_bytes = DTYPE_BYTES[request.dtype]
-    per_sequence = model.kv_elements_per_token() * dtype_bytes * request.max_len
-    fixed = model.num_parameters * dtype_bytes
+    per_sequence, fixed = slots * dtype_bytes * share, weights * dtype_bytes * share
     needed, available = fixed + per_sequence * request.batch_size, available_memory_bytes(request.device)
     if needed > available:
         fits = int((available - fixed) // per_sequence)
@@ -84,18 +127,54 @@ def check_request(request: BenchmarkRequest, model: ModelSpec) -> None:
         )
 
 
+def memory_elements(request: BenchmarkRequest, model: ModelSpec) -> tuple[float, float]:
+    """Numbers held by all ranks together: of weights, and of KV caches per sequence; drafts included.
+
+    A draft model and its cache stay for the whole session; a self-draft's compact cache lasts for one run.
+    """
+    length = request.max_len + MAX_GAMMA
+    weights = float(model.num_parameters)
+    slots = _kv_elements(model, request.tp_size) * length
+    drafts, caches, compact = {}, {}, 0.0
+    for speculation in request.speculations:
+        name, budget = draft_model_name(speculation), speculation.draft_budget
+        kept = length if budget is None else budget + MAX_GAMMA + 1
+        if name is not None:
+            draft, tp_size = load_model_spec(name), speculation.draft_tp_size or request.tp_size
+            # What fewer ranks hold counts as if all did: the fullest rank decides.
+            spread = request.tp_size / tp_size
+            drafts[name, tp_size] = draft.num_parameters * spread
+            caches[name, tp_size, budget] = _kv_elements(draft, tp_size) * kept * spread
+        elif speculation.is_self:
+            compact = max(compact, _kv_elements(model, request.tp_size) * kept)
+    return weights + sum(drafts.values()), slots + sum(caches.values()) + compact
+
+
+def _kv_elements(model: ModelSpec, tp_size: int) -> float:
+    """Per token, over all shards: KV heads are held more than once where there are more shards than heads."""
+    return model.kv_elements_per_token() * max(1.0, tp_size / model.num_key_value_heads)
+
+
+def _local_world_size(request: BenchmarkRequest) -> int:
+    """Ranks on this machine: what torchrun says, or all."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", request.tp_size))
+
+
 def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec) -> dict[str, Any]:
     """The identity part of a record."""
     sampling = request.sampling
+    draft = draft_model_name(speculation)
     simulated = request.simulate_acceptance if not speculation.is_autoregressive else None
     return {
         "model": load_model_spec(request.model).name,
         "device": request.device,
         "dtype": request.dtype,
-        "draft": speculation.draft,
+        "draft": speculation.draft if draft is None else load_model_spec(draft).name,
         "draft_method": speculation.draft_method,
         "draft_budget": speculation.draft_budget,
         "gamma": speculation.gamma,
+        "tp_size": request.tp_size,
+        "draft_tp_size": speculation.draft_tp_size,
         "batch_size": request.batch_size,
         "context_len": request.context_len,
         "gen_len": request.gen_len,
@@ -109,14 +188,16 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
     }
 
 
-def check_device(device: str) -> None:
-    """Raises ConfigError for a device that torch does not have here."""
+def check_device(device: str, *, num_ranks: int = 1) -> None:
+    """Raises ConfigError for a device that torch does not have here, or not once for each rank."""
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
         raise unknown_choice("device", device, ("cpu", "cuda", "cuda:0"))
+    if index and num_ranks > 1:
+        raise ConfigError(f"device '{device}' is one device, but {num_ranks} ranks need one each; use {kind}")
     if kind == "cuda":
         import torch
 
         count = torch.cuda.device_count()
-        if int(index or 0) >= count:
-            raise ConfigError(f"device '{device}' is not here: torch sees {count} CUDA devices; use cpu")
+        if int(index or 0) + num_ranks > count:
+            raise ConfigError(f"{num_ranks} of device '{device}' wanted, torch sees {count} CUDA devices; use cpu")

@@ -1,0 +1,128 @@
+"""`magicdec run`: draft models, several ranks, and plans, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from magicdec.commands.run_plan import read_plan
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.speculation import SpeculationSpec
+from magicdec.validate.request import BenchmarkRequest, check_request, memory_elements
+
+SMALL = ("--batch", "2", "--context", "120", "--gen-len", "6", "--repetitions", "1", "--quiet", "--format", "json")
+
+
+def run(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *(launcher or ()), *(("-m",) if launcher else ()), "magicdec", "run", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def rows_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def generated(path: Path) -> list[list[int]]:
+    return [json.loads(line)["generated_ids"] for line in path.read_text().splitlines()]
+
+
+def test_one_rank_two_ranks_and_torchrun_generate_the_same(tmp_path: Path) -> None:
+    """The same tokens and acceptance; each records itself once, with its ranks. The draft model is on one rank."""
+    options = (*SMALL, "--draft", "embedded", "--draft-method", "streamingllm", "--draft-budget", "32", "--gamma", "2")
+    outputs, rows = [], []
+    torchrun = ("torch.distributed.run", "--nproc-per-node", "2")
+    for name, extra, launcher in (
+        ("one", (), ()),
+        ("two", ("--tp", "2", "--draft-tp", "1"), ()),
+        ("torchrun", ("--draft-tp", "1"), torchrun),
+    ):
+        records, output = tmp_path / f"{name}.jsonl", tmp_path / f"{name}-output.jsonl"
+        files = ("--records", str(records), "--save-output", str(output))
+        rows.append(rows_of(run(*options, *extra, *files, launcher=launcher)))
+        outputs.append(generated(output))
+        assert len(records.read_text().splitlines()) == 2
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert [row.get("tp_size", 1) for _, row in rows] == [1, 2, 2]
+    assert [row.get("draft_tp_size") for _, row in rows] == [None, 1, 1]
+    assert len({tuple(row["acceptance_histogram"]) for _, row in rows}) == 1
+    assert rows[0][1]["draft"] == "embedded"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--draft", "llama-68m"), "they must be the same"),
+        (("--draft", "llama-68n"), "did you mean llama-68m"),
+        (("--draft-tp", "2"), "the draft cannot be on 2 ranks"),
+        (("--tp", "2", "--draft-tp", "1"), "needs a draft model"),
+        (("--draft-method", "full"), "unknown draft method of a self-draft"),
+        (("--tp", "3"), "cannot be divided into 3 shards"),
+        (("--plan", "/nonexistent.json"), "cannot read plan"),
+    ],
+)
+def test_what_cannot_be_drafted_or_divided_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    done = run("--quiet", "--draft-budget", "32", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert message in done.stderr
+
+
+def plan_file(path: Path) -> Path:
+    row = {"draft": "self", "draft_method": "streamingllm", "draft_budget": 32, "draft_tp_size": None, "gamma": 2}
+    row |= {"tp_size": 1, "batch_size": 2, "context_len": 120}
+    rows = [row, {**row, "draft_budget": 48, "batch_size": 4}, {**row, "draft_method": "snapkv"}]
+    request = {"model": "embedded", "gen_len": 5, "temperature": 0.0, "top_k": None, "top_p": None}
+    document = {"kind": "plan", "model": "embedded", "request": request, "best": row, "candidates": rows}
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_plan_runs_its_best_and_runner_up_and_options_override(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path / "plan.json")
+    rows = rows_of(run("--plan", str(plan), "--gamma", "1,3", "--repetitions", "1", "--quiet", "--format", "json"))
+    found = [(row.get("draft_method", "none"), row.get("gamma", 0)) for row in rows]
+    assert found == [("none", 0), ("streamingllm", 1), ("streamingllm", 3), ("snapkv", 1), ("snapkv", 3)]
+    assert {(r["batch_size"], r["context_len"], r["gen_len"], r.get("temperature", 0.0)) for r in rows} == {
+        (2, 120, 5, 0.0)
+    }
+
+
+def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    for text, message in (("{", "not JSON"), ("[]", "is no plan"), ('{"kind": "plan"}', "not a whole plan")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_plan(path)
+
+
+def test_the_memory_check_counts_the_draft_model_and_its_cache() -> None:
+    """Against the specs' own numbers: embedded drafting for itself over a full cache doubles everything."""
+    target = load_model_spec("embedded")
+    alone = BenchmarkRequest(model="embedded", batch_size=2, context_len=100, gen_len=10)
+    spec = SpeculationSpec(draft="embedded", draft_method="full", gamma=3)
+    drafted = BenchmarkRequest(model="embedded", batch_size=2, context_len=97, gen_len=10, speculations=(spec,))
+    assert memory_elements(alone, target)[0] == target.num_parameters
+    assert memory_elements(drafted, target) == pytest.approx([2 * x for x in memory_elements(alone, target)])
+    sparse = SpeculationSpec(draft="llama-68m", draft_method="full", gamma=3)
+    with pytest.raises(CapacityError, match="llama-68m holds 2048 positions, 3104 are needed; use --draft-method"):
+        check_request(
+            BenchmarkRequest(
+                model="llama-2-7b",
+                weights="random",
+                batch_size=1,
+                context_len=4000,
+                gen_len=104,
+                speculations=(sparse,),
+            ),
+            load_model_spec("llama-2-7b"),
+        )
