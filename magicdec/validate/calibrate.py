@@ -182,7 +182,7 @@ def obtain_profile(
     dtype: str = "float32",
     device: str = "cpu",
     request: AcceptanceRequest | None = None,
-    quick: bool = True,
+    quick: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> LocalProfile:
     """Calibrates this machine and measures the model's acceptance on it."""

@@ -70,8 +70,8 @@ class DemoResult:
 def run_demo(directory: Path, *, progress: Progress) -> DemoResult:
     """Runs everything and leaves profile, plan and records in `directory`."""
     records = directory / "records.jsonl"
-    acceptance = AcceptanceRequest(model=MAIN.model, draft_budgets=BUDGETS, num_prompts=16, gen_len=96)
-    profile = obtain_profile(MAIN.model, request=acceptance, quick=True, progress=progress)
+    acceptance = AcceptanceRequest(model=MAIN.model, draft_budgets=BUDGETS, num_prompts=24, gen_len=128)
+    profile = obtain_profile(MAIN.model, request=acceptance, progress=progress)
     profile.save(directory / "local.toml")
     progress("planning")
     plan = plan_local(MAIN, profile, draft_budgets=BUDGETS)

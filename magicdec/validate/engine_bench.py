@@ -98,8 +98,9 @@ def _time_phases(engine: Engine, shape: EngineShape, sampling: SamplingSpec) -> 
     phases = {name: sum(times[1:]) / (len(times) - 1) for name, times in run.phases.items()}
     sampled = {name: sum(times[1:]) / (len(times) - 1) for name, times in base.phases.items()}
     return {
-        "autoregressive": float(base.step_s[1:].mean()),
+        "autoregressive": sampled["verify"] + sampled["accept"] + sampled["upkeep"],
         "sample": sampled["accept"],
+        "bookkeeping": sampled["upkeep"],
         "draft": phases["draft"] / shape.gamma,
         "verify": phases["verify"],
         "accept": phases["accept"],

@@ -47,11 +47,15 @@ class EngineFit:
 
 
 FITTED_FACTORS = ("gemm_factor", "attention_factor", "verify_attention_factor", "draft_attention_factor")
-FITTED_OVERHEADS = ("layer_overhead_s", "autoregressive_overhead_s", "draft_step_overhead_s", "verify_overhead_s")
+FITTED_OVERHEADS = ("layer_overhead_s", "draft_step_overhead_s", "verify_overhead_s")
 FITTED_PHASES = ("autoregressive", "draft", "verify")
 FACTOR_PRIOR = 0.25
 """Standard deviation, in log, by which a factor is expected to differ from 1 before anything was measured."""
 OVERHEAD_SCALE_S = 200 * MICRO
+IQR_OF_A_STANDARD_DEVIATION = 1.35
+SHARE_IN_SPEEDUP = 0.7
+"""A speedup is a ratio of times that are fitted together: part of their errors cancel. The machine's own noise does not:
+it moves memory-bound and compute-bound steps differently."""
 
 
 def fit_engine(
@@ -92,8 +96,11 @@ def fit_engine(
     fitted = profile(solution.x)
     phase_error = {name: float(np.median(np.abs(np.expm1(e)))) for name, e in errors(fitted).items()}
     spread = float(np.sqrt(np.mean(np.concatenate(list(errors(fitted).values())) ** 2)))
+    noise = float(np.median([p.spread for p in points])) / IQR_OF_A_STANDARD_DEVIATION
     fitted = msgspec.structs.replace(
-        fitted, relative_error=max(0.03, spread), speedup_relative_error=max(0.03, 0.7 * spread)
+        fitted,
+        relative_error=float(np.clip(np.hypot(spread, noise), 0.03, 0.5)),
+        speedup_relative_error=float(np.clip(np.hypot(SHARE_IN_SPEEDUP * spread, noise), 0.03, 0.5)),
     )
     return EngineFit(fitted, phase_error)
 
@@ -158,6 +165,8 @@ def _fit_vocabulary_and_upkeep(points: Sequence[TimedPoint], *, model: ModelSpec
         upkeep_base_s=upkeep_base,
         upkeep_s_per_token=upkeep_per_token,
         step_overhead_s=0.0,
+        # what an autoregressive step does after sampling; its forward pass shares the constants of verification
+        autoregressive_overhead_s=float(np.median([p.time_s for p in points if p.table == "bookkeeping"])),
     )
 
 
