@@ -54,8 +54,8 @@ FACTOR_PRIOR = 0.25
 OVERHEAD_SCALE_S = 200 * MICRO
 IQR_OF_A_STANDARD_DEVIATION = 1.35
 SHARE_IN_SPEEDUP = 0.7
-"""A speedup is a ratio of times that are fitted together: part of their errors cancel. The machine's own noise does not:
-it moves memory-bound and compute-bound steps differently."""
+"""A speedup is a ratio of times that are fitted together: part of their errors cancel. The machine's own noise does
+not: it moves memory-bound and compute-bound steps differently."""
 
 
 def fit_engine(

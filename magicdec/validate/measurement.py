@@ -1,7 +1,7 @@
 """Repeats and interleaves the configurations of a benchmark session, and turns what they gave into records.
 
-A speedup is the ratio of throughputs within one repetition; a record holds the median over the repetitions, with every
-repetition's speedup beside it, and its lowest and highest.
+A speedup is the ratio of throughputs of two runs side by side; a record holds the median over the repetitions, with
+every repetition's speedup beside it, and its lowest and highest.
 """
 
 from __future__ import annotations
@@ -62,21 +62,32 @@ class Measurement:
 
 
 def measure(session: BenchmarkSession, *, progress: Callable[[str], None] = lambda _: None) -> list[Measurement]:
-    """Measures the request's configurations, the autoregressive one first, interleaved over the repetitions."""
+    """Measures the request's configurations; the first result is autoregressive decoding.
+
+    Each speculative run has an autoregressive run of its own just before it: the speed of memory on a shared machine
+    changes within seconds, and hits autoregressive decoding harder.
+    """
     request = session.request
     configurations = (AUTOREGRESSIVE, *request.speculations)
-    runs: dict[int, list[DecodeResult]] = {i: [] for i in range(len(configurations))}
     fenced = []
     for speculation in configurations:
         progress(f"warming up {describe(speculation)}")
         session.run(speculation, gen_len=min(WARM_UP_TOKENS, request.gen_len))
         fenced.append(session.run(speculation, seed=request.sampling.seed, fences=True, run_to_end=False))
+    runs: list[list[DecodeResult]] = [[] for _ in configurations]
+    baselines: list[list[DecodeResult]] = [[] for _ in configurations]
     for repetition in range(request.repetitions):
+        seed = request.sampling.seed + repetition
         for i, speculation in enumerate(configurations):
+            if i == 0 and request.speculations:
+                continue
             progress(f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}")
-            runs[i].append(session.run(speculation, seed=request.sampling.seed + repetition))
+            baselines[i].append(session.run(AUTOREGRESSIVE, seed=seed))
+            runs[i].append(baselines[i][-1] if i == 0 else session.run(speculation, seed=seed))
+    every_baseline = [run for group in baselines for run in group]
+    runs[0] = baselines[0] = every_baseline
     return [
-        Measurement(speculation=speculation, runs=runs[i], fenced=fenced[i], baseline_runs=runs[0])
+        Measurement(speculation=speculation, runs=runs[i], fenced=fenced[i], baseline_runs=baselines[i])
         for i, speculation in enumerate(configurations)
     ]
 
