@@ -8,7 +8,8 @@ Sequences live in slots; those still decoding occupy the first `num_active`, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,6 +130,24 @@ class Engine:
             self.model.hidden(part, attention)
         self._lengths[slot] = self._device_lengths[slot] = num_cached
         self._tokens[slot, : len(prompt)] = tokens
+
+    @torch.inference_mode()
+    def replace_first(self, sequence: int, prompt: Sequence[int], *, chunk: int = DEFAULT_PREFILL_CHUNK) -> None:
+        """A new sequence, with a number of its own, takes slot 0. Snapshots of before are void."""
+        self._check_prompts([prompt])
+        self._is_noise = False
+        self.prefill_count += 1
+        self.sequence_of_slot[0] = sequence
+        self._prefill_slot(0, list(prompt), chunk)
+
+    @contextmanager
+    def only_first(self) -> Iterator[None]:
+        """For a while, slot 0 is the only active one."""
+        num_active, self.num_active = self.num_active, 1
+        try:
+            yield
+        finally:
+            self.num_active = num_active
 
     def fill_with_noise(self, lengths: Sequence[int], *, seed: int = 0) -> None:
         """Makes the first sequences of the batch active, each with that many tokens of seeded noise cached: for timing,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,14 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from magicdec.errors import CapacityError, ConfigError, MagicdecError
+from magicdec.runtime.adaptive import AdaptiveGamma
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.result import INACTIVE, DecodeResult
 from magicdec.runtime.sampling import UniformStream
 from magicdec.runtime.timing import PhaseTimer
 from magicdec.runtime.verification import Outcome, Proposal, verify
 from magicdec.specs.speculation import SamplingSpec
 
-INACTIVE = -1
+__all__ = ["INACTIVE", "DecodeOptions", "DecodeResult", "NumericalError", "decode"]
 
 
 class NumericalError(MagicdecError):
@@ -41,7 +43,8 @@ class DecodeOptions:
     max_new_tokens: for all sequences, or for each. simulate_acceptance: conditional acceptance rates by position that
     replace the verdict (the last one holds for all further positions). stop_when_first_ends: end with the first
     sequence, so that the whole run is steady state. on_step: hears, after each step, (sequence ids, their newly
-    emitted tokens).
+    emitted tokens). queue: prompts that take the place of sequences that end, numbered on from the batch's;
+    max_new_tokens and the result's tokens cover them too. policy: chooses each step's gamma, `gamma` at most.
     """
 
     gamma: int = 0
@@ -52,66 +55,8 @@ class DecodeOptions:
     stop_when_first_ends: bool = False
     max_steps: int | None = None
     on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeResult:
-    """What was decoded, and how long it took. Steady state ends with the step in which the first sequence ends."""
-
-    tokens: list[list[int]]
-    num_accepted: np.ndarray
-    """Drafted tokens accepted, [steps, sequences]; -1 where the sequence had ended."""
-    gamma: int
-    setup_s: float
-    """Building the draft's state, before decoding."""
-    elapsed_s: float
-    step_s: np.ndarray
-    """Wall-clock of each step."""
-    steady_steps: int
-    steady_elapsed_s: float
-    steady_tokens: int
-    phases: dict[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.num_accepted)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(map(len, self.tokens))
-
-    @property
-    def steady_tokens_per_s(self) -> float:
-        return self.steady_tokens / self.steady_elapsed_s if self.steady_elapsed_s else 0.0
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens per sequence and step, the target's own included."""
-        counted = self.num_accepted[self.num_accepted != INACTIVE]
-        return float(counted.mean()) + 1 if counted.size else 0.0
-
-    @property
-    def histogram(self) -> list[int]:
-        """How often 0, 1, .. gamma drafted tokens were accepted."""
-        counted = self.num_accepted[self.num_accepted != INACTIVE]
-        return np.bincount(counted, minlength=self.gamma + 1).tolist()
-
-    @property
-    def trials_by_position(self) -> list[int]:
-        """How often each position was reached (all before it accepted)."""
-        counts = np.array(self.histogram)
-        return counts[::-1].cumsum()[::-1][: self.gamma].tolist()
-
-    @property
-    def accepted_by_position(self) -> list[int]:
-        counts = np.array(self.histogram)
-        return counts[::-1].cumsum()[::-1][1 : self.gamma + 1].tolist()
-
-    @property
-    def acceptance_by_position(self) -> list[float]:
-        """P(position i accepted | all before it accepted); nan where it was never reached."""
-        pairs = zip(self.accepted_by_position, self.trials_by_position, strict=True)
-        return [accepted / trials if trials else float("nan") for accepted, trials in pairs]
+    queue: Sequence[Sequence[int]] = ()
+    policy: AdaptiveGamma | None = None
 
 
 @torch.inference_mode()
@@ -134,12 +79,15 @@ class _Decoder:
         if options.gamma and drafter is None:
             raise ConfigError(f"gamma {options.gamma} needs a drafter; without one use gamma 0")
         self._drafter = drafter if self._gamma else None
+        self._queue = list(options.queue)
         self._limits = self._check_limits()
-        count = engine.batch_size
+        count = len(self._limits)
         self._tokens = np.zeros((count, int(self._limits.max()) + self._gamma + 1), dtype=np.int64)
         self._counts = np.zeros(count, dtype=np.int64)
         self._eos = np.array(options.eos_token_ids, dtype=np.int64)
         self._num_accepted: list[np.ndarray] = []
+        self._gammas: list[int] = []
+        self._refill_s = 0.0
         self._step_ends: list[float] = []
         self._steady: tuple[int, int] | None = None
         self._timer = PhaseTimer(engine.model.device, enabled=options.fences)
@@ -153,13 +101,23 @@ class _Decoder:
 
     def _check_limits(self) -> np.ndarray:
         engine, wanted = self._engine, self._options.max_new_tokens
-        per_sequence = [wanted] * engine.batch_size if isinstance(wanted, int) else list(wanted)
-        if len(per_sequence) != engine.batch_size:
-            raise ConfigError(f"{len(per_sequence)} values of max_new_tokens for a batch of {engine.batch_size}")
+        count = engine.batch_size + len(self._queue)
+        per_sequence = [wanted] * count if isinstance(wanted, int) else list(wanted)
+        if len(per_sequence) != count:
+            behind = f" and a queue of {len(self._queue)}" if self._queue else ""
+            raise ConfigError(
+                f"{len(per_sequence)} values of max_new_tokens for a batch of {engine.batch_size}{behind}"
+            )
+        sequences = engine.sequence_of_slot[: engine.num_active]
+        if sequences.max(initial=0) >= engine.batch_size:
+            raise ConfigError("a run with a queue cannot be continued; prefill new prompts")
+        if any(len(prompt) < 2 for prompt in self._queue):
+            raise ConfigError("a queued prompt needs at least 2 tokens")
         limits = np.array(per_sequence, dtype=np.int64)
         if limits.min() < 1:
             raise ConfigError(f"max_new_tokens must be at least 1, not {limits.min()}")
-        longest = int((engine.host_lengths + 1 + limits[engine.sequence_of_slot[: engine.num_active]]).max())
+        queued = np.array([len(prompt) for prompt in self._queue], dtype=np.int64) + limits[engine.batch_size :]
+        longest = int(np.concatenate((engine.host_lengths + 1 + limits[sequences], queued)).max())
         if longest > engine.max_len:
             raise CapacityError(
                 f"prompt and output together reach {longest} tokens, but the engine holds {engine.max_len}; "
@@ -182,22 +140,40 @@ class _Decoder:
             self._drafter.start(self._sampling)
         start_s = time.perf_counter()
         self._timer.start()
-        max_steps = self._options.max_steps
+        max_steps, policy, step_start_s = self._options.max_steps, self._options.policy, start_s
         while self._engine.num_active and (max_steps is None or len(self._step_ends) < max_steps):
+            refill_s = self._refill_s
             self._step()
-            self._step_ends.append(time.perf_counter())
+            now_s = time.perf_counter()
+            self._step_ends.append(now_s)
+            if policy is not None and self._drafter is not None:
+                row = self._num_accepted[-1]
+                without_refill_s = now_s - step_start_s - (self._refill_s - refill_s)
+                policy.observe(self._gammas[-1], row[row != INACTIVE], without_refill_s)
+            step_start_s = now_s
             if self._options.stop_when_first_ends and self._steady is not None:
                 break
         return self._result(setup_s=start_s - setup_start_s, start_s=start_s)
 
+    def _choose_gamma(self) -> int:
+        """The policy's choice; of several ranks, whose clocks differ, the first's."""
+        policy, model = self._options.policy, self._engine.model
+        if policy is None or self._drafter is None:
+            return self._gamma
+        gamma = min(policy.choose(), self._gamma)
+        if model.tp.size > 1:
+            gamma = int(model.tp.broadcast(torch.tensor(gamma, device=model.device)))
+        return gamma
+
     def _step(self) -> None:
-        engine, gamma, timer = self._engine, self._gamma, self._timer
+        engine, gamma, timer = self._engine, self._choose_gamma(), self._timer
+        self._gammas.append(gamma)
         slots = engine.num_active
         sequences = engine.sequence_of_slot[:slots].copy()
         uniforms = self._uniforms.next(sequences) if self._uniforms is not None else None
         block_BT = engine.pending_B[:, None]
         proposal: Proposal | None = None
-        if self._drafter is not None:
+        if self._drafter is not None and gamma:
             proposal = self._drafter.propose(gamma, uniforms)
             block_BT = torch.cat((block_BT, proposal.tokens_BT), dim=1)
             timer.lap("draft")
@@ -210,7 +186,7 @@ class _Decoder:
             sampling=self._sampling,
             tp=engine.model.tp,
             uniforms=uniforms,
-            simulated_rates_T=self._simulated_T,
+            simulated_rates_T=self._simulated_T[:gamma] if self._simulated_T is not None else None,
         )
         emitted_BT = self._emitted(proposal, outcome)
         is_bad_B = ~logits_BTV.sum(dim=(1, 2), dtype=torch.float32).isfinite()
@@ -245,7 +221,7 @@ class _Decoder:
 
     def _record(self, sequences: np.ndarray, emitted: np.ndarray, num_accepted: np.ndarray) -> None:
         """Stores the emitted tokens, and retires the sequences that have ended."""
-        row = np.full(self._engine.batch_size, INACTIVE, dtype=np.int64)
+        row = np.full(len(self._limits), INACTIVE, dtype=np.int64)
         row[sequences] = num_accepted
         self._num_accepted.append(row)
         counts, limits = self._counts[sequences], self._limits[sequences]
@@ -266,22 +242,49 @@ class _Decoder:
             self._retire(np.flatnonzero(is_ended))
 
     def _retire(self, slots: np.ndarray) -> None:
-        if self._steady is None:
+        """Gives the slots of ended sequences to queued prompts; those that none is left for become inactive."""
+        num_refilled = min(len(slots), len(self._queue))
+        if num_refilled:
+            start_s = self._now_s()
+            for slot in slots[:num_refilled].tolist():  # from the first: what slot 0 held is live when it moves on
+                self._refill(slot)
+            self._refill_s += self._now_s() - start_s
+        rest = slots[num_refilled:]
+        if len(rest) and self._steady is None:
             self._steady = (len(self._num_accepted), int(self._counts.sum()))
-        for slot in slots[::-1].tolist():  # from the last, so that an exchange brings in a sequence that goes on
+        for slot in rest[::-1].tolist():  # from the last, so that an exchange brings in a sequence that goes on
             exchanged = self._engine.retire(slot)
             if self._drafter is not None:
                 self._drafter.swap(slot, exchanged)
+
+    def _refill(self, slot: int) -> None:
+        """The next queued prompt takes an ended sequence's place. It goes to slot 0, the one that can be active alone,
+        so that a draft's state is built for it and for no other."""
+        engine, drafter = self._engine, self._drafter
+        sequence = len(self._limits) - len(self._queue)
+        engine.exchange(slot, 0)
+        engine.replace_first(sequence, self._queue.pop(0))
+        if drafter is not None:
+            drafter.swap(slot, 0)
+            with engine.only_first():
+                drafter.admit()
+
+    def _now_s(self) -> float:
+        if self._engine.model.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def _result(self, *, setup_s: float, start_s: float) -> DecodeResult:
         steps = len(self._num_accepted)
         steady_steps, steady_tokens = self._steady or (steps, int(self._counts.sum()))
         ends = np.array([start_s, *self._step_ends])
-        count = self._engine.batch_size
+        count = len(self._limits)
         return DecodeResult(
             tokens=[self._tokens[i, : self._counts[i]].tolist() for i in range(count)],
             num_accepted=np.array(self._num_accepted, dtype=np.int64).reshape(steps, count),
             gamma=self._gamma,
+            gammas=np.array(self._gammas, dtype=np.int64),
+            refill_s=self._refill_s,
             setup_s=setup_s,
             elapsed_s=float(ends[-1] - start_s),
             step_s=np.diff(ends),

@@ -35,12 +35,19 @@ class Drafter(ABC):
         """Builds the draft's state for the engine's present sequences. Not part of the measured decoding."""
 
     @abstractmethod
+    def admit(self) -> None:
+        """Builds the state of a new sequence in slot 0, the engine's only active one during this call."""
+
+    @abstractmethod
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         """Drafts `gamma` tokens for each active sequence."""
 
     @abstractmethod
     def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
-        """Keeps the draft's state in step with what was accepted of the last proposal (`num_accepted`: on the host)."""
+        """Keeps the draft's state in step with what was accepted of the last proposal (`num_accepted`: on the host).
+
+        With gamma 0 nothing was proposed, and the target alone went one token on.
+        """
 
     @abstractmethod
     def swap(self, first: int, second: int) -> None:

@@ -62,8 +62,11 @@ class CompactDrafter(Drafter):
         self._chooser = TokenChooser(sampling=sampling, tp=self.engine.model.tp)
         self.fill()
 
+    def admit(self) -> None:
+        self.fill()
+
     def fill(self) -> None:
-        """Fills the compact cache from the target's."""
+        """Fills the active sequences' compact cache from the target's."""
         raise NotImplementedError
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:

@@ -2,7 +2,8 @@
 
 Its cache holds what it processed: the pending token and all drafted ones but the last. When a whole block was accepted,
 the last drafted token is still to be processed, and the next block's first step takes it along with the pending one
-(for every sequence: those that need it not compute the same values again).
+(for every sequence: those that need it not compute the same values again). So it is with tokens that the target went
+on by alone.
 
 Shape suffixes: B sequences, T tokens.
 """
@@ -31,11 +32,11 @@ class DraftModelDrafter(Drafter):
         self._chooser = TokenChooser(sampling=SamplingSpec(), tp=model.tp)
         self._prefilled: Snapshot | None = None
         self._prefill_count = -1
-        self._is_behind = False
+        self._num_behind = 0
 
     def start(self, sampling: SamplingSpec) -> None:
         self._chooser = TokenChooser(sampling=sampling, tp=self._own.model.tp)
-        self._is_behind = False
+        self._num_behind = 0
         lengths = np.zeros(self.engine.batch_size, dtype=np.int64)
         lengths[self.engine.sequence_of_slot[: self.engine.num_active]] = self.engine.host_lengths
         is_kept = self._prefilled is not None and np.array_equal(self._prefilled.lengths, lengths)
@@ -57,16 +58,18 @@ class DraftModelDrafter(Drafter):
         for slot, sequence in enumerate(self.engine.sequence_of_slot.tolist()):
             self._own.exchange(slot, int(np.flatnonzero(self._own.sequence_of_slot == sequence)[0]))
 
+    def admit(self) -> None:
+        length = int(self.engine.host_lengths[0])
+        tokens = self.engine.tokens_BS[0, : length + 1].tolist()
+        self._own.replace_first(int(self.engine.sequence_of_slot[0]), tokens)
+        self._prefilled = None
+
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         engine = self.engine
         builder = ProposalBuilder(self._own.model, self._chooser, uniforms)
-        num_back = 1 if self._is_behind else 0
-        tokens_BT = engine.pending_B[:, None]
-        if num_back:
-            attention = self._pass(-1, num_tokens=2)
-            tokens_BT = engine.tokens_BS.gather(1, attention.positions_BT)
-        else:
-            attention = self._pass(0, num_tokens=1)
+        num_back = min(self._num_behind, int(engine.host_lengths.min()))
+        attention = self._pass(-num_back, num_tokens=num_back + 1)
+        tokens_BT = engine.tokens_BS.gather(1, attention.positions_BT)
         for step in range(gamma):
             if step:
                 attention = self._pass(step, num_tokens=1)
@@ -84,7 +87,10 @@ class DraftModelDrafter(Drafter):
         )
 
     def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
-        self._is_behind = bool((num_accepted == gamma).any())
+        if gamma == 0:
+            self._num_behind += 1
+        else:
+            self._num_behind = int((num_accepted == gamma).any())
 
     def swap(self, first: int, second: int) -> None:
         self._own.exchange(first, second)

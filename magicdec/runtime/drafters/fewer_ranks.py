@@ -32,6 +32,10 @@ class FewerRanksDrafter(Drafter):
         if self._inner is not None:
             self._inner.start(sampling)
 
+    def admit(self) -> None:
+        if self._inner is not None:
+            self._inner.admit()
+
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         own = self._inner.propose(gamma, uniforms) if self._inner is not None else None
         shape = (self.engine.num_active, gamma)

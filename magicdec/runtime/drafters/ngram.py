@@ -27,6 +27,9 @@ class NgramDrafter(Drafter):
     def start(self, sampling: SamplingSpec) -> None:
         """The engine's tokens are all the state there is."""
 
+    def admit(self) -> None:
+        """The engine's tokens are all the state there is."""
+
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         last_B1 = self.engine.lengths_B[:, None]  # position of the pending token
         tokens_BS = self.engine.tokens_BS[:, : int(self.engine.host_lengths.max()) + 1]

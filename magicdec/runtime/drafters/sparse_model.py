@@ -100,15 +100,19 @@ class SparseModelDrafter(Drafter):
         self._slots_S = torch.arange(self.cache.num_slots, device=model.device)
         self._chooser = TokenChooser(sampling=SamplingSpec(), tp=model.tp)
         self._workspace = Workspace()
-        self._is_behind = False
+        self._num_behind = 0
 
     def start(self, sampling: SamplingSpec) -> None:
         self._chooser = TokenChooser(sampling=sampling, tp=self._model.tp)
-        self._is_behind = False
+        self._num_behind = 0
+        self.admit()
+
+    def admit(self) -> None:
+        count = self.engine.num_active
         for row, length in enumerate(self.engine.host_lengths.tolist()):
             self._prefill(row, length)
-        self._first_sinks = self.cache.data[:, 0, :, :, : self._num_sinks].clone()
-        self._first_shift_B = self._shift_of(self.engine.lengths_B)
+        self._first_sinks[:, :count] = self.cache.data[:, 0, :count, :, : self._num_sinks]
+        self._first_shift_B[:count] = self._shift_of(self.engine.lengths_B)
 
     def _prefill(self, row: int, length: int) -> None:
         """Processes a sequence's sinks and the last tokens that its budget holds."""
@@ -144,11 +148,14 @@ class SparseModelDrafter(Drafter):
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         check_gamma(gamma, budget=self.budget, num_recent=self.budget - self._num_sinks)
+        if self._num_behind > 1:  # the target went on alone
+            self._num_behind = 0
+            self.admit()
         self._move_sinks()
         builder = ProposalBuilder(self._model, self._chooser, uniforms)
         tokens_BT = self.engine.pending_B[:, None]
         for step in range(gamma):
-            attention = self._pass(step, is_catching_up=self._is_behind and step == 0)
+            attention = self._pass(step, is_catching_up=self._num_behind > 0 and step == 0)
             if attention.positions_BT.shape[1] == 2:
                 tokens_BT = self.engine.tokens_BS.gather(1, attention.positions_BT)
             tokens_BT = builder.step(tokens_BT, attention)
@@ -180,7 +187,10 @@ class SparseModelDrafter(Drafter):
         )
 
     def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
-        self._is_behind = bool((num_accepted == gamma).any())
+        if gamma == 0:
+            self._num_behind += 1
+            return
+        self._num_behind = int((num_accepted == gamma).any())
         steps_T = self._steps_T[:gamma]
         block_BT = (self.budget + steps_T).expand(len(num_accepted), -1)
         positions_BT = self.engine.lengths_B[:, None] + steps_T

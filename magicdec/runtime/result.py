@@ -1,0 +1,73 @@
+"""What a decoding run gave: tokens, acceptance, times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+INACTIVE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeResult:
+    """What was decoded, and how long it took. Steady state ends with the step in which a slot first stays
+    empty: the first sequence ends with no queued prompt to follow it."""
+
+    tokens: list[list[int]]
+    num_accepted: np.ndarray
+    """Drafted tokens accepted, [steps, sequences]; -1 where the sequence had ended, or was still queued."""
+    gamma: int
+    gammas: np.ndarray
+    """Drafted tokens of each step: `gamma`, unless a policy chose fewer."""
+    setup_s: float
+    """Building the draft's state, before decoding."""
+    elapsed_s: float
+    step_s: np.ndarray
+    """Wall-clock of each step."""
+    steady_steps: int
+    steady_elapsed_s: float
+    steady_tokens: int
+    refill_s: float = 0.0
+    """Prefilling queued prompts, and building their drafts' state: contained in the times above."""
+    phases: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.num_accepted)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+    @property
+    def steady_tokens_per_s(self) -> float:
+        return self.steady_tokens / self.steady_elapsed_s if self.steady_elapsed_s else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per sequence and step, the target's own included."""
+        counted = self.num_accepted[self.num_accepted != INACTIVE]
+        return float(counted.mean()) + 1 if counted.size else 0.0
+
+    @property
+    def histogram(self) -> list[int]:
+        """How often 0, 1, .. gamma drafted tokens were accepted."""
+        counted = self.num_accepted[self.num_accepted != INACTIVE]
+        return np.bincount(counted, minlength=self.gamma + 1).tolist()
+
+    @property
+    def trials_by_position(self) -> list[int]:
+        """How often each position was drafted and reached (all before it accepted)."""
+        is_drafted = self.gammas[:, None]
+        return [int(((self.num_accepted >= i) & (is_drafted > i)).sum()) for i in range(self.gamma)]
+
+    @property
+    def accepted_by_position(self) -> list[int]:
+        return [int((self.num_accepted > i).sum()) for i in range(self.gamma)]
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """P(position i accepted | all before it accepted); nan where it was never reached."""
+        pairs = zip(self.accepted_by_position, self.trials_by_position, strict=True)
+        return [accepted / trials if trials else float("nan") for accepted, trials in pairs]

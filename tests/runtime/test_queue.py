@@ -1,0 +1,83 @@
+"""A queue of prompts that refills free slots: every sequence decodes as it would alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.runtime.adaptive import AdaptiveGamma
+from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.generate import INACTIVE, DecodeOptions, decode
+from magicdec.runtime.transformer import Transformer
+from magicdec.specs.speculation import SamplingSpec
+from tests.runtime.drafts import DRAFTS, draft_model_for
+
+BATCH = 3
+PROMPTS = [[1 + i, 7, 3 + 2 * i, 9] * (1 + (3 * i) % 7) for i in range(8)]
+LIMITS = [5, 21, 9, 14, 30, 3, 25, 11]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model: Transformer) -> list[list[int]]:
+    """Each sequence decoded by itself, autoregressively."""
+    found = []
+    for prompt, limit in zip(PROMPTS, LIMITS, strict=True):
+        engine = Engine(tiny_model, batch_size=1, max_len=90)
+        engine.prefill([prompt])
+        found += decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=limit)).tokens
+    return found
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("draft", [None, *DRAFTS])
+def test_queued_sequences_decode_as_they_would_alone(
+    tiny_model: Transformer, alone: list[list[int]], draft: str | None, adaptive: bool
+) -> None:
+    """Greedy equality with each sequence alone, for every draft, at a fixed and at a changing gamma (0 included)."""
+    engine = Engine(tiny_model, batch_size=BATCH, max_len=90)
+    engine.prefill(PROMPTS[:BATCH])
+    drafter = None
+    if draft is not None:
+        drafter = build_drafter(DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], 64))
+    options = DecodeOptions(
+        gamma=0 if drafter is None else 3,
+        max_new_tokens=LIMITS,
+        queue=PROMPTS[BATCH:],
+        policy=AdaptiveGamma(3) if adaptive else None,
+    )
+    result = decode(engine, drafter, SamplingSpec(), options)
+    assert result.tokens == alone
+    active = (result.num_accepted != INACTIVE).sum(axis=1)
+    assert (active[: result.steady_steps] == BATCH).all()
+    assert (active[result.steady_steps :] < BATCH).all()
+    assert 0 < result.refill_s < result.elapsed_s
+    if adaptive and drafter is not None:
+        assert set(result.gammas.tolist()) >= {0, 2, 3}
+
+
+def test_the_draft_of_a_queued_sequence_sees_its_prompt(tiny_model: Transformer) -> None:
+    """The target as its own draft over a full cache is accepted always, admitted sequences and gamma 0 included."""
+    engine = Engine(tiny_model, batch_size=BATCH, max_len=90)
+    engine.prefill(PROMPTS[:BATCH])
+    drafter = build_drafter(DRAFTS["model"], engine, tiny_model)
+    options = DecodeOptions(gamma=3, max_new_tokens=LIMITS, queue=PROMPTS[BATCH:], policy=AdaptiveGamma(3))
+    result = decode(engine, drafter, SamplingSpec(), options)
+    accepted = np.where(result.num_accepted == INACTIVE, result.gammas[:, None], result.num_accepted)
+    assert (accepted == result.gammas[:, None]).all()
+
+
+def test_refusals_say_what_is_valid(tiny_model: Transformer) -> None:
+    engine = Engine(tiny_model, batch_size=1, max_len=20)
+    engine.prefill([[1, 2, 3]])
+    with pytest.raises(ConfigError, match="at least 2 tokens"):
+        decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=4, queue=[[1]]))
+    with pytest.raises(CapacityError, match="reach 22 tokens"):
+        decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=4, queue=[[1] * 18]))
+    with pytest.raises(ConfigError, match="batch of 1 and a queue of 2"):
+        decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=[4], queue=[[1, 2], [3, 4]]))
+    options = DecodeOptions(max_new_tokens=2, queue=[[1, 2]], max_steps=3)
+    decode(engine, None, SamplingSpec(), options)
+    with pytest.raises(ConfigError, match="cannot be continued"):
+        decode(engine, None, SamplingSpec(), options)
