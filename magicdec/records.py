@@ -14,17 +14,19 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from magicdec.errors import StorageError
 
 SCHEMA_VERSION = 1
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""How a record of each earlier schema version becomes one of the next. Version 1 is the first."""
 Source = Literal["analytical", "calibrated", "measured"]
 
 
@@ -69,6 +71,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weights: str = ""
     simulated_acceptance: list[float] | None = None
     adaptive: bool = False
+    """Whether gamma, the largest, was chosen anew each step."""
+    num_prompts: int | None = None
+    """Prompts in all, where a queue of them refilled free slots."""
     # Step times (medians over repetitions where measured)
     autoregressive_step_s: float | None = None
     draft_step_s: float | None = None
@@ -92,7 +97,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speedup_high: float | None = None
     speedup_static_batch: float | None = None
     speedup_samples: list[float] | None = None
+    refilled_tokens_per_s: float | None = None
+    """With the batch kept full from a queue: prefilling the queued prompts included, which tokens_per_s leaves out."""
+    speedup_refilled: float | None = None
     repetitions: int | None = None
+    reference_s: float | None = None
     bound_by: str | None = None
     mbu: float | None = None
     autoregressive_mbu: float | None = None
@@ -113,7 +122,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 CONFIGURATION_FIELDS = (
     "kind", "model", "hardware", "engine", "device", "dtype", "draft", "draft_method", "draft_budget", "gamma",
     "tp_size", "draft_tp_size", "batch_size", "context_len", "gen_len", "temperature", "top_k", "top_p", "seed",
-    "prompts", "weights", "simulated_acceptance", "adaptive",
+    "prompts", "weights", "simulated_acceptance", "adaptive", "num_prompts",
 )  # fmt: skip
 
 
@@ -165,7 +174,8 @@ def append_record(path: Path, record: Record) -> None:
     Raises:
         StorageError: the file cannot be written (what it held before is intact).
     """
-    line = msgspec.json.encode(record) + b"\n"
+    # The version is written even when it is the default, so that a later release knows what it reads
+    line = msgspec.json.encode({"schema_version": record.schema_version, **msgspec.to_builtins(record)}) + b"\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
@@ -186,6 +196,36 @@ def append_record(path: Path, record: Record) -> None:
         raise StorageError(f"cannot append to {path}: {error.strerror or error}; earlier records are intact") from error
 
 
+class _Version(msgspec.Struct, frozen=True):
+    schema_version: int = 1
+
+
+def decode_record(line: bytes) -> Record:
+    """One line of a records file, migrated to this release's schema.
+
+    Raises msgspec.DecodeError for what is no record, or one of a schema newer than this release.
+    """
+    version = msgspec.json.decode(line, type=_Version).schema_version
+    if version == SCHEMA_VERSION:
+        return msgspec.json.decode(line, type=Record)
+    return msgspec.convert(migrate(msgspec.json.decode(line, type=dict[str, Any]), version), Record)
+
+
+def migrate(row: dict[str, Any], version: int) -> dict[str, Any]:
+    """A plain record of an earlier schema version as one of this release's.
+
+    Raises msgspec.ValidationError for a version that this release does not know.
+    """
+    if not 1 <= version <= SCHEMA_VERSION:
+        raise msgspec.ValidationError(
+            f"schema version {version} is unknown to this release, which reads 1 to {SCHEMA_VERSION}"
+        )
+    while version < SCHEMA_VERSION:
+        row = MIGRATIONS[version](row)
+        version += 1
+    return {**row, "schema_version": SCHEMA_VERSION}
+
+
 def read_records(path: Path) -> list[Record]:
     """All whole records of a file, in order; lines that cannot be read are set aside with a warning.
 
@@ -203,7 +243,7 @@ def read_records(path: Path) -> list[Record]:
         if not line.strip():
             continue
         try:
-            records.append(msgspec.json.decode(line, type=Record))
+            records.append(decode_record(line))
         except msgspec.DecodeError as error:
             damaged.append(number)
             reason = str(error)

@@ -19,8 +19,7 @@ from magicdec.specs.speculation import SELF, SamplingSpec, SpeculationSpec
 
 if TYPE_CHECKING:
     from magicdec.records import Record
-    from magicdec.validate.request import BenchmarkRequest
-    from magicdec.validate.sweep import Outputs
+    from magicdec.validate.request import BenchmarkRequest, Outputs
 
 EPILOG = """Examples:\n
   magicdec run --batch 32 --context 4096 --draft-budget 256 --gamma 3\n
@@ -63,12 +62,15 @@ def run_command(
     simulate_acceptance: Annotated[
         str | None, typer.Option(help="Prescribed acceptance: a rate, or one per position.")
     ] = None,
+    queue: Annotated[int | None, typer.Option(help="Prompts in all; those that wait refill free slots.")] = None,
+    adaptive: Annotated[bool, typer.Option("--adaptive", help="Choose gamma each step, up to --gamma.")] = False,
     repetitions: Annotated[int, typer.Option(min=1, help="Interleaved repetitions.")] = 3,
     run_to_end: Annotated[bool, typer.Option(help="Also measure the drain of a static batch.")] = False,
     stop_at_eos: Annotated[bool, typer.Option(help="Let a sequence end at its end-of-sequence token.")] = False,
     records: Annotated[Path | None, typer.Option(help="Append one record per configuration to this file.")] = None,
     resume: Annotated[bool, typer.Option(help="Skip what the records file already holds.")] = False,
     save_output: Annotated[Path | None, typer.Option(help="Write prompts and generated text as JSON lines.")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="At the end, show a sequence's text as it comes.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
     output_format: Annotated[OutputFormat, typer.Option("--format", help="How to print.")] = OutputFormat.TABLE,
 ) -> None:
@@ -77,9 +79,10 @@ def run_command(
     explicit = {name for name in given if (source := context_.get_parameter_source(name)) and source.name != "DEFAULT"}
     chosen = [{**given, **_not_in(explicit, row)} for row in (read_plan(plan) if plan else [{}])]
     requests = _merge([_request(options, is_tp_explicit="tp" in explicit) for options in chosen])
-    from magicdec.validate.sweep import Outputs
+    require(not stream or prompts != "random", "--stream shows text, and --prompts random has none")
+    from magicdec.validate.request import Outputs
 
-    outputs = Outputs(records=records, resume=resume, save_output=save_output, quiet=quiet)
+    outputs = Outputs(records=records, resume=resume, save_output=save_output, stream=stream, quiet=quiet)
     results = _run(requests, outputs)
     if results is not None:
         _print(results, output_format)
@@ -116,6 +119,8 @@ def _request(options: dict[str, Any], *, is_tp_explicit: bool) -> BenchmarkReque
         simulate_acceptance=tuple(rates) if rates else None,
         stop_at_eos=options["stop_at_eos"],
         run_to_end=options["run_to_end"],
+        adaptive=options["adaptive"],
+        num_prompts=options["queue"],
         tp_size=_tp_size(options["tp"], is_explicit=is_tp_explicit),
     )
 

@@ -41,7 +41,17 @@ class DecodeResult:
         return sum(map(len, self.tokens))
 
     @property
+    def steady_decode_s(self) -> float:
+        """Time of the steady state without the refilling, all of which lies in it."""
+        return self.steady_elapsed_s - self.refill_s
+
+    @property
     def steady_tokens_per_s(self) -> float:
+        return self.steady_tokens / self.steady_decode_s if self.steady_elapsed_s else 0.0
+
+    @property
+    def refilled_tokens_per_s(self) -> float:
+        """Throughput of the full batch, prefilling queued prompts included."""
         return self.steady_tokens / self.steady_elapsed_s if self.steady_elapsed_s else 0.0
 
     @property

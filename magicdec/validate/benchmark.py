@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from magicdec.runtime.adaptive import AdaptiveGamma
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.drafters.base import Drafter
@@ -48,6 +50,7 @@ class BenchmarkSession:
         self.model = model or self._load(request.model, tp)
         self._draft_models = self._load_drafts(tp)
         self._model_drafters: dict[SpeculationSpec, Drafter] = {}
+        self._policies: dict[SpeculationSpec, AdaptiveGamma] = {}
         self.tokenizer = self._load_tokenizer()
         self.prompts = self._load_prompts()
         self.engine = Engine(self.model, batch_size=request.batch_size, max_len=request.max_len)
@@ -99,10 +102,10 @@ class BenchmarkSession:
 
     def _load_prompts(self) -> list[list[int]]:
         request = self.request
-        return load_prompts(
+        prompts = load_prompts(
             PromptRequest(
                 source=request.prompts,
-                count=request.batch_size,
+                count=request.num_prompts or request.batch_size,
                 context_len=request.context_len,
                 context_spread=request.context_spread,
                 seed=request.sampling.seed,
@@ -111,11 +114,21 @@ class BenchmarkSession:
             tokenizer=self.tokenizer,
             vocab_size=self.spec.vocab_size,
         )
+        if request.num_prompts is None:
+            return prompts
+        order = np.random.default_rng(request.sampling.seed).permutation(len(prompts))
+        return [prompts[i] for i in order]  # lengths come sorted; a queue's are mixed
 
     def _prefill(self) -> float:
         start = _clock(self.request.device)
-        self.engine.prefill(self.prompts)
+        self.engine.prefill(self.prompts[: self.request.batch_size])
         return _clock(self.request.device) - start
+
+    def _policy(self, speculation: SpeculationSpec) -> AdaptiveGamma | None:
+        """What a configuration's policy learns in one run serves the next."""
+        if not self.request.adaptive:
+            return None
+        return self._policies.setdefault(speculation, AdaptiveGamma(speculation.gamma))
 
     def run(
         self,
@@ -126,12 +139,17 @@ class BenchmarkSession:
         sampling: SamplingSpec | None = None,
         fences: bool = False,
         run_to_end: bool | None = None,
+        use_queue: bool = True,
+        on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None,
     ) -> DecodeResult:
-        """Decodes from the prefill's snapshot."""
+        """Decodes from the prefill's snapshot. A queue's prompts overwrite it: after such a run it is made again."""
         request = self.request
         sampling = sampling or request.sampling
         if seed is not None:
             sampling = msgspec.structs.replace(sampling, seed=seed)
+        if self.snapshot.prefill_count != self.engine.prefill_count:
+            self._prefill()
+            self.snapshot = self.engine.snapshot()
         self.engine.restore(self.snapshot)
         drafter = self._drafter(speculation)
         simulated = request.simulate_acceptance if drafter is not None else None
@@ -142,6 +160,9 @@ class BenchmarkSession:
             fences=fences,
             simulate_acceptance=list(simulated) if simulated else None,
             stop_when_first_ends=not (request.run_to_end if run_to_end is None else run_to_end),
+            queue=self.prompts[request.batch_size :] if use_queue else (),
+            policy=self._policy(speculation) if drafter is not None else None,
+            on_step=on_step,
         )
         return decode(self.engine, drafter, sampling, options)
 

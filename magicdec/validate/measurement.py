@@ -26,6 +26,7 @@ from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.units import KIB
 from magicdec.validate.benchmark import BenchmarkSession
 from magicdec.validate.request import DTYPE_BYTES, BenchmarkRequest, configuration_fields
+from magicdec.validate.text_stream import TextStream
 
 WARM_UP_TOKENS = 4
 
@@ -50,6 +51,12 @@ class Measurement:
         return [run.steady_tokens_per_s / base.steady_tokens_per_s for run, base in pairs]
 
     @property
+    def refilled_speedup(self) -> float:
+        """Speedup with the batch kept full from a queue, prefilling the queued prompts included."""
+        pairs = zip(self.runs, self.baseline_runs, strict=True)
+        return statistics.median(run.refilled_tokens_per_s / base.refilled_tokens_per_s for run, base in pairs)
+
+    @property
     def static_batch_speedup(self) -> float:
         """Speedup when every sequence of a full batch must reach its end (of runs that went to the end)."""
         pairs = zip(self.runs, self.baseline_runs, strict=True)
@@ -59,6 +66,13 @@ class Measurement:
     def histogram(self) -> list[int]:
         """How often 0, 1, … gamma drafted tokens were accepted, all repetitions together."""
         return [sum(counts) for counts in zip(*(run.histogram for run in self.runs), strict=True)]
+
+    @property
+    def acceptance_by_position(self) -> tuple[list[float], list[int]]:
+        """Conditional rates, and how often each position was drafted and reached; all repetitions together."""
+        trials = [sum(counts) for counts in zip(*(run.trials_by_position for run in self.runs), strict=True)]
+        accepted = [sum(counts) for counts in zip(*(run.accepted_by_position for run in self.runs), strict=True)]
+        return [a / t if t else 0.0 for a, t in zip(accepted, trials, strict=True)], trials
 
 
 def measure(session: BenchmarkSession, *, progress: Callable[[str], None] = lambda _: None) -> list[Measurement]:
@@ -72,8 +86,10 @@ def measure(session: BenchmarkSession, *, progress: Callable[[str], None] = lamb
     fenced = []
     for speculation in configurations:
         progress(f"warming up {describe(speculation)}")
-        session.run(speculation, gen_len=min(WARM_UP_TOKENS, request.gen_len))
-        fenced.append(session.run(speculation, seed=request.sampling.seed, fences=True, run_to_end=False))
+        session.run(speculation, gen_len=min(WARM_UP_TOKENS, request.gen_len), use_queue=False)
+        fenced.append(
+            session.run(speculation, seed=request.sampling.seed, fences=True, run_to_end=False, use_queue=False)
+        )
     runs: list[list[DecodeResult]] = [[] for _ in configurations]
     baselines: list[list[DecodeResult]] = [[] for _ in configurations]
     for repetition in range(request.repetitions):
@@ -109,9 +125,9 @@ def to_record(
 ) -> Record:
     """The measured row of one configuration: medians over the repetitions, every repetition's speedup beside them."""
     request, speculation = session.request, measurement.speculation
-    baseline_step_s = statistics.median(run.steady_elapsed_s / run.steady_steps for run in measurement.baseline_runs)
+    baseline_step_s = statistics.median(run.steady_decode_s / run.steady_steps for run in measurement.baseline_runs)
     baseline_tokens_per_s = statistics.median(run.steady_tokens_per_s for run in measurement.baseline_runs)
-    step_s = statistics.median(run.steady_elapsed_s / run.steady_steps for run in measurement.runs)
+    step_s = statistics.median(run.steady_decode_s / run.steady_steps for run in measurement.runs)
     tokens_per_s = statistics.median(measurement.tokens_per_s)
     speculative = not speculation.is_autoregressive
     speedups = measurement.speedups
@@ -120,12 +136,14 @@ def to_record(
     if bandwidth_bytes_per_s is not None:
         mbu = autoregressive_step_bytes(session) / baseline_step_s / bandwidth_bytes_per_s
     histogram = measurement.histogram
-    rates, trials = acceptance_by_position(histogram)
+    rates, trials = measurement.acceptance_by_position
+    is_refilled = request.num_prompts is not None
+    is_fixed = speculative and not request.adaptive
     return Record(
         source="measured",
         **configuration_fields(request, speculation),
         autoregressive_step_s=baseline_step_s,
-        draft_step_s=phases["draft"] / speculation.gamma if "draft" in phases and speculative else None,
+        draft_step_s=phases["draft"] / speculation.gamma if "draft" in phases and is_fixed else None,
         verify_step_s=phases.get("verify") if speculative else None,
         accept_step_s=phases.get("accept"),
         step_s=step_s,
@@ -144,6 +162,10 @@ def to_record(
         speedup_high=max(speedups) if speculative else 1.0,
         speedup_static_batch=measurement.static_batch_speedup if speculative and request.run_to_end else None,
         speedup_samples=speedups if speculative else None,
+        refilled_tokens_per_s=(
+            statistics.median(run.refilled_tokens_per_s for run in measurement.runs) if is_refilled else None
+        ),
+        speedup_refilled=measurement.refilled_speedup if is_refilled else None,
         repetitions=len(measurement.runs),
         autoregressive_mbu=mbu,
         peak_memory_bytes=peak_memory_bytes(request.device),
@@ -165,7 +187,10 @@ def autoregressive_step_bytes(session: BenchmarkSession) -> float:
     """
     spec, request = session.spec, session.request
     element = DTYPE_BYTES[request.dtype]
-    kv_tokens = sum(len(p) for p in session.prompts) + request.batch_size * request.gen_len / 2
+    kv_tokens = (
+        request.batch_size * float(np.mean([len(p) for p in session.prompts]))
+        + request.batch_size * request.gen_len / 2
+    )
     weights = spec.num_parameters - (0 if spec.tie_word_embeddings else spec.embedding_parameters)
     return element * (weights + spec.kv_elements_per_token() * kv_tokens)
 
@@ -218,15 +243,18 @@ def configuration_key(request: BenchmarkRequest, speculation: SpeculationSpec) -
     return Record(source="measured", **configuration_fields(request, speculation)).key
 
 
-def write_outputs(session: BenchmarkSession, path: Path) -> None:
+def write_outputs(session: BenchmarkSession, path: Path | None, *, stream: TextStream | None = None) -> None:
     """Decodes once more to the end, and writes each sequence's prompt and generated tokens and text as JSON lines.
 
-    Of several ranks, all decode and the first writes. Raises StorageError when the file cannot be written.
+    `stream` shows the text of one sequence as it comes. Of several ranks, all decode and the first writes.
+    Raises StorageError when the file cannot be written.
     """
     request = session.request
     speculation = request.speculations[-1] if request.speculations else AUTOREGRESSIVE
-    result = session.run(speculation, seed=request.sampling.seed, run_to_end=True)
-    if session.model.tp.rank > 0:
+    result = session.run(speculation, seed=request.sampling.seed, run_to_end=True, on_step=stream)
+    if stream is not None:
+        stream.end()
+    if path is None or session.model.tp.rank > 0:
         return
     lines = []
     for prompt, tokens in zip(session.prompts, result.tokens, strict=True):

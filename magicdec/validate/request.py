@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
@@ -44,6 +45,10 @@ class BenchmarkRequest:
     run_to_end: bool = False
     """Let every sequence reach its end, which also measures the speedup of a static batch."""
     tp_size: int = 1
+    adaptive: bool = False
+    """Choose gamma anew each step, at most each configuration's own."""
+    num_prompts: int | None = None
+    """Prompts in all: those beyond the batch wait in a queue, and refill slots that become free."""
 
     @property
     def max_gamma(self) -> int:
@@ -53,6 +58,17 @@ class BenchmarkRequest:
     def max_len(self) -> int:
         """KV slots a sequence needs: its context, what it generates, and the block in flight."""
         return self.context_len + self.gen_len + self.max_gamma + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where results go beside the terminal."""
+
+    records: Path | None = None
+    resume: bool = False
+    save_output: Path | None = None
+    stream: bool = False
+    quiet: bool = False
 
 
 def check_request(request: BenchmarkRequest, model: ModelSpec) -> None:
@@ -68,6 +84,11 @@ def check_request(request: BenchmarkRequest, model: ModelSpec) -> None:
         raise CapacityError(
             f"context {request.context_len} + {request.gen_len} generated + a block of {request.max_gamma + 1} exceeds "
             f"the {model.max_position_embeddings} positions of {model.name}; the longest context is {room}"
+        )
+    if request.num_prompts is not None and request.num_prompts < request.batch_size:
+        raise ConfigError(
+            f"a queue of {request.num_prompts} prompts in all cannot fill a batch of {request.batch_size}; "
+            f"use at least {request.batch_size}"
         )
     for speculation in request.speculations:
         _check_speculation(request, speculation, model)
@@ -185,6 +206,8 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
         "prompts": request.prompts,
         "weights": request.weights,
         "simulated_acceptance": list(simulated) if simulated else None,
+        "adaptive": request.adaptive and not speculation.is_autoregressive,
+        "num_prompts": request.num_prompts,
     }
 
 

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 from magicdec.records import Record
 from magicdec.runtime.distributed import TensorParallel
+from magicdec.validate.benchmark import BenchmarkSession
 from magicdec.validate.measurement import benchmark, write_outputs
-from magicdec.validate.request import BenchmarkRequest
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outputs:
-    """Where results go beside the terminal."""
-
-    records: Path | None = None
-    resume: bool = False
-    save_output: Path | None = None
-    quiet: bool = False
+from magicdec.validate.request import BenchmarkRequest, Outputs
+from magicdec.validate.text_stream import TextStream
 
 
 def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outputs) -> list[Record]:
@@ -29,12 +19,24 @@ def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outp
         session, results = benchmark(
             request, records=outputs.records, resume=outputs.resume, tp=tp, progress=_show if is_shown else _ignore
         )
-        if outputs.save_output is not None and session is not None:
-            write_outputs(session, outputs.save_output)
+        if session is not None and (outputs.save_output is not None or outputs.stream):
+            write_outputs(session, outputs.save_output, stream=_stream(session) if outputs.stream else None)
     finally:
         if is_shown:
             sys.stderr.write("\r\x1b[2K")
     return results
+
+
+def _stream(session: BenchmarkSession) -> TextStream | None:
+    """The first sequence's text on stderr, where results do not go."""
+    if session.model.tp.rank > 0 or session.tokenizer is None:
+        return None
+
+    def write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    return TextStream(session.tokenizer, write)
 
 
 def _show(message: str) -> None:

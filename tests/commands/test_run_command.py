@@ -126,3 +126,40 @@ def test_the_memory_check_counts_the_draft_model_and_its_cache() -> None:
             ),
             load_model_spec("llama-2-7b"),
         )
+
+
+def test_threads_are_bound_before_torch_is_loaded() -> None:
+    """Reading options and checking paths must not import torch: it reads the binding once."""
+    code = (
+        "import sys, magicdec.commands.run as run\n"
+        "from magicdec.validate import environment\n"
+        "def check(): print('torch' in sys.modules); sys.exit(0)\n"
+        "environment.bind_threads = check\n"
+        "from magicdec.cli import main; sys.argv[1:] = ['run', '--batch', '1', '--context', '100']; main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_queue_and_a_chosen_gamma_are_recorded_and_change_no_token(tmp_path: Path) -> None:
+    """Greedy, with 5 prompts through 2 slots: the tokens are those of a batch of 5; the text of one is streamed."""
+    options = ("--context-spread", "0.3", "--draft-budget", "32", "--gamma", "3", "--temperature", "0")
+    queued, whole = tmp_path / "queued.jsonl", tmp_path / "whole.jsonl"
+    extra = ("--queue", "5", "--adaptive", "--stream", "--save-output", str(queued))
+    done = run(*SMALL, *options, *extra)
+    alone, drafted = rows_of(done)
+    assert (alone["num_prompts"], drafted["num_prompts"]) == (5, 5)
+    assert "adaptive" not in alone
+    assert drafted["adaptive"]
+    assert 0 < drafted["refilled_tokens_per_s"] < drafted["tokens_per_s"]
+    assert drafted["speedup_refilled"] > 0
+    first = json.loads(queued.read_text().splitlines()[0])
+    assert done.stderr.strip() == first["generated"].strip()
+    rows_of(run(*SMALL, *options, "--batch", "5", "--save-output", str(whole)))
+    assert sorted(generated(queued)) == sorted(generated(whole))
+
+
+def test_a_queue_shorter_than_the_batch_is_refused() -> None:
+    request = BenchmarkRequest(model="embedded", batch_size=4, context_len=100, num_prompts=3)
+    with pytest.raises(ConfigError, match="use at least 4"):
+        check_request(request, load_model_spec("embedded"))
