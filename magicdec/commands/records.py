@@ -1,0 +1,115 @@
+"""`magicdec records`: list, show and export what was recorded."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from magicdec.errors import ConfigError, unknown_choice
+from magicdec.files import write_atomic
+from magicdec.records import Record, read_many
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+app = typer.Typer(help="List, show and export records.", no_args_is_help=True)
+Files = Annotated[list[Path], typer.Argument(help="Records files (JSON lines).")]
+TABLE_WIDTH = 80
+KEY_SHOWN = 8
+EXPORT_SUFFIXES = (".csv", ".json", ".parquet")
+
+
+@app.command("ls")
+def ls_command(files: Files) -> None:
+    """One line per record."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for name in ("key", "source", "model", "draft"):
+        table.add_column(name, no_wrap=True)
+    for name in ("budget", "gamma", "batch", "context", "tok/s", "speedup"):
+        table.add_column(name, justify="right", no_wrap=True)
+    records = read_many(files)
+    for record in records:
+        table.add_row(*_cells(record))
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    console.print(table)
+    console.print(f"{len(records)} records")
+
+
+def _cells(record: Record) -> tuple[str, ...]:
+    return (
+        record.key[:KEY_SHOWN],
+        record.source[:6],
+        record.model[:10],
+        record.draft_method[:8],
+        "-" if record.draft_budget is None else str(record.draft_budget),
+        str(record.gamma),
+        str(record.batch_size),
+        str(record.context_len),
+        "-" if record.tokens_per_s is None else f"{record.tokens_per_s:.4g}",
+        "-" if record.speedup is None else f"{record.speedup:.2f}x",
+    )
+
+
+@app.command("show")
+def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its beginning.")], files: Files) -> None:
+    """One record in full, as JSON; of several with the same key, the last."""
+    records = read_many(files)
+    matching = {record.key: record for record in records if key and record.key.startswith(key)}
+    if not matching:
+        raise unknown_choice("record", key, {record.key for record in records})
+    if len(matching) > 1:
+        raise ConfigError(f"'{key}' begins {len(matching)} keys: {', '.join(sorted(matching)[:8])}; give more of one")
+    found = next(iter(matching.values()))
+    document = {"key": found.key, "schema_version": found.schema_version, **msgspec.to_builtins(found)}
+    print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+@app.command("export")
+def export_command(
+    files: Files,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A .csv, .json or .parquet file to write.")],
+) -> None:
+    """Every field of every record as one table: lists and mappings as JSON text, the environment's fields beside."""
+    suffix = output.suffix.lower()
+    if suffix not in EXPORT_SUFFIXES:
+        raise unknown_choice("export format", suffix or output.name, EXPORT_SUFFIXES)
+    if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError("parquet needs pyarrow (pip install pyarrow); csv and json need nothing more")
+    records = read_many(files)
+    frame = to_frame(records)
+    buffer = io.BytesIO()
+    if suffix == ".parquet":
+        frame.to_parquet(buffer, index=False)
+    elif suffix == ".csv":
+        frame.to_csv(buffer, index=False)
+    else:
+        frame.to_json(buffer, orient="records", indent=1, double_precision=15)
+    write_atomic(output, buffer.getvalue())
+    print(f"wrote {output}: {len(records)} records")
+
+
+def to_frame(records: list[Record]) -> pd.DataFrame:
+    """A row per record, under the key and the schema's names. Whole numbers stay whole where some are missing."""
+    import pandas as pd
+
+    rows = []
+    for record in records:
+        row = {"key": record.key, **msgspec.structs.asdict(record)}
+        row |= msgspec.structs.asdict(row.pop("environment"))
+        rows.append({name: _flat(value) for name, value in row.items()})
+    return pd.DataFrame(rows).convert_dtypes()
+
+
+def _flat(value: object) -> object:
+    if isinstance(value, list | dict):
+        return msgspec.json.encode(value).decode() if value else None
+    return value
