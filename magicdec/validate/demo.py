@@ -26,7 +26,7 @@ from magicdec.validate.request import BenchmarkRequest
 
 Progress = Callable[[str], None]
 BUDGETS = (64, 128, 256, 512)
-MAIN = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=64)
+MAIN = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=48)
 SMALL = BenchmarkRequest(model="embedded", batch_size=1, context_len=512, gen_len=64)
 MIDDLE = BenchmarkRequest(model="embedded", batch_size=8, context_len=2048, gen_len=64)
 GREEDY = BenchmarkRequest(
@@ -79,7 +79,7 @@ def run_demo(directory: Path, *, progress: Progress) -> DemoResult:
     requests = [
         replace(SMALL, speculations=around(plan, gammas=(2,))),
         replace(MIDDLE, speculations=around(plan, gammas=(2, 4))),
-        replace(MAIN, speculations=around(plan, gammas=(1, 2, 3, 4, 6), other_budgets=True), run_to_end=True),
+        replace(MAIN, speculations=around(plan, gammas=(1, 2, 5), other_budgets=True), run_to_end=True),
     ]
     predicted = freeze_predictions(requests, profile, records)
     measured: list[Record] = []

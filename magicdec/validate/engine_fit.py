@@ -36,6 +36,8 @@ class TimedPoint(Protocol):
     def time_s(self) -> float: ...
     @property
     def spread(self) -> float: ...
+    @property
+    def seconds(self) -> list[float]: ...
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def fit_engine(
     fitted = profile(solution.x)
     phase_error = {name: float(np.median(np.abs(np.expm1(e)))) for name, e in errors(fitted).items()}
     spread = float(np.sqrt(np.mean(np.concatenate(list(errors(fitted).values())) ** 2)))
-    noise = float(np.median([p.spread for p in points])) / IQR_OF_A_STANDARD_DEVIATION
+    rounds = max(1, int(np.median([len(p.seconds) for p in points])))
+    noise = float(np.median([p.spread for p in points])) / IQR_OF_A_STANDARD_DEVIATION / np.sqrt(rounds)
     fitted = msgspec.structs.replace(
         fitted,
         relative_error=float(np.clip(np.hypot(spread, noise), 0.03, 0.5)),
