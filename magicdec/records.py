@@ -71,6 +71,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weights: str = ""
     simulated_acceptance: list[float] | None = None
     adaptive: bool = False
+    """Whether gamma, the largest, was chosen anew each step."""
+    num_prompts: int | None = None
+    """Prompts in all, where a queue of them refilled free slots."""
     # Step times (medians over repetitions where measured)
     autoregressive_step_s: float | None = None
     draft_step_s: float | None = None
@@ -94,6 +97,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speedup_high: float | None = None
     speedup_static_batch: float | None = None
     speedup_samples: list[float] | None = None
+    refilled_tokens_per_s: float | None = None
+    """With the batch kept full from a queue: prefilling the queued prompts included, which tokens_per_s leaves out."""
+    speedup_refilled: float | None = None
     repetitions: int | None = None
     reference_s: float | None = None
     bound_by: str | None = None
@@ -116,7 +122,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 CONFIGURATION_FIELDS = (
     "kind", "model", "hardware", "engine", "device", "dtype", "draft", "draft_method", "draft_budget", "gamma",
     "tp_size", "draft_tp_size", "batch_size", "context_len", "gen_len", "temperature", "top_k", "top_p", "seed",
-    "prompts", "weights", "simulated_acceptance", "adaptive",
+    "prompts", "weights", "simulated_acceptance", "adaptive", "num_prompts",
 )  # fmt: skip
 
 
