@@ -86,4 +86,4 @@ def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None
     elif output_format is OutputFormat.CSV:
         print(tables.rows_to_csv(document["groups"]), end="")
     else:
-        tables.print_rows(document["groups"], console())
+        tables.print_groups(document["groups"], console())

@@ -14,11 +14,11 @@ from typing import Literal
 from magicdec.records import Record
 from magicdec.reports.data import Pair, ReportData, candidate_record, describe, is_speculative, method_name
 from magicdec.reports.style import GAMMA, thousands
-from magicdec.reports.terminal import print_comparison, print_rows, print_run, records_to_csv, rows_to_csv
+from magicdec.reports.terminal import print_comparison, print_groups, print_rows, print_run, records_to_csv, rows_to_csv
 from magicdec.units import format_bytes, format_seconds
 
 __all__ = [
-    "Column", "ReportData", "Table", "all_tables", "print_comparison", "print_rows", "print_run", "records_to_csv",
+    "Column", "ReportData", "Table", "all_tables", "print_comparison", "print_groups", "print_rows", "print_run", "records_to_csv",
     "rows_to_csv",
 ]  # fmt: skip
 

@@ -126,6 +126,18 @@ def print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
         _print_table(console, heads, [[_cell(name, row.get(name)) for name in names] for row in plain])
 
 
+def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """One block per group: its name, then each of its other values; for rows too wide to be a table."""
+    for group in groups:
+        console.print(f"[bold]{group.get('name', '')}[/bold]", soft_wrap=True)
+        values = [
+            f"{name.replace('_', ' ')} {_cell(name, value)}"
+            for name, value in group.items()
+            if name != "name" and value is not None and not isinstance(value, list | dict | tuple)
+        ]
+        console.print("  " + ", ".join(values), soft_wrap=False)
+
+
 def print_comparison(document: Mapping[str, Any], console: Console) -> None:
     """Predicted against measured: the error of every term, point by point in speedup, and the verdict."""
     rows = document.get("rows") or []
