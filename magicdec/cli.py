@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -11,6 +11,7 @@ from magicdec import __version__
 from magicdec.errors import MagicdecError
 
 USER_ERROR_EXIT_CODE = 2
+RUN_PACKAGES = ("torch", "tokenizers", "safetensors")
 
 app = typer.Typer(
     name="magicdec",
@@ -58,5 +59,13 @@ def main() -> None:
     try:
         app()
     except MagicdecError as error:
-        print(f"magicdec: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(USER_ERROR_EXIT_CODE)
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in RUN_PACKAGES:
+            raise
+        _fail(f"this command needs {error.name}: pip install 'magicdec[run]' (planning and reports work without)")
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"magicdec: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(USER_ERROR_EXIT_CODE)

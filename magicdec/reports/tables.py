@@ -18,8 +18,8 @@ from magicdec.reports.terminal import print_comparison, print_groups, print_rows
 from magicdec.units import format_bytes, format_seconds
 
 __all__ = [
-    "Column", "ReportData", "Table", "all_tables", "print_comparison", "print_groups", "print_rows", "print_run", "records_to_csv",
-    "rows_to_csv",
+    "Column", "ReportData", "Table", "all_tables", "print_comparison", "print_groups", "print_rows", "print_run",
+    "records_to_csv", "rows_to_csv",
 ]  # fmt: skip
 
 Kind = Literal["text", "integer", "number", "seconds", "bytes", "percent", "signed_percent", "ratio", "rate"]
