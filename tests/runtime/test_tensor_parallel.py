@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from magicdec.errors import ConfigError
+from magicdec.runtime.adaptive import AdaptiveGamma
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.engine import Engine
@@ -68,6 +69,26 @@ def test_ranks_decode_the_same_tokens_as_one(tp_size: int) -> None:
     expected = decode_cases(TensorParallel())
     found = launch(decode_cases, tp_size)
     assert found == expected
+
+
+def decode_queue(tp: TensorParallel) -> list[list[list[int]]]:
+    """A queue at a gamma that the first rank's clock chooses, with a draft on one rank: tokens of each draft."""
+    found = []
+    draft_group = tp.first(1)
+    for draft in (DRAFTS["streamingllm"], ONE_RANK_DRAFT):
+        engine = Engine(load_model(SPEC, weights="random", seed=3, tp=tp), batch_size=2, max_len=90)
+        engine.prefill(PROMPTS[1:])
+        draft_model = load_model(DRAFT_SPEC, weights="random", seed=9, tp=draft_group) if draft_group else None
+        drafter = build_drafter(draft, engine, None if draft.is_self else draft_model)
+        options = DecodeOptions(
+            gamma=3, max_new_tokens=[7, 20, 9, 12], queue=[[4, 5], [6] * 30], policy=AdaptiveGamma(3)
+        )
+        found.append(decode(engine, drafter, SAMPLINGS["greedy"], options).tokens)
+    return found
+
+
+def test_ranks_refill_and_choose_gamma_alike() -> None:
+    assert launch(decode_queue, 2) == decode_queue(TensorParallel())
 
 
 def fail_on(tp: TensorParallel, *, rank: int, how: str) -> None:
