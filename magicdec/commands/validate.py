@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from magicdec.commands.options import OutputFormat, console, end_progress, progress_printer
+from magicdec.commands.options import OutputFormat, console, end_progress, progress_printer, require
 
 app = typer.Typer(help="Hold predictions against measurements.", no_args_is_help=True)
 
@@ -54,6 +54,7 @@ def grid_command(
         Path | None, typer.Option(help="PROFILE.toml of `magicdec calibrate`; none: calibrate first.")
     ] = None,
     records: Annotated[Path, typer.Option(help="Appended to: predictions, then measurements.")] = Path("grid.jsonl"),
+    quick: Annotated[bool, typer.Option("--quick", help="A few small points, for continuous integration.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
     output_format: Format = OutputFormat.TABLE,
 ) -> None:
@@ -62,13 +63,15 @@ def grid_command(
 
     bind_threads()
     from magicdec.reports import tables
-    from magicdec.validate.grid import load_grid, run_grid
+    from magicdec.validate.grid import QUICK_GRID, load_grid, run_grid
     from magicdec.validate.local_profile import load_local_profile
 
+    require(not (quick and grid), "--quick is a grid of its own: give it or a grid file, not both")
+    spec = QUICK_GRID if quick else load_grid(grid)
     show = progress_printer(quiet)
     try:
         local = load_local_profile(profile) if profile else None
-        comparison = run_grid(load_grid(grid), profile=local, records=records, progress=show).comparison
+        comparison = run_grid(spec, profile=local, records=records, progress=show).comparison
     finally:
         end_progress(quiet)
     if output_format is OutputFormat.TABLE:
