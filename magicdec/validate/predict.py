@@ -56,6 +56,11 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
         chosen = [s for s in request.speculations if s.draft_method == method]
         budgets = tuple(sorted({s.draft_budget for s in chosen if s.draft_budget is not None}))
         document = plan_local(request, profile, draft_budgets=budgets, method=method)
+        if not document.candidates:
+            raise ConfigError(
+                f"no acceptance of {method} on {request.model} is known; measure it with "
+                f"`magicdec profile-acceptance --draft-method {method}` beside the profile"
+            )
         rows = {(row["draft_budget"], row["gamma"]): row for row in document.candidates}
         if not predicted:
             predicted.append(_record(request, AUTOREGRESSIVE, document.autoregressive, profile))

@@ -14,8 +14,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+from magicdec.errors import ConfigError
 from magicdec.records import Record, read_records
-from magicdec.validate.grid import load_grid
+from magicdec.specs.engine import load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.validate.grid import acceptance_request, freeze_predictions, load_grid
+from magicdec.validate.local_profile import LocalProfile
 
 RUN = """
 import sys
@@ -59,6 +63,23 @@ def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(tmp_path: Path
     assert all(record.reference_s for record in measured(file))
 
 
+GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"
+
+
+def test_a_profile_without_the_acceptance_of_a_method_is_a_one_line_error(tmp_path: Path) -> None:
+    profile = LocalProfile(hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=())
+    with pytest.raises(ConfigError, match="profile-acceptance --draft-method streamingllm"):
+        freeze_predictions(list(load_grid(GRID_FILE).requests()), profile, tmp_path / "grid.jsonl")
+
+
+def test_the_shipped_grid_measures_acceptance_apart_from_its_points() -> None:
+    grid = load_grid(GRID_FILE)
+    request = acceptance_request(grid)
+    assert set(request.draft_methods) == set(grid.draft_methods)
+    assert request.gamma not in grid.gammas
+    assert not set(request.context_lens) & {context for _, context in grid.cases}
+
+
 def test_the_shipped_grid_has_48_points() -> None:
-    grid = load_grid(Path(__file__).resolve().parents[2] / "docs" / "grid.toml")
+    grid = load_grid(GRID_FILE)
     assert sum(len(request.speculations) for request in grid.requests()) == 48
