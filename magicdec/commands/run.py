@@ -27,7 +27,7 @@ EPILOG = """Examples:\n
   magicdec run --model llama-3.2-1b --weights random --prompts random --simulate-acceptance 0.8\n
   magicdec run --plan plan.json --tp 2
 """
-FIRST_RANK_SPEAKS_S = 2.0
+FIRST_RANK_SPEAKS_S = 6.0
 """Under torchrun, how long the other ranks wait with an error that the first one may have as well."""
 
 
@@ -170,10 +170,12 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
     if all(request.tp_size == 1 for request in requests):
         bind_threads()
     from magicdec.runtime.launch import launch
+    from magicdec.validate.request import check_devices
     from magicdec.validate.sweep import measure_request
 
     results: list[Record] = []
     for request in requests:
+        check_devices(request)
         device_type = request.device.partition(":")[0]
         results += launch(measure_request, request.tp_size, request, outputs, device_type=device_type)
     return results
@@ -187,9 +189,12 @@ def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> l
     if take_own_cores():
         bind_threads()
     from magicdec.runtime.distributed import join_world, leave_world
+    from magicdec.validate.request import check_devices
     from magicdec.validate.sweep import measure_request
 
     try:
+        for request in requests:
+            check_devices(request)
         tp = join_world(requests[0].device.partition(":")[0])
         results = [record for request in requests for record in measure_request(tp, request, outputs)]
         leave_world()

@@ -25,7 +25,7 @@ from magicdec.runtime.generate import DecodeResult
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.units import KIB
 from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.request import DTYPE_BYTES, BenchmarkRequest, configuration_fields
+from magicdec.validate.request import DTYPE_BYTES, BenchmarkRequest, check_devices, configuration_fields
 from magicdec.validate.text_stream import TextStream
 
 WARM_UP_TOKENS = 4
@@ -216,6 +216,7 @@ def benchmark(
     With `resume`, configurations that the records file holds already are taken from it; when it holds all of them
     nothing is loaded and the session is None. Of several ranks, the first reads and writes the file for all.
     """
+    check_devices(request)
     known: dict[str, Record] = {}
     if tp.rank > 0:
         records = None

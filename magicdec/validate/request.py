@@ -78,7 +78,7 @@ def check_request(request: BenchmarkRequest, model: ModelSpec) -> None:
     """
     if request.dtype not in DTYPE_BYTES:
         raise unknown_choice("dtype", request.dtype, DTYPE_BYTES)
-    check_device(request.device, num_ranks=_local_world_size(request) if request.tp_size > 1 else 1)
+    check_devices(request)
     if request.max_len > model.max_position_embeddings:
         room = model.max_position_embeddings - request.gen_len - request.max_gamma - 1
         raise CapacityError(
@@ -209,6 +209,11 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
         "adaptive": request.adaptive and not speculation.is_autoregressive,
         "num_prompts": request.num_prompts,
     }
+
+
+def check_devices(request: BenchmarkRequest) -> None:
+    """Raises ConfigError when this machine lacks the devices of its ranks."""
+    check_device(request.device, num_ranks=_local_world_size(request) if request.tp_size > 1 else 1)
 
 
 def check_device(device: str, *, num_ranks: int = 1) -> None:
