@@ -89,7 +89,7 @@ class _Decoder:
         self._gammas: list[int] = []
         self._refill_s = 0.0
         self._step_ends: list[float] = []
-        self._steady: tuple[int, int] | None = None
+        self._steady: tuple[int, int, float] | None = None
         self._timer = PhaseTimer(engine.model.device, enabled=options.fences)
         engine.model.tp.clock.enabled = options.fences
         self._uniforms = None
@@ -251,7 +251,8 @@ class _Decoder:
             self._refill_s += self._now_s() - start_s
         rest = slots[num_refilled:]
         if len(rest) and self._steady is None:
-            self._steady = (len(self._num_accepted), int(self._counts.sum()))
+            # Before the caches of ended sequences are exchanged: steady state has none of that.
+            self._steady = (len(self._num_accepted), int(self._counts.sum()), self._now_s())
         for slot in rest[::-1].tolist():  # from the last, so that an exchange brings in a sequence that goes on
             exchanged = self._engine.retire(slot)
             if self._drafter is not None:
@@ -276,8 +277,8 @@ class _Decoder:
 
     def _result(self, *, setup_s: float, start_s: float) -> DecodeResult:
         steps = len(self._num_accepted)
-        steady_steps, steady_tokens = self._steady or (steps, int(self._counts.sum()))
         ends = np.array([start_s, *self._step_ends])
+        steady_steps, steady_tokens, steady_end_s = self._steady or (steps, int(self._counts.sum()), ends[-1])
         count = len(self._limits)
         return DecodeResult(
             tokens=[self._tokens[i, : self._counts[i]].tolist() for i in range(count)],
@@ -289,7 +290,7 @@ class _Decoder:
             elapsed_s=float(ends[-1] - start_s),
             step_s=np.diff(ends),
             steady_steps=steady_steps,
-            steady_elapsed_s=float(ends[steady_steps] - start_s),
+            steady_elapsed_s=float(steady_end_s - start_s),
             steady_tokens=steady_tokens,
             phases={name: list(values) for name, values in self._timer.phases.items()},
         )

@@ -26,7 +26,7 @@ from magicdec.validate.request import BenchmarkRequest
 
 Progress = Callable[[str], None]
 BUDGETS = (64, 128, 256, 512)
-MAIN = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=48)
+MAIN = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=64)
 SMALL = BenchmarkRequest(model="embedded", batch_size=1, context_len=512, gen_len=64)
 MIDDLE = BenchmarkRequest(model="embedded", batch_size=8, context_len=2048, gen_len=64)
 GREEDY = BenchmarkRequest(
