@@ -13,6 +13,8 @@ Shape suffixes: L layers, B sequences, T tokens of a block, K KV heads, S slots,
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -65,9 +67,9 @@ class CompactDrafter(Drafter):
     def admit(self) -> None:
         self.fill()
 
+    @abstractmethod
     def fill(self) -> None:
         """Fills the active sequences' compact cache from the target's."""
-        raise NotImplementedError
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         engine = self.engine
