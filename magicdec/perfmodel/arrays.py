@@ -13,6 +13,6 @@ LARGEST = 1e15
 
 def as_array(value: Any, *, least: float = 0.0) -> Array:
     """Floats with NaN and everything below `least` replaced by it, and huge values cut to a finite one."""
-    array = np.nan_to_num(np.asarray(value, dtype=np.float64), nan=least, posinf=LARGEST, neginf=least)
-    clipped: Array = np.clip(array, least, LARGEST)
+    # fmax and fmin take the number where the other is NaN
+    clipped: Array = np.fmin(np.fmax(np.asarray(value, dtype=np.float64), least), LARGEST)
     return clipped

@@ -80,18 +80,18 @@ def gamma_table(
     fine = np.geomspace(min(context_lens), max(context_lens), NUM_BREAK_EVEN_CONTEXTS)
     finest = np.zeros((len(batch_sizes), len(fine)))
     if any(gammas):
+        every, split = [*context_lens, *fine], len(context_lens)
         for setup, option in cases:
-            speedup, result = _over_contexts(setup, option, tp_size, batch_sizes, context_lens, gammas, gen_len)
-            flat = speedup.reshape(*shape, -1)
+            speedup, result = _over_contexts(setup, option, tp_size, batch_sizes, every, gammas, gen_len)
+            flat = speedup[:, :split].reshape(*shape, -1)
             where = np.argmax(flat, axis=-1)
             reached = np.take_along_axis(flat, where[..., None], axis=-1)[..., 0]
             chosen = np.asarray(gammas)[where % len(gammas)]
             better = reached > best
             best, gamma = np.where(better, reached, best), np.where(better, chosen, gamma)
-            fit = np.take_along_axis(result.fits.reshape(*shape, -1), where[..., None], axis=-1)[..., 0]
+            fit = np.take_along_axis(result.fits[:, :split].reshape(*shape, -1), where[..., None], axis=-1)[..., 0]
             fits = np.where(better, fit, fits)
-            dense, _ = _over_contexts(setup, option, tp_size, batch_sizes, fine, gammas, gen_len)
-            finest = np.maximum(finest, dense.reshape(*finest.shape, -1).max(axis=-1))
+            finest = np.maximum(finest, speedup[:, split:].reshape(*finest.shape, -1).max(axis=-1))
     return {
         "tp_size": tp_size,
         "batch_sizes": [int(value) for value in batch_sizes],
