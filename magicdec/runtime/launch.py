@@ -5,13 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -20,11 +22,17 @@ from magicdec.runtime.affinity import cores_of_rank
 from magicdec.runtime.distributed import TensorParallel, join_world, leave_world
 
 GRACE_S = 5.0
+ECHO_S = 1.0
+"""How long after one rank's failure another's, which may be its cause, is waited for."""
 T = TypeVar("T")
 
 
 class RankError(RuntimeError):
     """A rank failed; the message is that rank's traceback."""
+
+
+class RankDiedError(MagicdecError):
+    """A rank's process ended without a word: killed, most often for want of memory, or crashed."""
 
 
 def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_type: str = "cpu") -> T:
@@ -34,7 +42,8 @@ def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_typ
 
     Raises:
         MagicdecError: one that a rank raised, as it was.
-        RankError: any other failure of a rank, or its death. All other ranks are ended.
+        RankDiedError: a rank was killed, or crashed.
+        RankError: any other failure of a rank. In each case all other ranks are ended.
     """
     if tp_size == 1:
         return function(TensorParallel(), *arguments)
@@ -52,7 +61,7 @@ def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_typ
         receivers.append(receiver)
         processes.append(process)
     try:
-        return _collect(receivers)
+        return _collect(receivers, processes)
     finally:
         for process in processes:
             process.join(timeout=0 if process.is_alive() and sys.exc_info()[0] else GRACE_S)
@@ -82,23 +91,42 @@ def _start_on_own_cores(process: SpawnProcess, rank: int, tp_size: int) -> None:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _collect(receivers: list[Connection]) -> Any:
-    """Waits for every rank's answer; the first that is an error, or the first death, is raised."""
+def _collect(receivers: list[Connection], processes: list[SpawnProcess]) -> Any:
+    """Waits for every rank's answer. A user's error or a death is raised at once. Any other failure may be the echo of
+    another rank's, whose end broke off a collective: of those that come within a moment, the earliest is raised."""
     ranks = {receiver: rank for rank, receiver in enumerate(receivers)}
     result: Any = None
+    failures: list[tuple[float, Exception]] = []
     while ranks:
-        for ready in wait(list(ranks)):
+        answered = wait(list(ranks), timeout=ECHO_S if failures else None)
+        if not answered:
+            break
+        for ready in answered:
             assert isinstance(ready, Connection)
             rank = ranks.pop(ready)
             try:
-                is_error, value = pickle.loads(ready.recv_bytes())  # from our own child process
+                failed_at_s, value = pickle.loads(ready.recv_bytes())  # from our own child process
             except EOFError:
-                raise RankError(f"rank {rank} died without a word (killed, or out of memory)") from None
-            if is_error:
+                raise RankDiedError(_how_it_ended(rank, processes[rank])) from None
+            if isinstance(value, MagicdecError):
                 raise value
-            if rank == 0:
+            if failed_at_s is not None:
+                failures.append((failed_at_s, value))
+            elif rank == 0:
                 result = value
+    if failures:
+        raise min(failures, key=lambda failure: failure[0])[1]
     return result
+
+
+def _how_it_ended(rank: int, process: SpawnProcess) -> str:
+    process.join(GRACE_S)
+    code = process.exitcode
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        memory = "; the system does so when memory runs out" if name == "SIGKILL" else ""
+        return f"rank {rank} died: its process was ended by {name}{memory}"
+    return f"rank {rank} died: its process ended with exit code {code} and no message"
 
 
 def _run_rank(
@@ -117,12 +145,20 @@ def _run_rank(
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // tp_size))
     try:
         value = function(join_world(device_type), *arguments)
-        sender.send_bytes(pickle.dumps((False, value if rank == 0 else None)))
+        sender.send_bytes(pickle.dumps((None, value if rank == 0 else None)))
         leave_world()
     except MagicdecError as error:
-        sender.send_bytes(pickle.dumps((True, error)))
+        _fail(sender, error)
     except BaseException:
-        sender.send_bytes(pickle.dumps((True, RankError(f"rank {rank}: {traceback.format_exc()}"))))
+        _fail(sender, RankError(f"rank {rank}: {traceback.format_exc()}"))
+
+
+def _fail(sender: Connection, error: Exception) -> NoReturn:
+    """Reports an error and leaves at once: an orderly exit would wait for collectives that no other rank will join."""
+    sender.send_bytes(pickle.dumps((time.monotonic(), error)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _free_port() -> int:

@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 import pytest
+import torch
 
 from magicdec.errors import ConfigError
 from magicdec.runtime.adaptive import AdaptiveGamma
@@ -15,7 +16,7 @@ from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, decode
-from magicdec.runtime.launch import RankError, launch
+from magicdec.runtime.launch import RankDiedError, RankError, launch
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.runtime.conftest import tiny_spec
@@ -91,28 +92,32 @@ def test_ranks_refill_and_choose_gamma_alike() -> None:
     assert launch(decode_queue, 2) == decode_queue(TensorParallel())
 
 
-def fail_on(tp: TensorParallel, *, rank: int, how: str) -> None:
+def fail_on(tp: TensorParallel, *, rank: int, how: str, others: str) -> None:
     if tp.rank == rank:
         if how == "user":
             raise ConfigError("no such thing")
         if how == "bug":
             raise ZeroDivisionError("a bug")
         os.kill(os.getpid(), signal.SIGKILL)
+    if others == "in a collective":
+        tp.all_reduce(torch.zeros(1))
     time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "message"),
+    ("how", "others", "error", "message"),
     [
-        ("user", ConfigError, "no such thing"),
-        ("bug", RankError, "rank 1: (?s:.*)a bug"),
-        ("kill", RankError, "rank 1 died"),
+        ("user", "in a collective", ConfigError, "no such thing"),
+        ("bug", "in a collective", RankError, "rank 1: (?s:.*)a bug"),
+        ("kill", "in a collective", RankDiedError, "rank 1 died: .* SIGKILL"),
+        ("kill", "computing", RankDiedError, "rank 1 died: .* SIGKILL"),
     ],
 )
-def test_a_rank_that_fails_ends_all_within_seconds(how: str, error: type[Exception], message: str) -> None:
+def test_a_rank_that_fails_ends_all_within_seconds(how: str, others: str, error: type[Exception], message: str) -> None:
+    """And what is raised is its error, not that of the ranks whose collective it broke off."""
     start_s = time.monotonic()
     with pytest.raises(error, match=message):
-        launch(partial(fail_on, rank=1, how=how), 2)
+        launch(partial(fail_on, rank=1, how=how, others=others), 2)
     assert time.monotonic() - start_s < 30
 
 
