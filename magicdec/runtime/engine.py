@@ -36,9 +36,21 @@ class Snapshot:
 
 
 class Engine:
-    """`batch_size` sequences of at most `max_len` tokens each (prompt and generated together)."""
+    """`batch_size` sequences of at most `max_len` tokens each (prompt and generated together).
 
-    def __init__(self, model: Transformer, *, batch_size: int, max_len: int, max_gamma: int = MAX_GAMMA) -> None:
+    With `static_shapes` (None: on a CUDA device) a pass reads the whole extent of the cache, and the lengths on the
+    device hide what is beyond a sequence's end: no shape depends on the lengths, as captured graphs need it.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        batch_size: int,
+        max_len: int,
+        max_gamma: int = MAX_GAMMA,
+        static_shapes: bool | None = None,
+    ) -> None:
         limit = model.spec.max_position_embeddings
         if max_len > limit:
             raise CapacityError(f"{model.spec.name} holds {limit} tokens of prompt and output together, not {max_len}")
@@ -46,6 +58,7 @@ class Engine:
             raise ConfigError(f"batch size {batch_size} and length {max_len} must be at least 1")
         self.model = model
         self.batch_size, self.max_len, self.max_gamma = batch_size, max_len, max_gamma
+        self.static_shapes = model.device.type == "cuda" if static_shapes is None else static_shapes
         num_slots = max_len + max_gamma  # a block drafted at the very end reaches this far
         model.rotary.reserve(num_slots)
         self.cache = KVCache(
@@ -230,15 +243,18 @@ class Engine:
         )
         self.model.hidden(self.tokens_BS.gather(1, attention.positions_BT), attention)
 
-    def advance(self, emitted_BT: Tensor, num_emitted_B: Tensor, host_num_emitted: np.ndarray) -> None:
+    def advance(self, emitted_BT: Tensor, num_emitted_B: Tensor) -> None:
         """Keeps the first `num_emitted` tokens of the last pass's block; the last of them becomes pending.
 
-        What `emitted_BT` holds beyond them is overwritten by the next block.
+        What `emitted_BT` holds beyond them is overwritten by the next block. `count` has to follow.
         """
         steps_T = torch.arange(1, emitted_BT.shape[1] + 1, device=emitted_BT.device)
         self.tokens_BS.scatter_(1, self.lengths_B[:, None] + steps_T, emitted_BT)
         self.lengths_B.add_(num_emitted_B)
-        self.host_lengths[:] += host_num_emitted
+
+    def count(self, num_emitted: np.ndarray) -> None:
+        """Keeps the lengths that the host knows in step with `advance`."""
+        self.host_lengths[:] += num_emitted
 
     def retire(self, slot: int) -> int:
         """Ends the sequence in an active slot. Returns the slot that it was exchanged with (the last active one)."""

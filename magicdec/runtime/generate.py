@@ -3,7 +3,7 @@
     propose gamma tokens -> verify them in one pass of the target -> accept some -> keep the draft's state up
 
 With gamma 0 the proposal is empty and the target's pass is an autoregressive step. The host reads the device once per
-step, for the emitted tokens.
+step, for the emitted tokens. On a CUDA device the four parts of a step are captured as graphs (graphs.py).
 
 Shape suffixes: B sequences, T tokens.
 """
@@ -11,7 +11,7 @@ Shape suffixes: B sequences, T tokens.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from magicdec.errors import CapacityError, ConfigError, MagicdecError
+from magicdec.runtime import graphs
 from magicdec.runtime.adaptive import AdaptiveGamma
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
@@ -45,6 +46,7 @@ class DecodeOptions:
     sequence, so that the whole run is steady state. on_step: hears, after each step, (sequence ids, their newly
     emitted tokens). queue: prompts that take the place of sequences that end, numbered on from the batch's;
     max_new_tokens and the result's tokens cover them too. policy: chooses each step's gamma, `gamma` at most.
+    cuda_graphs: capture steps where the device can.
     """
 
     gamma: int = 0
@@ -57,6 +59,16 @@ class DecodeOptions:
     on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None
     queue: Sequence[Sequence[int]] = ()
     policy: AdaptiveGamma | None = None
+    cuda_graphs: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    """A verified block: what is kept of it, and the same packed for the host, [B, gamma + 3]."""
+
+    outcome: Outcome
+    emitted_BT: Tensor
+    packed: Tensor
 
 
 @torch.inference_mode()
@@ -98,6 +110,11 @@ class _Decoder:
                 seed=sampling.seed, num_sequences=count, width=self._gamma + 1, device=engine.model.device
             )
         self._simulated_T = self._simulated_rates()
+        can_capture = engine.static_shapes and engine.model.tp.size == 1 and graphs.can_capture(engine.model.device)
+        self._graphs = graphs.StepGraphs(enabled=options.cuda_graphs and can_capture)
+        # Random numbers in a place that captured steps can read them from.
+        shape = (engine.batch_size, self._gamma + 1, 3)
+        self._step_uniforms = torch.zeros(shape, device=engine.model.device) if self._uniforms is not None else None
 
     def _check_limits(self) -> np.ndarray:
         engine, wanted = self._engine, self._options.max_new_tokens
@@ -138,6 +155,9 @@ class _Decoder:
         setup_start_s = time.perf_counter()
         if self._drafter is not None:
             self._drafter.start(self._sampling)
+        if self._graphs.enabled:
+            for _ in range(2):  # run plainly, then captured
+                self._rehearse()
         start_s = time.perf_counter()
         self._timer.start()
         max_steps, policy, step_start_s = self._options.max_steps, self._options.policy, start_s
@@ -168,41 +188,80 @@ class _Decoder:
     def _step(self) -> None:
         engine, gamma, timer = self._engine, self._choose_gamma(), self._timer
         self._gammas.append(gamma)
-        slots = engine.num_active
-        sequences = engine.sequence_of_slot[:slots].copy()
-        uniforms = self._uniforms.next(sequences) if self._uniforms is not None else None
-        block_BT = engine.pending_B[:, None]
+        sequences = engine.sequence_of_slot[: engine.num_active].copy()
+        if self._uniforms is not None and self._step_uniforms is not None:
+            self._step_uniforms[: len(sequences)] = self._uniforms.next(sequences)
+        judged, block_BT = self._draft_and_verify(gamma)
+        host = judged.packed.cpu().numpy()
+        emitted, num_accepted = host[:, :-2], host[:, -2]
+        if host[:, -1].any():
+            self._stop_at_bad_logits(block_BT, sequences[host[:, -1].astype(bool)])
+        timer.lap("accept")
+        self._graphs.run("upkeep", lambda: self._keep(judged, gamma))
+        if self._drafter is not None:
+            self._drafter.count(num_accepted, gamma)
+        engine.count(num_accepted + 1)
+        self._record(sequences, emitted, num_accepted)
+        timer.lap("upkeep")
+        if timer.enabled and engine.model.tp.size > 1:
+            timer.phases["collectives"].append(engine.model.tp.clock.take_s())
+
+    def _rehearse(self) -> None:
+        """A step whose whole block, the target's own token included, is then dropped."""
+        judged, _ = self._draft_and_verify(self._gamma)
+        judged.outcome.num_accepted_B.fill_(-1)
+        self._graphs.run("upkeep", lambda: self._keep(judged, self._gamma))
+
+    def _draft_and_verify(self, gamma: int) -> tuple[_Judged, Tensor]:
+        """A step up to what the host reads of it; and the block that was verified, [B, gamma + 1]."""
+        engine, drafter, step = self._engine, self._drafter, self._graphs
+        step.begin(engine.num_active, self._graph_key(gamma))
+        uniforms = self._step_uniforms[: engine.num_active] if self._step_uniforms is not None else None
         proposal: Proposal | None = None
-        if self._drafter is not None and gamma:
-            proposal = self._drafter.propose(gamma, uniforms)
+        if drafter is not None and gamma:
+            proposal = step.run("draft", lambda: drafter.propose(gamma, uniforms))
+            self._timer.lap("draft")
+        if drafter is not None and drafter.observer is not None:
+            step.end()
+        logits_BTV, block_BT = step.run("verify", lambda: self._forward(proposal))
+        self._timer.lap("verify")
+        return step.run("accept", lambda: self._judge(logits_BTV, proposal, uniforms)), block_BT
+
+    def _graph_key(self, gamma: int) -> Hashable | None:
+        """What the work of the next step depends on, the batch aside; None where it cannot be captured."""
+        if self._drafter is None:
+            return (0, None)
+        key = self._drafter.graph_key(gamma)
+        return None if key is None else (gamma, key)
+
+    def _forward(self, proposal: Proposal | None) -> tuple[Tensor, Tensor]:
+        """The target's logits after each token of the block, [B, gamma + 1, V], and the block."""
+        block_BT = self._engine.pending_B[:, None]
+        if proposal is not None:
             block_BT = torch.cat((block_BT, proposal.tokens_BT), dim=1)
-            timer.lap("draft")
         observer = self._drafter.observer if self._drafter is not None else None
-        logits_BTV = engine.forward(block_BT, observer=observer)
-        timer.lap("verify")
+        return self._engine.forward(block_BT, observer=observer), block_BT
+
+    def _judge(self, logits_BTV: Tensor, proposal: Proposal | None, uniforms: Tensor | None) -> _Judged:
+        gamma = logits_BTV.shape[1] - 1
         outcome = verify(
             logits_BTV,
             proposal,
             sampling=self._sampling,
-            tp=engine.model.tp,
+            tp=self._engine.model.tp,
             uniforms=uniforms,
             simulated_rates_T=self._simulated_T[:gamma] if self._simulated_T is not None else None,
         )
         emitted_BT = self._emitted(proposal, outcome)
         is_bad_B = ~logits_BTV.sum(dim=(1, 2), dtype=torch.float32).isfinite()
         packed = torch.cat((emitted_BT, outcome.num_accepted_B[:, None], is_bad_B[:, None]), dim=1)
-        host = packed.cpu().numpy()
-        emitted, num_accepted = host[:, :-2], host[:, -2]
-        if host[:, -1].any():
-            self._stop_at_bad_logits(block_BT, sequences[host[:, -1].astype(bool)])
-        timer.lap("accept")
+        return _Judged(outcome=outcome, emitted_BT=emitted_BT, packed=packed)
+
+    def _keep(self, judged: _Judged, gamma: int) -> None:
+        """Brings the device's state behind what was accepted."""
         if self._drafter is not None:
-            self._drafter.accept(outcome, num_accepted, gamma)
-        engine.advance(emitted_BT, outcome.num_accepted_B + 1, num_accepted + 1)
-        self._record(sequences, emitted, num_accepted)
-        timer.lap("upkeep")
-        if timer.enabled and engine.model.tp.size > 1:
-            timer.phases["collectives"].append(engine.model.tp.clock.take_s())
+            self._drafter.accept(judged.outcome, gamma)
+        self._engine.advance(judged.emitted_BT, judged.outcome.num_accepted_B + 1)
 
     def _emitted(self, proposal: Proposal | None, outcome: Outcome) -> Tensor:
         """The step's tokens [B, gamma + 1], of which the first num_accepted + 1 count."""

@@ -21,6 +21,8 @@ class PhaseTimer:
         self._last_s = 0.0
 
     def start(self) -> None:
+        """Begins, and forgets what was measured before."""
+        self.phases.clear()
         if self.enabled:
             self._last_s = self._now_s()
 

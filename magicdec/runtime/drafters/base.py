@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from magicdec.specs.speculation import SamplingSpec
 class Drafter(ABC):
     """Proposes tokens for all active sequences of an engine, and learns which of them were accepted.
 
-    `accept` is called before the engine advances: its lengths are still those that the block was drafted at.
+    Where `graph_key` says that a step can be captured, `propose` and `accept` must be work on the device only.
     """
 
     observer: AttentionObserver | None = None
@@ -42,12 +43,19 @@ class Drafter(ABC):
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         """Drafts `gamma` tokens for each active sequence."""
 
-    @abstractmethod
-    def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
-        """Keeps the draft's state in step with what was accepted of the last proposal (`num_accepted`: on the host).
+    def graph_key(self, gamma: int) -> Hashable | None:
+        """What the next step's work depends on besides gamma and the batch; None where it cannot be captured."""
+        return None
 
-        With gamma 0 nothing was proposed, and the target alone went one token on.
+    def accept(self, outcome: Outcome, gamma: int) -> None:  # noqa: B027  # keeping nothing is a method's choice
+        """Keeps the draft's storage in step with what was accepted of the last proposal: by default there is none.
+
+        Called before the engine advances: its lengths are still those that the block was drafted at. With gamma 0
+        nothing was proposed, and the target alone went one token on. A negative count keeps nothing of the block.
         """
+
+    def count(self, num_accepted: np.ndarray, gamma: int) -> None:  # noqa: B027  # the same
+        """The same for what the draft keeps on the host, if anything."""
 
     @abstractmethod
     def swap(self, first: int, second: int) -> None:

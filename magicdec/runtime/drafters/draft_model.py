@@ -18,7 +18,7 @@ from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChoose
 from magicdec.runtime.engine import Engine, Snapshot
 from magicdec.runtime.passes import DecodePass
 from magicdec.runtime.transformer import Transformer
-from magicdec.runtime.verification import Outcome, Proposal
+from magicdec.runtime.verification import Proposal
 from magicdec.specs.speculation import SamplingSpec
 
 
@@ -86,7 +86,7 @@ class DraftModelDrafter(Drafter):
             workspace=self._own.workspace,
         )
 
-    def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
+    def count(self, num_accepted: np.ndarray, gamma: int) -> None:
         if gamma == 0:
             self._num_behind += 1
         else:

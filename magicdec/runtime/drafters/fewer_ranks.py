@@ -67,9 +67,13 @@ class FewerRanksDrafter(Drafter):
         like = torch.empty(len(position_B), size, device=position_B.device)
         return self._tp.scatter(whole_BV if self._tp.rank == 0 else None, like)
 
-    def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
+    def accept(self, outcome: Outcome, gamma: int) -> None:
         if self._inner is not None:
-            self._inner.accept(outcome, num_accepted, gamma)
+            self._inner.accept(outcome, gamma)
+
+    def count(self, num_accepted: np.ndarray, gamma: int) -> None:
+        if self._inner is not None:
+            self._inner.count(num_accepted, gamma)
 
     def swap(self, first: int, second: int) -> None:
         if self._inner is not None:

@@ -7,12 +7,11 @@ Shape suffixes: B sequences, T drafted tokens, S positions.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from magicdec.runtime.drafters.base import Drafter
-from magicdec.runtime.verification import Outcome, Proposal
+from magicdec.runtime.verification import Proposal
 from magicdec.specs.speculation import SamplingSpec
 
 LONGEST_MATCH = 3
@@ -50,9 +49,6 @@ class NgramDrafter(Drafter):
         steps_T = torch.arange(gamma, device=tokens_BS.device) % (last_B1 - end_B1)
         drafted_BT = torch.where(is_found_B1, end_B1 + 1 + steps_T, last_B1)
         return Proposal(tokens_BT=tokens_BS.gather(1, drafted_BT))
-
-    def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
-        """The engine's tokens are all the state there is."""
 
     def swap(self, first: int, second: int) -> None:
         """The engine exchanges its tokens itself."""

@@ -11,7 +11,6 @@ Shape suffixes: B sequences, T tokens of a block.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +31,7 @@ class RingDrafter(CompactDrafter):
         check_gamma(gamma, budget=self.budget, num_recent=self.ring_size)
         return super().propose(gamma, uniforms)
 
-    def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
+    def accept(self, outcome: Outcome, gamma: int) -> None:
         steps_T = self.steps_T[: gamma + 1]
         positions_BT = self.engine.lengths_B[:, None] + steps_T
         # A rejected token's values go to a slot of the block, which the next block overwrites.

@@ -186,13 +186,14 @@ class SparseModelDrafter(Drafter):
             workspace=self._workspace,
         )
 
-    def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
+    def count(self, num_accepted: np.ndarray, gamma: int) -> None:
+        self._num_behind = int((num_accepted == gamma).any()) if gamma else self._num_behind + 1
+
+    def accept(self, outcome: Outcome, gamma: int) -> None:
         if gamma == 0:
-            self._num_behind += 1
             return
-        self._num_behind = int((num_accepted == gamma).any())
         steps_T = self._steps_T[:gamma]
-        block_BT = (self.budget + steps_T).expand(len(num_accepted), -1)
+        block_BT = (self.budget + steps_T).expand(self.engine.num_active, -1)
         positions_BT = self.engine.lengths_B[:, None] + steps_T
         is_kept_BT = steps_T <= outcome.num_accepted_B[:, None]
         slots_BT = torch.where(is_kept_BT, self._slots_of(positions_BT), block_BT)

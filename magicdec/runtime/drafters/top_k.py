@@ -8,7 +8,6 @@ Shape suffixes: B sequences, K KV heads, T query tokens, G query heads per KV he
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +30,7 @@ class TopKDrafter(CompactDrafter):
         self.engine.probe(1, self._observe, num_back=1)
         self._refresh(torch.zeros_like(self.engine.lengths_B), self.engine.lengths_B)
 
-    def accept(self, outcome: Outcome, num_accepted: np.ndarray, gamma: int) -> None:
+    def accept(self, outcome: Outcome, gamma: int) -> None:
         self._refresh(outcome.num_accepted_B, self.engine.lengths_B + outcome.num_accepted_B + 1)
 
     def _observe(self, layer: int, weights_BKTGS: Tensor) -> None:

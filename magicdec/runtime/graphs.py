@@ -1,0 +1,100 @@
+"""A decoding step as CUDA graphs: its parts are captured once, and replayed with one launch each.
+
+A part reads and writes storage that keeps its place (caches, lengths, tokens, a buffer of random numbers), and its
+results keep theirs: each replay overwrites them. Steps of one kind (a key: gamma, active sequences, what else the draft
+depends on) form a chain of parts. A chain's first step runs plainly, which compiles and loads the kernels; its second
+captures, and runs what it captured; all later ones replay. The parts of a chain share a memory pool, because they are
+always replayed in the order of their capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+Replay = Callable[[], None]
+
+
+@dataclass
+class _Chain:
+    """The parts of one kind of step, by name: how to replay each, and its results."""
+
+    num_steps: int = 0
+    parts: dict[str, tuple[Replay, Any]] = field(default_factory=dict)
+    pool: Any = None
+
+
+class StepGraphs:
+    """The captured steps of one decoding run; off, every part is a plain call."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self._chains: dict[tuple[int, Hashable], _Chain] = {}
+        self._chain: _Chain | None = None
+
+    def begin(self, num_active: int, key: Hashable | None) -> None:
+        """Begins a step of a kind; with None its parts run plainly. Chains for another batch are dropped."""
+        self._chain = None
+        if not self.enabled or key is None:
+            return
+        if any(known != num_active for known, _ in self._chains):
+            self._chains.clear()
+        chain = self._chains.setdefault((num_active, key), _Chain())
+        chain.num_steps += 1
+        if chain.num_steps > 1:
+            self._chain = chain
+
+    def end(self) -> None:
+        """The rest of this step runs plainly."""
+        self._chain = None
+
+    def run(self, name: str, part: Callable[[], T]) -> T:
+        """The part's results. Where it is replayed, `part` itself is not called: only what it captured runs, so it must
+        not depend on anything of the host that the step's key does not tell."""
+        chain = self._chain
+        if chain is None:
+            return part()
+        if name not in chain.parts:
+            replay, results, chain.pool = capture(part, chain.pool)
+            chain.parts[name] = (replay, results)
+        replay, results = chain.parts[name]
+        replay()
+        return results
+
+
+def can_capture(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def capture(part: Callable[[], T], pool: Any) -> tuple[Replay, T, Any]:
+    """Records the part's kernels without running them: how to run them, its results (without values as yet), its pool.
+
+    Raises what CUDA says of an operation that cannot be captured; nothing is captured then.
+    """
+    graph = torch.cuda.CUDAGraph()
+    stream = _capture_stream()
+    torch.cuda.synchronize()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            results = part()
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph.replay, results, graph.pool()
+
+
+_streams: dict[int, torch.cuda.Stream] = {}
+
+
+def _capture_stream() -> torch.cuda.Stream:
+    """One stream per device to capture on: libraries keep workspaces for each stream that they are used on."""
+    device = torch.cuda.current_device()
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    return _streams[device]
