@@ -1,14 +1,16 @@
 """Fits the catalog's hardware profiles to the published kernel tables in a directory, and rewrites their TOML files.
 
-    python scripts/fit_hardware_profiles.py DIRECTORY
+    python scripts/fit_hardware_profiles.py DIRECTORY [FILE…]
 
-The directory holds gemm_bf16.csv.gz, decode_attention_bf16.csv.gz and allreduce_bf16.csv.gz. Each curve is fitted
+The directory holds gemm_bf16.csv.gz, decode_attention_bf16.csv.gz and allreduce_bf16.csv.gz (or only the named FILEs
+of these are fitted). Each curve is fitted
 twice: on three quarters of the shapes, for the error on the others, which the profile states; then on all rows.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,7 @@ from magicdec.specs.hardware import (
     load_hardware,
     save_hardware,
 )
+from magicdec.units import KIB, MIB
 from magicdec.validate.kernels import Table, extrapolation_error, held_out, predict, read_table, refit, refit_error
 
 FILES = ("gemm_bf16.csv.gz", "decode_attention_bf16.csv.gz", "allreduce_bf16.csv.gz")
@@ -34,6 +37,29 @@ ATTENTION = {
     "a100-sxm-80gb": ("FlashAttention 2 (vLLM 0.14.0): splits the context with grouped heads only", "grouped"),
     "l40s-48gb": ("FlashAttention 2 (vLLM 0.24.0): splits the context with grouped heads only", "grouped"),
 }
+VLLM = "vLLM custom all-reduce, then NCCL"
+VLLM_SWITCH = "vLLM custom all-reduce, then symmetric memory in the switch, then NCCL"
+HOPPER = AllReduceCurve(
+    library=VLLM_SWITCH, direct_bytes=8.0 * MIB, direct_bytes_wide=256.0 * KIB, in_switch_ranks=4,
+    in_switch_bytes=64.0 * MIB,
+    two_shot_overhead_s=4.4e-6, two_shot_efficiency=0.62,
+)  # fmt: skip
+ALL_REDUCE = {
+    "a100-sxm-80gb": AllReduceCurve(library=VLLM),
+    "h100-sxm-80gb": HOPPER,
+    "h200-sxm-141gb": HOPPER,
+    "b200-sxm-192gb": AllReduceCurve(
+        library=VLLM_SWITCH, direct_bytes=2.0 * MIB, direct_bytes_wide=1.0 * MIB, in_switch_ranks=6,
+        in_switch_bytes=128.0 * MIB, two_shot_rank_overhead_s=1.5e-6,
+    ),
+    "l40s-48gb": AllReduceCurve(library=VLLM, direct_ranks=2, direct_bytes=2.0 * MIB, direct_bytes_wide=2.0 * MIB),
+}  # fmt: skip
+"""Which algorithm vLLM takes for which size: its all_reduce_utils.py (L40S: where NCCL's step is in the table).
+
+The tables here hold two and eight ranks. What only lies between, the two-shot kernel on Hopper (4 ranks and more) and
+its growth with the ranks on Blackwell, is from the timings in https://github.com/vllm-project/vllm/pull/24111, less the
+1 us by which that benchmark exceeds the tables where both have a row.
+"""
 ERROR_TO_DEVIATION = 1.25
 """Standard deviation over mean absolute deviation of a normal distribution."""
 
@@ -68,13 +94,13 @@ def fit_table(profile: HardwareProfile, table: Table, rows: dict[str, np.ndarray
 def rounded(curve: GemmCurve | AttentionCurve | AllReduceCurve) -> GemmCurve | AttentionCurve | AllReduceCurve:
     """Five significant digits: more would say more than the rows do."""
     values = {name: getattr(curve, name) for name in curve.__struct_fields__}
-    numbers = {name: value for name, value in values.items() if type(value) is float and "direct_bytes" not in name}
+    numbers = {name: value for name, value in values.items() if type(value) is float and not name.endswith("bytes")}
     return msgspec.structs.replace(curve, **{name: float(f"{value:.5g}") for name, value in numbers.items()})
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, files: Sequence[str]) -> None:
     profiles: dict[str, HardwareProfile] = {}
-    for file in FILES:
+    for file in files:
         table, by_device = read_table(directory / file)
         for device, rows in by_device.items():
             profile = profiles.get(device) or load_hardware(device)
@@ -84,18 +110,16 @@ def main(directory: Path) -> None:
                 )
                 profile = msgspec.structs.replace(profile, attention=AttentionCurve(library=library, splits=splits))
             if table.kind == "allreduce":
-                profile = msgspec.structs.replace(
-                    profile, allreduce=AllReduceCurve(library="vLLM custom all-reduce, then NCCL")
-                )
+                profile = msgspec.structs.replace(profile, allreduce=ALL_REDUCE.get(device))
             profiles[device] = fit_table(profile, table, rows)
     for profile in profiles.values():
         save_hardware(profile, HARDWARE_DIRECTORY / f"{profile.name}.toml")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(FILES):
         sys.exit(__doc__)
     try:
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), sys.argv[2:] or FILES)
     except MagicdecError as error:
         sys.exit(f"error: {error}")

@@ -118,8 +118,11 @@ ALL_REDUCE_PARAMETERS: Parameters = {
     "overhead_s": Free(prior=5e-6, spread=1.0),
     "rank_overhead_s": Free(prior=1e-7),
     "one_shot_efficiency": Free(prior=0.6),
+    "one_shot_pass_s": Free(prior=1e-7, spread=1.5),
     "two_shot_overhead_s": Free(prior=5e-6),
     "two_shot_efficiency": Free(prior=0.6),
+    "in_switch_overhead_s": Free(prior=5e-6),
+    "in_switch_efficiency": Free(prior=0.5),
     "bulk_overhead_s": Free(prior=2e-5, spread=1.0),
     "bulk_rank_overhead_s": Free(prior=5e-7),
     "bulk_efficiency": Free(prior=0.65),
@@ -330,12 +333,13 @@ def fit_allreduce(
     *,
     library: str = "measured",
     fitted_on: str = "",
-    switch_few_ranks: float | None = None,
+    start: AllReduceCurve | None = None,
 ) -> AllReduceCurve:
     """Fits all-reduce: columns tp_size, message_bytes, time_s, and optionally weight.
 
-    Without peer access (PCIe, shared memory), more than two ranks are a ring. The size at which the bulk algorithm
-    takes over is searched on powers of two, apart for up to four ranks and for more.
+    `start` is a curve whose algorithms' ranges of sizes are known; parameters that no row depends on stay as they are
+    in it. Without it, more than two ranks are a ring where there is no peer access (PCIe, shared memory), and the size
+    at which the bulk algorithm takes over is searched on powers of two, apart for up to four ranks and for more.
     """
     tp_size, message_bytes, seconds = columns(rows, ("tp_size", "message_bytes", "time_s"))
     ring = hw.link.topology in ("pcie", "shared-memory")
@@ -346,15 +350,34 @@ def fit_allreduce(
         profile = msgspec.structs.replace(hw, allreduce=curve)
         return all_reduce_time(profile, message_bytes=message_bytes, tp_size=tp_size)
 
-    def fit_with(few: float, wide: float) -> tuple[AllReduceCurve, float]:
-        start = AllReduceCurve(library=library, direct_ranks=2 if ring else 8, direct_bytes=few, direct_bytes_wide=wide)
-        return minimise(start, parameters, predict, seconds, weights)
+    def fit(curve: AllReduceCurve) -> tuple[AllReduceCurve, float, int]:
+        free = _that_matter(parameters, curve, predict)
+        return *minimise(curve, free, predict, seconds, weights), len(free)
 
+    if start is not None:
+        curve, _, num_free = fit(msgspec.structs.replace(start, library=library))
+        return _with_fit(curve, num_free, seconds, predict(curve), fitted_on)
     has_few, has_wide = bool(np.any(tp_size <= 4)), bool(np.any(tp_size > 4))
     both = has_few and has_wide
-    choices = [(few, wide) for few in SWITCH_SIZES for wide in (SWITCH_SIZES if both else (few,))]
-    curve = min((fit_with(few, wide) for few, wide in choices), key=lambda fitted: fitted[1])[0]
-    return _with_fit(curve, len(parameters) + 2, seconds, predict(curve), fitted_on)
+    ranks = 2 if ring else 8
+    starts = [
+        AllReduceCurve(library=library, direct_ranks=ranks, direct_bytes=few, direct_bytes_wide=wide)
+        for few in SWITCH_SIZES
+        for wide in (SWITCH_SIZES if both else (few,))
+    ]
+    curve, _, num_free = min((fit(each) for each in starts), key=lambda fitted: fitted[1])
+    return _with_fit(curve, num_free + 2, seconds, predict(curve), fitted_on)
+
+
+def _that_matter(parameters: Parameters, curve: Curve, predict: Callable[[Curve], Array]) -> Parameters:
+    """The parameters that some row's prediction depends on."""
+    at_priors = msgspec.structs.replace(curve, **{name: free.prior for name, free in parameters.items()})
+    usual = predict(at_priors)
+    return {
+        name: free
+        for name, free in parameters.items()
+        if np.any(predict(msgspec.structs.replace(at_priors, **{name: 1.5 * free.prior})) != usual)
+    }
 
 
 def fit_elementwise(rows: Rows, hw: HardwareProfile, *, fitted_on: str = "") -> ElementwiseCurve:

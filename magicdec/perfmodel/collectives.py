@@ -2,13 +2,15 @@
 
 All-reduce of S bytes over p ranks, each with a link of B bytes/s per direction:
 
-    direct, one-shot   a + (p-2)·r + (p-1)·S / (e1·B)                 each rank reads all others' messages
-    direct, two-shot   a + (p-2)·r + a2 + 2(p-1)/p·S / (e2·B)         reduce-scatter, then all-gather
+    direct, one-shot   a + (p-2)·r + (p-1)·S / (e1·B) + t·max(S/grid - 1, 0)     each rank reads all others' messages
+    direct, two-shot   a + (p-2)·r + a2 + (p-2)·r2 + 2(p-1)/p·S / (e2·B)          reduce-scatter, then all-gather
+    in the switch      a + (p-2)·r + a4 + (1+1/p)·S / (e4·B)                      NVSwitch adds and copies
     bulk               a + a3 + (p-2)·r3 + 2(p-1)/p·S / (e3·B·(p/2)^-x)
-    ring               base + 2(p-1)·hop + 2(p-1)/p·S / (e·B·(p/2)^-x)     e = e2 for small messages, e3 for bulk
+    ring               base + 2(p-1)·hop + 2(p-1)/p·S / (e·B·(p/2)^-x)            e = e2 for small messages, e3 for bulk
 
-The direct kernels read peers' memory (vLLM's custom all-reduce, and the like). They switch from one-shot to two-shot at
-fixed sizes (512 KiB up to 4 ranks, 256 KiB above; two ranks always one-shot) and hand over to a bulk algorithm from
+The direct kernels read peers' memory (vLLM's custom all-reduce, and the like) with a fixed grid of threads, which a
+message larger than `grid` passes several times. They switch from one-shot to two-shot at fixed sizes (512 KiB up to 4
+ranks, 256 KiB above; two ranks always one-shot) and hand over to the switch, or to a bulk algorithm, from
 `direct_bytes` on: this is the knee. Without peer access (more than two ranks on PCIe) a ring is all there is; the fixed
 part of its latency is the constant of NCCL's tuning model. Constants are shared by all p.
 
@@ -28,6 +30,8 @@ from magicdec.units import KIB
 ONE_SHOT_BYTES_FEW_RANKS = 512 * KIB
 ONE_SHOT_BYTES_MANY_RANKS = 256 * KIB
 FEW_RANKS = 4
+GRID_BYTES = 36 * 512 * 16
+"""One pass of the direct kernel: blocks × threads × bytes per load (csrc/custom_all_reduce.cuh of vLLM)."""
 RING_BASE_S = 6.6e-6
 """NCCL's latency of a ring with the low-latency protocol, before its hops (src/graph/tuning.cc of NCCL)."""
 
@@ -44,16 +48,23 @@ def all_reduce_time(hw: HardwareProfile, *, message_bytes: Any, tp_size: Any) ->
     others = ranks - 1.0
     two_way = 2.0 * others / ranks * size
     widening = (np.maximum(ranks, 2.0) / 2.0) ** curve.rank_exponent
-    base = curve.overhead_s + curve.rank_overhead_s * np.maximum(ranks - 2.0, 0.0)
+    more = np.maximum(ranks - 2.0, 0.0)
+    base = curve.overhead_s + curve.rank_overhead_s * more
     bulk_s = two_way * widening / (curve.bulk_efficiency * link)
 
-    one_shot = base + others * size / (curve.one_shot_efficiency * link)
-    two_shot = base + curve.two_shot_overhead_s + two_way / (curve.two_shot_efficiency * link)
+    passes_s = curve.one_shot_pass_s * np.maximum(size / GRID_BYTES - 1.0, 0.0)
+    one_shot = base + others * size / (curve.one_shot_efficiency * link) + passes_s
+    two_shot = base + curve.two_shot_overhead_s + curve.two_shot_rank_overhead_s * more
+    two_shot = two_shot + two_way / (curve.two_shot_efficiency * link)
     one_shot_bytes = np.where(ranks <= FEW_RANKS, ONE_SHOT_BYTES_FEW_RANKS, ONE_SHOT_BYTES_MANY_RANKS)
     direct = np.where((ranks <= 2) | (size < one_shot_bytes), one_shot, two_shot)
-    bulk = base + curve.bulk_overhead_s + curve.bulk_rank_overhead_s * np.maximum(ranks - 2.0, 0.0) + bulk_s
+    bulk = base + curve.bulk_overhead_s + curve.bulk_rank_overhead_s * more + bulk_s
     is_bulk = size >= np.where(ranks <= FEW_RANKS, curve.direct_bytes, curve.direct_bytes_wide)
     time = np.where(is_bulk, bulk, direct)
+    if curve.in_switch_ranks is not None:
+        added_s = (1.0 + 1.0 / ranks) * size / (curve.in_switch_efficiency * link)
+        in_switch = (ranks >= curve.in_switch_ranks) & (size < curve.in_switch_bytes) & is_bulk
+        time = np.where(in_switch, base + curve.in_switch_overhead_s + added_s, time)
 
     ring_s = np.where(is_bulk, bulk_s, two_way * widening / (curve.two_shot_efficiency * link))
     ring = RING_BASE_S + 2.0 * others * curve.ring_hop_s + ring_s

@@ -60,6 +60,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "max_splits": (1, 1e6),
     "one_shot_efficiency": (1e-6, 1e3),
     "two_shot_efficiency": (1e-6, 1e3),
+    "in_switch_efficiency": (1e-6, 1e3),
+    "in_switch_ranks": (2, 1e6),
     "bulk_efficiency": (1e-6, 1e3),
     "rank_exponent": (-4, 4),
     "ridge_power": (1, 64),
@@ -159,18 +161,38 @@ class AllReduceCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     overhead_s: float = 6e-6
     rank_overhead_s: float = 1e-7
     one_shot_efficiency: float = 0.6
+    one_shot_pass_s: float = 0.0
+    """Each further pass of the direct kernel's grid over a long message."""
     two_shot_overhead_s: float = 6e-6
+    two_shot_rank_overhead_s: float = 5e-7
     two_shot_efficiency: float = 0.6
     direct_bytes: float = 8388608.0
     """Messages of so many bytes and more take the bulk algorithm."""
     direct_bytes_wide: float = 8388608.0
     """The same with more than four ranks."""
+    in_switch_ranks: int | None = None
+    """From so many ranks on, messages beyond the direct kernels' are added by the switch (NVLS); None: never."""
+    in_switch_bytes: float = 67108864.0
+    """Up to this size."""
+    in_switch_overhead_s: float = 5e-6
+    in_switch_efficiency: float = 0.5
     bulk_overhead_s: float = 2e-5
     bulk_rank_overhead_s: float = 1e-6
     bulk_efficiency: float = 0.65
     rank_exponent: float = 0.0
     """Bulk and ring bandwidth fall as (ranks/2) to this power (below 0: they rise)."""
     ring_hop_s: float = 1.3e-6
+
+    def unfitted(self) -> AllReduceCurve:
+        """The same algorithms for the same ranks and sizes, without what was fitted."""
+        return AllReduceCurve(
+            library=self.library,
+            direct_ranks=self.direct_ranks,
+            direct_bytes=self.direct_bytes,
+            direct_bytes_wide=self.direct_bytes_wide,
+            in_switch_ranks=self.in_switch_ranks,
+            in_switch_bytes=self.in_switch_bytes,
+        )
 
 
 class ElementwiseCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -205,6 +227,8 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     price_per_hour_usd: float | None = None
     curves_from: str = ""
     sources: dict[str, str] = {}
+    reference_s: float | None = None
+    """Of a calibrated machine: how long the reference kernel (validate/environment.py) took while it was measured."""
     gemm: GemmCurve | None = None
     attention: AttentionCurve | None = None
     allreduce: AllReduceCurve | None = None

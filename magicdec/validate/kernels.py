@@ -170,7 +170,8 @@ def refit(
         curve = fit_attention(weighted, hw, splits=known.splits, library=known.library, fitted_on=fitted_on)
         return msgspec.structs.replace(hw, attention=curve)
     library = hw.allreduce_curve().library
-    return msgspec.structs.replace(hw, allreduce=fit_allreduce(weighted, hw, library=library, fitted_on=fitted_on))
+    allreduce = fit_allreduce(weighted, hw, library=library, fitted_on=fitted_on, start=hw.allreduce)
+    return msgspec.structs.replace(hw, allreduce=allreduce)
 
 
 def refit_error(table: Table, hw: HardwareProfile, rows: Columns, train: Mask, test: Mask) -> float | None:
@@ -186,6 +187,8 @@ def refit_error(table: Table, hw: HardwareProfile, rows: Columns, train: Mask, t
 def extrapolation_error(table: Table, hw: HardwareProfile, rows: Columns) -> float | None:
     """Error on the counted rows above what the refit saw; None where the file does not reach both sides."""
     near = table.is_near(rows)
+    if hw.allreduce is not None:  # two ranks do not show what more do: nothing of it may stay
+        hw = msgspec.structs.replace(hw, allreduce=hw.allreduce.unfitted())
     return refit_error(table, hw, rows, near, ~near)
 
 

@@ -83,3 +83,29 @@ def test_without_measurements_the_link_latency_is_paid():
     slow = msgspec.structs.replace(hw, link=msgspec.structs.replace(hw.link, latency_s=hw.link.latency_s + 5e-6))
     quick, late = (float(all_reduce_time(profile, message_bytes=1024, tp_size=4)) for profile in (hw, slow))
     assert late - quick == pytest.approx(5e-6)
+
+
+@pytest.mark.parametrize("device", ["a100", "h100", "h200", "b200"])
+@pytest.mark.parametrize("size", [2**10, 2**16, 2**17])
+def test_one_kernel_takes_longer_with_more_ranks(device, size):
+    """Up to 128 KiB all three run the one-shot kernel."""
+    hw = load_hardware(device)
+    two, four, eight = (float(all_reduce_time(hw, message_bytes=size, tp_size=ranks)) for ranks in (2, 4, 8))
+    assert two < four < eight
+
+
+@pytest.mark.parametrize(("size", "microseconds"), [(2**19, 17), (2**20, 18)])
+def test_four_ranks_on_b200_agree_with_another_source(size, microseconds):
+    """Two-shot kernel in https://github.com/vllm-project/vllm/pull/24111 (rounded to 1 us, another harness)."""
+    time = float(all_reduce_time(load_hardware("b200"), message_bytes=size, tp_size=4))
+    assert time * 1e6 == pytest.approx(microseconds, rel=0.2)
+
+
+def test_the_switch_adds_long_messages_of_enough_ranks():
+    """Hopper: with eight ranks the switch takes 256 KiB, where the direct kernels would take longer; two never use it."""
+    hw = load_hardware("h100")
+    without = msgspec.structs.replace(hw, allreduce=msgspec.structs.replace(hw.allreduce, in_switch_ranks=None))
+    sizes = np.array([2.0**17, 2.0**18, 2.0**22, 2.0**25, 2.0**26])
+    for ranks, uses in ((2, []), (8, [2**18, 2**22, 2**25])):
+        times, others = (all_reduce_time(profile, message_bytes=sizes, tp_size=ranks) for profile in (hw, without))
+        assert sizes[times != others].tolist() == uses
