@@ -72,6 +72,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     simulated_acceptance: list[float] | None = None
     adaptive: bool = False
     """Whether gamma, the largest, was chosen anew each step."""
+    gamma_table: str | None = None
+    """Digest of the plan's table that it was chosen from; None where it was learnt while decoding."""
     num_prompts: int | None = None
     """Prompts in all, where a queue of them refilled free slots."""
     # Step times (medians over repetitions where measured)
@@ -80,11 +82,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     verify_step_s: float | None = None
     accept_step_s: float | None = None
     step_s: float | None = None
+    autoregressive_step_samples_s: list[float] | None = None
+    step_samples_s: list[float] | None = None
+    memory_shares: dict[str, float] | None = None
+    """Of predicted step times: the share of each that follows the memory's speed."""
     prefill_s: float | None = None
     ttft_s: float | None = None
     breakdown_s: dict[str, float] | None = None
     # Acceptance
     expected_tokens_per_step: float | None = None
+    tokens_per_step_stderr: float | None = None
     acceptance_by_position: list[float] | None = None
     acceptance_trials_by_position: list[int] | None = None
     acceptance_histogram: list[int] | None = None
@@ -122,7 +129,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 CONFIGURATION_FIELDS = (
     "kind", "model", "hardware", "engine", "device", "dtype", "draft", "draft_method", "draft_budget", "gamma",
     "tp_size", "draft_tp_size", "batch_size", "context_len", "gen_len", "temperature", "top_k", "top_p", "seed",
-    "prompts", "weights", "simulated_acceptance", "adaptive", "num_prompts",
+    "prompts", "weights", "simulated_acceptance", "adaptive", "gamma_table", "num_prompts",
 )  # fmt: skip
 
 

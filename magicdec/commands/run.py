@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from magicdec.commands.options import OutputFormat, console, parse_floats, parse_ints, require
-from magicdec.commands.run_plan import read_plan
-from magicdec.errors import MagicdecError
+from magicdec.commands.run_plan import NOT_RUN, read_plan
+from magicdec.errors import ConfigError, MagicdecError
 from magicdec.specs.speculation import SELF, SamplingSpec, SpeculationSpec
 
 if TYPE_CHECKING:
@@ -63,7 +63,12 @@ def run_command(
         str | None, typer.Option(help="Prescribed acceptance: a rate, or one per position.")
     ] = None,
     queue: Annotated[int | None, typer.Option(help="Prompts in all; those that wait refill free slots.")] = None,
-    adaptive: Annotated[bool, typer.Option("--adaptive", help="Choose gamma each step, up to --gamma.")] = False,
+    adaptive: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive", help="Choose gamma each step, up to --gamma: as it is learnt, or from --plan's table."
+        ),
+    ] = False,
     repetitions: Annotated[int, typer.Option(min=1, help="Interleaved repetitions.")] = 3,
     run_to_end: Annotated[bool, typer.Option(help="Also measure the drain of a static batch.")] = False,
     stop_at_eos: Annotated[bool, typer.Option(help="Let a sequence end at its end-of-sequence token.")] = False,
@@ -77,8 +82,9 @@ def run_command(
     """Decode a batch for real, autoregressive and speculative, and measure both."""
     given = dict(context_.params)
     explicit = {name for name in given if (source := context_.get_parameter_source(name)) and source.name != "DEFAULT"}
-    chosen = [{**given, **_not_in(explicit, row)} for row in (read_plan(plan) if plan else [{}])]
-    requests = _merge([_request(options, is_tp_explicit="tp" in explicit) for options in chosen])
+    planned = read_plan(plan, is_draft_given=bool(explicit & {"draft", "draft_method"})) if plan else [{}]
+    chosen = [{**given, **_not_in(explicit, row)} for row in planned]
+    requests = _merge([_request(options, explicit) for options in chosen])
     require(not stream or prompts != "random", "--stream shows text, and --prompts random has none")
     from magicdec.validate.request import Outputs
 
@@ -92,7 +98,7 @@ def _not_in(explicit: set[str], row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in explicit}
 
 
-def _request(options: dict[str, Any], *, is_tp_explicit: bool) -> BenchmarkRequest:
+def _request(options: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
     from magicdec.runtime.hub import resolve_hub_name
     from magicdec.validate.request import BenchmarkRequest
 
@@ -100,6 +106,9 @@ def _request(options: dict[str, Any], *, is_tp_explicit: bool) -> BenchmarkReque
     model, draft = (resolve_hub_name(options[k], with_weights=weights == "checkpoint") for k in ("model", "draft"))
     text = options["simulate_acceptance"]
     rates = parse_floats(text, "--simulate-acceptance") if text else None
+    table = options.get("gamma_table") if options["adaptive"] else None
+    if table is not None and "gamma" not in explicit:
+        options = {**options, "gamma": str(max(table.max_gamma, 1))}
     require(rates is None or all(0 <= r <= 1 for r in rates), "--simulate-acceptance must be rates between 0 and 1")
     return BenchmarkRequest(
         model=model,
@@ -120,8 +129,9 @@ def _request(options: dict[str, Any], *, is_tp_explicit: bool) -> BenchmarkReque
         stop_at_eos=options["stop_at_eos"],
         run_to_end=options["run_to_end"],
         adaptive=options["adaptive"],
+        gamma_table=table,
         num_prompts=options["queue"],
-        tp_size=_tp_size(options["tp"], is_explicit=is_tp_explicit),
+        tp_size=_tp_size(options["tp"], is_explicit="tp" in explicit),
     )
 
 
@@ -129,6 +139,8 @@ def _speculations(options: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
     draft, method = options["draft"], options["draft_method"]
     if draft == "none":
         return ()
+    if NOT_RUN in (draft, method):
+        raise ConfigError(f"{NOT_RUN} is planned for but not run; use --draft self, ngram or a model")
     if draft == "ngram" or (draft == SELF and method == "ngram"):
         draft, method = "ngram", "ngram"
     budgets: list[int] | list[None] = [None]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magicdec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from magicdec.runtime.adaptive import TableGamma
 
 OPTION_OF_KEY = {
     "draft": "draft",
@@ -19,14 +22,17 @@ OPTION_OF_KEY = {
     "context_len": "context",
 }
 """Keys of a plan's row, and the run's option that each sets."""
+NOT_RUN = "eagle"
+"""The draft method that is planned for and not run."""
 OPTION_OF_REQUEST = {"gen_len": "gen_len", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
 
 
-def read_plan(path: Path) -> list[dict[str, Any]]:
+def read_plan(path: Path, *, is_draft_given: bool = False) -> list[dict[str, Any]]:
     """The options of the plan's best configuration and of its runner-up (the next best of the same batch, context and
-    devices, where there is one).
+    devices, where there is one), each with the plan's `gamma_table`.
 
-    Raises ConfigError when the file is no plan.
+    With `is_draft_given` the command line says what drafts, so that the plan's own draft need not be one that runs.
+    Raises ConfigError when the file is no plan, or plans a draft that cannot be run.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -38,25 +44,70 @@ def read_plan(path: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{path} is no plan; write one with `magicdec plan --format json`")
     try:
         best, candidates, request = document["best"], document["candidates"], document["request"]
+        if not is_draft_given:
+            _check_runs(path, document)
         rows = [best, *_runner_up(best, candidates)]
         common = {"model": request.get("model") or document["model"]}
         common |= {option: request[key] for key, option in OPTION_OF_REQUEST.items() if request.get(key) is not None}
+        common = {name: value for name, value in common.items() if name != "gen_len" or value}  # 0: not planned
+        common["gamma_table"] = _gamma_table(document.get("gamma_table"))
         return [_options(row, common) for row in rows]
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(f"{path} is not a whole plan: {error!r}") from error
 
 
+def _check_runs(path: Path, document: dict[str, Any]) -> None:
+    """Raises ConfigError, naming what can be run instead, when the plan's draft cannot."""
+    best, candidates = document["best"], document["candidates"]
+    if best["draft_method"] == NOT_RUN:
+        others = [row for row in candidates if row["draft_method"] != NOT_RUN]
+        instead = f"its best that is run: {_flags(others[0])}" if others else "plan again with another --draft"
+        raise ConfigError(f"{path} drafts with {NOT_RUN}, which is planned for but not run; {instead}")
+    unknown = document.get("needs_acceptance") or []
+    if not candidates and unknown:
+        first = unknown[0]
+        drafts = ", ".join(f"{each['draft']}/{each['draft_method']}" for each in unknown)
+        raise ConfigError(
+            f"{path} holds no draft to run: the acceptance of {drafts} on {document['model']} is not known; "
+            f"plan with --acceptance-rate or --acceptance, or name a draft here, such as "
+            f"--draft {first['draft'] if first['draft_method'] != NOT_RUN else 'self'}"
+        )
+
+
+def _flags(row: dict[str, Any]) -> str:
+    names = {"draft": "--draft", "draft_method": "--draft-method", "draft_budget": "--draft-budget", "gamma": "--gamma"}
+    return " ".join(f"{flag} {row[key]}" for key, flag in names.items() if row[key] is not None)
+
+
+def _gamma_table(table: dict[str, Any] | None) -> TableGamma | None:
+    if table is None:
+        return None
+    from magicdec.runtime.adaptive import TableGamma
+
+    gammas = tuple(tuple(int(gamma) for gamma in row) for row in table["gamma"])
+    axes = [tuple(int(value) for value in table[name]) for name in ("batch_sizes", "context_lens")]
+    if len(gammas) != len(axes[0]) or any(len(row) != len(axes[1]) for row in gammas):
+        raise ValueError("gamma_table's rows do not fit its batch_sizes and context_lens")
+    return TableGamma(batch_sizes=axes[0], context_lens=axes[1], gammas=gammas)
+
+
 def _runner_up(best: dict[str, Any], candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    others = [row for row in candidates if any(row[key] != best[key] for key in OPTION_OF_KEY)]
+    others = [
+        row
+        for row in candidates
+        if row["draft_method"] != NOT_RUN and any(row[key] != best[key] for key in OPTION_OF_KEY)
+    ]
     alike = [row for row in others if all(row[k] == best[k] for k in ("batch_size", "context_len", "tp_size"))]
     return (alike or others)[:1]
 
 
 def _options(row: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
     options = common | {option: row[key] for key, option in OPTION_OF_KEY.items()}
+    if options["draft"] == "none":  # a draft named on the command line takes its method, budget and gamma from there
+        for name in ("draft_method", "draft_budget", "gamma", "draft_tp"):
+            del options[name]
+        return options
     # Lists on the command line, so text here.
     options["gamma"] = str(options["gamma"])
     options["draft_budget"] = str(options["draft_budget"]) if options["draft_budget"] is not None else None
-    if not options.get("gen_len"):
-        options.pop("gen_len", None)
     return options

@@ -1,4 +1,5 @@
-"""Chooses the number of drafted tokens each step, from what was accepted and how long steps took so far.
+"""Chooses the number of drafted tokens each step: from what was accepted and how long steps took so far, or from a
+plan's table of batch and context.
 
     tokens per second of gamma = (1 + rate_1 + rate_1·rate_2 + ..) / step time of gamma
 
@@ -8,9 +9,14 @@ the latest ones, and for a gamma without any the line through the others. A poli
 
 from __future__ import annotations
 
+import hashlib
+import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
@@ -24,6 +30,47 @@ TRIES_EACH = 4
 EXPLORE_EVERY = 16
 EXPLORE_ABOVE = 0.85
 """Another gamma is tried again when it promises this share of the best one's throughput."""
+
+
+class GammaPolicy(Protocol):
+    """Chooses each step's gamma."""
+
+    def choose(self, *, batch_size: int, context_len: float) -> int:
+        """The next step's gamma, for this many active sequences of this mean length."""
+
+    def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
+        """Hears of a step: how much of `gamma` drafted tokens each sequence accepted, and its wall-clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableGamma:
+    """A plan's best gamma by batch and context; what lies between is looked up at the nearest in logarithm.
+
+    gammas: [batch][context], the axes ascending.
+    """
+
+    batch_sizes: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    gammas: tuple[tuple[int, ...], ...]
+
+    def choose(self, *, batch_size: int, context_len: float) -> int:
+        return self.gammas[_nearest(self.batch_sizes, batch_size)][_nearest(self.context_lens, context_len)]
+
+    def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
+        """What is planned is planned."""
+
+    @property
+    def max_gamma(self) -> int:
+        return max(map(max, self.gammas))
+
+    @property
+    def digest(self) -> str:
+        """Tells tables apart."""
+        return hashlib.sha256(repr((self.batch_sizes, self.context_lens, self.gammas)).encode()).hexdigest()[:12]
+
+
+def _nearest(values: Sequence[int], wanted: float) -> int:
+    return min(range(len(values)), key=lambda i: abs(math.log(values[i] / wanted)))
 
 
 class AdaptiveGamma:
@@ -41,8 +88,8 @@ class AdaptiveGamma:
         first = dict.fromkeys((max_gamma, 0, (max_gamma + 1) // 2))
         self._to_try = [gamma for gamma in first for _ in range(TRIES_EACH)]
 
-    def choose(self) -> int:
-        """The next step's gamma."""
+    def choose(self, *, batch_size: int, context_len: float) -> int:
+        """The next step's gamma; batch and context show in the step times, which are what counts here."""
         if self._to_try:
             return self._to_try[0]
         values = self.tokens_per_s()
@@ -53,7 +100,7 @@ class AdaptiveGamma:
         return best
 
     def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
-        """Learns from a step: how much of `gamma` drafted tokens each sequence accepted, and its wall-clock."""
+        """Learns from a step."""
         if self._to_try and self._to_try[0] == gamma:
             self._to_try.pop(0)
         self._step += 1

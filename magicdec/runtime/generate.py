@@ -21,7 +21,7 @@ from torch import Tensor
 
 from magicdec.errors import CapacityError, ConfigError, MagicdecError
 from magicdec.runtime import graphs
-from magicdec.runtime.adaptive import AdaptiveGamma
+from magicdec.runtime.adaptive import GammaPolicy
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.result import INACTIVE, DecodeResult
@@ -58,7 +58,7 @@ class DecodeOptions:
     max_steps: int | None = None
     on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None
     queue: Sequence[Sequence[int]] = ()
-    policy: AdaptiveGamma | None = None
+    policy: GammaPolicy | None = None
     cuda_graphs: bool = True
 
 
@@ -180,7 +180,8 @@ class _Decoder:
         policy, model = self._options.policy, self._engine.model
         if policy is None or self._drafter is None:
             return self._gamma
-        gamma = min(policy.choose(), self._gamma)
+        lengths = self._engine.host_lengths
+        gamma = min(policy.choose(batch_size=len(lengths), context_len=float(lengths.mean()) + 1), self._gamma)
         if model.tp.size > 1:
             gamma = int(model.tp.broadcast(torch.tensor(gamma, device=model.device)))
         return gamma

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from magicdec.runtime.adaptive import AdaptiveGamma
+from magicdec.runtime.adaptive import AdaptiveGamma, GammaPolicy
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.drafters.base import Drafter
@@ -124,10 +124,12 @@ class BenchmarkSession:
         self.engine.prefill(self.prompts[: self.request.batch_size])
         return _clock(self.request.device) - start
 
-    def _policy(self, speculation: SpeculationSpec) -> AdaptiveGamma | None:
-        """What a configuration's policy learns in one run serves the next."""
+    def _policy(self, speculation: SpeculationSpec) -> GammaPolicy | None:
+        """The plan's table, where there is one; what a configuration's policy learns in one run serves the next."""
         if not self.request.adaptive:
             return None
+        if self.request.gamma_table is not None:
+            return self.request.gamma_table
         return self._policies.setdefault(speculation, AdaptiveGamma(speculation.gamma))
 
     def run(

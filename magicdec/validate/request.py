@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
+from magicdec.runtime.adaptive import TableGamma
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import MAX_GAMMA, SELF, SamplingSpec, SpeculationSpec
@@ -47,6 +48,8 @@ class BenchmarkRequest:
     tp_size: int = 1
     adaptive: bool = False
     """Choose gamma anew each step, at most each configuration's own."""
+    gamma_table: TableGamma | None = None
+    """What gamma is chosen from; without it from what is accepted and how long steps take."""
     num_prompts: int | None = None
     """Prompts in all: those beyond the batch wait in a queue, and refill slots that become free."""
 
@@ -186,6 +189,7 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
     sampling = request.sampling
     draft = draft_model_name(speculation)
     simulated = request.simulate_acceptance if not speculation.is_autoregressive else None
+    is_adaptive = request.adaptive and not speculation.is_autoregressive
     return {
         "model": load_model_spec(request.model).name,
         "device": request.device,
@@ -206,7 +210,8 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
         "prompts": request.prompts,
         "weights": request.weights,
         "simulated_acceptance": list(simulated) if simulated else None,
-        "adaptive": request.adaptive and not speculation.is_autoregressive,
+        "adaptive": is_adaptive,
+        "gamma_table": request.gamma_table.digest if is_adaptive and request.gamma_table is not None else None,
         "num_prompts": request.num_prompts,
     }
 

@@ -97,6 +97,43 @@ def test_a_plan_runs_its_best_and_runner_up_and_options_override(tmp_path: Path)
     }
 
 
+def test_a_plan_whose_draft_cannot_be_run_names_what_can(tmp_path: Path) -> None:
+    """The plan's own best that is run; without any known acceptance, what to give; a draft named here is enough."""
+    path = plan_file(tmp_path / "plan.json")
+    document = json.loads(path.read_text())
+    eagle = {**document["best"], "draft": "eagle", "draft_method": "eagle", "draft_budget": None, "gamma": 4}
+    path.write_text(json.dumps({**document, "best": eagle, "candidates": [eagle, *document["candidates"]]}))
+    instead = "its best that is run: --draft self --draft-method streamingllm --draft-budget 32 --gamma 2"
+    with pytest.raises(ConfigError, match=instead):
+        read_plan(path)
+    runner_up = read_plan(path, is_draft_given=True)[1]
+    assert (runner_up["draft_method"], runner_up["draft_budget"]) == ("streamingllm", "32")
+    alone = {**document["best"], "draft": "none", "draft_method": "none", "draft_budget": None, "gamma": 0}
+    unknown = [{"draft": "self", "draft_method": "snapkv", "reason": "not published"}]
+    path.write_text(json.dumps({**document, "best": alone, "candidates": [], "needs_acceptance": unknown}))
+    with pytest.raises(ConfigError, match="acceptance of self/snapkv on embedded is not known; plan with"):
+        read_plan(path)
+    (options,) = read_plan(path, is_draft_given=True)
+    assert not options.keys() & {"draft_method", "draft_budget", "gamma"}
+
+
+def test_gamma_is_chosen_from_a_plans_table(tmp_path: Path) -> None:
+    """Up to the table's largest gamma, at the table's entry for this batch and context; the record says so."""
+    path = plan_file(tmp_path / "plan.json")
+    document = json.loads(path.read_text())
+    table = {"batch_sizes": [1, 2, 8], "context_lens": [64, 128, 4096], "gamma": [[0, 0, 0], [5, 1, 6], [3, 3, 3]]}
+    path.write_text(json.dumps({**document, "gamma_table": table}))
+    options = ("--plan", str(path), "--adaptive", "--repetitions", "1", "--quiet", "--format", "json")
+    for row in rows_of(run(*options))[1:]:
+        assert (row["gamma"], row["adaptive"], len(row["gamma_table"])) == (6, True, 12)
+        drafted = row["acceptance_trials_by_position"]
+        assert drafted[0] > 0
+        assert drafted[1:] == [0] * 5
+    path.write_text(json.dumps({**document, "gamma_table": {**table, "gamma": [[1]]}}))
+    with pytest.raises(ConfigError, match="rows do not fit"):
+        read_plan(path)
+
+
 def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     for text, message in (("{", "not JSON"), ("[]", "is no plan"), ('{"kind": "plan"}', "not a whole plan")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from magicdec.runtime.adaptive import AdaptiveGamma
+from magicdec.runtime.adaptive import AdaptiveGamma, TableGamma
 
 
 def simulate(rate: float, times: list[float], *, steps: int = 400, seed: int = 0) -> tuple[AdaptiveGamma, float]:
@@ -14,7 +14,7 @@ def simulate(rate: float, times: list[float], *, steps: int = 400, seed: int = 0
     policy = AdaptiveGamma(len(times) - 1)
     tokens = elapsed = 0.0
     for _ in range(steps):
-        gamma = policy.choose()
+        gamma = policy.choose(batch_size=8, context_len=100)
         accepted = (generator.random((8, gamma)) < rate).cumprod(axis=1).sum(axis=1)
         step_s = times[gamma] * float(generator.uniform(0.95, 1.05))
         policy.observe(gamma, accepted, step_s)
@@ -51,9 +51,19 @@ def test_it_follows_when_acceptance_drops() -> None:
     generator = np.random.default_rng(1)
     policy, chosen = AdaptiveGamma(5), []
     for step in range(600):
-        gamma = policy.choose()
+        gamma = policy.choose(batch_size=8, context_len=100)
         rate = 0.95 if step < 300 else 0.02
         policy.observe(gamma, (generator.random((8, gamma)) < rate).cumprod(axis=1).sum(axis=1), 1.0 + 0.2 * gamma)
         chosen.append(gamma)
     assert np.mean(chosen[100:300]) > 4
     assert np.mean(chosen[500:]) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "context_len", "gamma"),
+    [(1, 512, 0), (1, 10, 0), (5, 512, 0), (6, 512, 3), (400, 512, 3), (32, 4096, 4), (32, 1500, 4), (32, 1400, 3)],
+)
+def test_a_table_is_read_at_the_nearest_batch_and_context(batch_size: int, context_len: int, gamma: int) -> None:
+    """Nearest in logarithm (between 1 and 32 that is 5.66, between 512 and 4096 it is 1448), and at the ends beyond."""
+    table = TableGamma(batch_sizes=(1, 32), context_lens=(512, 4096), gammas=((0, 1), (3, 4)))
+    assert table.choose(batch_size=batch_size, context_len=context_len) == gamma
