@@ -1,0 +1,72 @@
+"""Compiles the Triton kernels for GPUs that need not be here; prints what each takes, one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from magicdec.runtime.kernels import triton_attention
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+POINTERS = {"last": "*i64", "empty_first": "*i64"}
+FLOATS = ("output", "partial", "log_sum", "partial_log_sum", "probabilities")
+
+
+def main() -> None:
+    for capability, dtype, tokens, group, head_dim, extra in (
+        (90, "bf16", 1, 4, 128, {"num_tokens": 1, "num_kv_heads": 1, "num_sequences": 1}),
+        (90, "bf16", 8, 4, 128, {"WINDOW": 4096, "HAS_EMPTY": True}),
+        (90, "bf16", 16, 8, 128, {}),
+        (90, "fp32", 4, 4, 64, {}),
+        (80, "bf16", 4, 2, 80, {}),
+    ):
+        tiling = triton_attention._Tiling(
+            group=group, head_dim=head_dim, num_tokens=tokens, element_bytes=2 if dtype == "bf16" else 4
+        )
+        constants = {"WINDOW": 0, "HAS_EMPTY": False, "WIDEN": False, "NUM_BLOCKS": 8, "SPLITS_PAD": 64}
+        constants |= tiling.constants() | extra
+        for kernel in (
+            triton_attention._split_kernel,
+            triton_attention._combine_kernel,
+            triton_attention._weigh_kernel,
+        ):
+            report = compile_kernel(kernel, dtype, constants, capability)
+            print(json.dumps({"kernel": kernel.__name__, "dtype": dtype, "capability": capability, **report}))
+
+
+def compile_kernel(kernel: Any, dtype: str, constants: dict[str, Any], capability: int) -> dict[str, int]:
+    names = kernel.arg_names
+    given = {name: value for name, value in constants.items() if name in names}
+    types = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | POINTERS
+    types |= dict.fromkeys(FLOATS, "*fp32") | {"scale": "fp32"}
+    signature = {name: "constexpr" if name in given else types.get(name, "i32") for name in names}
+    aligned = [
+        n for n in names if n not in given and (signature[n].startswith("*") or n.startswith(("key_", "value_")))
+    ]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(kernel, signature, {(names.index(n),): v for n, v in given.items()}, attributes)
+    options = {name: constants[name] for name in ("num_warps", "num_stages")}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
+    return {
+        "shared_bytes": compiled.metadata.shared,
+        "registers": found["REG"],
+        "spilled_bytes": found["STACK"],
+        "async_copies": compiled.asm["ptx"].count("cp.async.cg"),
+    }
+
+
+if __name__ == "__main__":
+    main()
