@@ -148,6 +148,8 @@ def _print_tables(document: dict[str, Any], why: bool) -> None:
         console.print(_cases_table(document["best_by_case"], "the best of each case"))
     else:
         console.print(_candidates_table(document["candidates"]))
+    if any(row["acceptance_extrapolated"] for row in document["candidates"]):
+        console.print("* acceptance extrapolated from the budgets and contexts it was measured at", style="dim")
     console.print(_verdict(best))
     if "speedup_static_batch" in best:
         console.print(f"with a static batch, which waits for its slowest sequence: {best['speedup_static_batch']:.2f}x")
@@ -195,12 +197,17 @@ def _candidates_table(rows: list[dict[str, Any]], limit: int = 12) -> Any:
             continue
         seen.add(key)
         table.add_row(
-            _draft_name(row), str(row["draft_budget"] or "-"), str(row["gamma"]), _ms(row["draft_step_s"]),
+            _draft_name(row), _budget(row), str(row["gamma"]), _ms(row["draft_step_s"]),
             _ms(row["verify_step_s"]), f"{row['expected_tokens_per_step']:.2f}", _ms(row["tpot_s"]),
             f"{row['speedup']:.2f} {row['speedup_low']:.2f}-{row['speedup_high']:.2f}",
             row["bound_by"] if row["fits"] else "no room",
         )  # fmt: skip
     return table
+
+
+def _budget(row: dict[str, Any]) -> str:
+    """A star marks acceptance outside the range that it was measured in."""
+    return str(row["draft_budget"] or "-") + ("*" if row["acceptance_extrapolated"] else "")
 
 
 def _draft_name(row: dict[str, Any]) -> str:
@@ -219,7 +226,7 @@ def _cases_table(rows: list[dict[str, Any]], title: str, limit: int = 40) -> Any
         cost = row["cost_per_million_tokens_usd"]
         table.add_row(
             row["hardware"][:9], str(row["context_len"]), str(row["batch_size"]), str(row["tp_size"]),
-            _draft_name(row)[:9], str(row["draft_budget"] or "-"), str(row["gamma"]), _ms(row["tpot_s"]),
+            _draft_name(row)[:9], _budget(row), str(row["gamma"]), _ms(row["tpot_s"]),
             f"{row['tokens_per_s_per_gpu']:.0f}", f"{row['speedup']:.2f}", f"{cost:.2f}" if cost else "-",
         )  # fmt: skip
     return table

@@ -19,6 +19,8 @@ from magicdec.perfmodel.steps import Setup, draft_kv_tokens, draft_tp, prefill_t
 from magicdec.units import MEGA
 
 SECONDS_PER_HOUR = 3600.0
+MEASURED_RANGE = 1.05
+"""So far beyond the first and the last measured budget (or context) is still taken as measured."""
 Row = dict[str, Any]
 
 
@@ -119,6 +121,7 @@ def _row(
         "draft_method": setup.speculation.draft_method if drafts else "none",
         "draft_budget": budget if drafts and budget > 0 else None,
         "draft_tp_size": int(draft_tp(setup, points.tp[index])) if drafts else None,
+        "acceptance_extrapolated": drafts and is_extrapolated(acceptance, budget, float(points.context[index])),
         "acceptance_source": getattr(acceptance, "source", "") if drafts and acceptance is not None else "",
         "bound_by": bound,
         "cost_per_million_tokens_usd": price / SECONDS_PER_HOUR / per_second * MEGA if price else None,
@@ -134,10 +137,23 @@ def _row(
     return row
 
 
+def is_extrapolated(acceptance: AcceptanceProfile | None, budget: float, context: float) -> bool:
+    """Whether a profile is used outside the budgets or contexts that it was measured at."""
+    if acceptance is None:
+        return False
+    cases = ((budget, acceptance.measured_budgets), (context, acceptance.measured_contexts))
+    return any(
+        value > 0 and bool(measured) and not min(measured) / MEASURED_RANGE <= value <= max(measured) * MEASURED_RANGE
+        for value, measured in cases
+    )
+
+
 def _prefill(setup: Setup, points: Points) -> tuple[Array, Array]:
     """Seconds to the first token of one request, and what the draft adds to a batch's prefill per generated token."""
     budget = points.budget if setup.kind != "none" else None
     first = prefill_terms(setup, batch=1.0, prompt_len=points.context, tp_size=points.tp, budget=budget).total_s
+    if setup.kind == "none":
+        return first, np.zeros_like(first)
     without = Setup(
         model=setup.model,
         hardware=setup.hardware,

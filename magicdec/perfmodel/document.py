@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import numpy as np
 from magicdec.perfmodel.candidates import Row
 from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.grid import Grid, GridResult, evaluate
-from magicdec.perfmodel.steps import SPARSE_METHODS, Setup
+from magicdec.perfmodel.steps import SPARSE_METHODS, Setup, prefill_terms
+from magicdec.specs.speculation import AUTOREGRESSIVE
 
 SCHEMA_VERSION = 1
 NUM_BREAK_EVEN_CONTEXTS = 65
@@ -72,11 +74,13 @@ def gamma_table(
     gen_len: int,
 ) -> dict[str, Any]:
     """The best gamma and its speedup for each batch and context (0 and 1 where speculation does not pay), whether it
-    fits, and the least context from which speculation pays at each batch (None: at none of them)."""
+    fits, and the generated tokens from which it pays back the draft's own prefill; and for each batch the least context
+    from which speculation pays (None: at none of them)."""
     shape = (len(batch_sizes), len(context_lens))
     best = np.ones(shape)
     gamma = np.zeros(shape, dtype=np.int64)
     fits = np.ones(shape, dtype=bool)
+    gen_len_paid = np.full(shape, np.nan)
     fine = np.geomspace(min(context_lens), max(context_lens), NUM_BREAK_EVEN_CONTEXTS)
     finest = np.zeros((len(batch_sizes), len(fine)))
     if any(gammas):
@@ -91,6 +95,10 @@ def gamma_table(
             best, gamma = np.where(better, reached, best), np.where(better, chosen, gamma)
             fit = np.take_along_axis(result.fits[:, :split].reshape(*shape, -1), where[..., None], axis=-1)[..., 0]
             fits = np.where(better, fit, fits)
+            saved = np.broadcast_to(result.autoregressive_step_s - result.tpot_s, result.speedup.shape)[:, :split]
+            paid = _break_even_gen_lens(setup, option, saved, tp_size, batch_sizes, context_lens)
+            paid = np.take_along_axis(paid.reshape(*shape, -1), where[..., None], axis=-1)[..., 0]
+            gen_len_paid = np.where(better, paid, gen_len_paid)
             finest = np.maximum(finest, speedup[:, split:].reshape(*finest.shape, -1).max(axis=-1))
     return {
         "tp_size": tp_size,
@@ -99,6 +107,7 @@ def gamma_table(
         "gamma": gamma.tolist(),
         "speedup": best.tolist(),
         "fits": fits.tolist(),
+        "break_even_gen_len": [[None if np.isnan(each) else int(each) for each in row] for row in gen_len_paid],
         "break_even_context": [_break_even(fine, row) for row in finest],
     }
 
@@ -122,6 +131,26 @@ def _over_contexts(
     )
     result = evaluate(setup, option.acceptance, grid)
     return np.where(result.valid, result.speedup, 0.0), result
+
+
+def _break_even_gen_lens(
+    setup: Setup,
+    option: DraftOption,
+    saved_s: Any,
+    tp_size: int,
+    batch_sizes: Sequence[int],
+    context_lens: Sequence[int],
+) -> Any:
+    """Generated tokens per sequence from which the draft's own prefill is paid back, at each point of the grid."""
+    batch = np.asarray(batch_sizes, dtype=np.float64).reshape(-1, 1, 1, 1, 1)
+    context = np.asarray(context_lens, dtype=np.float64).reshape(1, -1, 1, 1, 1)
+    budget = np.asarray(option.budgets, dtype=np.float64).reshape(1, 1, 1, -1, 1)
+    with_draft = prefill_terms(setup, batch=1.0, prompt_len=context, tp_size=tp_size, budget=budget).total_s
+    alone = prefill_terms(
+        dataclasses.replace(setup, speculation=AUTOREGRESSIVE, draft_model=None),
+        batch=1.0, prompt_len=context, tp_size=tp_size,
+    ).total_s  # fmt: skip
+    return np.ceil(batch * np.maximum(with_draft - alone, 0.0) / np.maximum(saved_s, 1e-12))
 
 
 def _break_even(contexts: Any, speedups: Any) -> int | None:

@@ -303,6 +303,8 @@ def _notes(device: Device, devices: list[Device], best: Row, drafted: list[Row])
                 f"acceptance of {option.draft}/{option.method} was measured at temperature {measured.temperature:g}, "
                 f"not {asked:g}"
             )
+    if best["acceptance_extrapolated"]:
+        notes.append(_extrapolation_note(device, best, drafted))
     if not device.engine.fitted_on:
         notes.append(
             f"engine profile {device.engine.name} is not fitted to measurements: its fixed costs are estimates"
@@ -315,3 +317,33 @@ def _notes(device: Device, devices: list[Device], best: Row, drafted: list[Row])
     if best["gamma"] == 0 and drafted:
         notes.append("speculation does not pay here: decode autoregressively")
     return notes
+
+
+def _extrapolation_note(device: Device, best: Row, drafted: list[Row]) -> str:
+    """Where the best row's acceptance was measured, and what the best row there is expected to do."""
+    option = _option_of(device, best)
+    assert option is not None
+    measured = option.acceptance
+    assert measured is not None
+    where = " and ".join(
+        f"{what} {_range(values)}"
+        for what, values in (("budget", measured.measured_budgets), ("context", measured.measured_contexts))
+        if values
+    )
+    note = (
+        f"acceptance of {best['draft']}/{best['draft_method']} was measured at {where}: the best row extrapolates it, "
+        "with a wider interval"
+    )
+    same = ("draft", "draft_method", "hardware", "tp_size", "batch_size", "context_len")
+    inside = [row for row in drafted if not row["acceptance_extrapolated"] and all(row[k] == best[k] for k in same)]
+    if inside:
+        row = max(inside, key=_objective)
+        note += (
+            f"; within it budget {row['draft_budget']}, gamma {row['gamma']} gives {row['speedup']:.2f}x "
+            f"({row['speedup_low']:.2f}-{row['speedup_high']:.2f})"
+        )
+    return note
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.0f}" + (f" to {max(values):.0f}" if len(values) > 1 else "")
