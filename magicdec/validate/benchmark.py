@@ -124,10 +124,8 @@ class BenchmarkSession:
         self.engine.prefill(self.prompts[: self.request.batch_size])
         return _clock(self.request.device) - start
 
-    def _policy(self, speculation: SpeculationSpec) -> GammaPolicy | None:
+    def _policy(self, speculation: SpeculationSpec) -> GammaPolicy:
         """The plan's table, where there is one; what a configuration's policy learns in one run serves the next."""
-        if not self.request.adaptive:
-            return None
         if self.request.gamma_table is not None:
             return self.request.gamma_table
         return self._policies.setdefault(speculation, AdaptiveGamma(speculation.gamma))
@@ -144,11 +142,15 @@ class BenchmarkSession:
         use_queue: bool = True,
         on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None,
     ) -> DecodeResult:
-        """Decodes from the prefill's snapshot. A queue's prompts overwrite it: after such a run it is made again."""
+        """Decodes from the prefill's snapshot. A queue's prompts overwrite it: after such a run it is made again.
+
+        `run_to_end` and `adaptive` are the request's, where not given.
+        """
         request = self.request
         sampling = sampling or request.sampling
         if seed is not None:
             sampling = msgspec.structs.replace(sampling, seed=seed)
+        adaptive: bool | None = None,
         if self.snapshot.prefill_count != self.engine.prefill_count:
             self._prefill()
             self.snapshot = self.engine.snapshot()
@@ -161,9 +163,10 @@ class BenchmarkSession:
             eos_token_ids=self.spec.eos_token_ids if request.stop_at_eos else (),
             fences=fences,
             simulate_acceptance=list(simulated) if simulated else None,
+        is_adaptive = request.adaptive if adaptive is None else adaptive
             stop_when_first_ends=not (request.run_to_end if run_to_end is None else run_to_end),
             queue=self.prompts[request.batch_size :] if use_queue else (),
-            policy=self._policy(speculation) if drafter is not None else None,
+            policy=self._policy(speculation) if is_adaptive and drafter is not None else None,
             on_step=on_step,
         )
         return decode(self.engine, drafter, sampling, options)
