@@ -10,31 +10,44 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from magicdec.runtime.kernels import cpu_attention
+
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionBias:
-    """What is added to the scores: 0 where a query may look, -inf where not. The first `num_open` slots that are read
-    are open to every query and have no value here."""
+class Visible:
+    """Which slots each query sees: those up to its last one, at most `window` of them, that are not empty."""
 
-    values_BTS: Tensor
-    num_open: int
+    last_BT: Tensor
+    """The last slot that each query sees, int64."""
+    stop: int
+    """No query sees this slot or a later one. Known to the host, as are the two below."""
+    first: int = 0
+    """No query sees an earlier slot."""
+    num_open: int = 0
+    """So many slots, from `first`, are seen by every query."""
+    window: int | None = None
+    empty: tuple[Tensor, int] | None = None
+    """(first_B, stop): in sequence b, slots first_B[b]..stop-1 hold nothing, as where it is shorter than a budget."""
 
-
-def causal_bias(
-    positions_BT: Tensor, *, first: int, stop: int, num_open: int, window: int | None, dtype: torch.dtype
-) -> AttentionBias:
-    """A query sees the slots up to its own position, and at most `window` of them. Covers slots first..stop-1."""
-    slots_S = torch.arange(first, stop, device=positions_BT.device)
-    hidden_BTS = slots_S > positions_BT[..., None]
-    if window is not None:
-        hidden_BTS |= slots_S <= positions_BT[..., None] - window
-    values_BTS = torch.zeros(hidden_BTS.shape, dtype=dtype, device=positions_BT.device)
-    return AttentionBias(values_BTS=values_BTS.masked_fill_(hidden_BTS, float("-inf")), num_open=num_open)
+    @cached_property
+    def is_hidden_BTS(self) -> Tensor | None:
+        """For slots first + num_open .. stop - 1: whether a query does not see them. None where there are none."""
+        if self.first + self.num_open == self.stop:
+            return None
+        slots_S = torch.arange(self.first + self.num_open, self.stop, device=self.last_BT.device)
+        hidden_BTS = slots_S > self.last_BT[..., None]
+        if self.window is not None:
+            hidden_BTS |= slots_S <= self.last_BT[..., None] - self.window
+        if self.empty is not None:
+            first_B, stop = self.empty
+            hidden_BTS |= ((slots_S >= first_B[:, None]) & (slots_S < stop))[:, None]
+        return hidden_BTS
 
 
 class Workspace:
@@ -45,6 +58,8 @@ class Workspace:
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """An uninitialised tensor that holds until this name is taken again."""
+        if like.device.type == "cuda":  # a graph reads a buffer where it was captured, and allocating is quick
+            return torch.empty(shape, dtype=like.dtype, device=like.device)
         size = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
@@ -56,22 +71,52 @@ def decode_attention(
     query_BTAD: Tensor,
     keys_BKSD: Tensor,
     values_BKSD: Tensor,
+    visible: Visible,
     *,
     workspace: Workspace,
-    bias: AttentionBias | None = None,
-) -> tuple[Tensor, Tensor]:
-    """softmax(q·kᵀ/√D + bias)·v for a few query tokens over a long cache.
+    probabilities: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """softmax(q·kᵀ/√D)·v for a few query tokens over the slots of a long cache that each of them sees: [B, T, A·D].
 
-    Returns the output [B, T, A·D] and the probabilities [B, K, T, G, S], which last until the workspace's next use.
+    With `probabilities`, also the attention that each query pays to slots 0..stop-1, summed over the query heads of a
+    KV head: [B, K, T, stop]. The kernel is the machine's fastest that takes the inputs.
+    """
+    if cpu_attention.supports(query_BTAD, keys_BKSD, values_BKSD):
+        output, weights = cpu_attention.decode_attention(
+            query_BTAD,
+            keys_BKSD[:, :, : visible.stop],
+            values_BKSD[:, :, : visible.stop],
+            visible.last_BT,
+            window=visible.window,
+            empty=visible.empty,
+            probabilities=probabilities,
+        )
+        return output, weights
+    return reference_attention(
+        query_BTAD, keys_BKSD, values_BKSD, visible, workspace=workspace, probabilities=probabilities
+    )
+
+
+def reference_attention(
+    query_BTAD: Tensor,
+    keys_BKSD: Tensor,
+    values_BKSD: Tensor,
+    visible: Visible,
+    *,
+    workspace: Workspace,
+    probabilities: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """`decode_attention` in plain torch, for any device and dtype.
+
     Scores are computed as K·qᵀ from a row-major q: the layout in which CPU matrix products of this shape run at memory
     speed.
     """
     num_sequences, num_tokens, num_heads, head_dim = query_BTAD.shape
-    kv_heads, num_slots = keys_BKSD.shape[1], keys_BKSD.shape[2]
+    kv_heads, num_slots = keys_BKSD.shape[1], visible.stop - visible.first
     matrices, rows = num_sequences * kv_heads, num_tokens * num_heads // kv_heads
     query = (query_BTAD * head_dim**-0.5).view(num_sequences, num_tokens, kv_heads, -1, head_dim)
     query = query.transpose(1, 2).reshape(matrices, rows, head_dim)
-    keys, values = keys_BKSD.flatten(0, 1), values_BKSD.flatten(0, 1)
+    keys, values = (kv[:, :, visible.first : visible.stop].flatten(0, 1) for kv in (keys_BKSD, values_BKSD))
     scores = workspace.take("scores", (matrices, num_slots, rows), query)
     torch.bmm(keys, query.transpose(1, 2), out=scores)
     if rows == 1:
@@ -80,11 +125,12 @@ def decode_attention(
         weights = workspace.take("weights", (matrices, rows, num_slots), query)
         weights.copy_(scores.transpose(1, 2))
     by_token = weights.view(num_sequences, kv_heads, num_tokens, -1, num_slots)
-    if bias is not None:
-        by_token[..., bias.num_open :] += bias.values_BTS[:, None, :, None]
+    if visible.is_hidden_BTS is not None:
+        by_token[..., visible.num_open :].masked_fill_(visible.is_hidden_BTS[:, None, :, None], float("-inf"))
     torch.softmax(weights, dim=-1, out=weights)
     output = torch.bmm(weights, values).view(num_sequences, kv_heads, num_tokens, -1, head_dim).transpose(1, 2)
-    return output.reshape(num_sequences, num_tokens, num_heads * head_dim), by_token
+    paid = F.pad(by_token.sum(dim=3), (visible.first, 0)) if probabilities else None
+    return output.reshape(num_sequences, num_tokens, num_heads * head_dim), paid
 
 
 def prefill_attention(

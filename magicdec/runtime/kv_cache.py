@@ -33,9 +33,9 @@ class KVCache:
     def num_bytes(self) -> int:
         return self.data.numel() * self.data.element_size()
 
-    def read(self, layer: int, num_sequences: int, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Views of the keys and values [B, K, S, D] in slots first..stop-1 of the first sequences."""
-        keys, values = self.data[layer, :, :num_sequences, :, first:stop].unbind(0)
+    def read(self, layer: int, num_sequences: int) -> tuple[Tensor, Tensor]:
+        """Views of the keys and values [B, K, S, D] of the first sequences, all slots."""
+        keys, values = self.data[layer, :, :num_sequences].unbind(0)
         return keys, values
 
     def write(self, layer: int, slots_BT: Tensor, kv_BT2KD: Tensor) -> None:

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from magicdec.runtime.attention import Workspace, causal_bias, decode_attention, prefill_attention
+from magicdec.runtime.attention import Visible, Workspace, decode_attention, prefill_attention
 from magicdec.runtime.kv_cache import KVCache
 
 AttentionObserver = Callable[[int, Tensor], None]
-"""Called by a pass with (layer, attention probabilities [B, K, T, G, S])."""
+"""Called by a pass with (layer, the attention that each query pays to each slot, summed over the query heads of a KV
+head, [B, K, T, S])."""
 
 
 class PrefillPass:
@@ -37,9 +38,8 @@ class PrefillPass:
 class DecodePass:
     """The same number of tokens for each of the first B sequences, after their own cached lengths.
 
-    Slots are read up to the longest sequence's end (and from the window's beginning, where the model has one); one
-    bias, shared by the layers, hides what a shorter sequence or an earlier token must not see. `write` is False for a
-    pass over tokens whose keys and values are cached already.
+    What a shorter sequence or an earlier token must not see is hidden from it. `write` is False for a pass over tokens
+    whose keys and values are cached already. With `static_shapes` nothing depends on the host's lengths.
     """
 
     def __init__(
@@ -53,30 +53,28 @@ class DecodePass:
         workspace: Workspace,
         observer: AttentionObserver | None = None,
         write: bool = True,
+        static_shapes: bool = False,
     ) -> None:
         self._cache, self._workspace, self._observer, self._write = cache, workspace, observer, write
         shortest, longest = int(host_lengths.min()), int(host_lengths.max())
-        self._stop = longest + num_tokens
-        self._first = 0 if window is None else max(0, shortest + 1 - window)
         self.positions_BT = lengths_B[:, None] + torch.arange(num_tokens, device=lengths_B.device)
-        self._bias = None
-        is_hidden_early = window is not None and self._stop > window
-        if shortest < longest or num_tokens > 1 or is_hidden_early:
-            hidden_from = self._first if is_hidden_early else shortest
-            self._bias = causal_bias(
-                self.positions_BT,
-                first=hidden_from,
-                stop=self._stop,
-                num_open=hidden_from - self._first,
-                window=window,
-                dtype=cache.data.dtype,
-            )
+        stop = longest + num_tokens
+        first = 0 if window is None else max(0, shortest + 1 - window)
+        is_hidden_early = window is not None and stop > window
+        num_open = 0 if is_hidden_early else shortest + 1
+        if static_shapes:
+            stop, first, num_open = cache.num_slots, 0, 0
+        self._visible = Visible(last_BT=self.positions_BT, first=first, stop=stop, num_open=num_open, window=window)
 
     def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
         if self._write:
             self._cache.write(layer, self.positions_BT, kv_BT2KD)
-        keys, values = self._cache.read(layer, len(query_BTAD), self._first, self._stop)
-        output, weights = decode_attention(query_BTAD, keys, values, workspace=self._workspace, bias=self._bias)
+        keys, values = self._cache.read(layer, len(query_BTAD))
+        is_observed = self._observer is not None
+        output, paid = decode_attention(
+            query_BTAD, keys, values, self._visible, workspace=self._workspace, probabilities=is_observed
+        )
         if self._observer is not None:
-            self._observer(layer, weights)
+            assert paid is not None
+            self._observer(layer, paid)
         return output

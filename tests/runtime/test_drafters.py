@@ -62,14 +62,13 @@ def sort_key(vector: torch.Tensor) -> float:
 
 
 def reference_probabilities(engine: Engine, row: int, first_query: int) -> list[torch.Tensor]:
-    """Each layer's attention [K, T, G, S] of a sequence's cached tokens from `first_query` on, from its own prefill."""
+    """Each layer's attention [K, T, S] of a sequence's cached tokens from `first_query` on, from its own prefill."""
     length = int(engine.host_lengths[row])
     alone = Engine(engine.model, batch_size=1, max_len=300)
     alone.prefill([engine.tokens_BS[row, : length + 1].tolist()])
     seen: list[torch.Tensor] = []
-    alone.probe(
-        length - first_query, lambda layer, weights: seen.append(weights[0].clone()), num_back=length - first_query
-    )
+    num_tokens = length - first_query
+    alone.probe(num_tokens, lambda layer, paid: seen.append(paid[0].clone()), num_back=num_tokens)
     return seen
 
 
@@ -81,9 +80,9 @@ def test_snapkv_selects_what_the_observation_window_attended_to(engine: Engine) 
     budget, window, kernel = 16, 5, 3
     for row in (3, 4):
         length = LENGTHS[row]
-        for layer, weights_KTGS in enumerate(reference_probabilities(engine, row, length - window)):
-            for head in range(weights_KTGS.shape[0]):
-                total = weights_KTGS[head].sum(dim=(0, 1)).double().numpy()
+        for layer, paid_KTS in enumerate(reference_probabilities(engine, row, length - window)):
+            for head in range(paid_KTS.shape[0]):
+                total = paid_KTS[head].sum(dim=0).double().numpy()
                 padded = np.pad(total, kernel // 2)
                 pooled = np.array([padded[i : i + kernel].mean() for i in range(length)])[: length - window]
                 best = np.argsort(-pooled)[: budget - window]
@@ -100,9 +99,9 @@ def test_top_k_holds_what_the_last_accepted_token_attended_to(engine: Engine) ->
     assert result.num_accepted.min() < 3
     for row in range(1, len(LENGTHS)):
         length = int(engine.host_lengths[row])
-        for layer, weights_KTGS in enumerate(reference_probabilities(engine, row, length - 1)):
-            for head in range(weights_KTGS.shape[0]):
-                best = weights_KTGS[head, 0].sum(dim=0).topk(8).indices.tolist()
+        for layer, paid_KTS in enumerate(reference_probabilities(engine, row, length - 1)):
+            for head in range(paid_KTS.shape[0]):
+                best = paid_KTS[head, 0].topk(8).indices.tolist()
                 held = {sort_key(x) for x in drafter.cache.data[layer, 1, row, head, :8]}
                 assert held == {sort_key(engine.cache.data[layer, 1, row, head, i]) for i in best}
 

@@ -14,12 +14,13 @@ Shape suffixes: L layers, B sequences, T tokens of a block, K KV heads, S slots,
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
 from magicdec.errors import ConfigError
-from magicdec.runtime.attention import AttentionBias, Workspace, decode_attention
+from magicdec.runtime.attention import Visible, Workspace, decode_attention
 from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.kv_cache import KVCache
@@ -37,16 +38,19 @@ class DraftPass:
         positions_BT: Tensor,
         slot: int,
         workspace: Workspace,
-        bias: AttentionBias | None,
+        empty: tuple[Tensor, int] | None,
     ) -> None:
-        self._cache, self._slot, self._workspace, self._bias = cache, slot, workspace, bias
+        self._cache, self._slot, self._workspace = cache, slot, workspace
         self.positions_BT = positions_BT
+        last_BT = torch.full_like(positions_BT, slot)
+        num_open = slot + 1 if empty is None else 0
+        self._visible = Visible(last_BT=last_BT, stop=slot + 1, num_open=num_open, empty=empty)
 
     def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
         count = len(query_BTAD)
         self._cache.write_slice(layer, slice(0, count), slice(self._slot, self._slot + 1), kv_BT2KD)
-        keys, values = self._cache.read(layer, count, 0, self._slot + 1)
-        return decode_attention(query_BTAD, keys, values, workspace=self._workspace, bias=self._bias)[0]
+        keys, values = self._cache.read(layer, count)
+        return decode_attention(query_BTAD, keys, values, self._visible, workspace=self._workspace)[0]
 
 
 class CompactDrafter(Drafter):
@@ -54,6 +58,8 @@ class CompactDrafter(Drafter):
 
     def __init__(self, engine: Engine, *, budget: int) -> None:
         super().__init__(engine)
+        self.model = engine.model
+        """Whose weights draft: the target's, or a copy of them in a narrower format."""
         self.budget = budget
         self.cache = empty_like_target(engine, num_slots=budget + engine.max_gamma + 1)
         self.steps_T = torch.arange(engine.max_gamma + 1, device=engine.model.device)
@@ -71,35 +77,29 @@ class CompactDrafter(Drafter):
     def fill(self) -> None:
         """Fills the active sequences' compact cache from the target's."""
 
+    def graph_key(self, gamma: int) -> Hashable:
+        return self._is_unfilled
+
+    @property
+    def _is_unfilled(self) -> bool:
+        """Whether a sequence is shorter than the budget."""
+        return bool(self.engine.host_lengths.min() < self.budget)
+
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         engine = self.engine
-        builder = ProposalBuilder(engine.model, self._chooser, uniforms)
+        builder = ProposalBuilder(self.model, self._chooser, uniforms)
         positions_BT = engine.lengths_B[:, None] + self.steps_T[:gamma]
-        hidden_BS = self._unfilled(gamma)
         token_B1 = engine.pending_B[:, None]
         for step in range(gamma):
-            slot = self.budget + step
-            bias = None
-            if hidden_BS is not None:
-                bias = AttentionBias(values_BTS=hidden_BS[:, None, : slot + 1], num_open=0)
             attention = DraftPass(
                 self.cache,
                 positions_BT=positions_BT[:, step : step + 1],
-                slot=slot,
+                slot=self.budget + step,
                 workspace=engine.workspace,
-                bias=bias,
+                empty=(engine.lengths_B, self.budget) if self._is_unfilled else None,
             )
             token_B1 = builder.step(token_B1, attention)
         return builder.build()
-
-    def _unfilled(self, gamma: int) -> Tensor | None:
-        """-inf for slots that hold nothing yet, where a sequence is shorter than the budget; None where none is."""
-        if self.engine.host_lengths.min() >= self.budget:
-            return None
-        slots_S = self.slots_S[: self.budget + gamma]
-        empty_BS = (slots_S >= self.engine.lengths_B[:, None]) & (slots_S < self.budget)
-        values_BS = torch.zeros(empty_BS.shape, dtype=self.cache.data.dtype, device=empty_BS.device)
-        return values_BS.masked_fill_(empty_BS, float("-inf"))
 
     def copy_by_head(self, layer: int, positions_BKS: Tensor) -> None:
         """Fills slots 0..budget-1 of a layer with the target's tokens at these positions, chosen per KV head."""

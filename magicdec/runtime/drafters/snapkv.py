@@ -11,7 +11,7 @@ masked) summed over those tokens and over the query heads of a KV head, pooled a
 so the cache is always full, generated tokens first replace the worst of what was selected, and once they fill half of
 the budget their window slides.
 
-Shape suffixes: B sequences, K KV heads, T observed tokens, G query heads per KV head, S slots or positions.
+Shape suffixes: B sequences, K KV heads, T observed tokens, S slots or positions.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class SnapKVDrafter(RingDrafter):
         shape = (self.engine.num_active, self.cache.data.shape[3], longest)
         scores = [torch.zeros(shape, device=self.cache.data.device) for _ in range(self.cache.data.shape[0])]
 
-        def add(layer: int, weights_BKTGS: Tensor) -> None:
-            num_slots = min(weights_BKTGS.shape[-1], longest)
-            scores[layer][..., :num_slots] += weights_BKTGS[..., :num_slots].sum(dim=(2, 3))
+        def add(layer: int, paid_BKTS: Tensor) -> None:
+            num_slots = min(paid_BKTS.shape[-1], longest)
+            scores[layer][..., :num_slots] += paid_BKTS[..., :num_slots].sum(dim=2)
 
         for start in range(self._window, 0, -PROBE_TOKENS):
             self.engine.probe(min(PROBE_TOKENS, start), add, num_back=start)

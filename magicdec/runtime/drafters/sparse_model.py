@@ -15,12 +15,14 @@ Shape suffixes: L layers, B sequences, T tokens, K KV heads, S slots, D head_dim
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from magicdec.errors import CapacityError
-from magicdec.runtime.attention import AttentionBias, Workspace, decode_attention, prefill_attention
+from magicdec.runtime.attention import Visible, Workspace, decode_attention, prefill_attention
 from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
 from magicdec.runtime.drafters.compact import check_gamma
 from magicdec.runtime.drafters.draft_model import check_vocabulary
@@ -55,18 +57,17 @@ class SparsePass:
         *,
         positions_BT: Tensor,
         slots_BT: Tensor,
-        num_slots: int,
-        bias: AttentionBias | None,
+        visible: Visible,
         workspace: Workspace,
     ) -> None:
-        self._cache, self._slots_BT, self._num_slots = cache, slots_BT, num_slots
-        self._bias, self._workspace = bias, workspace
+        self._cache, self._slots_BT = cache, slots_BT
+        self._visible, self._workspace = visible, workspace
         self.positions_BT = positions_BT
 
     def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
         self._cache.write(layer, self._slots_BT, kv_BT2KD)
-        keys, values = self._cache.read(layer, len(query_BTAD), 0, self._num_slots)
-        return decode_attention(query_BTAD, keys, values, workspace=self._workspace, bias=self._bias)[0]
+        keys, values = self._cache.read(layer, len(query_BTAD))
+        return decode_attention(query_BTAD, keys, values, self._visible, workspace=self._workspace)[0]
 
 
 class SparseModelDrafter(Drafter):
@@ -146,6 +147,12 @@ class SparseModelDrafter(Drafter):
         for layer, sinks_BKSD in enumerate(self._first_sinks[:, :count]):
             self.cache.data[layer, 0, :count, :, : self._num_sinks] = rotate_(sinks_BKSD.clone(), rotation)
 
+    def graph_key(self, gamma: int) -> Hashable | None:
+        if self._num_behind > 1:  # prefills again
+            return None
+        shortest = int(self.engine.host_lengths.min())
+        return self._num_behind, shortest < self.budget, shortest == self.budget
+
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         check_gamma(gamma, budget=self.budget, num_recent=self.budget - self._num_sinks)
         if self._num_behind > 1:  # the target went on alone
@@ -169,20 +176,21 @@ class SparseModelDrafter(Drafter):
             ring_B1 = self._slots_of(lengths_B1 - 1)
             positions_BT = torch.cat((lengths_B1 - 1, positions_BT), dim=1)
             slots_BT = torch.cat((ring_B1, slots_BT), dim=1)
-        bias = None
-        if is_catching_up or self.engine.host_lengths.min() < self.budget:
-            slots_S = self._slots_S[:num_slots]
-            is_hidden_BTS = ((slots_S >= lengths_B1) & (slots_S < self.budget))[:, None]
-            if is_catching_up:  # the token before the pending one does not see it
-                is_hidden_BTS = torch.cat((is_hidden_BTS | (slots_S >= self.budget), is_hidden_BTS), dim=1)
-            values_BTS = torch.zeros(is_hidden_BTS.shape, dtype=self._model.dtype, device=self._model.device)
-            bias = AttentionBias(values_BTS=values_BTS.masked_fill_(is_hidden_BTS, float("-inf")), num_open=0)
+        is_unfilled = bool(self.engine.host_lengths.min() < self.budget)
+        last_BT = torch.full_like(positions_BT, num_slots - 1)
+        if is_catching_up:
+            last_BT[:, 0].fill_(self.budget - 1)  # the token before the pending one does not see it
+        visible = Visible(
+            last_BT=last_BT,
+            stop=num_slots,
+            num_open=0 if is_unfilled or is_catching_up else num_slots,
+            empty=(self.engine.lengths_B, self.budget) if is_unfilled else None,
+        )
         return SparsePass(
             self.cache,
             positions_BT=positions_BT,
             slots_BT=slots_BT,
-            num_slots=num_slots,
-            bias=bias,
+            visible=visible,
             workspace=self._workspace,
         )
 

@@ -3,7 +3,7 @@
 The verification computes that attention anyway; re-gathering the chosen keys and values is this method's upkeep. Where
 ranks hold copies of a KV head, each chooses for the query heads it has.
 
-Shape suffixes: B sequences, K KV heads, T query tokens, G query heads per KV head, S positions.
+Shape suffixes: B sequences, K KV heads, T query tokens, S positions.
 """
 
 from __future__ import annotations
@@ -33,12 +33,8 @@ class TopKDrafter(CompactDrafter):
     def accept(self, outcome: Outcome, gamma: int) -> None:
         self._refresh(outcome.num_accepted_B, self.engine.lengths_B + outcome.num_accepted_B + 1)
 
-    def _observe(self, layer: int, weights_BKTGS: Tensor) -> None:
-        """Keeps a layer's attention, summed over the query heads of a KV head, [B, K, T, S]."""
-        kept = self.engine.workspace.take(
-            f"top-k scores {layer}", (*weights_BKTGS.shape[:3], weights_BKTGS.shape[-1]), weights_BKTGS
-        )
-        self._scores[layer] = torch.sum(weights_BKTGS, dim=3, out=kept)
+    def _observe(self, layer: int, paid_BKTS: Tensor) -> None:
+        self._scores[layer] = paid_BKTS
 
     def _refresh(self, query_B: Tensor, lengths_B: Tensor) -> None:
         """Chooses by the attention of one query of each sequence, which now has `lengths_B` cached tokens."""
