@@ -146,11 +146,11 @@ def _print_tables(document: dict[str, Any], why: bool) -> None:
         console.print(_cases_table(shown, "latency against throughput: nothing beats these in both"))
     elif len(document["best_by_case"]) > 1:
         console.print(_cases_table(document["best_by_case"], "the best of each case"))
-    else:
+    elif document["candidates"]:
         console.print(_candidates_table(document["candidates"]))
     if any(row["acceptance_extrapolated"] for row in document["candidates"]):
         console.print("* acceptance extrapolated from the budgets and contexts it was measured at", style="dim")
-    console.print(_verdict(best))
+    console.print(_verdict(document))
     if "speedup_static_batch" in best:
         console.print(f"with a static batch, which waits for its slowest sequence: {best['speedup_static_batch']:.2f}x")
     if "prefill_share" in best:
@@ -232,13 +232,22 @@ def _cases_table(rows: list[dict[str, Any]], title: str, limit: int = 40) -> Any
     return table
 
 
-def _verdict(best: dict[str, Any]) -> str:
+def _verdict(document: dict[str, Any]) -> str:
+    best = document["best"]
+    places = {(row["hardware"], row["context_len"]) for row in document["best_by_case"]}
+    several = len(places) > 1 or len(document["request"]["batch_sizes"]) > 1
+    label = "most tokens/s per device of all" if several else "best"
+    if best["gamma"] == 0 and not document["candidates"] and document["needs_acceptance"]:
+        return (
+            "[bold]best: autoregressive[/bold], for want of a draft whose acceptance is known; "
+            "give --acceptance-rate or --acceptance FILE"
+        )
     if best["gamma"] == 0:
-        return "[bold]best: no speculation[/bold], decode autoregressively"
+        return f"[bold]{label}: no speculation[/bold], decode autoregressively"
     budget = f", budget {best['draft_budget']}" if best["draft_budget"] else ""
     pays = best["break_even_gen_len"]
     return (
-        f"[bold]best: {best['draft']}/{best['draft_method']}{budget}, gamma {best['gamma']}[/bold]: "
+        f"[bold]{label}: {best['draft']}/{best['draft_method']}{budget}, gamma {best['gamma']}[/bold]: "
         f"{best['speedup']:.2f}x ({best['speedup_low']:.2f}-{best['speedup_high']:.2f}), "
         f"{best['tokens_per_s']:.0f} tokens/s; {best['speedup_vs_best_autoregressive']:.2f}x autoregressive at "
         "its best batch" + (f"; pays from {pays} generated tokens" if pays and pays > 1 else "")

@@ -9,7 +9,7 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.steps import SPARSE_METHODS
-from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import DRAFT_METHODS, SELF, DraftMethod, SpeculationSpec
 
@@ -69,7 +69,7 @@ def draft_options(
     options: list[DraftOption] = []
     lacking: list[dict[str, str]] = []
     for name, kind in _pairs(draft, method):
-        model = None if name in NAMED_DRAFTS else load_model_spec(name)
+        model = None if name in NAMED_DRAFTS else _draft_model(name, target)
         if rate is not None:
             law: AcceptanceProfile | None = laws.constant_profile(rate)
         else:
@@ -90,6 +90,23 @@ def draft_options(
             )
         )
     return options, lacking
+
+
+def _draft_model(name: str, target: ModelSpec) -> ModelSpec:
+    """The draft's model. Raises ConfigError for one of another vocabulary, naming the catalog's that would do."""
+    model = load_model_spec(name)
+    if model.vocab_size != target.vocab_size:
+        catalog = (load_model_spec(each) for each in model_names())
+        usable = sorted(
+            (each for each in catalog if each.vocab_size == target.vocab_size),
+            key=lambda each: each.num_parameters,
+        )
+        smaller = [each.name for each in usable if each.num_parameters < target.num_parameters / 2]
+        raise ConfigError(
+            f"draft {model.name} has a vocabulary of {model.vocab_size}, {target.name} one of {target.vocab_size}: "
+            f"a draft needs its target's vocabulary; in the catalog: {', '.join([*smaller, SELF])}"
+        )
+    return model
 
 
 def _pairs(draft: str | None, method: str | None) -> list[tuple[str, DraftMethod]]:

@@ -314,8 +314,15 @@ def _notes(device: Device, devices: list[Device], best: Row, drafted: list[Row])
             "acceptance comes from different sources, which is in the intervals of all but the first: "
             "a measured profile of each method on the same task would rank them better"
         )
-    if best["gamma"] == 0 and drafted:
+    if best["gamma"] == 0 and drafted and max(row["speedup"] for row in drafted) <= 1.0:
         notes.append("speculation does not pay here: decode autoregressively")
+    for each in devices:
+        node = each.hardware.link.num_gpus_per_node
+        if each.hardware.kind == "gpu" and max(each.tp_sizes) > node:
+            notes.append(
+                f"tp {max(each.tp_sizes)} is more than the {node} devices of a node of {each.hardware.name}: links "
+                "between nodes are not modelled, so its times are too short"
+            )
     return notes
 
 

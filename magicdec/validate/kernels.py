@@ -230,15 +230,23 @@ def validate_group(table: Table, device: str, rows: Columns, *, with_refit: bool
 def validate_kernels(paths: Sequence[Path], *, with_refit: bool = True) -> dict[str, Any]:
     """Errors of the shipped profiles on the files' rows: {"groups": [{"name": "device/table", "rows", "mape", …}]}.
 
-    Raises ConfigError for an unreadable file and for a device that the catalog does not have.
+    Rows of a device that the catalog does not have make a group without numbers that says so (`refused`).
+
+    Raises ConfigError for an unreadable file, and when the catalog has no device of any file.
     """
-    groups = []
+    groups: list[dict[str, Any]] = []
+    refused: list[str] = []
     for path in paths:
         table, by_device = read_table(Path(path))
         for device, rows in by_device.items():
             try:
                 load_hardware(device)
             except ConfigError as error:
-                raise ConfigError(f"{path}: {error}") from error
+                refused.append(f"{path}: {error}")
+                unknown = {"mape": None, "mape_all": None, "refused": str(error)}
+                groups.append({"name": f"{device}/{table.kind}", "rows": int(rows["time_s"].size), **unknown})
+                continue
             groups.append(validate_group(table, device, rows, with_refit=with_refit))
+    if len(refused) == len(groups):
+        raise ConfigError(refused[0])
     return {"groups": groups}

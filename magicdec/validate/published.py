@@ -25,13 +25,13 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.parallel import check_tp
-from magicdec.specs.speculation import DRAFT_METHODS, SELF, DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import DRAFT_METHODS, MAX_GAMMA, SELF, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
 from magicdec.validate.csv_rows import Row, published, read_rows, require_columns
 
 DEFAULT_TABLES = ("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
 ENGINE = "magicdec-2024"
-GAMMAS = np.arange(1, 13)
+GAMMAS = np.arange(1, MAX_GAMMA + 1)
 SAMPLING = SamplingSpec(temperature=1.0)
 """The engine profile's cost of sampling was fitted as one that holds the paper's filter of the vocabulary."""
 FITTED_CONTEXTS = (1024, 2048, 4000, 8000, 16000, 24000, 32000, 64000, 100000)
@@ -40,6 +40,10 @@ FITTED_DEVICE, FITTED_TP, FITTED_BUDGET = "a100-sxm-80gb", 8, 512
 FALLBACK_PROFILE = "llama-3.1-8b-streamingllm-pg19"
 """Lends its shape to a pair without a profile when its rate is fitted."""
 RATE_RANGE = (0.05, 0.995)
+MEASURES = (
+    "speedup_mape", "latency_mape", "gamma_exact", "gamma_within_1", "gamma_regret", "acceptance_rate",
+    "speedup_coverage",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +108,9 @@ def validate_published(
 
     `fit_acceptance` fits the rate at position 1, one number per (target, draft), on the rows of the call.
 
-    Raises ConfigError naming the file, line or column that cannot be used.
+    A group whose model or device is unknown, or does not split over its ranks, has no numbers and says why (`refused`).
+
+    Raises ConfigError naming the file, line or column that cannot be used; or when no group can.
     """
     profile = load_engine(engine)
     tables = {Path(path): read_published(path) for path in paths or published(*DEFAULT_TABLES)}
@@ -113,10 +119,13 @@ def validate_published(
     for rows in tables.values():
         for row in rows:
             by_pair[row.target, row.draft, row.draft_method].append(row)
+    refusals = {row.pair: _refusal(row, profile) for rows in by_pair.values() for row in rows}
     for (target, draft, method), rows in by_pair.items():
         known = default_profile(target, method, draft)
-        acceptance[target, draft, method] = fit_rate(rows, known, profile) if fit_acceptance else known
-    groups = []
+        usable = [row for row in rows if refusals[row.pair] is None]
+        acceptance[target, draft, method] = fit_rate(usable, known, profile) if fit_acceptance else known
+    groups: list[dict[str, Any]] = []
+    refused: list[str] = []
     for path, rows in tables.items():
         of_file: dict[tuple[str, str, str, str, int], list[PublishedRow]] = defaultdict(list)
         for row in rows:
@@ -126,9 +135,27 @@ def validate_published(
             name = f"{path.stem}/{device}/{target}/{draft}"
             if len({key[4] for key in of_file if key[:4] == (device, target, draft, method)}) > 1:
                 name += f"/tp{tp}"
-            summary = {"name": name, **summarize(members, law, profile)}
-            groups.append(summary | {"acceptance": _origin(law, fit_acceptance)})
+            if len({key[3] for key in of_file if key[:3] == (device, target, draft)}) > 1:
+                name += f"/{method}"
+            why = refusals[members[0].pair]
+            if why is not None:
+                refused.append(f"{path}: {why}")
+                groups.append({"name": name, "rows": len(members)} | dict.fromkeys(MEASURES) | {"refused": why})
+                continue
+            summary = summarize(members, law, profile)
+            groups.append({"name": name, **summary, "acceptance": _origin(law, fit_acceptance)})
+    if len(refused) == len(groups):
+        raise ConfigError(refused[0])
     return {"groups": groups}
+
+
+def _refusal(row: PublishedRow, engine: EngineProfile) -> str | None:
+    """Why rows of this one's pair cannot be predicted; None where they can."""
+    try:
+        evaluate([row], load_profile(PROFILES_DIRECTORY / f"{FALLBACK_PROFILE}.json"), engine)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _origin(law: AcceptanceProfile | None, fitted: bool) -> str:
@@ -262,8 +289,7 @@ def summarize(
         "latency_mape_unfitted": _mean(latency[unfitted]),
     }
     if acceptance is None:
-        names = ("speedup_mape", "gamma_exact", "gamma_within_1", "gamma_regret", "acceptance_rate", "speedup_coverage")
-        return summary | dict.fromkeys(names)
+        return dict.fromkeys(MEASURES) | summary
     measured = measured_speedups(rows)
     error = np.abs(_at_reported(rows, evaluation, evaluation.speedup) / measured - 1.0)
     token = np.array([row.speculative_s or np.nan for row in rows])

@@ -126,3 +126,11 @@ def test_what_counts_is_what_the_targets_are_stated_for():
     rows = {"kv_len": np.array([1024, 1023, 1024]), "batch_size": np.array([8, 8, 7])}
     assert table_of("attention").counted(rows).tolist() == [True, False, False]
     assert table_of("allreduce").counted({"message_bytes": np.array([2**24, 2**24 + 1])}).tolist() == [True, False]
+
+
+def test_rows_of_an_unknown_device_leave_those_of_the_others(tmp_path):
+    path = write(tmp_path / "x.csv", "device,tp_size,message_bytes,latency_us", "h999,4,1024,5", "h100,4,1024,5")
+    unknown, known = validate_kernels([path])["groups"]
+    assert "h999" in unknown["refused"]
+    assert unknown["mape"] is None
+    assert known["mape"] == pytest.approx(0.1, abs=0.1)

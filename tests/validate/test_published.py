@@ -134,3 +134,38 @@ def test_neither_check_needs_torch() -> None:
         "published.validate_published(); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+SPEEDUP_HEADER = "target,draft,draft_method,draft_budget_tokens,device,tp_size,context_len,batch_size,gamma,speedup"
+
+
+def test_a_group_that_cannot_be_predicted_says_why_and_leaves_the_others(tmp_path):
+    path = tmp_path / "mixed.csv"
+    path.write_text(
+        f"{SPEEDUP_HEADER}\n"
+        "llama-3.1-8b,self,streamingllm,512,h100-sxm-80gb,8,32000,64,3,1.3\n"
+        "llama-3.1-8b,self,streamingllm,512,v100,8,32000,64,3,1.3\n"
+        "no-such-model,self,streamingllm,512,a100-sxm-80gb,8,32000,64,3,1.3\n"
+        "llama-3.1-8b,self,streamingllm,512,a100-sxm-80gb,3,32000,64,3,1.3\n"
+        "llama-3.1-8b,llama-68m,full,,a100-sxm-80gb,8,32000,64,20,1.3\n"
+    )
+    for fits in (False, True):
+        known, *others = validate_published([path], fits)["groups"]
+        assert known["speedup_mape"] is not None
+        for group, word in zip(others, ("v100", "no-such-model", "tp 3", "vocabulary"), strict=True):
+            assert word in group["refused"]
+            assert group["speedup_mape"] is None
+    path.write_text(f"{SPEEDUP_HEADER}\nllama-3.1-8b,self,streamingllm,512,v100,8,32000,64,3,1.3\n")
+    with pytest.raises(ConfigError, match="v100"):
+        validate_published([path])
+
+
+def test_a_draft_without_acceptance_has_every_key_and_no_numbers(tmp_path):
+    path = tmp_path / "new.csv"
+    path.write_text(f"{SPEEDUP_HEADER}\nqwen2.5-7b,self,snapkv,1024,h200,4,16000,16,14,0.6\n")
+    (group,) = validate_published([path])["groups"]
+    assert group["acceptance"] == "needs acceptance"
+    assert [group[name] for name in ("speedup_mape", "gamma_exact", "gamma_regret", "speedup_coverage")] == [None] * 4
+    (fitted,) = validate_published([path], fit_acceptance=True)["groups"]
+    assert fitted["acceptance"] == "fitted"
+    assert fitted["speedup_mape"] < 0.01
