@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from magicdec.commands.options import end_progress, parse_ints, progress_printer
 from magicdec.units import format_bytes, format_rate, format_seconds
 
+if TYPE_CHECKING:
+    from magicdec.perfmodel.acceptance import AcceptanceProfile
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
 Model = Annotated[str, typer.Option(help="Catalog name, or a Hugging Face checkpoint directory.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+
+DRIFT_TO_WARN_OF = 0.1
 
 CALIBRATE_EPILOG = """Examples:\n
   magicdec calibrate -o local.toml\n
@@ -57,8 +62,9 @@ def calibrate_command(
     print(f"{hardware.name}: {memory}, {rates}")
     errors = ", ".join(f"{phase} {error:.1%}" for phase, error in result.phase_error.items())
     print(f"{len(result.points)} points in {format_seconds(result.elapsed_s)}; median error of the fit: {errors}")
-    print(f"noise between rounds {result.noise:.1%}; drift of the reference kernel {result.drift:.1%}")
-    if result.drift > 0.3:
+    drifts = ", ".join(f"{what} {drift:+.1%}" for what, drift in result.drift.items())
+    print(f"noise between rounds {result.noise:.1%}; from the first pass to the second: {drifts}")
+    if max(map(abs, result.drift.values())) > DRIFT_TO_WARN_OF:
         print("the machine's speed changed while it was measured; calibrate again when it is quieter")
     print("wrote " + ", ".join(map(str, files)))
 
@@ -73,8 +79,8 @@ def profile_acceptance_command(
     ] = "streamingllm",
     draft_budget: Annotated[str, typer.Option(help="Budgets to measure.")] = "64,128,256,512,1024",
     context: Annotated[str, typer.Option(help="Contexts to measure.")] = "4096",
-    num_prompts: Annotated[int, typer.Option(min=2, help="Prompts per context.")] = 16,
-    gen_len: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt and budget.")] = 128,
+    num_prompts: Annotated[int, typer.Option(min=2, help="Prompts per context.")] = 32,
+    gen_len: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt and budget.")] = 64,
     gamma: Annotated[int, typer.Option(min=1, help="Deepest position to measure.")] = 6,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seeds prompts and sampling.")] = 1,
@@ -106,17 +112,28 @@ def profile_acceptance_command(
         device=device,
     )
     try:
-        rows = measure_acceptance(request, progress=progress_printer(quiet))
+        counts = measure_acceptance(request, progress=progress_printer(quiet))
     finally:
         end_progress(quiet)
-    for profile in fit_profiles(request, rows):
-        for length in request.context_lens:
-            for budget in request.draft_budgets:
-                rates = profile.conditional_rates(budget=budget, context=length, gamma_max=gamma)
-                fitted = " ".join(f"{rate:.3f}" for rate in rates)
-                print(f"{profile.draft_method} {budget:5d} at {length}: {fitted}")
+    for profile in fit_profiles(request, counts):
+        _print_profile(profile)
         path = acceptance_path(output, profile.draft_method)
         save_profile(profile, path)
+        print(f"  all budgets took {counts.cost_ratio(profile.draft_method):.1f} x the longest alone; wrote {path}")
+
+
+def _print_profile(profile: AcceptanceProfile) -> None:
+    """Counted rates with their 90 % intervals, the law's beside them, and how far the law is off."""
+    from magicdec.perfmodel.acceptance_law import PERCENTILE_95
+
+    print(f"{profile.draft_method}: accepted by position, ± half a 90 % interval (the law)")
+    for each in profile.measured:
+        law = profile.conditional_rates(budget=each.budget, context=each.context, gamma_max=len(each.rates))
+        cells = zip(each.rates, each.stderr, law, strict=True)
+        rates = "  ".join(f"{rate:.2f}±{PERCENTILE_95 * stderr:.2f} ({fitted:.2f})" for rate, stderr, fitted in cells)
+        print(f"  {each.budget:5.0f} at {each.context:.0f}: {rates}")
+    if profile.held_out_error is not None:
         print(
-            f"fit error (rms) {profile.fit_rms or 0:.3f}, spread between sequences {profile.spread:.3f}; wrote {path}"
+            f"  error of the law on budgets left out {profile.held_out_error:.3f} (of its counts alone "
+            f"{profile.held_out_noise:.3f}), spread between sequences {profile.spread:.3f}"
         )

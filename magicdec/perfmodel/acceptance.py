@@ -15,12 +15,19 @@ import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
-from magicdec.perfmodel.acceptance_fit import Measurement, fit_law, measurements_from_rows
+from magicdec.perfmodel.acceptance_fit import (
+    MeasuredRates,
+    Measurement,
+    fit_law,
+    held_out,
+    measured_rates,
+    measurements_from_rows,
+)
 from magicdec.perfmodel.acceptance_law import PERCENTILE_95, Array, Law, LawError, expected_tokens_per_step, survival
 from magicdec.perfmodel.static_batch import speedup_static_batch, static_batch_efficiency
 
 __all__ = [
-    "AcceptanceProfile", "Law", "LawError", "Measurement", "constant_profile", "default_profile",
+    "AcceptanceProfile", "Law", "LawError", "MeasuredRates", "Measurement", "constant_profile", "default_profile",
     "default_profile_names", "expected_tokens_interval", "expected_tokens_per_step", "fit_profile", "load_profile",
     "save_profile", "speedup_static_batch", "static_batch_efficiency", "survival",
 ]  # fmt: skip
@@ -61,6 +68,12 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     num_trials: int | None = None
     fit_rms: float | None = None
     """Root mean square of measured minus fitted rates, weighted by trials."""
+    held_out_error: float | None = None
+    """Mean absolute error of the law on budgets that it was not fitted on, leaving out one at a time."""
+    held_out_noise: float | None = None
+    """What that error would be if the law were right: the counts' own standard errors."""
+    measured: list[MeasuredRates] = []
+    """The counted rates that the law was fitted to."""
 
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA_VERSION:
@@ -150,6 +163,7 @@ def fit_profile(
         if len(values) > 1:
             raise ConfigError(f"one profile describes one {what}; the measurements hold {sorted(map(str, values))}")
     fit = fit_law(rows, is_self=draft == "self", spread=spread, cluster_factor=cluster_factor)
+    missed = held_out(rows, is_self=draft == "self")
     return AcceptanceProfile(
         model=model,
         draft=draft,
@@ -166,6 +180,9 @@ def fit_profile(
         measured_gamma=max(row.position for row in rows),
         num_trials=round(sum(row.trials for row in rows)),
         fit_rms=fit.rms,
+        held_out_error=None if missed is None else missed.error,
+        held_out_noise=None if missed is None else missed.noise,
+        measured=measured_rates(rows),
     )
 
 

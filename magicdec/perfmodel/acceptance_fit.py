@@ -62,6 +62,26 @@ class LawFit:
     rms: float
 
 
+class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Counted rates of one (budget, context) by position, as they are before any law."""
+
+    budget: float
+    context: float
+    rates: list[float]
+    stderr: list[float]
+    """Standard errors, clustered by sequence where the counts name it; ± 1.645 of them is a 90 % interval."""
+    trials: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """How far the law misses rates of budgets that it was not fitted on (mean absolute, weighted by trials, positions
+    apart and contexts together), and how far it would on average if it were right, from the rates' standard errors."""
+
+    error: float
+    noise: float
+
+
 def measurements_from_rows(rows: Any) -> list[Measurement]:
     """Measurements from structs, mappings, or a mapping of columns; rows without trials are dropped.
 
@@ -281,3 +301,66 @@ def _clip(x: Array, names: list[str]) -> Array:
     low, high = (np.array([PRIORS[name][index] for name in names]) for index in (2, 3))
     clipped: Array = np.clip(x, low, high)
     return clipped
+
+
+def measured_rates(rows: Sequence[Measurement]) -> list[MeasuredRates]:
+    """The counts as rates with standard errors, by budget and context."""
+    tables = []
+    for budget, context in sorted({(row.budget, row.context) for row in rows}):
+        cell = [row for row in rows if (row.budget, row.context) == (budget, context)]
+        by_position = [
+            _rate([row for row in cell if row.position == position]) for position in sorted({r.position for r in cell})
+        ]
+        rates, stderr, trials = (list(values) for values in zip(*by_position, strict=True))
+        tables.append(MeasuredRates(budget=budget, context=context, rates=rates, stderr=stderr, trials=trials))
+    return tables
+
+
+def _rate(rows: Sequence[Measurement]) -> tuple[float, float, float]:
+    """Rate, standard error and trials of counts of one kind; sequences that are named are taken as clusters.
+
+    Linearised ratio: with clusters of n_c trials and a_c accepted, se² = C/(C−1) · Σ (a_c − r·n_c)² / (Σ n_c)². Where
+    that is less than of independent trials (few clusters, or none), it is the binomial's, with half a success and half
+    a failure added, so that an observed 0 or 1 is not taken as certain.
+    """
+    trials = sum(row.trials for row in rows)
+    rate = sum(row.accepted for row in rows) / trials
+    smooth = (rate * trials + 0.5) / (trials + 1.0)
+    variance = smooth * (1.0 - smooth) / trials
+    clusters: dict[str | int, Array] = {}
+    for row in rows:
+        if row.sequence is not None:
+            entry = np.array([row.accepted, row.trials])
+            clusters[row.sequence] = clusters.get(row.sequence, np.zeros(2)) + entry
+    if len(clusters) > 1:
+        accepted, tried = np.array(list(clusters.values())).T
+        squares = float(np.sum((accepted - rate * tried) ** 2)) / tried.sum() ** 2
+        variance = max(variance, squares * len(clusters) / (len(clusters) - 1))
+    return rate, math.sqrt(variance), trials
+
+
+MEAN_ABSOLUTE_NORMAL = math.sqrt(2.0 / math.pi)
+
+
+def held_out(rows: Sequence[Measurement], *, is_self: bool = True) -> HeldOut | None:
+    """Leaves out each budget between the smallest and the largest, and predicts it from the others.
+
+    None with fewer than three budgets: there is nothing to interpolate.
+    """
+    budgets = sorted({row.budget for row in rows})
+    errors, noises, weights = [], [], []
+    for budget in budgets[1:-1]:
+        law = fit_law([row for row in rows if row.budget != budget], is_self=is_self).law
+        left_out = [row for row in rows if row.budget == budget]
+        for position in sorted({row.position for row in left_out}):
+            chosen = [row for row in left_out if row.position == position]
+            rate, stderr, trials = _rate(chosen)
+            contexts = np.array([row.context for row in chosen])
+            rates = law.conditional_rates(budget=budget, context=contexts, gamma_max=position)[:, -1]
+            predicted = float(np.average(rates, weights=[row.trials for row in chosen]))
+            errors.append(abs(rate - predicted))
+            noises.append(MEAN_ABSOLUTE_NORMAL * stderr)
+            weights.append(trials)
+    if not errors:
+        return None
+    return HeldOut(error=float(np.average(errors, weights=weights)), noise=float(np.average(noises, weights=weights)))

@@ -1,16 +1,17 @@
 """Measures a checkpoint's acceptance by position, from real speculative blocks, for many budgets and methods.
 
 All budgets and methods of a context share one prefill, and each continues every prompt by the same number of tokens.
-The prompts are other ones than measured runs use (the calibration half of the text).
+Many prompts with few tokens each say more than the reverse (blocks of one prompt are alike), and make the shared
+prefill the greater part of the cost. The prompts are other ones than measured runs use (the calibration half of the
+text).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
@@ -28,8 +29,8 @@ class AcceptanceRequest:
     draft_methods: tuple[DraftMethod, ...] = ("streamingllm",)
     draft_budgets: tuple[int, ...] = (64, 128, 256, 512, 1024)
     context_lens: tuple[int, ...] = (4096,)
-    num_prompts: int = 16
-    gen_len: int = 128
+    num_prompts: int = 32
+    gen_len: int = 64
     gamma: int = 6
     temperature: float = 1.0
     seed: int = 1
@@ -44,11 +45,32 @@ class AcceptanceRequest:
             raise ConfigError(f"gamma must be between 1 and the {self.gen_len} generated tokens, not {self.gamma}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceCounts:
+    """`rows`: counts by (method, budget, context, sequence, position): blocks that reached the position, and accepted
+    there. `prefill_s` by context, `decode_s` by (method, budget, context)."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    prefill_s: dict[int, float] = field(default_factory=dict)
+    decode_s: dict[tuple[str, int, int], float] = field(default_factory=dict)
+
+    def cost_ratio(self, method: str) -> float:
+        """Time of all budgets of a method together, over that of the budget that would take longest on its own."""
+        budgets = {budget for each, budget, _ in self.decode_s if each == method}
+        prefill_s = sum(self.prefill_s.values())
+
+        def decode_s(budget: int) -> float:
+            return sum(s for (each, one, _), s in self.decode_s.items() if (each, one) == (method, budget))
+
+        seconds = [decode_s(budget) for budget in budgets]
+        return (prefill_s + sum(seconds)) / (prefill_s + max(seconds))
+
+
 def measure_acceptance(
     request: AcceptanceRequest, *, progress: Callable[[str], None] = lambda _: None
-) -> list[dict[str, Any]]:
-    """Counts by (method, budget, context, sequence, position): blocks that reached the position, and accepted there."""
-    rows: list[dict[str, Any]] = []
+) -> AcceptanceCounts:
+    """Decodes real speculative blocks of every method × budget below each context, and counts what was accepted."""
+    counts = AcceptanceCounts()
     for context in request.context_lens:
         speculations = [
             SpeculationSpec(draft="self", draft_method=method, draft_budget=budget, gamma=request.gamma)
@@ -57,11 +79,16 @@ def measure_acceptance(
             if budget < context
         ]
         session = BenchmarkSession(_benchmark_request(request, context, speculations), progress=progress)
+        counts.prefill_s[context] = session.prefill_s
         for speculation in speculations:
             progress(f"acceptance: {speculation.draft_method} {speculation.draft_budget} at context {context}")
+            started = time.perf_counter()
             result = session.run(speculation, run_to_end=True)
-            rows += _counts(result, speculation, context=context, temperature=request.temperature)
-    return rows
+            assert speculation.draft_budget is not None
+            key = (speculation.draft_method, speculation.draft_budget, context)
+            counts.decode_s[key] = time.perf_counter() - started
+            counts.rows.extend(_counts(result, speculation, context=context, temperature=request.temperature))
+    return counts
 
 
 def _benchmark_request(
@@ -99,20 +126,25 @@ def _counts(
                         "trials": trials,
                         "accepted": int((blocks >= position).sum()),
                         "temperature": temperature,
-                        "sequence": sequence,
+                        "sequence": f"{context}:{sequence}",  # other contexts have other prompts
                     }
                 )
     return rows
 
 
-def fit_profiles(request: AcceptanceRequest, rows: Sequence[dict[str, Any]]) -> list[AcceptanceProfile]:
+def fit_profiles(request: AcceptanceRequest, counts: AcceptanceCounts) -> list[AcceptanceProfile]:
     """One profile per draft method."""
+    rows = counts.rows
+
+    def num_blocks(method: str) -> int:
+        return sum(row["trials"] for row in rows if row["draft_method"] == method and row["position"] == 1)
+
     return [
         fit_profile(
             [row for row in rows if row["draft_method"] == method],
             model=request.model,
             dataset=request.prompts,
-            source=f"measured on {int(np.sum([r['trials'] for r in rows if r['position'] == 1]))} speculative blocks",
+            source=f"measured on {num_blocks(method)} speculative blocks of {request.num_prompts} prompts per context",
         )
         for method in dict.fromkeys(row["draft_method"] for row in rows)
     ]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import acceptance
-from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, LawError, expected_tokens_per_step
+from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, LawError, expected_tokens_per_step, fit_profile
+from magicdec.perfmodel.acceptance_fit import measured_rates, measurements_from_rows
 
 FOUR_SIGMA_FALSE_ALARM = 6.4e-5
 laws = st.builds(
@@ -168,6 +169,35 @@ def test_the_spread_between_sequences_is_estimated_and_widens_the_errors() -> No
     alike = acceptance.fit_profile(sampled_counts(law, blocks=60, gamma=1, seed=2, sequences=30))
     apart = acceptance.fit_profile(sampled_counts(law, blocks=60, gamma=1, seed=2, sequences=30, spread=0.08))
     assert alike.spread < apart.spread
+
+
+def test_errors_of_counted_rates_are_clustered_by_sequence() -> None:
+    """Sequences whose rates differ by 0.08: over 200 samples of 30, the stated standard error of position 1 is the
+    rates' true scatter within a fifth (four standard errors of a standard deviation), twice the binomial's."""
+    law = Law(rejection=0.2, reference_budget=256)
+    tables = [
+        measured_rates(
+            measurements_from_rows(sampled_counts(law, blocks=60, gamma=1, seed=s, sequences=30, spread=0.08))
+        )
+        for s in range(200)
+    ]
+    for cell in range(3):
+        rates, stated = (np.array([getattr(t[cell], name)[0] for t in tables]) for name in ("rates", "stderr"))
+        assert np.mean(stated) == pytest.approx(np.std(rates), rel=0.2)
+        assert np.mean(stated) > 1.5 * np.sqrt(np.mean(rates) * (1 - np.mean(rates)) / 1800)
+
+
+def test_the_error_on_budgets_left_out_shows_a_law_that_does_not_hold() -> None:
+    """Counts of the law itself are missed by their noise alone; a dent at one budget is missed by its size."""
+    true = Law(rejection=0.2, budget_exponent=0.4, fill_exponent=0.5, reference_budget=256, concentration=10.0)
+    rows = sampled_counts(true, blocks=2000, gamma=3, seed=4)
+    good = fit_profile(rows)
+    assert good.held_out_error is not None
+    assert good.held_out_noise is not None
+    assert good.held_out_error < 2 * good.held_out_noise < 0.02
+    dented = [row | {"accepted": int(row["accepted"] * 0.8)} if row["budget"] == 256 else row for row in rows]
+    assert (fit_profile(dented).held_out_error or 0.0) > 0.04
+    assert fit_profile([row for row in rows if row["budget"] < 200]).held_out_error is None
 
 
 def test_columns_structs_and_mappings_are_the_same_measurements() -> None:
