@@ -71,7 +71,7 @@ def grid_command(
     show = progress_printer(quiet)
     try:
         local = load_local_profile(profile) if profile else None
-        comparison = run_grid(spec, profile=local, records=records, progress=show).comparison
+        comparison = run_grid(spec, profile=local, records=records, quick=quick, progress=show).comparison
     finally:
         end_progress(quiet)
     if output_format is OutputFormat.TABLE:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,13 +14,16 @@ import msgspec
 from magicdec.records import Record
 from magicdec.reports.data import describe, is_speculative
 from magicdec.reports.style import GAMMA
-from magicdec.units import format_seconds
+from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 FRACTION_WORDS = ("mape", "error", "coverage", "regret", "gamma_exact", "gamma_within", "noise", "bias")
 """Numbers whose name holds one of these words are fractions, shown in per cent."""
+
+SLOW_MARK = "!"
+"""Marks a speedup that a note says something about."""
 
 COMPARISON_COLUMNS = {
     "draft": "draft_method", "budget": "draft_budget", "gamma": "gamma", "batch": "batch_size",
@@ -72,11 +77,10 @@ def print_run(results: Sequence[Record], console: Console) -> None:
         f"[bold]{first.model}[/bold] on {first.device or 'cpu'} ({first.dtype}), batch {first.batch_size}, "
         f"context {first.context_len}, temperature {first.temperature:g}"
     )
-    names = ("tok/s", "step", "draft", "verify", "accept", "tok/step", "speedup")
+    names = ("tok/s", "step", "draft", "verify", "accept", "tok/step", "speedup", "base MBU")
     _print_table(console, ("configuration", *names), [_run_row(record) for record in results])
-    for record in results:
-        for line in _run_details(record):
-            console.print(line, soft_wrap=True)
+    for line in (*_run_summary(first), *(line for record in results for line in _run_details(record))):
+        console.print(line, soft_wrap=True)
 
 
 def _run_row(record: Record) -> list[str]:
@@ -95,23 +99,58 @@ def _run_row(record: Record) -> list[str]:
         seconds(record.accept_step_s) if speculative else "",
         f"{tokens:.2f}" if speculative and tokens is not None else "",
         f"{record.speedup:.2f}x" if record.speedup is not None else "",
+        f"{record.autoregressive_mbu:.0%}{SLOW_MARK * bool(record.notes)}" if record.autoregressive_mbu else "",
     ]
 
 
+def _run_summary(record: Record) -> Iterable[str]:
+    """Of what all configurations share: the memory, and the first token."""
+    if record.memory_bytes_per_s is not None:
+        yield (
+            "base MBU: rate at which the autoregressive baseline reads weights and KV, as a share of the measured "
+            f"{format_rate(record.memory_bytes_per_s, 'B')}"
+        )
+    if record.peak_memory_bytes is not None and record.memory_bytes_per_gpu is not None:
+        planned = format_bytes(record.memory_bytes_per_gpu)
+        yield f"memory: at most {format_bytes(record.peak_memory_bytes)} taken, {planned} planned"
+    if record.ttft_s is not None and record.prefill_s is not None:
+        yield f"prefill of the batch {format_seconds(record.prefill_s)}, first token {format_seconds(record.ttft_s)}"
+
+
 def _run_details(record: Record) -> Iterable[str]:
+    name = describe(record, symbol=GAMMA)
+    if record.achieved_bytes_per_s:
+        rates = {name: format_rate(rate, "B") for name, rate in record.achieved_bytes_per_s.items()}
+        baseline = rates.pop("autoregressive", "")
+        shown = ", ".join(f"{phase} {rate}" for phase, rate in rates.items()) if is_speculative(record) else baseline
+        per_token = f"; {format_seconds(record.tpot_s)} per token of a sequence" if record.tpot_s is not None else ""
+        yield f"{name}: weights and KV read at {shown or baseline}{per_token}"
     if not is_speculative(record):
         return
-    name = describe(record, symbol=GAMMA)
+    if record.simulated_acceptance:
+        yield f"{name}: acceptance is simulated, {' '.join(f'{rate:g}' for rate in record.simulated_acceptance)}"
     if record.acceptance_by_position:
-        yield f"{name}: accepted by position {' '.join(f'{rate:.2f}' for rate in record.acceptance_by_position)}"
+        conditional = " ".join(f"{rate:.2f}" for rate in record.acceptance_by_position)
+        reached = " ".join(f"{rate:.2f}" for rate in accumulate(record.acceptance_by_position, mul))
+        yield f"{name}: accepted by position {conditional}, all up to it {reached}"
     if record.acceptance_histogram and (total := sum(record.acceptance_histogram)):
         shares = " ".join(f"{count / total:.0%}" for count in record.acceptance_histogram)
-        yield f"{name}: steps with 0 to {record.gamma} accepted {shares}"
+        accepted = sum(i * count for i, count in enumerate(record.acceptance_histogram))
+        rate = f"{accepted / total / record.gamma:.0%} of drafted tokens accepted; " if not record.adaptive else ""
+        yield f"{name}: {rate}steps with 0 to {record.gamma} accepted {shares}"
     if record.speedup is not None and record.speedup_low is not None and (record.repetitions or 0) > 1:
         yield (
             f"{name}: speedup {record.speedup:.2f}, lowest {record.speedup_low:.2f}, highest "
             f"{record.speedup_high or record.speedup:.2f} of {record.repetitions} repetitions"
         )
+    if record.speedup_static_batch is not None:
+        yield f"{name}: speedup {record.speedup_static_batch:.2f} of a static batch, until its last sequence ends"
+    if record.refilled_tokens_per_s is not None and record.speedup_refilled is not None:
+        yield (
+            f"{name}: {record.refilled_tokens_per_s:.0f} tok/s with slots refilled from the queue, prefill included: "
+            f"speedup {record.speedup_refilled:.2f}"
+        )
+    yield from (f"{SLOW_MARK} {name}: {note}" for note in record.notes)
     if record.num_divergences is not None:
         ties = f", {record.num_near_ties} at near-ties" if record.num_near_ties else ""
         yield f"{name}: {record.num_divergences} divergences from autoregressive decoding{ties}"
@@ -149,10 +188,17 @@ def print_comparison(document: Mapping[str, Any], console: Console) -> None:
     for name, text in (
         ("coverage", "of the measured speedups lie in their 90 % interval"),
         ("noise", "is the spread of repetitions, as a share of the speedup"),
+        ("prompt_noise", "is the standard error of tokens per step, from the choice of prompts"),
         ("regret", "is lost by following the prediction instead of the measured best"),
     ):
         if isinstance(value := document.get(name), int | float):
             console.print(f"{value:.1%} {text}")
+    for case in document.get("regrets") or []:
+        console.print(
+            f"  batch {case['batch_size']}, context {case['context_len']}: planned {case['planned']}; measured best "
+            f"{case['best']}; {case['regret']:.1%} lost",
+            soft_wrap=True,
+        )
     for failure in document.get("failures") or []:
         console.print(f"[bold]not met:[/bold] {failure}", soft_wrap=True)
     if "passed" in document:

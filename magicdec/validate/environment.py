@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
 
 from magicdec.units import KIB, MIB
 
@@ -23,23 +23,29 @@ def bind_threads() -> None:
 
 
 class ReferenceKernel:
-    """A fixed piece of memory-bound work, timed beside each measurement so that errors can be given normalised by it.
+    """A fixed piece of work, timed beside each measurement: one pass over an array that no cache holds, by all threads.
 
-    The machine's speed at a moment is `calibration time / time now`.
+    It is bound by memory, as decoding at long context is, and by nothing else; where the memory of a shared machine
+    gets slower, so does it. The machine's speed at a moment is `time at calibration / time now`.
     """
 
-    def __init__(self, num_bytes: int = 128 * MIB) -> None:
-        self._data = np.ones(num_bytes // 8)
+    def __init__(self, device: str = "cpu", num_bytes: int = 256 * MIB) -> None:
+        import torch
+
+        self._data = torch.ones(num_bytes // 4, device=device)
+        self._synchronise: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
         self.time_s()
 
-    def time_s(self) -> float:
-        """Seconds of one pass over the data (the better of two, to leave a first touch out)."""
-        best = float("inf")
-        for _ in range(2):
+    def time_s(self, passes: int = 3) -> float:
+        """Seconds of one pass over the data: the median of a few."""
+        seconds = []
+        for _ in range(passes):
+            self._synchronise()
             start = time.perf_counter()
             self._data.sum()
-            best = min(best, time.perf_counter() - start)
-        return best
+            self._synchronise()
+            seconds.append(time.perf_counter() - start)
+        return statistics.median(seconds)
 
 
 def available_memory_bytes(device: str) -> float:

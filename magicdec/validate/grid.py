@@ -1,7 +1,8 @@
 """A declared grid of configurations: predicted from the calibration alone, then measured, then compared.
 
-Predictions are written, with a hash over all of them, before the first measurement starts. A run that was interrupted
-goes on where it stopped: what the records file holds already is not measured again.
+Predictions are written, each with its hash, before the first measurement starts. All configurations of a (batch,
+context) share one prefill and are measured in groups, each recorded when it is done. A run that was interrupted goes on
+where it stopped: what the records file holds already is not measured again.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import time
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -21,11 +24,12 @@ from magicdec.records import Record, append_record, read_records
 from magicdec.specs.speculation import AUTOREGRESSIVE, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.units import format_seconds
 from magicdec.validate.acceptance_profile import AcceptanceRequest
+from magicdec.validate.benchmark import BenchmarkSession
 from magicdec.validate.calibrate import obtain_profile
 from magicdec.validate.compare import Comparison, Thresholds, pair_up
 from magicdec.validate.environment import ReferenceKernel
-from magicdec.validate.local_profile import LocalProfile
-from magicdec.validate.measurement import benchmark, configuration_key
+from magicdec.validate.local_profile import LocalProfile, load_local_profile
+from magicdec.validate.measurement import configuration_key, measure, to_record
 from magicdec.validate.predict import predict_records
 from magicdec.validate.request import BenchmarkRequest
 
@@ -47,7 +51,7 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     repetitions: int = 3
     prompts: str = "stdlib"
     seed: int = 0
-    thresholds: dict[str, float] = {}
+    thresholds: Thresholds = Thresholds()
 
     def requests(self) -> Iterator[BenchmarkRequest]:
         """One per (batch, context, temperature), the cheapest first, so that something is told early."""
@@ -75,8 +79,26 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 BUILT_IN_GRID = GridSpec(cases=((1, 512), (8, 2048), (32, 4096)))
-QUICK_GRID = GridSpec(cases=((1, 512), (8, 1024)), draft_budgets=(128,), gammas=(1, 3), gen_len=32, repetitions=2)
+QUICK_GRID = GridSpec(
+    cases=((2, 512), (8, 1024)),
+    draft_budgets=(64, 256),
+    gammas=(1, 3),
+    gen_len=48,
+    repetitions=4,
+    thresholds=Thresholds(
+        median_speedup_error=0.15,
+        p90_speedup_error=0.35,
+        median_step_error=0.25,
+        median_autoregressive_step_error=0.25,
+        regret=0.10,
+    ),
+)
+"""Steps of 2 to 8 ms on a machine that others use: repetitions of one point differ by a tenth and more, so the limits
+are those that only a broken model exceeds."""
 ACCEPTANCE_CONTEXTS = (1536, 3072)
+ACCEPTANCE_BUDGETS = (48, 96, 192, 384, 768, 1280)
+GROUP_SIZE = 10
+"""Configurations that are interleaved with each other, and recorded together."""
 
 
 def load_grid(path: Path | None) -> GridSpec:
@@ -88,10 +110,9 @@ def load_grid(path: Path | None) -> GridSpec:
         return BUILT_IN_GRID
     try:
         grid = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), GridSpec)
-        Thresholds(**grid.thresholds)
     except OSError as error:
         raise ConfigError(f"cannot read grid {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, TypeError) as error:
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"grid {path}: {error}") from error
     if not (grid.cases or (grid.batch_sizes and grid.context_lens)):
         raise ConfigError(f"grid {path}: give cases = [[batch, context], ...], or batch_sizes and context_lens")
@@ -112,40 +133,56 @@ def run_grid(
     *,
     profile: LocalProfile | None,
     records: Path,
+    quick: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> GridRun:
-    """Predicts and measures a grid. Without a profile, calibrates first."""
+    """Predicts and measures a grid. Without a profile, calibrates first (`quick`: with fewer shapes, rounds and
+    prompts), and keeps the profile beside the records for when the run is resumed."""
     requests = list(grid.requests())
-    profile = profile or obtain_profile(
-        grid.model, dtype=grid.dtype, device=grid.device, request=acceptance_request(grid), progress=progress
-    )
+    profile = profile or _own_profile(grid, records.with_suffix(".profile.toml"), quick=quick, progress=progress)
     predicted = freeze_predictions(requests, profile, records)
-    measured: list[Record] = []
     clock = _Clock(requests)
+    measured: list[Record] = []
     for number, request in enumerate(requests, 1):
 
-        def show(message: str, prefix: str = f"[{number}/{len(requests)}{clock.left}] ") -> None:
-            progress(prefix + message)
+        def show(message: str, number: int = number) -> None:
+            progress(f"[{number}/{len(requests)}{clock.left}] {message}")
 
-        started = time.perf_counter()
-        rows, num_new = measure_missing(
-            request, records, bandwidth_bytes_per_s=profile.hardware.memory_bytes_per_s, progress=show
-        )
-        clock.finish(request, time.perf_counter() - started if num_new else 0.0)
-        measured += rows
-    comparison = Comparison(pairs=pair_up(predicted, measured), thresholds=Thresholds(**grid.thresholds))
+        bandwidth = profile.hardware.memory_bytes_per_s
+        measured += measure_missing(request, records, bandwidth_bytes_per_s=bandwidth, clock=clock, progress=show)
+    comparison = Comparison(pairs=pair_up(predicted, measured), thresholds=grid.thresholds)
     return GridRun(predicted=predicted, measured=measured, comparison=comparison)
 
 
-def acceptance_request(grid: GridSpec) -> AcceptanceRequest:
-    """The grid's methods, at contexts and a gamma of its own where the grid leaves any."""
-    taken = {context for _, context in grid.cases} | set(grid.context_lens)
+def _own_profile(grid: GridSpec, path: Path, *, quick: bool, progress: Callable[[str], None]) -> LocalProfile:
+    if path.exists():
+        return load_local_profile(path)
+    profile = obtain_profile(
+        grid.model,
+        dtype=grid.dtype,
+        device=grid.device,
+        request=acceptance_request(grid, quick=quick),
+        quick=quick,
+        progress=progress,
+    )
+    profile.save(path)
+    return profile
+
+
+def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequest:
+    """The grid's methods, at budgets, contexts and a gamma that the grid does not have."""
+    cases = grid.cases or list(product(grid.batch_sizes, grid.context_lens))
+    longest = max(context for _, context in cases)
+    contexts = [c for c in ACCEPTANCE_CONTEXTS if c not in {context for _, context in cases}]
+    contexts = [c for c in contexts if c < longest] or [longest - longest // 4]
     return AcceptanceRequest(
         model=grid.model,
         dtype=grid.dtype,
         device=grid.device,
         draft_methods=grid.draft_methods,
-        context_lens=tuple(c for c in ACCEPTANCE_CONTEXTS if c not in taken) or ACCEPTANCE_CONTEXTS,
+        draft_budgets=tuple(b for b in ACCEPTANCE_BUDGETS if b not in grid.draft_budgets and b < contexts[-1]),
+        context_lens=tuple(contexts),
+        num_prompts=16 if quick else 48,
         gamma=max(grid.gammas) + 1,
         temperature=grid.temperatures[0],
         prompts=grid.prompts,
@@ -153,23 +190,25 @@ def acceptance_request(grid: GridSpec) -> AcceptanceRequest:
 
 
 class _Clock:
-    """The time that is left, from what was measured so far: work grows about as batch × (context + a constant)."""
+    """The time that is left, from what was measured so far: a configuration's work grows as KV slots and a constant."""
 
     def __init__(self, requests: list[BenchmarkRequest]) -> None:
-        self._left = sum(map(self._work, requests))
+        self._left = sum(self._work(request, len(request.speculations)) for request in requests)
         self._done = 0.0
         self._elapsed_s = 0.0
 
     @staticmethod
-    def _work(request: BenchmarkRequest) -> float:
-        return request.batch_size * (request.context_len + 1000.0) * (1 + len(request.speculations))
+    def _work(request: BenchmarkRequest, num_configurations: int) -> float:
+        return (request.batch_size * request.context_len + 8000.0) * num_configurations
 
-    def finish(self, request: BenchmarkRequest, elapsed_s: float) -> None:
-        """Counts a request as done; one that was in the file already (no time) says nothing of the rest."""
-        self._left -= self._work(request)
-        if elapsed_s > 0:
-            self._done += self._work(request)
-            self._elapsed_s += elapsed_s
+    def skip(self, request: BenchmarkRequest, num_configurations: int) -> None:
+        """Configurations that were in the file already say nothing of the rest."""
+        self._left -= self._work(request, num_configurations)
+
+    def finish(self, request: BenchmarkRequest, num_configurations: int, elapsed_s: float) -> None:
+        self.skip(request, num_configurations)
+        self._done += self._work(request, num_configurations)
+        self._elapsed_s += elapsed_s
 
     @property
     def left(self) -> str:
@@ -180,40 +219,57 @@ def measure_missing(
     request: BenchmarkRequest,
     records: Path,
     *,
-    bandwidth_bytes_per_s: float | None = None,
+    bandwidth_bytes_per_s: float,
+    clock: _Clock,
     progress: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Record], int]:
-    """The request's measured records, and how many of them were not in the file already.
-
-    The reference kernel is timed before and after, and its mean stored with each.
-    """
+) -> list[Record]:
+    """The request's measured records, the autoregressive one first; those that the file lacks are measured."""
     known = {r.key: r for r in read_records(records) if r.source == "measured"} if records.exists() else {}
     keys = {configuration_key(request, each): each for each in (AUTOREGRESSIVE, *request.speculations)}
-    missing = {key: each for key, each in keys.items() if key not in known}
-    if missing:
-        todo = tuple(each for each in missing.values() if not each.is_autoregressive)
-        reference = ReferenceKernel()
-        before = reference.time_s()
-        _, rows = benchmark(
-            replace(request, speculations=todo), bandwidth_bytes_per_s=bandwidth_bytes_per_s, progress=progress
-        )
-        reference_s = (before + reference.time_s()) / 2
-        for row in rows:
-            if row.key in missing:
-                known[row.key] = msgspec.structs.replace(row, reference_s=reference_s)
-                append_record(records, known[row.key])
-    return [known[key] for key in keys], len(missing)
+    todo = [each for key, each in keys.items() if key not in known and not each.is_autoregressive]
+    clock.skip(request, len(request.speculations) - len(todo))
+    if todo or any(key not in known for key in keys):
+        started = time.perf_counter()
+        session = BenchmarkSession(replace(request, speculations=tuple(todo)), progress=progress)
+        reference = ReferenceKernel(request.device)
+        num_groups = max(1, ceil(len(todo) / GROUP_SIZE))
+        for group in (todo[number::num_groups] for number in range(num_groups)):
+            for measurement in measure(session, speculations=group, reference=reference, progress=progress):
+                record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+                if record.key not in known:
+                    known[record.key] = record
+                    append_record(records, record)
+            clock.finish(request, len(group), time.perf_counter() - started)
+            started = time.perf_counter()
+    return [known[key] for key in keys]
 
 
 def freeze_predictions(requests: list[BenchmarkRequest], profile: LocalProfile, records: Path) -> list[Record]:
-    """Predicts every point and writes the predictions; those of an interrupted run, in the file already, stay."""
+    """Predicts every point and writes the predictions; those of an interrupted run, in the file already, stay.
+
+    Raises ConfigError for a prediction in the file that was changed after it was written.
+    """
     known = {r.key: r for r in read_records(records) if r.source == "calibrated"} if records.exists() else {}
-    predicted = [record for request in requests for record in predict_records(request, profile)]
-    digest = hashlib.sha256(b"".join(msgspec.json.encode(record) for record in predicted)).hexdigest()
     frozen = []
-    for record in predicted:
+    differs = False
+    for record in (record for request in requests for record in predict_records(request, profile)):
         if record.key not in known:
-            known[record.key] = msgspec.structs.replace(record, notes=[f"predictions sha256 {digest}"])
+            known[record.key] = msgspec.structs.replace(record, notes=[prediction_note(record)])
             append_record(records, known[record.key])
-        frozen.append(known[record.key])
+        found = known[record.key]
+        if found.notes != [prediction_note(found)]:
+            raise ConfigError(f"{records}: prediction {found.key} is not what was written before the measurements")
+        differs |= (found.step_s, found.speedup) != (record.step_s, record.speedup)
+        frozen.append(found)
+    if differs:
+        warnings.warn(
+            f"{records} holds predictions of another profile, and they stay; give another --records to use this one",
+            stacklevel=2,
+        )
     return frozen
+
+
+def prediction_note(record: Record) -> str:
+    """What commits to a prediction: the hash of all it says."""
+    text = msgspec.json.encode(msgspec.structs.replace(record, notes=[]))
+    return f"prediction sha256 {hashlib.sha256(text).hexdigest()}"

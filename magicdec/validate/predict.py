@@ -5,6 +5,10 @@ Predictions come from the same `plan` that users call, so what is validated is w
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.candidates import Row
 from magicdec.perfmodel.planner import PlanDocument, PlanRequest, plan
@@ -19,6 +23,9 @@ PREDICTED_FIELDS = (
     "autoregressive_step_s", "draft_step_s", "verify_step_s", "accept_step_s", "step_s", "expected_tokens_per_step",
     "tpot_s", "tokens_per_s", "speedup", "speedup_low", "speedup_high", "bound_by", "memory_bytes_per_gpu",
 )  # fmt: skip
+MEMORY_TERMS = ("autoregressive_step_s", "draft_step_s", "verify_step_s", "step_s")
+SLOWER = 1.1
+"""How much slower memory is for the second prediction, from which `memory_shares` follows."""
 
 
 def plan_local(
@@ -49,6 +56,9 @@ def plan_local(
 def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Record]:
     """One predicted record for each of the request's configurations, the autoregressive one first."""
     predicted: list[Record] = []
+    hardware = profile.hardware
+    slow_hardware = msgspec.structs.replace(hardware, memory_bytes_per_s=hardware.memory_bytes_per_s / SLOWER)
+    slow_profile = replace(profile, hardware=slow_hardware)
     deepest = max((s.gamma for s in request.speculations), default=0)
     if deepest > DEFAULT_MAX_GAMMA:
         raise ConfigError(f"predictions reach gamma {DEFAULT_MAX_GAMMA}, not {deepest}; measure it with magicdec run")
@@ -61,14 +71,21 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
                 f"no acceptance of {method} on {request.model} is known; measure it with "
                 f"`magicdec profile-acceptance --draft-method {method}` beside the profile"
             )
+        slower = plan_local(request, slow_profile, draft_budgets=budgets, method=method)
         rows = {(row["draft_budget"], row["gamma"]): row for row in document.candidates}
+        slow_rows = {(row["draft_budget"], row["gamma"]): row for row in slower.candidates}
         if not predicted:
-            predicted.append(_record(request, AUTOREGRESSIVE, document.autoregressive, profile))
-        predicted += [_record(request, s, rows[s.draft_budget, s.gamma], profile) for s in chosen]
+            pair = document.autoregressive, slower.autoregressive
+            predicted.append(_record(request, AUTOREGRESSIVE, *pair, profile))
+        for s in chosen:
+            key = s.draft_budget, s.gamma
+            predicted.append(_record(request, s, rows[key], slow_rows[key], profile))
     return predicted
 
 
-def _record(request: BenchmarkRequest, speculation: SpeculationSpec, row: Row, profile: LocalProfile) -> Record:
+def _record(
+    request: BenchmarkRequest, speculation: SpeculationSpec, row: Row, slow_row: Row, profile: LocalProfile
+) -> Record:
     return Record(
         source="calibrated",
         hardware=profile.hardware.name,
@@ -76,6 +93,8 @@ def _record(request: BenchmarkRequest, speculation: SpeculationSpec, row: Row, p
         environment=current_environment(),
         **configuration_fields(request, speculation),
         **{name: row[name] for name in PREDICTED_FIELDS},
+        memory_shares={name: (slow_row[name] / row[name] - 1.0) / (SLOWER - 1.0) for name in MEMORY_TERMS if row[name]},
+        reference_s=profile.hardware.reference_s,
         acceptance_by_position=_rates(request, speculation, profile),
     )
 

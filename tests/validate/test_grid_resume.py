@@ -10,15 +10,17 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
 
 from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.records import Record, read_records
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
-from magicdec.validate.grid import acceptance_request, freeze_predictions, load_grid
+from magicdec.validate.grid import GridSpec, freeze_predictions, load_grid, prediction_note
 from magicdec.validate.local_profile import LocalProfile
 
 RUN = """
@@ -61,6 +63,8 @@ def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(tmp_path: Path
     assert set(Counter((record.source, record.key) for record in after).values()) == {1}
     assert Counter(record.source for record in after) == {"calibrated": NUM_POINTS, "measured": NUM_POINTS}
     assert all(record.reference_s for record in measured(file))
+    sources = [record.source for record in after]
+    assert sources == sorted(sources)  # every prediction is written before the first measurement
 
 
 GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"
@@ -72,14 +76,62 @@ def test_a_profile_without_the_acceptance_of_a_method_is_a_one_line_error(tmp_pa
         freeze_predictions(list(load_grid(GRID_FILE).requests()), profile, tmp_path / "grid.jsonl")
 
 
-def test_the_shipped_grid_measures_acceptance_apart_from_its_points() -> None:
+def test_the_shipped_grid_spans_what_it_says() -> None:
     grid = load_grid(GRID_FILE)
-    request = acceptance_request(grid)
-    assert set(request.draft_methods) == set(grid.draft_methods)
-    assert request.gamma not in grid.gammas
-    assert not set(request.context_lens) & {context for _, context in grid.cases}
+    requests = list(grid.requests())
+    assert sum(len(request.speculations) for request in requests) == 130
+    work = [request.batch_size * request.context_len for request in requests]
+    assert work == sorted(work)
+    assert {b for b, _ in grid.cases} >= {4, 64}
+    assert {c for _, c in grid.cases} >= {1024, 4096}
+    assert {64, 1024} <= set(grid.draft_budgets)
+    assert {1, 6} <= set(grid.gammas)
 
 
-def test_the_shipped_grid_has_48_points() -> None:
-    grid = load_grid(GRID_FILE)
-    assert sum(len(request.speculations) for request in grid.requests()) == 48
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("median_speed_error = 0.1", "median_speed_error"),
+        ("coverage = 0.8", "coverage"),
+        ("regret = 'low'", "regret"),
+    ],
+)
+def test_a_broken_threshold_is_refused_naming_it(tmp_path: Path, line: str, named: str) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(f"cases = [[1, 128]]\n[thresholds]\n{line}\n")
+    with pytest.raises(ConfigError, match=named):
+        load_grid(file)
+
+
+def frozen(records: Path, *, rate: float = 0.8) -> list[Record]:
+    law = constant_profile(rate, model="embedded", draft_method="streamingllm")
+    hardware = msgspec.structs.replace(load_hardware("a100-sxm-80gb"), reference_s=0.01)
+    profile = LocalProfile(hardware=hardware, engine=load_engine("ours"), acceptance=(law,))
+    grid = GridSpec(cases=((4, 1024), (64, 4096)), draft_budgets=(64,), gammas=(1, 3))
+    return freeze_predictions(list(grid.requests()), profile, records)
+
+
+def test_predictions_are_frozen_with_what_their_normalisation_needs(tmp_path: Path) -> None:
+    predicted = frozen(tmp_path / "grid.jsonl")
+    assert predicted == read_records(tmp_path / "grid.jsonl")
+    for record in predicted:
+        assert record.notes == [prediction_note(record)]
+        assert record.reference_s == 0.01
+        shares = record.memory_shares or {}
+        assert 0.0 <= shares["autoregressive_step_s"] <= 1.01
+    small, large = (next(r for r in predicted if r.batch_size == batch and not r.gamma) for batch in (4, 64))
+    assert (small.memory_shares or {})["autoregressive_step_s"] < (large.memory_shares or {})["autoregressive_step_s"]
+
+
+def test_another_profile_does_not_change_frozen_predictions_and_says_so(tmp_path: Path) -> None:
+    first = frozen(tmp_path / "grid.jsonl")
+    with pytest.warns(UserWarning, match="predictions of another profile"):
+        assert frozen(tmp_path / "grid.jsonl", rate=0.6) == first
+
+
+def test_a_prediction_that_was_changed_afterwards_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "grid.jsonl"
+    changed = [msgspec.structs.replace(record, speedup=9.0) for record in frozen(file)]
+    file.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in changed))
+    with pytest.raises(ConfigError, match="is not what was written before the measurements"):
+        frozen(file)
