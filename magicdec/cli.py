@@ -39,7 +39,19 @@ def options(
 
 def register_commands() -> None:
     """Adds each command; a command imports what it needs when it is called, so that starting is quick."""
-    from magicdec.commands import calibrate, demo, export, plan, plot, records, report, run, sensitivity, validate
+    from magicdec.commands import (
+        calibrate,
+        demo,
+        explore,
+        export,
+        plan,
+        plot,
+        records,
+        report,
+        run,
+        sensitivity,
+        validate,
+    )
 
     app.command("plan", epilog=plan.EPILOG)(plan.plan_command)
     app.command("run", epilog=run.EPILOG)(run.run_command)
@@ -49,6 +61,7 @@ def register_commands() -> None:
     app.command("report", epilog=report.EPILOG)(report.report_command)
     app.command("plot", epilog=plot.EPILOG)(plot.plot_command)
     app.command("export", epilog=export.EPILOG)(export.export_command)
+    app.command("explore", epilog=explore.EPILOG)(explore.explore_command)
     app.command("sensitivity")(sensitivity.sensitivity_command)
     app.add_typer(records.app, name="records")
     app.command("demo")(demo.demo_command)

@@ -29,7 +29,9 @@ class StorageError(MagicdecError):
 def unknown_choice(kind: str, value: object, choices: Iterable[str]) -> ConfigError:
     """An error for `value`, which is none of `choices`, naming the closest of them (or all, when few)."""
     known = sorted(choices)
-    close = difflib.get_close_matches(str(value).lower(), known, n=1, cutoff=0.5)
+    text = str(value).lower()
+    close = difflib.get_close_matches(text, known, n=1, cutoff=0.5)
+    close = close or [each for each in known if text and each.startswith(text)][:1]
     hint = f"did you mean {close[0]}?" if close else ""
     listing = "" if close and len(known) > 12 else f"known: {', '.join(known)}"
     return ConfigError(f"unknown {kind} '{value}': " + "; ".join(part for part in (hint, listing) if part))

@@ -13,6 +13,7 @@ from magicdec.reports.style import inline_svg
 from magicdec.reports.tables import Table, all_tables, format_value
 
 if TYPE_CHECKING:
+    import jinja2
     from markupsafe import Markup
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -23,29 +24,37 @@ def write_html(data: ReportData, path: Path) -> None:
     write_atomic(path, render_html(data))
 
 
-def render_html(data: ReportData) -> str:
+def template_environment(*directories: Path) -> jinja2.Environment:
+    """Templates of `directories` and of the reports; every text is escaped."""
     import jinja2
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*directories, TEMPLATES]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    charts = {chart.name: _chart_view(chart) for chart in draw_all(data)}
-    tables = {table.name: _table_view(table) for table in all_tables(data)}
-    return environment.get_template("report.html").render(
-        data=data,
-        headline=headline(data),
-        charts=charts,
-        tables=tables,
-        sections=_sections(charts, tables),
-        commands=commands_to_reproduce(data),
-        notes=(data.plan or {}).get("notes") or [],
-        needs_acceptance=(data.plan or {}).get("needs_acceptance") or [],
-        style=_raw("report.css"),
-        script=_raw("report.js"),
+
+
+def render_html(data: ReportData) -> str:
+    charts = {chart.name: chart_view(chart) for chart in draw_all(data)}
+    tables = {table.name: table_view(table) for table in all_tables(data)}
+    return (
+        template_environment()
+        .get_template("report.html")
+        .render(
+            data=data,
+            headline=headline(data),
+            charts=charts,
+            tables=tables,
+            sections=_sections(charts, tables),
+            commands=commands_to_reproduce(data),
+            notes=(data.plan or {}).get("notes") or [],
+            needs_acceptance=(data.plan or {}).get("needs_acceptance") or [],
+            style=_raw("report.css"),
+            script=_raw("report.js"),
+        )
     )
 
 
@@ -81,7 +90,8 @@ def _raw(name: str) -> Markup:
     return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
 
 
-def _chart_view(chart: Chart) -> dict[str, Any]:
+def chart_view(chart: Chart) -> dict[str, Any]:
+    """What the templates show of a figure."""
     from markupsafe import Markup
 
     # Safe: an XML serialiser wrote it, so every text in it is escaped.
@@ -91,7 +101,7 @@ def _chart_view(chart: Chart) -> dict[str, Any]:
         "title": chart.title,
         "caption": chart.caption,
         "svg": svg,
-        "table": _table_view(chart.table),
+        "table": table_view(chart.table),
         "slider": _slider(chart) if chart.name == "gamma" else None,
     }
 
@@ -114,7 +124,8 @@ def _slider(chart: Chart) -> dict[str, Any]:
     return {"steps": steps, "best": best}
 
 
-def _table_view(table: Table) -> dict[str, Any]:
+def table_view(table: Table) -> dict[str, Any]:
+    """What the templates show of a table."""
     rows = [
         [
             {"text": format_value(c, v), "sort": "" if v is None else v, "number": c.is_number}

@@ -9,6 +9,7 @@ from samples_reports import PROFILE, grid, plan
 
 from magicdec.reports.html import write_html
 from magicdec.reports.tables import ReportData
+from tests.headless import driver  # noqa: F401  # a fixture
 
 
 @pytest.fixture(scope="session")

@@ -2,80 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver") or shutil.which("chromium-driver")
-REASON = "no chromium with its chromedriver on PATH (install the packages chromium and chromium-driver)"
-
-if (BROWSER is None or DRIVER is None) and os.environ.get("CI", "").lower() not in ("true", "1"):
-    pytest.skip(REASON, allow_module_level=True)
-
-PHONE, DESKTOP = (390, 844), (1280, 900)
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[webdriver.Chrome]:
-    assert BROWSER is not None, REASON
-    assert DRIVER is not None, REASON
-    options = Options()
-    options.binary_location = BROWSER
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield browser
-    browser.quit()
+from tests.headless import DESKTOP, PHONE, opened, point_at, scroll_to, too_wide
 
 
 @pytest.fixture
 def page(driver: webdriver.Chrome, html_file: Path) -> webdriver.Chrome:
     """The report, freshly opened on a desktop, with scripts."""
-    return opened(driver, html_file)
-
-
-def opened(
-    driver: webdriver.Chrome, path: Path, size: tuple[int, int] = DESKTOP, *, scripts: bool = True, dark: bool = False
-) -> webdriver.Chrome:
-    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
-    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size[0] < 500}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    still = {"name": "prefers-reduced-motion", "value": "reduce"}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme, still]})
-    driver.get_log("browser")
-    driver.get(path.as_uri())
-    return driver
-
-
-def scroll_to(page: webdriver.Chrome, element: WebElement) -> None:
-    """Scrolls and waits until the page has dealt with it (a scroll takes the tooltip away)."""
-    page.execute_async_script(
-        "arguments[0].scrollIntoView({block: 'center'});"
-        "const done = arguments[1]; requestAnimationFrame(() => requestAnimationFrame(done))",
-        element,
-    )
-
-
-def point_at(page: webdriver.Chrome, element: WebElement) -> None:
-    """Moves the mouse to the middle of an element in view, without scrolling on the way."""
-    box = page.execute_script("return arguments[0].getBoundingClientRect().toJSON()", element)
-    mouse = ActionBuilder(page)
-    mouse.pointer_action.move_to_location(int(box["x"] + box["width"] / 2), int(box["y"] + box["height"] / 2))
-    mouse.perform()
+    return opened(driver, html_file.as_uri())
 
 
 def column(table: WebElement, index: int) -> list[str]:
@@ -165,24 +107,15 @@ def test_the_slider_shows_each_gamma_s_precomputed_values(page: webdriver.Chrome
 
 @pytest.mark.parametrize("size", [PHONE, (320, 640), (768, 1024), DESKTOP])
 def test_nothing_overflows(driver: webdriver.Chrome, html_file: Path, size: tuple[int, int]) -> None:
-    page = opened(driver, html_file, size)
+    page = opened(driver, html_file.as_uri(), size)
     for details in page.find_elements(By.TAG_NAME, "summary"):
         page.execute_script("arguments[0].parentElement.open = true", details)
-    too_wide = page.execute_script(
-        """
-        const width = document.documentElement.clientWidth;
-        const scrolls = (e) => e.closest(".scroll, pre, .visually-hidden, .skip, svg");
-        return [...document.body.querySelectorAll("*")]
-          .filter((e) => !scrolls(e.parentElement) && e.getBoundingClientRect().right > width + 1 && !scrolls(e))
-          .map((e) => e.tagName + "." + e.className);
-        """
-    )
-    assert too_wide == []
+    assert too_wide(page) == []
     assert page.execute_script("return document.documentElement.scrollWidth") <= size[0]
 
 
 def test_figures_stay_inside_their_frame_on_a_phone(driver: webdriver.Chrome, html_file: Path) -> None:
-    page = opened(driver, html_file, PHONE)
+    page = opened(driver, html_file.as_uri(), PHONE)
     outside = page.execute_script(
         """
         return [...document.querySelectorAll("svg.chart")].flatMap((svg) => {
@@ -202,14 +135,14 @@ def test_the_dark_theme_reaches_the_figures(driver: webdriver.Chrome, html_file:
         const text = document.querySelector("#figure-gamma svg text");
         return [getComputedStyle(document.body).backgroundColor, getComputedStyle(text).fill];
     """
-    light = opened(driver, html_file).execute_script(script)
-    dark = opened(driver, html_file, dark=True).execute_script(script)
+    light = opened(driver, html_file.as_uri()).execute_script(script)
+    dark = opened(driver, html_file.as_uri(), dark=True).execute_script(script)
     assert light == ["rgb(254, 254, 254)", "rgb(28, 33, 38)"]
     assert dark == ["rgb(20, 24, 28)", "rgb(233, 236, 239)"]
 
 
 def test_it_reads_with_scripts_off(driver: webdriver.Chrome, html_file: Path) -> None:
-    page = opened(driver, html_file, scripts=False)
+    page = opened(driver, html_file.as_uri(), scripts=False)
     try:
         assert page.find_element(By.TAG_NAME, "h1").text.startswith("Self-speculation")
         assert not any(e.is_displayed() for e in page.find_elements(By.CSS_SELECTOR, ".needs-script"))

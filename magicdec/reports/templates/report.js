@@ -12,9 +12,8 @@
     tooltip.style.top = (y - box.height - 10 > 0 ? y - box.height - 10 : y + 16) + "px";
   };
   const hide = () => { tooltip.hidden = true; };
-  for (const svg of document.querySelectorAll("svg.chart")) {
-    const tips = [...svg.querySelectorAll(".tip")];
-    for (const tip of tips) tip.querySelector("title")?.remove();
+  const enhanceFigure = (svg) => {
+    for (const tip of svg.querySelectorAll(".tip")) tip.querySelector("title")?.remove();
     svg.addEventListener("pointermove", (event) => {
       const tip = event.target.closest(".tip");
       if (tip) show(tip, event.clientX, event.clientY); else hide();
@@ -24,25 +23,50 @@
       if (tip) show(tip, event.clientX, event.clientY);
     });
     svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(); });
-    if (!tips.length) continue;
-    let current = -1;
     const readout = svg.parentElement.querySelector(".visually-hidden");
-    const leave = () => { tips[current]?.classList.remove("on"); readout.textContent = ""; hide(); };
+    let current;
+    const leave = () => { current?.classList.remove("on"); readout.textContent = ""; hide(); };
     svg.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-      if (!step) return;
+      const tips = [...svg.querySelectorAll(".tip:not(.off)")];
+      if (!step || !tips.length) return;
       event.preventDefault();
       leave();
-      current = (current + step + tips.length) % tips.length;
-      tips[current].classList.add("on");
-      readout.textContent = tips[current].dataset.tip;
-      const box = tips[current].getBoundingClientRect();
-      show(tips[current], box.right, box.top);
+      const at = tips.indexOf(current);
+      current = tips[at < 0 ? (step > 0 ? 0 : tips.length - 1) : (at + step + tips.length) % tips.length];
+      current.classList.add("on");
+      readout.textContent = current.dataset.tip;
+      const box = current.getBoundingClientRect();
+      show(current, box.right, box.top);
     });
     svg.addEventListener("blur", leave);
-  }
+    enhanceSeries(svg);
+  };
   addEventListener("scroll", hide, { passive: true });
   addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
+
+  // Series that can be hidden, where a figure has several.
+  const enhanceSeries = (svg) => {
+    const marks = [...svg.querySelectorAll("[data-series]")];
+    const names = [...new Set(marks.map((mark) => mark.dataset.series))];
+    if (names.length < 2) return;
+    const holder = document.createElement("div");
+    holder.className = "series";
+    holder.setAttribute("role", "group");
+    holder.setAttribute("aria-label", "Series shown");
+    for (const name of names) {
+      const label = document.createElement("label");
+      const box = document.createElement("input");
+      box.type = "checkbox";
+      box.checked = true;
+      box.addEventListener("change", () => {
+        for (const mark of marks) if (mark.dataset.series === name) mark.classList.toggle("off", !box.checked);
+      });
+      label.append(box, name);
+      holder.append(label);
+    }
+    svg.after(holder);
+  };
 
   // Tables: click a heading to sort, once more to turn it round; type to filter.
   const compare = (a, b) => {
@@ -50,7 +74,7 @@
     const [x, y] = [Number(a), Number(b)];
     return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b) : x - y;
   };
-  for (const holder of document.querySelectorAll(".table")) {
+  const enhanceTable = (holder) => {
     const body = holder.querySelector("tbody");
     const heads = [...holder.querySelectorAll("th")];
     heads.forEach((head, column) => {
@@ -77,10 +101,10 @@
         row.hidden = !words.every((word) => text.includes(word));
       }
     });
-  }
+  };
 
   // The slider over the precomputed values of each gamma.
-  for (const slider of document.querySelectorAll(".slider")) {
+  const enhanceSlider = (slider) => {
     const input = slider.querySelector("input");
     const output = slider.querySelector("output");
     const steps = [...slider.querySelectorAll("li")];
@@ -92,5 +116,12 @@
     };
     input.addEventListener("input", update);
     update();
-  }
+  };
+
+  window.enhance = (root) => {
+    root.querySelectorAll("svg.chart").forEach(enhanceFigure);
+    root.querySelectorAll(".table").forEach(enhanceTable);
+    root.querySelectorAll(".slider").forEach(enhanceSlider);
+  };
+  window.enhance(document);
 })();

@@ -1,0 +1,47 @@
+"""`magicdec explore`: what if? A page in the browser, answered by the planner as its controls move. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EPILOG = """Examples:\n
+  magicdec explore\n
+  magicdec explore --model path/to/config.json --port 8080 --no-browser\n
+  magicdec explore --model embedded --hardware local.toml --engine local.engine.toml\n
+"""
+
+
+def explore_command(
+    model: Annotated[str | None, typer.Option(help="Catalog name, config.json or its directory.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Catalog name or TOML file.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Of that hardware: catalog name or TOML file.")] = None,
+    acceptance: Annotated[
+        list[Path] | None, typer.Option(help="Measured acceptance profile of that model; repeatable.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others can reach it unless it is loopback.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8642,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+) -> None:
+    """Explore what-if questions on a local page: move a control, and the planner answers."""
+    import webbrowser
+
+    from magicdec.explore.page import Explorer
+    from magicdec.explore.server import Server
+    from magicdec.explore.state import Catalog
+
+    catalog = Catalog.given(
+        model=model, hardware=hardware, engine=engine, acceptance=[str(path) for path in acceptance or ()]
+    )
+    with Server(Explorer(catalog), host, port) as server:
+        print(f"{server.url}  (Ctrl-C stops it)", flush=True)
+        if browser:
+            webbrowser.open(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()

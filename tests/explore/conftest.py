@@ -1,0 +1,28 @@
+"""The page's server on a free port of loopback, and the browser."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from magicdec.explore.page import Explorer
+from magicdec.explore.server import Server
+from magicdec.explore.state import Catalog
+from tests.headless import driver  # noqa: F401  # a fixture
+
+
+@pytest.fixture(scope="session")
+def explorer() -> Explorer:
+    return Explorer(Catalog.given())
+
+
+@pytest.fixture(scope="session")
+def server(explorer: Explorer) -> Iterator[Server]:
+    with Server(explorer) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()

@@ -1,0 +1,149 @@
+"""The page over HTTP: its answers are the planner's, its errors one line, and it answers loopback only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.explore.page import FIGURES, Explorer
+from magicdec.explore.server import Server
+from magicdec.perfmodel.planner import PlanRequest, plan
+
+FIXED = "draft=streamingllm&budget=512&gamma=3&batch=48&context=65536"
+
+
+def get(server: Server, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(server.url + path.removeprefix("/"), timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def direct() -> dict[str, Any]:
+    request = PlanRequest(
+        draft_method="streamingllm", draft_budgets=(512,), gamma=3, batch_sizes=(48,), context_lens=(65_536,)
+    )
+    return plan(request).best
+
+
+def test_the_answer_is_the_planners(server: Server) -> None:
+    status, text = get(server, f"/answer?{FIXED}")
+    assert status == 200
+    assert f"{direct()['speedup']:.2f}×" in text
+    assert json.loads(get(server, f"/plan.json?{FIXED}")[1])["best"] == json.loads(json.dumps(direct()))
+
+
+def test_the_page_holds_the_answer_without_scripts(server: Server) -> None:
+    status, text = get(server, f"/?{FIXED}")
+    assert status == 200
+    assert f"{direct()['speedup']:.2f}×" in text
+    assert re.search(r'<input id="control-batch"[^>]*value="48"', text)
+    assert "<option selected>streamingllm</option>" in text
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("model=llama-3.1-8x", "unknown model 'llama-3.1-8x': did you mean llama-3.1-8b?"),
+        ("batch=0", "batch must be between 1 and 65536, not 0"),
+        ("tp=3", "nearest that do"),
+        ("context=900000", "reads at most 131072 tokens"),
+        ("batch=5000", "the largest batch that fits"),
+        ("budget=32768", "must be below the context"),
+        ("acceptance=2", "must be between 0 and 1"),
+        ("draft=tinyllama-1.1b&acceptance=0.7", "a draft needs its target's vocabulary"),
+        ("gamma=<script>alert(1)</script>", "must be a whole number"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_400(server: Server, query: str, message: str) -> None:
+    quoted = query.replace("<", "%3C").replace(">", "%3E")
+    for path in ("/answer", "/"):
+        status, text = get(server, f"{path}?{quoted}")
+        assert status == 400
+        lines = re.findall(r'<p class="error" role="alert">(.*?)</p>', text, flags=re.DOTALL)
+        assert len(lines) == 1
+        assert message in unescape(lines[0])
+        assert "<script>alert" not in text
+
+
+def test_figures_are_the_reports(server: Server) -> None:
+    for name in FIGURES:
+        status, text = get(server, f"/figure/{name}?draft=streamingllm")
+        assert status == 200
+        assert f'<figure id="figure-{name}">' in text
+    assert get(server, "/figure/memory.svg")[1].startswith("<?xml")
+    assert get(server, f"/figure/gamma?{FIXED}") == (200, "")  # one gamma makes no curve
+
+
+def test_other_addresses_are_not_there(server: Server) -> None:
+    for path in ("/favicon.ico", "/figure/residuals", "/figure/../state.py", "/static/explore.js"):
+        assert get(server, path)[0] == 404
+
+
+def test_a_page_of_elsewhere_cannot_ask(server: Server) -> None:
+    """A name that somebody points at 127.0.0.1 is refused, as is a request without one."""
+    for host, expected in (("evil.example", 403), ("", 403), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]", 200)):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+        connection.request("GET", "/explore.css", headers={"Host": host})
+        assert connection.getresponse().status == expected, host
+        connection.close()
+
+
+def test_a_port_that_is_taken_is_the_users_error(server: Server, explorer: Explorer) -> None:
+    with pytest.raises(ConfigError, match="--port 0 takes a free one"):
+        Server(explorer, port=server.server_address[1])
+
+
+def test_answers_come_within_a_tenth_of_a_second(explorer: Explorer) -> None:
+    """CPU time, so that what else the machine does does not count; each state is asked for the first time."""
+    for query in ("draft=streamingllm&context={}", "acceptance=0.8&context={}", "draft=snapkv&budget=512&context={}"):
+        fastest = 1.0
+        for context in range(20_000, 20_005):
+            started = time.process_time()
+            explorer.answer(query.format(context))
+            fastest = min(fastest, time.process_time() - started)
+        assert fastest < 0.1, query
+
+
+def test_the_command_serves_on_loopback_until_it_is_stopped(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "magicdec", "explore", "--port", "0", "--no-browser", "--hardware", "l4-24gb"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            url = line.split()[0]
+            assert url.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(url + "?model=qwen3-0.6b&context=4096", timeout=60) as response:
+                assert "l4-24gb" in response.read().decode()
+            port = int(url.rstrip("/").rsplit(":", 1)[1])
+            with socket.socket() as other:
+                other.settimeout(5)
+                assert other.connect_ex(("127.0.0.2", port)) != 0  # an address that a wider server would answer
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors == ""
+
+
+def test_what_cannot_be_listened_on_is_one_line() -> None:
+    command = [sys.executable, "-m", "magicdec", "explore", "--host", "203.0.113.7", "--no-browser"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("magicdec: cannot listen on 203.0.113.7")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,108 @@
+"""A link holds a state, a state is a request to the planner, and bad links are one-line errors."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from magicdec.cli import app, register_commands
+from magicdec.errors import ConfigError, MagicdecError
+from magicdec.explore.page import Explorer
+from magicdec.explore.state import CONTROLS, METHODS, Catalog, State
+from magicdec.specs.catalog import EMBEDDED_DIRECTORY
+
+CATALOG = Catalog.given()
+
+states = st.builds(
+    State,
+    model=st.sampled_from(CATALOG.choices("model")),
+    hardware=st.sampled_from(CATALOG.choices("hardware")),
+    tp=st.none() | st.integers(1, 64),
+    batch=st.integers(1, 65_536),
+    context=st.integers(1, 2**20),
+    draft=st.none() | st.sampled_from(CATALOG.choices("draft")),
+    budget=st.none() | st.integers(1, 10**6),
+    gamma=st.none() | st.integers(0, 64),
+    acceptance=st.none() | st.floats(0, 1).map(lambda rate: round(rate, 6)),
+)
+
+
+@given(states)
+def test_a_link_gives_back_its_state(state: State) -> None:
+    assert CATALOG.read(state.query()) == state
+
+
+@given(st.text(max_size=60))
+def test_any_query_is_a_state_or_an_error_of_the_users(query: str) -> None:
+    with contextlib.suppress(MagicdecError):
+        CATALOG.read(query)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("model=llama-3.1-8x", "did you mean llama-3.1-8b?"),
+        ("hardware=h100", "did you mean h100"),
+        ("draft=snapvk", "did you mean snapkv?"),
+        ("bacth=3", "did you mean batch?"),
+        ("batch=many", "a whole number like 64, not 'many'"),
+        ("batch=9999999999999999999999", "a whole number"),
+        ("context=", "context must be given"),
+        ("acceptance=high", "from 0 to 1"),
+        ("model=/etc/passwd", "unknown model"),
+    ],
+)
+def test_a_bad_link_says_what_is_wrong(query: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        CATALOG.read(query)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("query", ["", "draft=streamingllm&budget=512&gamma=3", "acceptance=0.8&batch=16&tp=4"])
+def test_the_command_line_shown_gives_the_same_plan(query: str) -> None:
+    explorer = Explorer(CATALOG)
+    if not app.registered_commands:
+        register_commands()
+    words = shlex.split(CATALOG.command(CATALOG.read(query)))
+    done = CliRunner().invoke(app, [*words[1:], "--format", "json"])
+    assert done.exit_code == 0, done.output
+    assert done.output.strip() == explorer.plan(query).to_json().strip()
+
+
+def test_what_was_given_at_the_start_can_be_chosen_and_nothing_else_read() -> None:
+    """A file's model is offered under its name; its path is no choice of a link."""
+    directory = str(EMBEDDED_DIRECTORY)
+    catalog = Catalog.given(model=directory)
+    name = catalog.start.model
+    assert name in catalog.choices("model")
+    assert catalog.request(catalog.read("")).model == catalog.models[name]
+    assert shlex.split(catalog.command(catalog.start))[:4] == ["magicdec", "plan", "--model", directory]
+    with pytest.raises(ConfigError, match="unknown model"):
+        catalog.read(f"model={directory}")
+
+
+def test_profiles_go_only_with_what_they_were_given_with(tmp_path: Path) -> None:
+    from magicdec.perfmodel.acceptance import constant_profile, save_profile
+
+    path = tmp_path / "a.json"
+    save_profile(constant_profile(0.9, model="llama-3.1-8b", draft_method="snapkv"), path)
+    catalog = Catalog.given(model="llama-3.1-8b", hardware="l4-24gb", engine="magicdec-2024", acceptance=[str(path)])
+    own = catalog.request(catalog.read(""))
+    assert own.engine is not None
+    assert [each.draft_method for each in own.acceptance] == ["snapkv"]
+    other = catalog.request(catalog.read("model=qwen3-8b&hardware=a100-sxm-80gb"))
+    assert other.engine is None
+    assert other.acceptance == ()
+
+
+def test_every_control_is_a_field_and_every_method_one_of_the_planners() -> None:
+    assert list(CONTROLS) == list(State.__dataclass_fields__)
+    from magicdec.specs.speculation import DRAFT_METHODS
+
+    assert set(METHODS) <= set(DRAFT_METHODS)
