@@ -110,6 +110,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     repetitions: int | None = None
     reference_s: float | None = None
     bound_by: str | None = None
+    memory_bytes_per_s: float | None = None
+    achieved_bytes_per_s: dict[str, float] | None = None
+    """By phase, and of the whole step: bytes of weights and KV that must be read, over the time."""
     mbu: float | None = None
     autoregressive_mbu: float | None = None
     memory_bytes_per_gpu: float | None = None

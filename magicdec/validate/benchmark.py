@@ -140,6 +140,7 @@ class BenchmarkSession:
         fences: bool = False,
         run_to_end: bool | None = None,
         use_queue: bool = True,
+        adaptive: bool | None = None,
         on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None,
     ) -> DecodeResult:
         """Decodes from the prefill's snapshot. A queue's prompts overwrite it: after such a run it is made again.
@@ -150,12 +151,12 @@ class BenchmarkSession:
         sampling = sampling or request.sampling
         if seed is not None:
             sampling = msgspec.structs.replace(sampling, seed=seed)
-        adaptive: bool | None = None,
         if self.snapshot.prefill_count != self.engine.prefill_count:
             self._prefill()
             self.snapshot = self.engine.snapshot()
         self.engine.restore(self.snapshot)
         drafter = self._drafter(speculation)
+        is_adaptive = request.adaptive if adaptive is None else adaptive
         simulated = request.simulate_acceptance if drafter is not None else None
         options = DecodeOptions(
             gamma=0 if drafter is None else speculation.gamma,
@@ -163,7 +164,6 @@ class BenchmarkSession:
             eos_token_ids=self.spec.eos_token_ids if request.stop_at_eos else (),
             fences=fences,
             simulate_acceptance=list(simulated) if simulated else None,
-        is_adaptive = request.adaptive if adaptive is None else adaptive
             stop_when_first_ends=not (request.run_to_end if run_to_end is None else run_to_end),
             queue=self.prompts[request.batch_size :] if use_queue else (),
             policy=self._policy(speculation) if is_adaptive and drafter is not None else None,

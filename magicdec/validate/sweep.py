@@ -10,6 +10,7 @@ from magicdec.validate.benchmark import BenchmarkSession
 from magicdec.validate.measurement import benchmark, write_outputs
 from magicdec.validate.request import BenchmarkRequest, Outputs
 from magicdec.validate.text_stream import TextStream
+from magicdec.validate.utilisation import all_ranks_bandwidth_bytes_per_s
 
 
 def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outputs) -> list[Record]:
@@ -17,7 +18,12 @@ def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outp
     is_shown = tp.rank == 0 and not outputs.quiet and sys.stderr.isatty()
     try:
         session, results = benchmark(
-            request, records=outputs.records, resume=outputs.resume, tp=tp, progress=_show if is_shown else _ignore
+            request,
+            records=outputs.records,
+            resume=outputs.resume,
+            bandwidth_bytes_per_s=all_ranks_bandwidth_bytes_per_s(tp, request.device),
+            tp=tp,
+            progress=_show if is_shown else _ignore,
         )
         if session is not None and (outputs.save_output is not None or outputs.stream):
             write_outputs(session, outputs.save_output, stream=_stream(session) if outputs.stream else None)

@@ -1,0 +1,142 @@
+"""How well a measured run uses memory: what its phases must read over the measured ceiling, and its peak over the plan.
+
+    MBU = bytes that must be read / (time · measured bandwidth)
+
+Bytes are those of weights and of cached keys and values, each once, of all ranks together; the bandwidth is that of all
+ranks together. Activations, and what a kernel reads twice, are not counted: they are what keeps the share below 1.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from magicdec.perfmodel.steps import Setup, memory_need
+from magicdec.runtime.distributed import TensorParallel
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.hardware import bytes_per_element, load_hardware
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
+from magicdec.units import KIB
+from magicdec.validate.microbench import bandwidth_bytes_per_s
+from magicdec.validate.request import DTYPE_BYTES, BenchmarkRequest, draft_model_name
+
+PRECISIONS = {
+    name: Precision(weight_dtype=short, kv_dtype=short)
+    for name, short in (("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "bf16"))
+}
+"""float16 takes the bytes of bfloat16."""
+ANY_HARDWARE = "a100-sxm-80gb"
+"""What a configuration needs of memory does not depend on the device; only what fits does."""
+LOW_MBU = 0.6
+"""An autoregressive baseline below this share is slow for its machine, and a speedup over it flatters."""
+
+
+def all_ranks_bandwidth_bytes_per_s(tp: TensorParallel, device: str) -> float:
+    """Memory bandwidth that the ranks reach together: each reads at the same time."""
+    tp.all_reduce(torch.zeros(1, device=device))
+    own = torch.tensor(bandwidth_bytes_per_s(device=device), dtype=torch.float64, device=device)
+    return float(tp.all_reduce(own))
+
+
+def phase_bytes(
+    request: BenchmarkRequest, prompt_lens: Sequence[int], speculation: SpeculationSpec
+) -> dict[str, float]:
+    """Bytes that each phase of a step must read; `draft` is the block's gamma steps together.
+
+    KV lengths are those of the middle of the generation.
+    """
+    spec, element = load_model_spec(request.model), DTYPE_BYTES[request.dtype]
+    kv_tokens = request.batch_size * (float(np.mean(prompt_lens)) + request.gen_len / 2)
+    target = element * (_weights_read(spec) + spec.kv_elements_per_token() * kv_tokens)
+    if speculation.is_autoregressive:
+        return {"verify": target}
+    if speculation.draft_method == "ngram":
+        return {"draft": 0.0, "verify": target}
+    name = draft_model_name(speculation)
+    drafter = spec if name is None else load_model_spec(name)
+    if speculation.draft_budget is not None:
+        kv_tokens = min(kv_tokens, float(request.batch_size * speculation.draft_budget))
+    dtype = speculation.draft_weight_dtype
+    weight_element = element if dtype is None else bytes_per_element(dtype)
+    draft = weight_element * _weights_read(drafter) + element * drafter.kv_elements_per_token() * kv_tokens
+    return {"draft": speculation.gamma * draft, "verify": target}
+
+
+def autoregressive_step_bytes(request: BenchmarkRequest, prompt_lens: Sequence[int]) -> float:
+    """Bytes that one autoregressive step must read."""
+    return phase_bytes(request, prompt_lens, AUTOREGRESSIVE)["verify"]
+
+
+def _weights_read(spec: ModelSpec) -> float:
+    """Every weight once but the embedding table, unless it is the head as well."""
+    return float(spec.num_parameters - (0 if spec.tie_word_embeddings else spec.embedding_parameters))
+
+
+def planned_memory_bytes(request: BenchmarkRequest) -> float:
+    """What the planner says the fullest configuration of a request takes of each rank's memory."""
+    needs = [_planned_bytes(request, each) for each in (AUTOREGRESSIVE, *request.speculations)]
+    return max(needs)
+
+
+def _planned_bytes(request: BenchmarkRequest, speculation: SpeculationSpec) -> float:
+    draft, precision = draft_model_name(speculation), PRECISIONS[request.dtype]
+    setup = Setup(
+        model=load_model_spec(request.model),
+        hardware=load_hardware(ANY_HARDWARE),
+        engine=load_engine("ours"),
+        speculation=speculation,
+        draft_model=load_model_spec(draft) if draft is not None else None,
+        sampling=request.sampling,
+        precision=precision,
+        draft_precision=Precision(
+            weight_dtype=speculation.draft_weight_dtype or precision.weight_dtype, kv_dtype=precision.kv_dtype
+        ),
+    )
+    need = memory_need(
+        setup,
+        batch=request.batch_size,
+        max_len=request.context_len + request.gen_len,
+        budget=speculation.draft_budget,
+        gamma=speculation.gamma,
+        tp_size=request.tp_size,
+    )
+    return float(need.total_bytes)
+
+
+class MemoryMeter:
+    """The most memory that this process takes from now on, beyond what it holds already."""
+
+    def __init__(self, device: str) -> None:
+        self._is_cuda = device.startswith("cuda")
+        self._before_bytes = 0.0
+        if self._is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+            self._before_bytes = float(torch.cuda.memory_allocated())
+        else:
+            try:
+                Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak starts anew
+                self._before_bytes = _status_bytes("VmRSS")
+            except OSError:
+                pass  # not Linux: the peak then counts from the process's start
+
+    def peak_bytes(self) -> float:
+        if self._is_cuda:
+            return float(torch.cuda.max_memory_allocated()) - self._before_bytes
+        try:
+            return _status_bytes("VmHWM") - self._before_bytes
+        except OSError:
+            return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB)
+
+
+def _status_bytes(name: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return float(line.split()[1]) * KIB
+    raise OSError(f"the kernel does not report {name}")
