@@ -17,7 +17,6 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
-from magicdec.specs.hardware import dump_toml
 
 ENGINES_DIRECTORY = Path(__file__).resolve().parent / "data" / "engines"
 MAX_VALUE = 1e6
@@ -175,6 +174,5 @@ def save_engine(profile: EngineProfile, path: Path) -> None:
 
     Raises StorageError when the file cannot be written.
     """
-    text = dump_toml(msgspec.to_builtins(profile))
-    write_atomic(path, text)
+    write_atomic(path, msgspec.toml.encode(profile))
     load_engine.cache_clear()

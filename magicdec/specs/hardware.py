@@ -290,15 +290,12 @@ def bytes_per_element(dtype: str) -> float:
 
 @lru_cache(maxsize=1)
 def _aliases() -> dict[str, str]:
-    """Catalog names and aliases (small files: a line is read, not parsed)."""
+    """Catalog names and aliases."""
     names: dict[str, str] = {}
     for path in sorted(HARDWARE_DIRECTORY.glob("*.toml")):
         names[path.stem] = path.stem
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.startswith("aliases"):
-                for alias in tomllib.loads(line)["aliases"]:
-                    names.setdefault(alias, path.stem)
-                break
+        for alias in tomllib.loads(path.read_text(encoding="utf-8")).get("aliases", ()):
+            names.setdefault(alias, path.stem)
     return names
 
 
@@ -376,34 +373,5 @@ def save_hardware(profile: HardwareProfile, path: Path) -> None:
 
     Raises StorageError when the file cannot be written.
     """
-    text = dump_toml(msgspec.to_builtins(profile))
-    write_atomic(path, text)
+    write_atomic(path, msgspec.toml.encode(profile))
     load_hardware.cache_clear()
-
-
-def dump_toml(document: dict[str, Any], prefix: str = "") -> str:
-    """TOML of nested dictionaries of strings, numbers, booleans and lists of those; None is left out."""
-    lines, tables = [], []
-    for key, value in document.items():
-        name = key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _quote(key)
-        if isinstance(value, dict):
-            tables.append(f"\n[{prefix}{name}]\n" + dump_toml(value, f"{prefix}{name}."))
-        elif value is not None:
-            lines.append(f"{name} = {_literal(value)}\n")
-    return "".join(lines + tables)
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    return _quote(str(value))
-
-
-def _quote(text: str) -> str:
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

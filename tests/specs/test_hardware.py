@@ -74,6 +74,7 @@ def test_every_number_of_the_catalog_names_its_source():
         sources = load_hardware(name).sources
         for key in ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "num_multiprocessors", "l2_bytes", "link"):
             assert re.match(r"(datasheet|measured)", sources[key]), (name, key)
+        assert "compared" in sources["checked"], name
         assert all("https://" in sources[key] for key in ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "link"))
 
 
