@@ -222,6 +222,7 @@ class Engine:
             workspace=self.workspace,
             observer=observer,
             write=write,
+            static_shapes=self.static_shapes,
         )
 
     @torch.inference_mode()

@@ -209,9 +209,12 @@ class _Decoder:
 
     def _rehearse(self) -> None:
         """A step whose whole block, the target's own token included, is then dropped."""
+        if self._graph_key(self._gamma) is None:
+            return
         judged, _ = self._draft_and_verify(self._gamma)
-        judged.outcome.num_accepted_B.fill_(-1)
-        self._graphs.run("upkeep", lambda: self._keep(judged, self._gamma))
+        if self._drafter is None or self._drafter.observer is None:  # who observes would learn from the dropped block
+            judged.outcome.num_accepted_B.fill_(-1)
+            self._graphs.run("upkeep", lambda: self._keep(judged, self._gamma))
 
     def _draft_and_verify(self, gamma: int) -> tuple[_Judged, Tensor]:
         """A step up to what the host reads of it; and the block that was verified, [B, gamma + 1]."""

@@ -10,6 +10,8 @@ Shape suffixes: B sequences, T tokens.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 from torch import Tensor
 
@@ -28,7 +30,13 @@ class DraftModelDrafter(Drafter):
     def __init__(self, engine: Engine, model: Transformer) -> None:
         super().__init__(engine)
         check_vocabulary(engine.model, model)
-        self._own = Engine(model, batch_size=engine.batch_size, max_len=engine.max_len, max_gamma=engine.max_gamma)
+        self._own = Engine(
+            model,
+            batch_size=engine.batch_size,
+            max_len=engine.max_len,
+            max_gamma=engine.max_gamma,
+            static_shapes=engine.static_shapes,
+        )
         self._chooser = TokenChooser(sampling=SamplingSpec(), tp=model.tp)
         self._prefilled: Snapshot | None = None
         self._prefill_count = -1
@@ -64,10 +72,17 @@ class DraftModelDrafter(Drafter):
         self._own.replace_first(int(self.engine.sequence_of_slot[0]), tokens)
         self._prefilled = None
 
+    def graph_key(self, gamma: int) -> Hashable:
+        return self._num_back
+
+    @property
+    def _num_back(self) -> int:
+        """Tokens before the pending one that the first draft step processes too."""
+        return min(self._num_behind, int(self.engine.host_lengths.min()))
+
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
-        engine = self.engine
+        engine, num_back = self.engine, self._num_back
         builder = ProposalBuilder(self._own.model, self._chooser, uniforms)
-        num_back = min(self._num_behind, int(engine.host_lengths.min()))
         attention = self._pass(-num_back, num_tokens=num_back + 1)
         tokens_BT = engine.tokens_BS.gather(1, attention.positions_BT)
         for step in range(gamma):
@@ -84,6 +99,7 @@ class DraftModelDrafter(Drafter):
             num_tokens=num_tokens,
             window=self._own.model.spec.sliding_window,
             workspace=self._own.workspace,
+            static_shapes=self._own.static_shapes,
         )
 
     def count(self, num_accepted: np.ndarray, gamma: int) -> None:

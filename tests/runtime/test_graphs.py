@@ -1,0 +1,121 @@
+"""Steps that CUDA graphs can capture: recorded and replayed on a CPU, they decode the same tokens.
+
+A recording holds the tensor operations of a part, and a replay executes those again on the same tensors and no Python
+of ours, as a graph does. So whatever a part takes from the host is frozen, and must not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from magicdec.runtime import attention, graphs
+from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
+from magicdec.runtime.transformer import Transformer
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from tests.runtime.drafts import DRAFTS, draft_model_for
+
+aten = torch.ops.aten
+WAITS_FOR_THE_DEVICE = {
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten.equal.default,
+    aten.unique_dim.default,
+    aten.lift_fresh.default,  # a tensor made of Python numbers is copied to the device
+}
+
+
+class Recording(TorchDispatchMode):
+    """The operations of a part, and how to execute them again in place of their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: list[tuple[Any, Any, Any, Any]] = []
+        self._is_first = True
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert operation not in WAITS_FOR_THE_DEVICE, f"{operation} cannot be captured"
+        result = operation(*args, **(kwargs or {}))
+        self._operations.append((operation, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        """Recording has executed everything once, which counts as the first replay."""
+        if self._is_first:
+            self._is_first = False
+            return
+        for operation, args, kwargs, result in self._operations:
+            again = operation(*args, **kwargs)
+            for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
+    """Captures by recording, on a CPU; attention in operations that can be recorded."""
+    made: list[Recording] = []
+
+    def capture(part: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], Any, Any]:
+        recording = Recording()
+        with recording:
+            results = part()
+        made.append(recording)
+        return recording.replay, results, pool
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(graphs, "can_capture", lambda device: True)
+    monkeypatch.setattr(attention, "fastest_kernel", lambda *tensors: None)
+    return made
+
+
+def run(
+    model: Transformer, draft: SpeculationSpec | None, sampling: SamplingSpec, *, static: bool, **options: Any
+) -> DecodeResult:
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(0, 64, n).tolist() for n in (33, 5, 60, 17)]
+    engine = Engine(model, batch_size=4, max_len=160, static_shapes=static)
+    engine.prefill(prompts)
+    drafter = None if draft is None else build_drafter(draft, engine, draft_model_for(draft, 64))
+    gamma = 0 if drafter is None else 3
+    return decode(engine, drafter, sampling, DecodeOptions(gamma=gamma, **options))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft", [None, *DRAFTS])
+def test_replayed_steps_decode_what_plain_steps_decode(
+    draft: str | None, temperature: float, tiny_model: Transformer, recordings: list[Recording]
+) -> None:
+    """Ragged prompts that end at different times, shorter and longer than the draft's budget."""
+    sampling, limits = SamplingSpec(temperature=temperature, seed=3), [60, 75, 50, 90]
+    spec = None if draft is None else DRAFTS[draft]
+    expected = run(tiny_model, spec, sampling, static=False, max_new_tokens=limits)
+    assert not recordings
+    result = run(tiny_model, spec, sampling, static=True, max_new_tokens=limits)
+    assert result.tokens == expected.tokens
+    assert np.array_equal(result.num_accepted, expected.num_accepted)
+    assert bool(recordings) == (draft != "ngram")
+
+
+def test_a_queue_and_simulated_acceptance_are_replayed_too(
+    tiny_model: Transformer, recordings: list[Recording]
+) -> None:
+    """Sequences take each other's slots while graphs stay; random numbers reach the captured verdict."""
+    options = {"max_new_tokens": 30, "queue": [[1, 2, 3], [4] * 40], "simulate_acceptance": [0.8, 0.5]}
+    expected = run(tiny_model, DRAFTS["streamingllm"], SamplingSpec(), static=False, **options)
+    result = run(tiny_model, DRAFTS["streamingllm"], SamplingSpec(), static=True, **options)
+    assert recordings
+    assert np.array_equal(result.num_accepted, expected.num_accepted)
+
+
+def test_graphs_can_be_switched_off(tiny_model: Transformer, recordings: list[Recording]) -> None:
+    run(tiny_model, DRAFTS["snapkv"], SamplingSpec(), static=True, max_new_tokens=10, cuda_graphs=False)
+    assert not recordings
