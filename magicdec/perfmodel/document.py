@@ -1,4 +1,4 @@
-"""What a plan says, as one JSON object (docs/plan.md), and the table of the best gamma over batch and context."""
+"""What a plan says, as one JSON object (docs/planning.md), and the table of the best gamma over batch and context."""
 
 from __future__ import annotations
 

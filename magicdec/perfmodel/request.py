@@ -17,7 +17,7 @@ from magicdec.perfmodel.steps import Setup, memory_need
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.parallel import check_tp, largest_tp_at_most, valid_tp_sizes
+from magicdec.specs.parallel import MAX_TP_SIZE, check_tp, largest_tp_at_most, valid_tp_sizes
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import MAX_GAMMA, SamplingSpec
 from magicdec.specs.workload import WorkloadSpec
@@ -78,8 +78,8 @@ class PlanRequest:
             raise ConfigError(f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}")
         if self.num_gpus is not None and not 1 <= self.num_gpus <= 10**6:
             raise ConfigError(f"gpus must be at least 1, not {self.num_gpus}")
-        if self.draft_tp_size is not None and self.draft_tp_size < 1:
-            raise ConfigError(f"draft tp must be at least 1, not {self.draft_tp_size}")
+        if self.draft_tp_size is not None and not 1 <= self.draft_tp_size <= MAX_TP_SIZE:
+            raise ConfigError(f"draft tp must be between 1 and {MAX_TP_SIZE}, not {self.draft_tp_size}")
         price = self.price_per_hour_usd
         if price is not None and not 0 < price <= 1e6:
             raise ConfigError(f"the price per hour must be above 0, not {price}")
@@ -193,6 +193,8 @@ def resolve(
         check_tp(model, request.tp_size)
         if request.num_gpus is not None and request.tp_size > request.num_gpus:
             raise ConfigError(f"tp {request.tp_size} needs more than the {request.num_gpus} GPUs given")
+        if request.draft_tp_size is not None and request.draft_tp_size > request.tp_size:
+            raise ConfigError(f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}")
         tp_sizes: tuple[int, ...] = (request.tp_size,)
     elif request.num_gpus is not None:
         tp_sizes = tuple(valid_tp_sizes(model, min(request.num_gpus, node)))

@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
@@ -260,37 +258,6 @@ def test_a_static_batch_is_slower_than_the_steady_state_when_sequences_differ() 
 def test_the_impossible_gets_a_reason(fields: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, CapacityError), match=message):
         plan(PlanRequest(**{**CASE, **fields}))
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    batch=st.integers(1, 512),
-    context=st.integers(16, 131_072),
-    rate=st.floats(0.0, 1.0),
-    gamma=st.one_of(st.none(), st.integers(0, 32)),
-    hardware=st.sampled_from(["a100-sxm-80gb", "l4-24gb", "mi300x-192gb"]),
-    model=st.sampled_from(["llama-3.1-8b", "mixtral-8x7b", "llama-68m", "qwen3-30b-a3b", "mistral-7b-v0.1"]),
-)
-def test_any_request_gets_finite_numbers_or_a_reason(
-    batch: int, context: int, rate: float, gamma: int | None, hardware: str, model: str
-) -> None:
-    request = PlanRequest(
-        model=model,
-        hardware=(hardware,),
-        batch_sizes=(batch,),
-        context_lens=(context,),
-        acceptance_rate=rate,
-        gamma=gamma,
-    )
-    try:
-        document = plan(request)
-    except (ConfigError, CapacityError):
-        return
-    for row in [document.best, *document.candidates]:
-        numbers = [value for value in row.values() if isinstance(value, float)]
-        assert all(np.isfinite(numbers))
-        assert min(numbers) >= 0.0
-    assert document.best["speedup"] >= 1.0 or document.best["gamma"] > 0
 
 
 def test_one_rate_belongs_to_the_draft_named_and_to_one_budget() -> None:
