@@ -238,22 +238,27 @@ def fit_gemm(
     *,
     weight_dtype: str = "bf16",
     compute_dtype: str = "bf16",
+    rotated: bool = False,
     fitted_on: str = "",
 ) -> GemmCurve:
     """Fits linear layers: columns m, n, k, time_s, and optionally weight.
 
     `hw` gives the ceilings that efficiencies refer to. A `kind` "cpu" gets the untiled curve, which is not flat in m.
-    Calls are taken to be timed in a loop, so that operands that fit stay in the cache.
+    Calls are taken to be timed in a loop, so that operands that fit stay in the cache; `rotated`: on others each time,
+    so that none does.
     """
     m, n, k, seconds = columns(rows, ("m", "n", "k", "time_s"))
     tiled = hw.kind == "gpu"
-    parameters = GEMM_PARAMETERS if tiled else {**GEMM_PARAMETERS_UNTILED, **_cache_parameters(hw)}
+    parameters = dict(GEMM_PARAMETERS if tiled else {**GEMM_PARAMETERS_UNTILED, **_cache_parameters(hw)})
+    if rotated:
+        parameters = {name: free for name, free in parameters.items() if not name.startswith("l2_")}
 
     def predict(curve: GemmCurve) -> Array:
         profile = msgspec.structs.replace(hw, gemm=curve)
         return gemm_time(
-            profile, m=m, n=n, k=k, weight_dtype=weight_dtype, compute_dtype=compute_dtype, working_set_bytes="own"
-        ).time_s
+            profile, m=m, n=n, k=k, weight_dtype=weight_dtype, compute_dtype=compute_dtype,
+            working_set_bytes=None if rotated else "own",
+        ).time_s  # fmt: skip
 
     start = GemmCurve(tiled=tiled)
     starts = ({}, {"wave_weight": 0.95}) if tiled else ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
@@ -269,11 +274,12 @@ def fit_attention(
     kv_reads: KvReads = "per_sequence",
     splits: Literal["always", "grouped"] = "always",
     library: str = "measured",
+    rotated: bool = False,
     fitted_on: str = "",
 ) -> AttentionCurve:
     """Fits attention: columns batch_size, num_heads, num_kv_heads, head_dim, kv_len, time_s; query_len (1), weight.
 
-    The compute ceiling is fitted only where rows have several query tokens.
+    The compute ceiling is fitted only where rows have several query tokens. `rotated` as in `fit_gemm`.
     """
     names = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "kv_len", "time_s")
     batch, heads, kv_heads, head_dim, kv_len, seconds = columns(rows, names)
@@ -289,7 +295,7 @@ def fit_attention(
         profile = msgspec.structs.replace(hw, attention=curve)
         return attention_time(
             profile, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=heads, num_kv_heads=kv_heads,
-            head_dim=head_dim, kv_dtype=kv_dtype, kv_reads=kv_reads, working_set_bytes="own",
+            head_dim=head_dim, kv_dtype=kv_dtype, kv_reads=kv_reads, working_set_bytes=None if rotated else "own",
         ).time_s  # fmt: skip
 
     weights = _weights(rows, seconds)

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,32 +18,39 @@ import torch
 from magicdec.errors import unknown_choice
 from magicdec.perfmodel.calibration import fit_attention, fit_elementwise, fit_gemm
 from magicdec.records import current_environment
+from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import HardwareProfile, Link
+from magicdec.specs.hardware import HardwareProfile, Link, hardware_names, load_hardware
+from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 from magicdec.units import KIB, MIB
 from magicdec.validate import microbench
 from magicdec.validate.acceptance_profile import AcceptanceRequest, fit_profiles, measure_acceptance
 from magicdec.validate.engine_bench import engine_points
 from magicdec.validate.engine_fit import fit_engine
-from magicdec.validate.environment import ReferenceKernel
+from magicdec.validate.environment import ReferenceKernel, available_memory_bytes
 from magicdec.validate.local_profile import LocalProfile
-from magicdec.validate.microbench import Point
+from magicdec.validate.microbench import Point, Work, is_cuda
 from magicdec.validate.predict import PROFILE_DTYPES
 from magicdec.validate.request import Weights, check_device
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What was measured and fitted. `drift` is the reference kernel's largest change of time during it, relative."""
+    """What was measured and fitted.
+
+    `reference_s` is the reference kernel's time beside the engine's steps. `drift` says how much slower the machine
+    was towards the end, relative: "memory" by the reference kernel (beside the engine's steps, against beside the
+    kernels), "compute" by the linear layers (timed again at the end, against the first pass).
+    """
 
     hardware: HardwareProfile
     engine: EngineProfile
     points: list[Point]
     phase_error: dict[str, float]
     reference_s: float
-    drift: float
+    drift: dict[str, float]
     elapsed_s: float
 
     @property
@@ -53,7 +61,7 @@ class Calibration:
 
 def calibrate(
     *,
-    model: str = "embedded",
+    model: str | Transformer = "embedded",
     weights: Weights = "checkpoint",
     device: str = "cpu",
     dtype: str = "float32",
@@ -61,62 +69,79 @@ def calibrate(
     quick: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """Measures and fits. `quick` times every other engine shape, in fewer rounds."""
+    """Measures and fits, with a model's shapes (a name, or a loaded model of the same device and dtype). `quick` times
+    every other engine shape, in fewer rounds."""
     if dtype not in PROFILE_DTYPES:
         raise unknown_choice("dtype", dtype, PROFILE_DTYPES)
     check_device(device)
     started = time.perf_counter()
-    reference = ReferenceKernel()
-    references = [reference.time_s()]
-    target = load_model(model, weights=weights, device=device, dtype=dtype)
+    reference = ReferenceKernel(device)
+    first_references, references = [reference.time_s()], []
+    if not isinstance(model, Transformer):
+        model = load_model(model, weights=weights, device=device, dtype=dtype)
     rounds = max(3, rounds // 2) if quick else rounds
     progress("copy and matrix rates")
     base = _ceilings(device=device, dtype=dtype)
-    points: list[Point] = []
-    for table, works in (
-        ("linear layers", microbench.linear_works([target.spec], device=device, dtype=dtype)),
-        ("attention", microbench.attention_works(target.spec, device=device, dtype=dtype)),
-        ("streaming passes", microbench.streaming_works(device=device)),
+    points: list[Point] = microbench.launch_points(device=device, rounds=rounds) if is_cuda(device) else []
+    linear_works = partial(microbench.linear_works, [model.spec], dtype=dtype)
+    for table, works_of in (
+        ("linear layers", linear_works),
+        ("attention", partial(_attention_works, model.spec, dtype=dtype)),
+        ("streaming passes", microbench.streaming_works),
     ):
+        works = works_of(device=device)
         progress(f"{table}: {len(works)} shapes, {rounds} rounds")
         points += microbench.time_interleaved(works, device=device, rounds=rounds)
         del works
+        first_references.append(reference.time_s())
+
+    def show_step(message: str) -> None:
         references.append(reference.time_s())
-    timed = engine_points(target, rounds=rounds, quick=quick, progress=progress)
-    references.append(reference.time_s())
+        progress(message)
+
+    timed = engine_points(model, rounds=rounds, quick=quick, progress=show_step)
+    progress("second pass")
+    again = microbench.time_interleaved(linear_works(device=device), device=device, rounds=2)
+    first = [point for point in points if point.table == "linear"]
+    reference_s = float(np.median(references))
+    drift = {
+        "memory": reference_s / float(np.median(first_references)) - 1.0,
+        "compute": float(np.median([b.time_s / a.time_s for a, b in zip(first, again, strict=True)])) - 1.0,
+    }
     progress("fitting")
     precision = Precision(weight_dtype=PROFILE_DTYPES[dtype], kv_dtype=PROFILE_DTYPES[dtype])
-    hardware = _fit_hardware(base, points, precision)
-    fit = fit_engine(timed, model=target.spec, hardware=hardware, precision=precision, base=_base_engine(base.name))
+    hardware = _fit_hardware(msgspec.structs.replace(base, reference_s=reference_s), points, precision)
+    fit = fit_engine(timed, model=model.spec, hardware=hardware, precision=precision, base=_base_engine(base.name))
     return Calibration(
         hardware=hardware,
         engine=fit.profile,
         points=[*points, *timed],
         phase_error=fit.phase_error,
-        reference_s=float(np.median(references)),
-        drift=max(references) / min(references) - 1.0,
+        reference_s=reference_s,
+        drift=drift,
         elapsed_s=time.perf_counter() - started,
     )
 
 
+CUDA_ATTENTION_SHARE = 0.25
+"""Of the free memory: the most that the KV caches of one micro-benchmark take."""
+
+
+def _attention_works(model: ModelSpec, *, device: str, dtype: str) -> list[Work]:
+    if not is_cuda(device):
+        return microbench.attention_works(model, device=device, dtype=dtype)
+    torch.cuda.empty_cache()
+    most = CUDA_ATTENTION_SHARE * available_memory_bytes(device)
+    return microbench.attention_works(model, device=device, dtype=dtype, max_bytes=most)
+
+
 def _ceilings(*, device: str, dtype: str) -> HardwareProfile:
     """Measured rates as the profile's ceilings; efficiencies are relative to them."""
+    how = "measured by magicdec calibrate"
+    if is_cuda(device):
+        return _cuda_ceilings(device, dtype, how)
     bandwidth = microbench.bandwidth_bytes_per_s(device=device)
     rates = {PROFILE_DTYPES[dtype]: microbench.peak_flops_per_s(device=device, dtype=dtype)}
-    how = "measured by magicdec calibrate"
-    if device.startswith("cuda"):
-        properties = torch.cuda.get_device_properties(torch.device(device))
-        return HardwareProfile(
-            name=_slug(properties.name),
-            kind="gpu",
-            memory_bytes=float(properties.total_memory),
-            memory_bytes_per_s=max(bandwidth, microbench.copy_bytes_per_s(device=device)),
-            flops_per_s=rates,
-            num_multiprocessors=properties.multi_processor_count,
-            l2_bytes=float(getattr(properties, "L2_cache_size", 0)),
-            link=Link(bytes_per_s=bandwidth, topology="nvlink"),
-            sources={"memory_bytes_per_s": how, "flops_per_s": how},
-        )
     memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return HardwareProfile(
         name=_slug(f"cpu-{current_environment().host_cpu}"),
@@ -131,12 +156,57 @@ def _ceilings(*, device: str, dtype: str) -> HardwareProfile:
     )
 
 
+CUDA_PEAK_SIZE = 8192
+
+
+def _cuda_ceilings(device: str, dtype: str, how: str) -> HardwareProfile:
+    """Links, which one process cannot measure, are the catalog's where it knows the device."""
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    name = _slug(properties.name)
+    bandwidth = microbench.copy_bytes_per_s(device=device)
+    rate = microbench.peak_flops_per_s(device=device, dtype=dtype, size=CUDA_PEAK_SIZE)
+    known = _in_catalog(name)
+    return HardwareProfile(
+        name=name,
+        kind="gpu",
+        memory_bytes=float(properties.total_memory),
+        memory_bytes_per_s=bandwidth,
+        flops_per_s={PROFILE_DTYPES[dtype]: rate},
+        num_multiprocessors=properties.multi_processor_count,
+        l2_bytes=float(microbench.l2_bytes(device)),
+        link=known.link if known else Link(bytes_per_s=bandwidth / 10, topology="pcie"),
+        allreduce=known.allreduce if known else None,
+        sources={
+            "memory_bytes_per_s": f"{how}: bytes read and written per second of a copy",
+            "flops_per_s": f"{how}: a product of {CUDA_PEAK_SIZE}-square matrices",
+            "link": f"the catalog's {known.name}" if known else "assumed",
+        },
+    )
+
+
+def _in_catalog(name: str) -> HardwareProfile | None:
+    """The catalog's profile of a device that calls itself so ("nvidia-h200"), by the longest name that fits."""
+    for known in sorted(hardware_names(), key=len, reverse=True):
+        profile = load_hardware(known)
+        if any(f"-{alias}-" in f"-{name}-" for alias in (known, *profile.aliases)):
+            return profile
+    return None
+
+
 def _fit_hardware(base: HardwareProfile, points: Sequence[Point], precision: Precision) -> HardwareProfile:
     fitted_on = f"micro-benchmarks on {base.name}, torch {torch.__version__}, {torch.get_num_threads()} threads"
     dtype = precision.weight_dtype
-    gemm = fit_gemm(_rows(points, "linear"), base, weight_dtype=dtype, compute_dtype=dtype, fitted_on=fitted_on)
+    rotated = base.kind == "gpu"
+    gemm = fit_gemm(
+        _rows(points, "linear"), base, weight_dtype=dtype, compute_dtype=dtype, rotated=rotated, fitted_on=fitted_on
+    )
     attention = fit_attention(
-        _rows(points, "attention"), base, kv_dtype=precision.kv_dtype, library="magicdec", fitted_on=fitted_on
+        _rows(points, "attention"),
+        base,
+        kv_dtype=precision.kv_dtype,
+        library="magicdec",
+        rotated=rotated,
+        fitted_on=fitted_on,
     )
     elementwise = fit_elementwise(_rows(points, "elementwise"), base, fitted_on=fitted_on)
     return msgspec.structs.replace(base, gemm=gemm, attention=attention, elementwise=elementwise)
@@ -188,9 +258,9 @@ def obtain_profile(
     """Calibrates this machine and measures the model's acceptance on it."""
     calibration = calibrate(model=model, dtype=dtype, device=device, quick=quick, progress=progress)
     request = request or AcceptanceRequest(model=model, dtype=dtype, device=device)
-    rows = measure_acceptance(request, progress=progress)
+    counts = measure_acceptance(request, progress=progress)
     return LocalProfile(
         hardware=calibration.hardware,
         engine=calibration.engine,
-        acceptance=tuple(fit_profiles(request, rows)),
+        acceptance=tuple(fit_profiles(request, counts)),
     )

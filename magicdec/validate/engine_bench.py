@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
+
+import torch
 
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
+from magicdec.validate.environment import available_memory_bytes
 from magicdec.validate.microbench import Point
 
 SIMULATED_RATE = 0.7
@@ -51,19 +55,80 @@ SAMPLED_SHAPES = (
 GREEDY_SHAPES = (EngineShape(3, 1500, 96, 2), EngineShape(20, 900, 96, 5), EngineShape(40, 700, 96, 3))
 
 
+CUDA_CONTEXTS = (
+    (1100, (72, 200)),
+    (2900, (200, 300)),
+    (11_000, (300, 700)),
+    (29_000, (700, 1400)),
+    (61_000, (700, 1400)),
+)
+"""Contexts, and the draft budgets used there."""
+CUDA_GAMMAS = (3, 1, 5, 2, 4, 6)
+CUDA_BATCH_SHARES = (1.0, 0.4, 0.12)
+MAX_CUDA_BATCH = 180
+CUDA_MEMORY_SHARE = 0.7
+"""Of the memory that is free beside the weights; the rest is for draft caches and activations."""
+
+
 def engine_points(
     model: Transformer, *, rounds: int, quick: bool = False, progress: Callable[[str], None] = lambda _: None
 ) -> list[Point]:
     """Times every shape once per round, after a round to warm up."""
-    limit = model.spec.max_position_embeddings
-    room = STEPS_PER_ROUND * (max(s.gamma for s in SAMPLED_SHAPES) + 1) + 8
-    shapes = [(s, SamplingSpec(temperature=1.0)) for s in SAMPLED_SHAPES[:: 2 if quick else 1]]
-    shapes += [(s, SamplingSpec()) for s in GREEDY_SHAPES]
-    shapes = [(s, sampling) for s, sampling in shapes if s.context_len + room <= limit]
+    points: list[Point] = []
+    for group in shape_groups(model, quick=quick):
+        points += _time_group(model, group, rounds=rounds, progress=progress)
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return points
+
+
+Shapes = list[tuple[EngineShape, SamplingSpec]]
+
+
+def shape_groups(model: Transformer, *, quick: bool) -> list[Shapes]:
+    """What is timed side by side, in one engine each: on a GPU one group per context, with as many sequences as fit."""
+    limit = model.spec.max_position_embeddings - room_for(max(s.gamma for s in SAMPLED_SHAPES))
+    is_cuda = model.device.type == "cuda"
+    if is_cuda:
+        torch.cuda.empty_cache()
+        free_bytes = CUDA_MEMORY_SHARE * available_memory_bytes(str(model.device))
+        slot_bytes = model.spec.kv_elements_per_token() * model.dtype.itemsize
+        sampled_groups = cuda_shapes(free_bytes / slot_bytes, max_context=limit)
+    else:
+        sampled_groups = [[s for s in SAMPLED_SHAPES if s.context_len <= limit]]
+    groups: list[Shapes] = []
+    for shapes in sampled_groups:
+        sampled = [(s, SamplingSpec(temperature=1.0)) for s in shapes[:: 2 if quick else 1]]
+        greedy = shapes[::2] if is_cuda else [s for s in GREEDY_SHAPES if s.context_len <= limit]
+        groups.append(sampled + [(s, SamplingSpec()) for s in greedy])
+    return groups
+
+
+def cuda_shapes(num_tokens: float, *, max_context: int) -> list[list[EngineShape]]:
+    """Shapes by context for a GPU that holds `num_tokens` in its KV cache: a full batch, and shares of it."""
+    gammas = cycle(CUDA_GAMMAS)
+    groups = []
+    for context, budgets in CUDA_CONTEXTS:
+        # A draft's cache takes its budget on top; room_for(gamma) and the engine's own slack are covered by it.
+        most = min(MAX_CUDA_BATCH, int(num_tokens / (context + max(budgets))))
+        if context > max_context or most < 1:
+            continue
+        batches = sorted({max(1, round(share * most)) for share in CUDA_BATCH_SHARES}, reverse=True)
+        pairs = zip(batches, cycle(budgets), gammas, strict=False)
+        groups.append([EngineShape(batch, context, budget, gamma) for batch, budget, gamma in pairs])
+    return groups
+
+
+def room_for(gamma: int) -> int:
+    """Tokens that the timed steps generate at most."""
+    return STEPS_PER_ROUND * (gamma + 1) + 8
+
+
+def _time_group(model: Transformer, shapes: Shapes, *, rounds: int, progress: Callable[[str], None]) -> list[Point]:
     engine = Engine(
         model,
         batch_size=max(s.batch_size for s, _ in shapes),
-        max_len=max(s.context_len for s, _ in shapes) + room,
+        max_len=max(s.context_len + room_for(s.gamma) for s, _ in shapes),
     )
     seconds: dict[tuple[str, EngineShape, bool], list[float]] = {}
     for number in range(rounds + 1):

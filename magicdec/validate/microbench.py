@@ -5,20 +5,27 @@ streaming passes) are timed alone; of the engine, single steps are timed on a ca
 (engine_bench.py), at batches, contexts and draft budgets that measured grids do not use. Points are interleaved: each
 round times every point once, and a point's time is the median over the rounds, its spread their interquartile range; so
 a drift of the machine falls on all points alike.
+
+On a CUDA device every point is a captured graph of several calls, as the engine's own steps are, timed by events. Its
+calls take their operands from a pool of memory that is several times as large as the L2 cache, in turn: as in a forward
+pass, nothing is found there.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from magicdec.runtime.attention import Workspace, decode_attention
+from magicdec.runtime.attention import Visible, Workspace, decode_attention
+from magicdec.runtime.graphs import capture
 from magicdec.specs.model import ModelSpec
 from magicdec.units import MIB
 
@@ -61,32 +68,63 @@ def seconds_per_call(call: Callable[[], object], *, device: str, min_s: float = 
     """Mean seconds of a call, repeated until `min_s` have passed."""
     calls = 1
     while True:
-        synchronise(device)
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        synchronise(device)
-        elapsed = time.perf_counter() - start
+        elapsed = _elapsed_s(call, calls, device)
         if elapsed >= min_s or calls >= max_calls:
             return elapsed / calls
         calls = min(max_calls, max(calls * 2, int(calls * 1.2 * min_s / max(elapsed, 1e-7))))
 
 
-def synchronise(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+def _elapsed_s(call: Callable[[], object], calls: int, device: str) -> float:
+    if is_cuda(device):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+    begin_s = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return time.perf_counter() - begin_s
+
+
+def is_cuda(device: str) -> bool:
+    return device.startswith("cuda")
 
 
 def time_interleaved(works: Iterable[Work], *, device: str, rounds: int) -> list[Point]:
     """Times every work once per round, after one call each to warm up."""
     works = list(works)
-    for work in works:
-        work.call()
-    seconds: list[list[float]] = [[] for _ in works]
-    for _ in range(rounds):
-        for taken, work in zip(seconds, works, strict=True):
-            taken.append(seconds_per_call(work.call, device=device) / work.repeats)
+    calls: list[Callable[[], object]] = []
+    pool: Any = None
+    with torch.inference_mode():
+        for work in works:
+            work.call()
+            calls.append(work.call)
+            if is_cuda(device):  # results are dropped, so all graphs can share their memory
+                calls[-1], _, pool = capture(work.call, pool)
+        seconds: list[list[float]] = [[] for _ in works]
+        for _ in range(rounds):
+            for taken, call, work in zip(seconds, calls, works, strict=True):
+                taken.append(seconds_per_call(call, device=device) / work.repeats)
     return [Point(work.table, work.shape, taken) for work, taken in zip(works, seconds, strict=True)]
+
+
+def launch_points(*, device: str, rounds: int) -> list[Point]:
+    """Seconds of one small kernel, launched from Python, as a graph's only node, and as one of a graph's 200 nodes."""
+    x = torch.zeros(1, device=device)
+
+    def repeated(count: int) -> Callable[[], object]:
+        return lambda: [x.add_(1.0) for _ in range(count)]
+
+    x.add_(1.0)
+    one, many = (capture(repeated(count), None)[0] for count in (1, 200))
+    calls = {0: (repeated(200), 200), 1: (one, 1), 200: (many, 200)}
+    return [
+        Point("launch", {"graph_nodes": nodes}, [seconds_per_call(call, device=device) / n for _ in range(rounds)])
+        for nodes, (call, n) in calls.items()
+    ]
 
 
 def bandwidth_bytes_per_s(*, device: str, num_bytes: int = 256 * MIB, rounds: int = 7) -> float:
@@ -97,8 +135,8 @@ def bandwidth_bytes_per_s(*, device: str, num_bytes: int = 256 * MIB, rounds: in
     return num_bytes / best
 
 
-def copy_bytes_per_s(*, device: str, num_bytes: int = 256 * MIB, rounds: int = 7) -> float:
-    """Bytes read plus bytes written per second of a copy."""
+def copy_bytes_per_s(*, device: str, num_bytes: int = 2048 * MIB, rounds: int = 7) -> float:
+    """Bytes read plus bytes written per second of a copy, the best of a few."""
     source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source)
     best = min(seconds_per_call(lambda: target.copy_(source), device=device) for _ in range(rounds))
@@ -113,11 +151,32 @@ def peak_flops_per_s(*, device: str, dtype: str, size: int = 1024, rounds: int =
     return 2 * size**3 / best
 
 
+class MemoryPool:
+    """Random numbers from which operands are cut, in turn, so that those of a CUDA device are not found in its L2."""
+
+    def __init__(self, *, num_elements: int, device: str, dtype: str) -> None:
+        self._data = torch.randn(num_elements, device=device, dtype=TORCH_DTYPES[dtype])
+        self._l2_bytes = l2_bytes(device)
+
+    def cut(self, shape: tuple[int, ...], *, least: int = 1, most: int = 64) -> list[torch.Tensor]:
+        """Tensors of the shape, side by side: as many as exceed the L2 fourfold, where the pool holds them."""
+        size = math.prod(shape)
+        wanted = math.ceil(4 * self._l2_bytes / (size * self._data.element_size()))
+        count = max(1, min(max(wanted, least), most, len(self._data) // size))
+        return [self._data[i * size : (i + 1) * size].view(shape) for i in range(count)]
+
+
+def l2_bytes(device: str) -> int:
+    """The L2 cache of a CUDA device; 0 for a CPU, whose operands are timed where a loop keeps them."""
+    return int(torch.cuda.get_device_properties(torch.device(device)).L2_cache_size) if is_cuda(device) else 0
+
+
 LINEAR_TOKENS = (1, 2, 3, 4, 6, 10, 14, 20, 28, 40, 56, 80, 112, 160, 224, 512)
+CUDA_LINEAR_TOKENS = (*LINEAR_TOKENS, 320, 420, 640, 800, 1024, 1400, 2000)
 
 
 def linear_works(models: Iterable[ModelSpec], *, device: str, dtype: str) -> list[Work]:
-    """Linear layers of the models' shapes and two larger ones, by number of tokens."""
+    """Linear layers of the models' shapes and two others, by number of tokens."""
     shapes = {(1024, 1024), (2048, 512)}
     for model in models:
         q_size, kv_size = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
@@ -128,13 +187,20 @@ def linear_works(models: Iterable[ModelSpec], *, device: str, dtype: str) -> lis
             (model.hidden_size, model.intermediate_size),
             (model.vocab_size, model.hidden_size),
         }
+    pool = MemoryPool(num_elements=max(*(n * k for n, k in shapes), 2 * l2_bytes(device)), device=device, dtype=dtype)
     works = []
     for n, k in sorted(shapes):
-        weight = torch.randn(n, k, device=device, dtype=TORCH_DTYPES[dtype])
-        for m in LINEAR_TOKENS:
+        weights = pool.cut((n, k))
+        for m in CUDA_LINEAR_TOKENS if is_cuda(device) else LINEAR_TOKENS:
             x = torch.randn(m, k, device=device, dtype=TORCH_DTYPES[dtype])
-            works.append(Work("linear", {"m": m, "n": n, "k": k}, partial(F.linear, x, weight)))
+            call = partial(_apply_to_each, partial(F.linear, x), weights)
+            works.append(Work("linear", {"m": m, "n": n, "k": k}, call, repeats=len(weights)))
     return works
+
+
+def _apply_to_each(function: Callable[[torch.Tensor], object], operands: list[torch.Tensor]) -> None:
+    for operand in operands:
+        function(operand)
 
 
 ATTENTION_SHAPES = (
@@ -153,18 +219,63 @@ ATTENTION_SHAPES = (
     (24, 180),
     (40, 350),
 )
+CUDA_ATTENTION_SHAPES = (
+    (1, 2900),
+    (1, 30_000),
+    (1, 120_000),
+    (3, 11_000),
+    (3, 60_000),
+    (6, 5500),
+    (6, 23_000),
+    (12, 2900),
+    (12, 11_000),
+    (12, 45_000),
+    (24, 5500),
+    (24, 23_000),
+    (40, 2900),
+    (40, 13_000),
+    (90, 2900),
+    (90, 6000),
+    (180, 2900),
+    (6, 300),
+    (12, 700),
+    (24, 1400),
+    (40, 300),
+    (40, 700),
+    (90, 700),
+    (90, 1400),
+    (180, 300),
+    (180, 700),
+)
 QUERY_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+CUDA_QUERY_LENGTHS = (1, 2, 3, 5, 6, 8)
 
 
-def attention_works(model: ModelSpec, *, device: str, dtype: str, rotate_over: int = 3) -> list[Work]:
-    """Attention of a few query tokens over a KV cache; `rotate_over` caches in turn, as a model's layers take turns, so
-    that the processor's caches hold no more than they would of a model."""
+def attention_works(
+    model: ModelSpec,
+    *,
+    device: str,
+    dtype: str,
+    max_bytes: float = math.inf,
+    shapes: tuple[tuple[int, int], ...] | None = None,
+    query_lengths: tuple[int, ...] | None = None,
+) -> list[Work]:
+    """Attention of a few query tokens over a KV cache of at most `max_bytes`; several caches in turn, as a model's
+    layers take turns, so that the processor's caches hold no more than they would of a model. `shapes`: (batch, KV
+    length); None: the device's grid."""
     heads, kv_heads, head_dim = model.num_attention_heads, model.num_key_value_heads, model.head_dim
+    slot_bytes = 2 * kv_heads * head_dim * TORCH_DTYPES[dtype].itemsize
+    num_caches = 1 if is_cuda(device) else 3
+    shapes = shapes or (CUDA_ATTENTION_SHAPES if is_cuda(device) else ATTENTION_SHAPES)
+    query_lengths = query_lengths or (CUDA_QUERY_LENGTHS if is_cuda(device) else QUERY_LENGTHS)
+    shapes = tuple((batch, kv_len) for batch, kv_len in shapes if batch * kv_len * slot_bytes <= max_bytes)
+    largest = max(batch * kv_len for batch, kv_len in shapes) * 2 * kv_heads * head_dim
+    pool = MemoryPool(num_elements=max(num_caches * largest, 2 * l2_bytes(device)), device=device, dtype=dtype)
     works = []
     workspace = Workspace()
-    for batch, kv_len in ATTENTION_SHAPES:
-        cache = torch.randn(rotate_over, 2, batch, kv_heads, kv_len, head_dim, device=device, dtype=TORCH_DTYPES[dtype])
-        for query_len in QUERY_LENGTHS:
+    for batch, kv_len in shapes:
+        caches = pool.cut((2, batch, kv_heads, kv_len, head_dim), least=num_caches, most=max(num_caches, 16))
+        for query_len in query_lengths:
             query = torch.randn(batch, query_len, heads, head_dim, device=device, dtype=TORCH_DTYPES[dtype])
             shape = {
                 "batch_size": batch,
@@ -174,21 +285,24 @@ def attention_works(model: ModelSpec, *, device: str, dtype: str, rotate_over: i
                 "head_dim": head_dim,
                 "kv_len": kv_len,
             }
-
-            def call(query: torch.Tensor = query, cache: torch.Tensor = cache) -> None:
-                for keys, values in cache:
-                    decode_attention(query, keys, values, workspace=workspace)
-
-            works.append(Work("attention", shape, call, repeats=rotate_over))
+            last_BT = (kv_len - query_len + torch.arange(query_len, device=device)).expand(batch, -1)
+            visible = Visible(last_BT=last_BT, stop=kv_len, num_open=kv_len - query_len + 1)
+            call = partial(_apply_to_each, partial(_attend, query, visible, workspace), caches)
+            works.append(Work("attention", shape, call, repeats=len(caches)))
     return works
+
+
+def _attend(query_BTAD: torch.Tensor, visible: Visible, workspace: Workspace, cache: torch.Tensor) -> None:
+    keys, values = cache
+    decode_attention(query_BTAD, keys, values, visible, workspace=workspace)
 
 
 def streaming_works(*, device: str) -> list[Work]:
     """Passes that stream their operands once, from what a cache holds to what none does."""
-    works = []
+    works, repeats = [], 20 if is_cuda(device) else 1
     for kib in (2, 16, 64, 256, 1024, 4096, 16384):
         x = torch.randn(kib * 256, device=device)
-        works.append(
-            Work("elementwise", {"num_bytes": 2 * x.numel() * 4, "num_kernels": 1}, partial(torch.mul, x, 2.0))
-        )
+        shape = {"num_bytes": 2 * x.numel() * 4, "num_kernels": 1}
+        call = partial(_apply_to_each, partial(torch.mul, other=2.0), [x] * repeats)
+        works.append(Work("elementwise", shape, call, repeats=repeats))
     return works
