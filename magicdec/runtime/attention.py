@@ -9,6 +9,7 @@ once per KV head however many query heads share them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from magicdec.runtime.kernels import cpu_attention
+from magicdec.runtime.kernels import cpu_attention, has_triton
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +82,33 @@ def decode_attention(
     With `probabilities`, also the attention that each query pays to slots 0..stop-1, summed over the query heads of a
     KV head: [B, K, T, stop]. The kernel is the machine's fastest that takes the inputs.
     """
-    if cpu_attention.supports(query_BTAD, keys_BKSD, values_BKSD):
-        output, weights = cpu_attention.decode_attention(
-            query_BTAD,
-            keys_BKSD[:, :, : visible.stop],
-            values_BKSD[:, :, : visible.stop],
-            visible.last_BT,
-            window=visible.window,
-            empty=visible.empty,
-            probabilities=probabilities,
+    kernel = fastest_kernel(query_BTAD, keys_BKSD, values_BKSD)
+    if kernel is None:
+        return reference_attention(
+            query_BTAD, keys_BKSD, values_BKSD, visible, workspace=workspace, probabilities=probabilities
         )
-        return output, weights
-    return reference_attention(
-        query_BTAD, keys_BKSD, values_BKSD, visible, workspace=workspace, probabilities=probabilities
+    output, weights = kernel(
+        query_BTAD,
+        keys_BKSD[:, :, : visible.stop],
+        values_BKSD[:, :, : visible.stop],
+        visible.last_BT,
+        window=visible.window,
+        empty=visible.empty,
+        probabilities=probabilities,
     )
+    return output, weights
+
+
+def fastest_kernel(query: Tensor, keys: Tensor, values: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
+    """The `decode_attention` of the kernel to use; None where only the reference takes these tensors."""
+    if cpu_attention.supports(query, keys, values):
+        return cpu_attention.decode_attention
+    if query.is_cuda and has_triton():
+        from magicdec.runtime.kernels import triton_attention
+
+        if triton_attention.supports(query, keys, values):
+            return triton_attention.decode_attention
+    return None
 
 
 def reference_attention(

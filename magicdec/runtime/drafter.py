@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.runtime.drafters.base import Drafter
+from magicdec.runtime.drafters.compact import CompactDrafter
 from magicdec.runtime.drafters.draft_model import DraftModelDrafter
 from magicdec.runtime.drafters.fewer_ranks import FewerRanksDrafter
 from magicdec.runtime.drafters.ngram import NgramDrafter
@@ -15,9 +16,10 @@ from magicdec.runtime.drafters.streaming_llm import StreamingLLMDrafter
 from magicdec.runtime.drafters.top_k import TopKDrafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.weights import with_weight_dtype
 from magicdec.specs.speculation import SpeculationSpec
 
-SELF_DRAFTERS: dict[str, Callable[[Engine, SpeculationSpec], Drafter]] = {
+SELF_DRAFTERS: dict[str, Callable[[Engine, SpeculationSpec], CompactDrafter]] = {
     "streamingllm": StreamingLLMDrafter,
     "snapkv": SnapKVDrafter,
     "topk": TopKDrafter,
@@ -30,6 +32,9 @@ MODEL_DRAFTERS: dict[str, Callable[[Engine, SpeculationSpec, Transformer], Draft
 
 def build_drafter(spec: SpeculationSpec, engine: Engine, draft_model: Transformer | None = None) -> Drafter | None:
     """The drafter that a specification names; None for autoregressive decoding.
+
+    `draft_model` is the other model that drafts, or of a self-draft the target's copy in `draft_weight_dtype`. What is
+    not in that format yet is converted here, anew for each drafter.
 
     Raises ConfigError when the method is unknown or does not go with the draft.
     """
@@ -44,7 +49,9 @@ def build_drafter(spec: SpeculationSpec, engine: Engine, draft_model: Transforme
     if spec.is_self:
         if spec.draft_method not in SELF_DRAFTERS:
             raise unknown_choice("draft method of a self-draft", spec.draft_method, SELF_DRAFTERS)
-        return SELF_DRAFTERS[spec.draft_method](engine, spec)
+        drafter = SELF_DRAFTERS[spec.draft_method](engine, spec)
+        drafter.model = with_weight_dtype(draft_model or engine.model, spec.draft_weight_dtype)
+        return drafter
     return _build_model_drafter(spec, engine, draft_model)
 
 
@@ -58,7 +65,10 @@ def _build_model_drafter(spec: SpeculationSpec, engine: Engine, draft_model: Tra
         raise ConfigError(f"the draft cannot be on {draft_size} ranks when the target is on {tp.size}")
     if draft_model is None and tp.rank < draft_size:
         raise ConfigError(f"draft {spec.draft} needs its model's weights")
-    own = MODEL_DRAFTERS[spec.draft_method](engine, spec, draft_model) if draft_model is not None else None
+    own = None
+    if draft_model is not None:
+        draft_model = with_weight_dtype(draft_model, spec.draft_weight_dtype)
+        own = MODEL_DRAFTERS[spec.draft_method](engine, spec, draft_model)
     if draft_size < tp.size:
         return FewerRanksDrafter(engine, own, draft_model.tp if draft_model is not None else None)
     assert own is not None

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from magicdec.runtime.distributed import TensorParallel
+from magicdec.runtime.quantized import QuantizedWeight
 from magicdec.specs.model import ModelSpec, RopeScaling
 
 
@@ -28,27 +29,32 @@ class RMSNorm:
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
+def linear(x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias, whatever the weight's format."""
+    return F.linear(x, weight, bias) if isinstance(weight, Tensor) else weight.linear(x, bias)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ColumnParallelLinear:
     """Rows of the weight (output features) are divided: each shard computes its own outputs, without a collective."""
 
-    weight: Tensor
+    weight: Tensor | QuantizedWeight
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowParallelLinear:
     """Columns of the weight (input features) are divided: the shards' outputs are summed. Only shard 0 has the bias."""
 
-    weight: Tensor
+    weight: Tensor | QuantizedWeight
     tp: TensorParallel
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.tp.all_reduce(F.linear(x, self.weight, self.bias))
+        return self.tp.all_reduce(linear(x, self.weight, self.bias))
 
 
 @dataclass(frozen=True, kw_only=True)

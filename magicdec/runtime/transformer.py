@@ -77,6 +77,8 @@ class Transformer:
     norm: RMSNorm
     head: ColumnParallelLinear
     rotary: RotaryEmbedding
+    weight_dtype: str | None = None
+    """The format of the linear layers' weights, where it is narrower than `dtype`."""
 
     @property
     def device(self) -> torch.device:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,10 +22,12 @@ from magicdec.runtime.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
+from magicdec.runtime.quantized import quantize
 from magicdec.runtime.transformer import HeadNorm, Layer, Transformer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.model import ModelSpec
 
+L = TypeVar("L", ColumnParallelLinear, RowParallelLinear)
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -63,6 +67,39 @@ def load_model(
         source = CheckpointDirectory(directory, device=torch_device, dtype=dtype)
     with torch.inference_mode():
         return _Builder(spec, tp, source, torch_device).build()
+
+
+PLAIN_DTYPES = {"bf16": torch.bfloat16}
+"""Names of weight formats that a model may have as it is."""
+
+
+@torch.inference_mode()
+def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transformer:
+    """The model with its linear layers and head in a narrower format (see quantized.py), everything else shared.
+
+    The model itself where that is its format, or none is named. Raises ConfigError for an unknown format, and for a
+    model that is in another one already.
+    """
+    if weight_dtype is None or weight_dtype == model.weight_dtype or PLAIN_DTYPES.get(weight_dtype) == model.dtype:
+        return model
+    if model.weight_dtype is not None:
+        raise ConfigError(f"{model.spec.name} is in {model.weight_dtype} already; load it again for {weight_dtype}")
+    narrow = partial(_narrow, weight_dtype=weight_dtype)
+    layers = (
+        replace(
+            layer,
+            qkv=narrow(layer.qkv),
+            output=narrow(layer.output),
+            mlp=replace(layer.mlp, gate_up=narrow(layer.mlp.gate_up), down=narrow(layer.mlp.down)),
+        )
+        for layer in model.layers
+    )
+    return replace(model, layers=tuple(layers), head=narrow(model.head), weight_dtype=weight_dtype)
+
+
+def _narrow(layer: L, *, weight_dtype: str) -> L:
+    assert isinstance(layer.weight, Tensor)
+    return replace(layer, weight=quantize(layer.weight, weight_dtype))
 
 
 class _Builder:

@@ -10,6 +10,7 @@ from magicdec.errors import ConfigError, unknown_choice
 
 DraftMethod = Literal["none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle"]
 DRAFT_METHODS: tuple[DraftMethod, ...] = ("none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle")
+DRAFT_WEIGHT_DTYPES = ("bf16", "fp8", "int8", "int4")
 SELF = "self"
 MAX_GAMMA = 32
 
@@ -19,7 +20,8 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `draft` is "none", "self" (the target drafts for itself), "ngram", or a model's name. `draft_budget` counts the KV
     slots per sequence and KV head that one draft step reads: sinks + selected + recent, generated tokens included, the
-    drafts of the current block excluded; None means the full cache.
+    drafts of the current block excluded; None means the full cache. `draft_weight_dtype`: the format of the draft's
+    weights; None: as they are in the checkpoint, or in the target that drafts for itself.
     """
 
     draft: str = "none"
@@ -30,10 +32,13 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     observation_window: int = 32
     pooling_kernel: int = 5
     draft_tp_size: int | None = None
+    draft_weight_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.draft_method not in DRAFT_METHODS:
             raise unknown_choice("draft method", self.draft_method, DRAFT_METHODS)
+        if self.draft_weight_dtype is not None and self.draft_weight_dtype not in DRAFT_WEIGHT_DTYPES:
+            raise unknown_choice("draft weight dtype", self.draft_weight_dtype, DRAFT_WEIGHT_DTYPES)
         if not 0 <= self.gamma <= MAX_GAMMA:
             raise ConfigError(f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}")
         if self.draft_budget is not None and self.draft_budget <= self.num_sink_tokens:

@@ -275,9 +275,8 @@ def choose_num_splits(*, num_programs: int, num_slots: int, num_multiprocessors:
 def supports(query: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Whether `decode_attention` takes these: on a GPU, of one of the three float types, each head contiguous."""
     tensors = (query, keys, values)
-    return (
-        query.is_cuda and query.dtype in DTYPES and all(t.dtype == query.dtype and t.stride(-1) == 1 for t in tensors)
-    )
+    is_alike = all(t.dtype == query.dtype and t.stride(-1) == 1 for t in tensors)
+    return query.is_cuda and query.dtype in DTYPES and is_alike
 
 
 def decode_attention(
