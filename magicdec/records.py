@@ -60,6 +60,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gamma: int = 0
     tp_size: int = 1
     draft_tp_size: int | None = None
+    draft_weight_dtype: str | None = None
+    """Where the draft's weights are in another format than its model's."""
     batch_size: int
     context_len: int
     gen_len: int | None = None
@@ -131,8 +133,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 CONFIGURATION_FIELDS = (
     "kind", "model", "hardware", "engine", "device", "dtype", "draft", "draft_method", "draft_budget", "gamma",
-    "tp_size", "draft_tp_size", "batch_size", "context_len", "gen_len", "temperature", "top_k", "top_p", "seed",
-    "prompts", "weights", "simulated_acceptance", "adaptive", "gamma_table", "num_prompts",
+    "tp_size", "draft_tp_size", "draft_weight_dtype", "batch_size", "context_len", "gen_len", "temperature", "top_k",
+    "top_p", "seed", "prompts", "weights", "simulated_acceptance", "adaptive", "gamma_table", "num_prompts",
 )  # fmt: skip
 
 

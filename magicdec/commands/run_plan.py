@@ -24,7 +24,8 @@ OPTION_OF_KEY = {
 """Keys of a plan's row, and the run's option that each sets."""
 NOT_RUN = "eagle"
 """The draft method that is planned for and not run."""
-OPTION_OF_REQUEST = {"gen_len": "gen_len", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p"}
+OPTION_OF_REQUEST = {name: name for name in ("gen_len", "temperature", "top_k", "top_p", "draft_weight_dtype")}
+"""Of the plan's request, likewise: both have the same names."""
 
 
 def read_plan(path: Path, *, is_draft_given: bool = False) -> list[dict[str, Any]]:
