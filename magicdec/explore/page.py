@@ -16,7 +16,7 @@ from magicdec.reports.headline import headline
 from magicdec.reports.html import TEMPLATES as REPORT_TEMPLATES
 from magicdec.reports.html import chart_view, table_view, template_environment
 from magicdec.reports.style import raw_svg
-from magicdec.reports.tables import candidate_table
+from magicdec.reports.tables import Table, candidate_table
 
 TEMPLATES = Path(__file__).parent / "templates"
 FIGURES = ("gamma", "heatmap", "limits", "memory")
@@ -68,7 +68,7 @@ class Explorer:
         state = self.catalog.read(query)
         document = self._plan(state).document
         data = _report_data(document)
-        leading = candidate_table(_report_data(document | {"candidates": _best_of_each_draft(document)}))
+        leading = _leading_drafts(document)
         return {
             "headline": headline(data),
             "table": table_view(leading) if leading is not None else None,
@@ -114,12 +114,13 @@ def _report_data(document: dict[str, Any]) -> ReportData:
     return ReportData.from_records([], document)
 
 
-def _best_of_each_draft(document: dict[str, Any]) -> list[dict[str, Any]]:
+def _leading_drafts(document: dict[str, Any]) -> Table | None:
     """The candidates' best gamma for each draft and budget (the planner puts the best first)."""
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in document["candidates"]:
         best.setdefault(tuple(row[name] for name in DRAFT_FIELDS), row)
-    return list(best.values())
+    table = candidate_table(_report_data(document | {"candidates": list(best.values())}))
+    return None if table is None else table.without("batch_size", "context_len", "tp_size")
 
 
 def _first_values(query: str) -> dict[str, str]:

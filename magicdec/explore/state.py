@@ -37,13 +37,15 @@ class Control:
 CONTROLS: dict[str, Control] = {
     "model": Control(label="Model", kind="choice"),
     "hardware": Control(label="Hardware", kind="choice"),
-    "tp": Control(label="Tensor parallel", kind="whole", empty="the whole node"),
+    "tp": Control(label="Tensor parallel", kind="whole", empty="the whole node", hint="ranks; empty: the whole node"),
     "batch": Control(label="Batch", kind="whole", hint="sequences"),
     "context": Control(label="Context", kind="whole", hint="tokens of the prompt"),
     "draft": Control(label="Draft", kind="choice", empty="every measured one"),
-    "budget": Control(label="Draft budget", kind="whole", empty="searched", hint="KV slots per draft step"),
-    "gamma": Control(label="γ", kind="whole", empty="searched", hint="tokens drafted per step"),
-    "acceptance": Control(label="Acceptance", kind="share", empty="as measured", hint="0 to 1, at every position"),
+    "budget": Control(
+        label="Draft budget", kind="whole", empty="searched", hint="KV slots per draft step; empty: searched"
+    ),
+    "gamma": Control(label="γ", kind="whole", empty="searched", hint="drafted per step; empty: searched"),
+    "acceptance": Control(label="Acceptance", kind="share", empty="as measured", hint="0 to 1; empty: as measured"),
 }
 """In the order of the page; the names are those of the query string and, but for `draft`, of `magicdec plan`."""
 

@@ -21,6 +21,7 @@ from magicdec.records import Record
 
 PAIR_FIELDS = (
     "model", "draft", "draft_method", "draft_budget", "gamma", "tp_size", "batch_size", "context_len", "temperature",
+    "draft_weight_dtype", "adaptive",
 )  # fmt: skip
 """Equal values of these pair a measured row with its prediction; hardware, engine, device and seed may differ."""
 
@@ -30,6 +31,12 @@ CANDIDATE_FIELDS = (
     "speedup", "speedup_low", "speedup_high", "bound_by", "memory_bytes_per_gpu", "acceptance_by_position",
 )  # fmt: skip
 PLAN_SCHEMA_VERSION = 1
+BASELINE_MBU_FLOOR = 0.6
+WEAK_BASELINE = "†"
+WEAK_BASELINE_NOTE = (
+    f"{WEAK_BASELINE} The autoregressive baseline reads less than {BASELINE_MBU_FLOOR:.0%} of what the memory could: "
+    "the speedup owes something to the baseline's overheads."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +131,12 @@ def is_speculative(record: Record) -> bool:
     return record.gamma > 0 and record.draft_method != "none"
 
 
+def has_weak_baseline(record: Record) -> bool:
+    """Whether the speedup is over an autoregressive run that was measured far below the memory's bandwidth."""
+    mbu = record.autoregressive_mbu
+    return is_speculative(record) and mbu is not None and mbu < BASELINE_MBU_FLOOR
+
+
 def pair_key(record: Record) -> tuple[object, ...]:
     """Identity for pairing. An autoregressive row has no draft, whatever its other fields say."""
     key = {name: getattr(record, name) for name in PAIR_FIELDS}
@@ -145,7 +158,9 @@ def describe(record: Record, *, symbol: str = "gamma") -> str:
         return "autoregressive"
     budget = f" {record.draft_budget}" if record.draft_budget is not None else ""
     draft = "" if record.draft in ("self", record.draft_method) else f"{record.draft} "
-    return f"{draft}{method_name(record.draft_method)}{budget}, {symbol} {record.gamma}"
+    weights = f", {record.draft_weight_dtype} draft" if record.draft_weight_dtype is not None else ""
+    most = "up to " if record.adaptive else ""
+    return f"{draft}{method_name(record.draft_method)}{budget}{weights}, {symbol} {most}{record.gamma}"
 
 
 def method_name(method: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from magicdec.records import Record
-from magicdec.reports.data import ReportData, is_speculative, method_name
-from magicdec.reports.style import thousands
+from magicdec.reports.data import BASELINE_MBU_FLOOR, ReportData, has_weak_baseline, is_speculative, method_name
+from magicdec.reports.style import percent, thousands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ def headline(data: ReportData) -> Headline:
     measured = data.find_measured(reference)
     predicted = data.find_predicted(reference)
     return Headline(
-        answer=_answer(reference, measured, predicted),
+        answer=_answer(reference, measured, predicted) if _was_ranked(data) else _nothing_ranked(reference),
         certainty=_certainty(measured, predicted) if is_speculative(reference) else "",
         when_not=when_not(data, reference),
         facts=tuple(_facts(reference, measured, predicted)),
@@ -60,12 +60,25 @@ def _answer(reference: Record, measured: Record | None, predicted: Record | None
     return f"{setting[0].upper()}{setting[1:]} {verdict}"
 
 
+def _was_ranked(data: ReportData) -> bool:
+    """Whether any draft stands beside the baseline: a plan without acceptance rates has none."""
+    return any(is_speculative(r) for r in (*data.measured, *data.predicted))
+
+
+def _nothing_ranked(reference: Record) -> str:
+    place = f"{_model(reference.model)} at {_place(reference)}"
+    return f"No draft can be ranked for {place}: none has a measured acceptance rate"
+
+
 def _certainty(measured: Record | None, predicted: Record | None) -> str:
     parts = []
     if measured is not None and measured.speedup:
         text = "measured"
         if measured.speedup_low is not None and measured.speedup_high is not None and (measured.repetitions or 0) > 1:
             text += f", {measured.speedup_low:.2f}–{measured.speedup_high:.2f} over {measured.repetitions} repetitions"
+        if has_weak_baseline(measured):
+            mbu = percent(measured.autoregressive_mbu or 0.0)
+            text += f", over a baseline at {mbu} of the memory's bandwidth (less than {percent(BASELINE_MBU_FLOOR)})"
         parts.append(text)
     if predicted is not None and predicted.speedup:
         text = f"predicted {predicted.speedup:.2f}×" if parts else "predicted"

@@ -95,7 +95,7 @@ def chart_view(chart: Chart) -> dict[str, Any]:
     from markupsafe import Markup
 
     # Safe: an XML serialiser wrote it, so every text in it is escaped.
-    svg = Markup(inline_svg(chart.figure, name=chart.name, label=chart.alt, tips=chart.tips))
+    svg = Markup(inline_svg(chart.figure, name=chart.name, label=chart.alt, tips=chart.tips, series=chart.series))
     return {
         "name": chart.name,
         "title": chart.title,

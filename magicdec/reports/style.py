@@ -100,11 +100,22 @@ class Tips:
     def __init__(self, name: str) -> None:
         self._name = name
         self.texts: dict[str, str] = {}
+        self.series: dict[str, str] = {}
 
-    def add(self, artist: Artist, text: str) -> None:
+    def add(self, artist: Artist, text: str, series: str = "") -> None:
+        """A mark with its value, and the series that it is shown and hidden with."""
         identifier = f"{self._name}-tip{len(self.texts)}"
         artist.set_gid(identifier)
         self.texts[identifier] = text
+        if series:
+            self.series[identifier] = series
+
+    def belongs(self, series: str, *artists: Artist) -> None:
+        """Lines, bars and bands of a series, which have no value of their own to show."""
+        for artist in artists:
+            identifier = f"{self._name}-part{len(self.series)}"
+            artist.set_gid(identifier)
+            self.series[identifier] = series
 
 
 def plain_ticks(axis: Any, values: Sequence[float]) -> None:
@@ -146,8 +157,10 @@ def png(figure: Figure, *, dpi: int = 200) -> bytes:
     return out.getvalue()
 
 
-def inline_svg(figure: Figure, *, name: str, label: str, tips: dict[str, str]) -> str:
-    """SVG to set into an HTML page: themed, identifiers of its own, and the tips as titles.
+def inline_svg(
+    figure: Figure, *, name: str, label: str, tips: dict[str, str], series: dict[str, str] | None = None
+) -> str:
+    """SVG to set into an HTML page: themed, identifiers of its own, the tips as titles, and each mark's series.
 
     The titles are the browser's own tooltips while scripts are off; the page's script shows them better.
     """
@@ -156,7 +169,7 @@ def inline_svg(figure: Figure, *, name: str, label: str, tips: dict[str, str]) -
     root = ET.fromstring(raw_svg(figure))
     for metadata in root.findall(f"{{{SVG}}}metadata"):
         root.remove(metadata)
-    _give_own_identifiers(root, name, tips)
+    _give_own_identifiers(root, name, tips, series or {})
     for element in root.iter():
         if style := element.get("style"):
             element.set("style", themed(style))
@@ -178,12 +191,14 @@ def themed(style: str) -> str:
     return re.sub(r"'?DejaVu Sans'?(, sans-serif)?", SVG_FONTS, style)
 
 
-def _give_own_identifiers(root: ET.Element, name: str, tips: dict[str, str]) -> None:
+def _give_own_identifiers(root: ET.Element, name: str, tips: dict[str, str], series: dict[str, str]) -> None:
     text = ET.tostring(root, encoding="unicode")
     used = set(re.findall(r'href="#([^"]+)"', text)) | set(re.findall(r"url\(#([^)]+)\)", text))
     for element in root.iter():
         identifier = element.get("id")
         if identifier is not None:
+            if identifier in series:
+                element.set("data-series", series[identifier])
             if identifier in tips:
                 element.set("class", "tip")
                 element.set("data-tip", tips[identifier])

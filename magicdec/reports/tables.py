@@ -8,11 +8,22 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from magicdec.records import Record
-from magicdec.reports.data import Pair, ReportData, candidate_record, describe, is_speculative, method_name
+from magicdec.reports.data import (
+    BASELINE_MBU_FLOOR,
+    WEAK_BASELINE,
+    WEAK_BASELINE_NOTE,
+    Pair,
+    ReportData,
+    candidate_record,
+    describe,
+    has_weak_baseline,
+    is_speculative,
+    method_name,
+)
 from magicdec.reports.style import GAMMA, thousands
 from magicdec.reports.terminal import print_comparison, print_groups, print_rows, print_run, records_to_csv, rows_to_csv
 from magicdec.units import format_bytes, format_seconds
@@ -22,7 +33,7 @@ __all__ = [
     "records_to_csv", "rows_to_csv",
 ]  # fmt: skip
 
-Kind = Literal["text", "integer", "number", "seconds", "bytes", "percent", "signed_percent", "ratio", "rate"]
+Kind = Literal["text", "integer", "number", "seconds", "bytes", "percent", "signed_percent", "ratio", "rate", "mbu"]
 Value = str | float | int | None
 RATIO_FIELDS = (
     ("autoregressive_step_s", "autoregressive step"),
@@ -55,6 +66,15 @@ class Table:
     note: str = ""
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
+
+    def without(self, *names: str) -> Table:
+        """The table less the named columns."""
+        kept = [i for i, column in enumerate(self.columns) if column.name not in names]
+        return replace(
+            self,
+            columns=tuple(self.columns[i] for i in kept),
+            rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
+        )
 
     def to_markdown(self) -> str:
         head = [c.title for c in self.columns]
@@ -93,6 +113,7 @@ def format_value(column: Column, value: Value) -> str:
         "percent": lambda v: f"{100 * v:.1f}\u202f%",
         "signed_percent": lambda v: f"{100 * v:+.1f}\u202f%".replace("-", "\u2212"),
         "ratio": lambda v: f"{v:.2f}×",
+        "mbu": lambda v: f"{100 * v:.0f}\u202f%" + (f" {WEAK_BASELINE}" if v < BASELINE_MBU_FLOOR else ""),
         "rate": lambda v: f"{v:,.0f}".replace(",", "\u202f") if v >= 100 else f"{v:.3g}",
     }
     return formats[column.kind](value)
@@ -203,6 +224,8 @@ def result_table(data: ReportData) -> Table | None:
                 record.batch_size, record.context_len, _method(record), record.draft_budget, record.gamma,
                 record.tokens_per_s, record.step_s, record.expected_tokens_per_step if speculative else None,
                 record.speedup, _interval(record), guess.speedup if guess is not None and speculative else None, error,
+                record.autoregressive_mbu if speculative else None, record.speedup_static_batch,
+                record.refilled_tokens_per_s, record.speedup_refilled,
             )
         )  # fmt: skip
     if not rows:
@@ -220,9 +243,20 @@ def result_table(data: ReportData) -> Table | None:
         Column(name="spread", title="Lowest–highest"),
         Column(name="predicted_speedup", title="Predicted", kind="ratio"),
         Column(name="error", title="Error", kind="signed_percent"),
+        Column(name="baseline_mbu", title="Baseline MBU", kind="mbu"),
+        Column(name="speedup_static_batch", title="Static batch", kind="ratio"),
+        Column(name="refilled_tokens_per_s", title="Refilled tokens/s", kind="rate"),
+        Column(name="speedup_refilled", title="Refilled", kind="ratio"),
     )
     note = "Steady state, medians over interleaved repetitions; the spread is the lowest and highest repetition."
-    return Table(name="results", title="Measured configurations", note=note, columns=columns, rows=tuple(rows))
+    if any(has_weak_baseline(record) for record in data.measured):
+        note += f" {WEAK_BASELINE_NOTE}"
+    if any(record.adaptive for record in data.measured):
+        note += " “γ up to”: chosen anew each step."
+    table = Table(name="results", title="Measured configurations", note=note, columns=columns, rows=tuple(rows))
+    optional = columns[-4:]
+    unknown = [c.name for c in optional if all(row[columns.index(c)] is None for row in rows)]
+    return table.without(*unknown)
 
 
 def candidate_table(data: ReportData) -> Table | None:
@@ -314,7 +348,8 @@ def describe_draft(draft: str, method: str) -> str:
 
 
 def _method(record: Record) -> str:
-    return describe_draft(record.draft, record.draft_method) if is_speculative(record) else "none"
+    name = describe_draft(record.draft, record.draft_method) if is_speculative(record) else "none"
+    return f"{name}, γ up to" if record.adaptive else name
 
 
 def _interval(record: Record) -> str | None:

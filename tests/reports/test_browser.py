@@ -150,3 +150,17 @@ def test_it_reads_with_scripts_off(driver: webdriver.Chrome, html_file: Path) ->
         assert len(results(page).find_elements(By.CSS_SELECTOR, "tbody tr")) == 30
     finally:
         page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_a_series_can_be_hidden_and_shown(page: webdriver.Chrome) -> None:
+    figure = page.find_element(By.ID, "figure-gamma")
+    boxes = figure.find_elements(By.CSS_SELECTOR, ".series input")
+    assert [box.find_element(By.XPATH, "..").text for box in boxes] == ["predicted", "measured"]
+    marks = figure.find_elements(By.CSS_SELECTOR, '[data-series="measured"]')
+    others = figure.find_elements(By.CSS_SELECTOR, '[data-series="predicted"]')
+    assert len(marks) > 6
+    boxes[1].send_keys(Keys.SPACE)
+    assert not any(mark.is_displayed() for mark in marks)
+    assert all(mark.is_displayed() for mark in others)
+    boxes[1].click()
+    assert all(mark.is_displayed() for mark in marks)

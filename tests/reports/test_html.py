@@ -12,8 +12,9 @@ from samples_reports import grid, measured, plan, predicted
 
 from magicdec.errors import StorageError
 from magicdec.records import Environment
+from magicdec.reports.headline import headline
 from magicdec.reports.html import render_html, write_html
-from magicdec.reports.tables import ReportData
+from magicdec.reports.tables import ReportData, format_value, result_table
 
 VOID = {"meta", "link", "input", "br"}
 URL_ATTRIBUTES = {"src", "href", "xlink:href", "action", "poster", "srcset"}
@@ -122,3 +123,43 @@ def test_a_failed_write_leaves_the_old_report(
 
 def test_a_report_of_a_single_record_is_a_page() -> None:
     assert Page(render_html(ReportData.from_records(grid()[:1]))).headings[0] == 1
+
+
+def test_a_speedup_over_a_weak_baseline_is_marked() -> None:
+    """Below 60 % of the memory's bandwidth the answer and the table say so; at 60 % they do not."""
+    weak = msgspec.structs.replace(measured(32, 4096), autoregressive_mbu=0.59)
+    sound = msgspec.structs.replace(measured(8, 4096), autoregressive_mbu=0.6)
+    data = ReportData.from_records([weak, sound])
+    table = result_table(data)
+    assert table is not None
+    column = next(i for i, c in enumerate(table.columns) if c.name == "baseline_mbu")
+    cells = {row[0]: format_value(table.columns[column], row[column]) for row in table.rows}
+    assert cells == {32: "59\u202f% †", 8: "60\u202f%"}
+    assert "†" in table.note
+    assert (
+        "over a baseline at 59\u202f% of the memory's bandwidth" in headline(ReportData.from_records([weak])).certainty
+    )
+    assert "baseline" not in headline(ReportData.from_records([sound])).certainty
+
+
+def test_refilled_static_and_adaptive_results_have_their_columns() -> None:
+    plain = measured(8, 4096)
+    rich = msgspec.structs.replace(
+        measured(32, 4096), adaptive=True, refilled_tokens_per_s=812.0, speedup_refilled=1.21, speedup_static_batch=1.1
+    )
+    names = {"refilled_tokens_per_s", "speedup_refilled", "speedup_static_batch"}
+    without = result_table(ReportData.from_records([plain]))
+    table = result_table(ReportData.from_records([plain, rich]))
+    assert without is not None
+    assert table is not None
+    assert not names & {c.name for c in without.columns}
+    assert names <= {c.name for c in table.columns}
+    row = dict(zip((c.name for c in table.columns), table.rows[1], strict=True))
+    assert (row["refilled_tokens_per_s"], row["speedup_refilled"], row["speedup_static_batch"]) == (812.0, 1.21, 1.1)
+    assert str(row["draft"]).endswith("γ up to")
+
+
+def test_an_adaptive_run_is_not_paired_with_the_prediction_of_a_fixed_gamma() -> None:
+    adaptive = msgspec.structs.replace(measured(32, 4096), adaptive=True)
+    assert ReportData.from_records([adaptive, predicted(32, 4096)]).pairs == ()
+    assert len(ReportData.from_records([measured(32, 4096), predicted(32, 4096)]).pairs) == 1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from magicdec.records import Record
-from magicdec.reports.data import ReportData, describe, is_speculative, method_name, siblings
+from magicdec.reports.data import ReportData, describe, is_speculative, method_name, pair_key, siblings
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import (
     BLUE,
@@ -54,9 +54,9 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
         return None
     figure, (upper, lower) = new_figure(height=4.3, rows=2, sharex=True)
     tips = Tips("gamma")
-    _curve(upper, predicted, "expected_tokens_per_step", BLUE)
+    _curve(upper, predicted, "expected_tokens_per_step", BLUE, tips)
     _points(upper, measured, "expected_tokens_per_step", BLUE, tips, "tokens per step")
-    _curve(lower, predicted, "speedup", RED)
+    _curve(lower, predicted, "speedup", RED, tips)
     _points(lower, measured, "speedup", RED, tips, "speedup")
     lower.axhline(1, color=MUTED, lw=0.9, ls=":")
     gammas = sorted({r.gamma for r in (*predicted, *measured)})
@@ -78,6 +78,7 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
         caption=caption,
         figure=figure,
         tips=tips.texts,
+        series=tips.series,
         table=Table(name="gamma-values", title="By γ", columns=_GAMMA_COLUMNS, rows=rows),
     )
 
@@ -131,16 +132,15 @@ def _swept_reference(data: ReportData) -> Record | None:
     return max(rows, key=width)
 
 
-def _curve(axes: Axes, rows: Sequence[Record], field: str, colour: str) -> None:
+def _curve(axes: Axes, rows: Sequence[Record], field: str, colour: str, tips: Tips) -> None:
     points = [(r.gamma, getattr(r, field), r) for r in rows if getattr(r, field) is not None]
     if not points:
         return
     x, y, kept = zip(*points, strict=True)
-    axes.plot(x, y, color=colour)
+    tips.belongs("predicted", *axes.plot(x, y, color=colour))
     if field == "speedup" and all(r.speedup_low is not None and r.speedup_high is not None for r in kept):
-        axes.fill_between(
-            x, [r.speedup_low for r in kept], [r.speedup_high for r in kept], color=colour, alpha=0.15, lw=0
-        )
+        low, high = [r.speedup_low for r in kept], [r.speedup_high for r in kept]
+        tips.belongs("predicted", axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0))
 
 
 def _points(axes: Axes, rows: Sequence[Record], field: str, colour: str, tips: Tips, what: str) -> None:
@@ -150,9 +150,10 @@ def _points(axes: Axes, rows: Sequence[Record], field: str, colour: str, tips: T
             continue
         if field == "speedup" and row.speedup_low is not None and row.speedup_high is not None:
             spread = [[max(value - row.speedup_low, 0)], [max(row.speedup_high - value, 0)]]
-            axes.errorbar(row.gamma, value, yerr=spread, fmt="none", ecolor=colour, lw=1)
+            bars = axes.errorbar(row.gamma, value, yerr=spread, fmt="none", ecolor=colour, lw=1)
+            tips.belongs("measured", *bars.lines[2])
         (mark,) = axes.plot(row.gamma, value, "o", color=colour, mec=PAPER, mew=0.6)
-        tips.add(mark, f"γ = {row.gamma}: {what} {value:.2f}, measured")
+        tips.add(mark, f"γ = {row.gamma}: {what} {value:.2f}, measured", "measured")
 
 
 def _legend(axes: Axes, predicted: bool, measured: bool) -> None:
@@ -179,6 +180,7 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     rows = [r for r in data.measured if r.acceptance_by_position and is_speculative(r)]
     if not rows:
         return None
+    rows = _comparable(rows, data.reference)
     chosen = _deepest_per_method(rows, data.reference)
     histograms = [r for r in chosen if r.acceptance_histogram and sum(r.acceptance_histogram)]
     figure, axes = new_figure(height=4.3 if histograms else 2.7, rows=2 if histograms else 1)
@@ -211,8 +213,25 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
         ),
         figure=figure,
         tips=tips.texts,
+        series=tips.series,
         table=Table(name="positions", title="Acceptance by position", columns=columns, rows=tuple(table)),
     )
+
+
+def _comparable(rows: Sequence[Record], reference: Record | None) -> list[Record]:
+    """The rows of one model, prompts and temperature: where the reference was measured, else of the most drafts.
+
+    Acceptance on other prompts is another quantity, so drafts are compared on the same ones.
+    """
+
+    def setting(row: Record) -> tuple[object, ...]:
+        return row.model, row.prompts, row.temperature, bool(row.simulated_acceptance)
+
+    groups: dict[tuple[object, ...], list[Record]] = defaultdict(list)
+    for row in rows:
+        groups[setting(row)].append(row)
+    own = [setting(r) for r in rows if reference is not None and pair_key(r) == pair_key(reference)]
+    return groups[own[0]] if own else max(groups.values(), key=lambda g: (len({r.draft_method for r in g}), len(g)))
 
 
 def _position_title(row: Record) -> str:
@@ -252,24 +271,25 @@ def _position_series(axes: Axes, row: Record, guess: Record | None, index: int, 
     predicted = (guess.acceptance_by_position or []) if guess is not None else []
     colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
     offset = 0.06 * index
+    series = describe(row, symbol=GAMMA)
     seen = [(i, r, n) for i, (r, n) in enumerate(zip(rates, trials, strict=False), 1) if n != 0]
-    axes.plot([i + offset for i, _, _ in seen], [r for _, r, _ in seen], color=colour, lw=1, alpha=0.5)
+    line = axes.plot([i + offset for i, _, _ in seen], [r for _, r, _ in seen], color=colour, lw=1, alpha=0.5)
+    tips.belongs(series, *line)
     table: list[tuple[Value, ...]] = []
     for i, rate, count in seen:
         low = high = None
         if count:
             low, high = wilson(rate, count)
-            axes.errorbar(i + offset, rate, yerr=[[rate - low], [high - rate]], fmt="none", ecolor=colour, lw=1)
+            spread = [[rate - low], [high - rate]]
+            bars = axes.errorbar(i + offset, rate, yerr=spread, fmt="none", ecolor=colour, lw=1)
+            tips.belongs(series, *bars.lines[2])
         (mark,) = axes.plot(i + offset, rate, marker, color=colour, mec=PAPER, mew=0.6)
-        tips.add(
-            mark, f"{describe(row, symbol=GAMMA)}, position {i}: {100 * rate:.1f} %" + (f" of {count}" if count else "")
-        )
-        table.append(
-            (describe(row, symbol=GAMMA), i, rate, low, high, count, predicted[i - 1] if i <= len(predicted) else None)
-        )
+        tips.add(mark, f"{series}, position {i}: {100 * rate:.1f} %" + (f" of {count}" if count else ""), series)
+        table.append((series, i, rate, low, high, count, predicted[i - 1] if i <= len(predicted) else None))
     if predicted:
-        axes.plot(range(1, len(predicted) + 1), list(predicted), color=colour, ls="--", lw=1.2)
-    axes.plot([], [], marker, color=colour, label=describe(row, symbol=GAMMA))
+        dashed = axes.plot(range(1, len(predicted) + 1), list(predicted), color=colour, ls="--", lw=1.2)
+        tips.belongs(series, *dashed)
+    axes.plot([], [], marker, color=colour, label=series)
     return table
 
 
@@ -284,6 +304,7 @@ def _histogram(axes: Axes, rows: Sequence[Record], tips: Tips) -> None:
             tips.add(
                 bar,
                 f"{describe(row, symbol=GAMMA)}: {accepted} accepted in {100 * count / total:.1f} % of {total} steps",
+                describe(row, symbol=GAMMA),
             )
     axes.set(ylabel="share of steps (%)", xlabel="tokens accepted in a step")
     axes.set_xticks(range(max(len(r.acceptance_histogram or []) for r in rows)))
@@ -296,11 +317,14 @@ def _histogram(axes: Axes, rows: Sequence[Record], tips: Tips) -> None:
 def acceptance_by_budget(data: ReportData) -> Chart | None:
     """Acceptance at the first position against the draft's budget; all gammas of one budget pooled."""
     pooled: dict[tuple[str, int], dict[int, tuple[float, float]]] = defaultdict(dict)
-    for row in data.measured:
-        if not (
-            is_speculative(row) and row.draft_budget and row.acceptance_by_position and not row.simulated_acceptance
-        ):
-            continue
+    rows = [
+        row
+        for row in data.measured
+        if is_speculative(row) and row.draft_budget and row.acceptance_by_position and not row.simulated_acceptance
+    ]
+    for row in _comparable(rows, data.reference) if rows else ():
+        assert row.draft_budget is not None
+        assert row.acceptance_by_position is not None
         trials = (row.acceptance_trials_by_position or [0])[0]
         series = pooled[row.draft_method, row.context_len]
         accepted, tried = series.get(row.draft_budget, (0.0, 0.0))
@@ -337,6 +361,7 @@ def acceptance_by_budget(data: ReportData) -> Chart | None:
         ),
         figure=figure,
         tips=tips.texts,
+        series=tips.series,
         table=Table(name="budget", title="Acceptance by budget", columns=columns, rows=tuple(table)),
     )
 
@@ -365,14 +390,15 @@ def _budget_series(
     budgets = sorted(values)
     rates = [values[b][0] / values[b][1] for b in budgets]
     bands = [wilson(r, int(values[b][1])) for b, r in zip(budgets, rates, strict=True)]
-    axes.fill_between(budgets, [b[0] for b in bands], [b[1] for b in bands], color=colour, alpha=0.18, lw=0)
-    axes.plot(budgets, rates, color=colour)
+    name = method_name(method)
+    band = axes.fill_between(budgets, [b[0] for b in bands], [b[1] for b in bands], color=colour, alpha=0.18, lw=0)
+    tips.belongs(name, band, *axes.plot(budgets, rates, color=colour))
     table: list[tuple[Value, ...]] = []
     for budget, rate, (low, high) in zip(budgets, rates, bands, strict=True):
         (mark,) = axes.plot(budget, rate, marker, color=colour, mec=PAPER, mew=0.6)
         trials = int(values[budget][1])
-        tips.add(mark, f"{method_name(method)}, budget {budget}: {100 * rate:.1f} % of {trials}")
-        table.append((method_name(method), context, budget, rate, low, high, trials))
+        tips.add(mark, f"{name}, budget {budget}: {100 * rate:.1f} % of {trials}", name)
+        table.append((name, context, budget, rate, low, high, trials))
     guesses = {
         r.draft_budget: r.acceptance_by_position[0]
         for r in data.predicted
@@ -380,6 +406,6 @@ def _budget_series(
     }
     if len(guesses) > 1:
         x = sorted(guesses)
-        axes.plot(x, [guesses[b] for b in x], color=colour, ls="--", lw=1.2)
-    axes.plot([], [], marker, color=colour, ls="-", label=f"{method_name(method)}, context {context}")
+        tips.belongs(name, *axes.plot(x, [guesses[b] for b in x], color=colour, ls="--", lw=1.2))
+    axes.plot([], [], marker, color=colour, ls="-", label=f"{name}, context {context}")
     return table

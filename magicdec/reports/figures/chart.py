@@ -21,6 +21,8 @@ class Chart:
     figure: Figure
     table: Table
     tips: dict[str, str] = field(default_factory=dict)
+    series: dict[str, str] = field(default_factory=dict)
+    """Marks by the series that a reader may hide."""
 
     @property
     def alt(self) -> str:

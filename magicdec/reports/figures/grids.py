@@ -176,16 +176,19 @@ def throughput_latency(data: ReportData) -> Chart | None:
     for points, colour, marker, name in ((baselines, GREY, "s", "autoregressive"), (spec, RED, "o", "speculative")):
         if not points:
             continue
-        axes.plot([p[0] / MILLI for p in points], [p[1] for p in points], color=colour, lw=1.4)
+        tips.belongs(name, *axes.plot([p[0] / MILLI for p in points], [p[1] for p in points], color=colour, lw=1.4))
         for latency, rate, row in points:
             (mark,) = axes.plot(latency / MILLI, rate, marker, color=colour, mec=PAPER, mew=0.5)
             what = describe(row, symbol=GAMMA) if name == "speculative" else name
             tips.add(mark, f"batch {row.batch_size}, context {row.context_len}, {what}: {rate:.0f} tokens/s, "
-                           f"{format_seconds(latency)} per token")  # fmt: skip
+                           f"{format_seconds(latency)} per token", name)  # fmt: skip
             table.append((name, row.batch_size, row.context_len, describe(row, symbol=GAMMA), rate, latency))
         latency, rate, row = points[-1]
-        axes.annotate(f"batch {row.batch_size}", (latency / MILLI, rate), xytext=(5, 5), textcoords="offset points",
-                      fontsize=7.5, color=colour)  # fmt: skip
+        note = axes.annotate(
+            f"batch {row.batch_size}", (latency / MILLI, rate), xytext=(5, 5), textcoords="offset points",
+            fontsize=7.5, color=colour,
+        )  # fmt: skip
+        tips.belongs(name, note)
         axes.plot([], [], marker, color=colour, ls="-", label=name)
     axes.set(xlabel="time per token and sequence (ms)", ylabel="tokens/s per device")
     axes.margins(0.12)
@@ -209,6 +212,7 @@ def throughput_latency(data: ReportData) -> Chart | None:
         ),
         figure=figure,
         tips=tips.texts,
+        series=tips.series,
         table=Table(name="pareto", title="Throughput and latency", columns=columns, rows=tuple(table)),
     )
 

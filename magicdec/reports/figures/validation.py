@@ -39,11 +39,12 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
                 x_spread = [[max(m.speedup - m.speedup_low, 0)], [max(m.speedup_high - m.speedup, 0)]]
             if p.speedup_low is not None and p.speedup_high is not None:
                 y_spread = [[max(p.speedup - p.speedup_low, 0)], [max(p.speedup_high - p.speedup, 0)]]
-            axes.errorbar(
+            bars = axes.errorbar(
                 m.speedup, p.speedup, xerr=x_spread, yerr=y_spread, fmt="none", ecolor=GREY, lw=0.7, alpha=0.6
             )
+            tips.belongs(group, *bars.lines[2])
             (mark,) = axes.plot(m.speedup, p.speedup, marker, color=colour, ls="none", mec=PAPER, mew=0.5)
-            tips.add(mark, f"{label_of(m)}: measured {m.speedup:.2f}×, predicted {p.speedup:.2f}×")
+            tips.add(mark, f"{label_of(m)}: measured {m.speedup:.2f}×, predicted {p.speedup:.2f}×", group)
             rows.append((label_of(m), m.speedup, p.speedup, p.speedup / m.speedup - 1))
         axes.plot([], [], marker, color=colour, ls="none", label=group)
     axes.set(xlabel="measured speedup (×)", ylabel="predicted speedup (×)", xlim=(low, high), ylim=(low, high))
@@ -60,6 +61,7 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
         ),
         figure=figure,
         tips=tips.texts,
+        series=tips.series,
         table=Table(name="scatter", title="Measured and predicted speedups", columns=_COLUMNS, rows=tuple(rows)),
     )
 
