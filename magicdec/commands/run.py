@@ -15,6 +15,7 @@ import typer
 from magicdec.commands.options import OutputFormat, console, parse_floats, parse_ints, require
 from magicdec.commands.run_plan import NOT_RUN, read_plan
 from magicdec.errors import ConfigError, MagicdecError
+from magicdec.files import check_writable
 from magicdec.specs.speculation import SELF, SamplingSpec, SpeculationSpec
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ def run_command(
     chosen = [{**given, **_not_in(explicit, row)} for row in planned]
     requests = _merge([_request(options, explicit) for options in chosen])
     require(not stream or prompts != "random", "--stream shows text, and --prompts random has none")
+    for path in (records, save_output):
+        if path is not None:
+            check_writable(path)
     from magicdec.validate.request import Outputs
 
     outputs = Outputs(records=records, resume=resume, save_output=save_output, stream=stream, quiet=quiet)

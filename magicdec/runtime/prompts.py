@@ -100,6 +100,8 @@ def load_prompts(request: PromptRequest, *, tokenizer: Tokenizer | None, vocab_s
     if tokenizer is None:
         raise ConfigError(f"prompts '{request.source}' need a tokenizer; without one use --prompts random")
     stream = _token_stream(request, tokenizer)
+    if not stream:
+        raise ConfigError(f"prompts '{request.source}' hold no text; give a text file, or a directory of them")
     if len(stream) < request.context_len:
         raise ConfigError(
             f"prompts '{request.source}' hold {len(stream)} tokens, fewer than one prompt of {request.context_len}; "

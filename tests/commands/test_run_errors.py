@@ -1,0 +1,146 @@
+"""What `magicdec run` cannot use: one line on stderr that says what was wrong, exit code 2, and no record."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from magicdec.cli import main
+from magicdec.specs.catalog import EMBEDDED_DIRECTORY
+
+SMALL = ("--batch=2", "--context=100", "--gen-len=4", "--draft-budget=32", "--repetitions=1", "--quiet")
+WEIGHTS, PARTS = "model.safetensors", ("model-1.safetensors", "model-2.safetensors")
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(EMBEDDED_DIRECTORY, tmp_path / "model"))
+
+
+def outcome(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The line that a run which must fail prints."""
+    monkeypatch.setattr(sys, "argv", ["magicdec", "run", *SMALL, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, line = capsys.readouterr()
+    assert ended.value.code == 2
+    assert out == ""
+    assert line.count("\n") == 1
+    assert line.startswith("magicdec: ")
+    return line
+
+
+def change_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(directory / WEIGHTS)
+    change(tensors)
+    save_file(tensors, directory / WEIGHTS)
+
+
+def cut_short(directory: Path) -> None:
+    (directory / WEIGHTS).write_bytes((directory / WEIGHTS).read_bytes()[:100_000])
+
+
+def lose_a_part(directory: Path) -> None:
+    tensors = load_file(directory / WEIGHTS)
+    place = {name: PARTS[i % 2] for i, name in enumerate(sorted(tensors))}
+    save_file({name: tensors[name] for name in tensors if place[name] == PARTS[0]}, directory / PARTS[0])
+    (directory / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": place}))
+
+
+def lose_all(directory: Path) -> None:
+    (directory / WEIGHTS).unlink()
+
+
+def drop_a_column(directory: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[DOWN] = tensors[DOWN][:, 1:].contiguous()
+
+    change_weights(directory, change)
+
+
+def drop_a_tensor(directory: Path) -> None:
+    change_weights(directory, lambda tensors: tensors.pop(DOWN))
+
+
+def spoil(directory: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[DOWN][3, 5] = float("nan")
+
+    change_weights(directory, change)
+
+
+def enlarge_tokenizer(directory: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_tokens([f"<added {i}>" for i in range(5000)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut_short, "not a readable safetensors file"),
+        (lose_a_part, f"lacks {PARTS[1]}"),
+        (lose_all, "holds no *.safetensors file"),
+        (drop_a_column, f"{DOWN} has shape [192, 511], but its config.json calls for [192, 512]"),
+        (drop_a_tensor, f"has no tensor {DOWN}"),
+        (spoil, "not finite at step 0 in sequence(s) 0, 1; first in layer 1"),
+        (enlarge_tokenizer, "tokens, the model only 2048: they do not belong together"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_checkpoint_that_cannot_be_used(
+    checkpoint: Path,
+    damage: Callable[[Path], None],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    damage(checkpoint)
+    records = tmp_path / "records.jsonl"
+    line = outcome(monkeypatch, capsys, "--model", str(checkpoint), "--records", str(records))
+    assert message in line
+    assert not records.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--context", "6000"), "exceeds the 5632 positions of embedded; the longest context is 5624"),
+        (("--batch", "10000000"), "are free; the largest batch that fits is"),
+        (("--draft", "llama-68m", "--draft-method", "full"), "a vocabulary of 32000, target embedded of 2048"),
+        (("--draft-budget", "101"), "draft budget 101 exceeds the context 100; the largest is 100"),
+        (("--gamma", "33"), "gamma must be between 0 and 32"),
+        (("--draft", "eagle"), "planned for but not run; use --draft self, ngram or a model"),
+        (("--prompts", "/nowhere"), "known: random, recall, stdlib"),
+        (("--prompts", "{tmp_path}"), "hold no text"),
+        (("--model", "embeded"), "did you mean embedded"),
+        (("--dtype", "float8"), "known: bfloat16, float16, float32"),
+        (("--queue", "1"), "use at least 2"),
+        (("--simulate-acceptance", "2"), "rates between 0 and 1"),
+        (("--records", "{tmp_path}"), "it is a directory"),
+        (("--save-output", "{tmp_path}"), "it is a directory"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_an_option_that_cannot_be_used(
+    arguments: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    given = [argument.format(tmp_path=tmp_path) for argument in arguments]
+    assert message in outcome(monkeypatch, capsys, *given)
