@@ -164,10 +164,16 @@ def _print_tables(document: dict[str, Any], why: bool) -> None:
         console.print(_breakdown_table(document["breakdown"], best["gamma"]))
         console.print(_memory_line(document["memory"]))
     if document["needs_acceptance"]:
-        names = ", ".join(f"{each['draft']}/{each['draft_method']}" for each in document["needs_acceptance"])
+        names = ", ".join(_wanted(each) for each in document["needs_acceptance"])
         console.print(f"needs acceptance (none published for {document['model']}): {names}", style="dim")
     for note in document["notes"]:
         console.print(f"note: {note}", style="dim")
+
+
+def _wanted(lacking: dict[str, Any]) -> str:
+    rate = lacking["break_even_acceptance_rate"]
+    pays = f"pays from a rate of {rate:.2f}" if rate is not None else "pays at no rate"
+    return f"{lacking['draft']}/{lacking['draft_method']} ({pays})"
 
 
 def _ms(seconds: float) -> str:

@@ -10,22 +10,25 @@ under the latency limits and the memory. Every candidate is evaluated: the searc
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel import candidates
-from magicdec.perfmodel.acceptance import static_batch_efficiency
+from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step, static_batch_efficiency
 from magicdec.perfmodel.candidates import Points, Row
 from magicdec.perfmodel.document import SCHEMA_VERSION, PlanDocument, gamma_table
-from magicdec.perfmodel.drafts import DraftOption, draft_options
-from magicdec.perfmodel.request import Device, Lengths, PlanRequest, resolve
+from magicdec.perfmodel.drafts import NAMED_DRAFTS, RATE_BUDGET, DraftOption, draft_options
+from magicdec.perfmodel.grid import Grid, evaluate
+from magicdec.perfmodel.request import DEFAULT_MAX_GAMMA, Device, Lengths, PlanRequest, resolve
 from magicdec.perfmodel.search import answer, best_autoregressive, finish
+from magicdec.perfmodel.steps import SPARSE_METHODS
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import DraftMethod
 from magicdec.units import format_seconds
 
 __all__ = ["PlanDocument", "PlanRequest", "plan"]
@@ -149,7 +152,9 @@ def _document(
         "pareto": frontier,
         "best_latency": frontier[0] if frontier else None,
         "best_throughput": frontier[-1] if frontier else None,
-        "needs_acceptance": lacking,
+        "needs_acceptance": [
+            {**each, "break_even_acceptance_rate": _paying_rate(device, best, each)} for each in lacking
+        ],
         **detail,
         "gamma_table": _gamma_table(device, best),
         "notes": _notes(device, devices, best, drafted),
@@ -216,6 +221,36 @@ def _detail(device: Device, best: Row) -> dict[str, Any]:
     sizes["largest_batch"] = float(drafted[where])
     sizes["largest_autoregressive_batch"] = float(device.largest_batches(lengths)[where])
     return {"breakdown": candidates.breakdown(setup, prediction, best["tp_size"]), "memory": sizes}
+
+
+def _paying_rate(device: Device, best: Row, lacking: dict[str, str]) -> float | None:
+    """The least rate, alike at all positions, from which a draft would pay at the best row's batch, context and tp (a
+    sparse one with a budget of RATE_BUDGET); None where none does. Steps are those at a rate of 0.8."""
+    lengths, point = _point(device, best)
+    method = cast(DraftMethod, lacking["draft_method"])
+    budget = min(RATE_BUDGET, max(8, int(lengths.prompt_len) // 2)) if method in SPARSE_METHODS else 0
+    usual = constant_profile(0.8)
+    option = DraftOption(
+        draft=lacking["draft"],
+        method=method,
+        model=None if lacking["draft"] in NAMED_DRAFTS else load_model_spec(lacking["draft"]),
+        budgets=(budget,),
+        acceptance=usual,
+        draft_tp_size=device.request.draft_tp_size,
+    )
+    gammas = np.arange(1, DEFAULT_MAX_GAMMA + 1)
+    grid = Grid(
+        batch_sizes=point.batch, context_lens=point.context, tp_sizes=point.tp, budgets=option.budgets, gammas=gammas,
+        gen_len=lengths.growth, max_lens=point.max_len,
+    )  # fmt: skip
+    result = evaluate(device.setup(option), usual, grid)
+    rates = np.linspace(0.0, 1.0, 201)
+    tokens = expected_tokens_per_step(np.repeat(rates[:, None, None], len(gammas), axis=-1), gammas)
+    speedups = (
+        tokens * float(np.ravel(result.autoregressive_step_s)[0]) / np.broadcast_to(result.step_s, grid.shape).ravel()
+    )
+    pays = np.flatnonzero(speedups.max(axis=-1) > 1.0)
+    return float(rates[pays[0]]) if len(pays) else None
 
 
 def _option_of(device: Device, row: Row) -> DraftOption | None:

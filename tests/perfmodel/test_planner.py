@@ -289,3 +289,23 @@ def test_a_draft_that_the_ranks_do_not_split_runs_on_the_most_that_do() -> None:
         engine="ours",
     )
     assert {row["draft_tp_size"] for row in plan(request).candidates} == {6}
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle", "topk"])
+def test_a_draft_that_needs_acceptance_says_from_which_rate_it_would_pay(method: str) -> None:
+    case = {"tp_size": 8, "batch_sizes": (64,), "context_lens": (32_768,)}
+    lacking = {each["draft_method"]: each for each in plan(PlanRequest(**case)).document["needs_acceptance"]}
+    rate = lacking[method]["break_even_acceptance_rate"]
+    assert 0.05 < rate < 0.95
+    above, below = (
+        plan(PlanRequest(**case, draft_method=method, acceptance_rate=rate + shift)).candidates[0]["speedup"]
+        for shift in (0.01, -0.015)
+    )
+    assert below < 1.0 < above
+
+
+def test_a_draft_that_can_never_pay_says_so() -> None:
+    """At batch 1 and a short context a step of the same model costs as much with a sparse cache."""
+    document = plan(PlanRequest(draft_method="topk", batch_sizes=(1,), context_lens=(512,), tp_size=8))
+    assert document.document["needs_acceptance"][0]["break_even_acceptance_rate"] is None
+    assert document.best["gamma"] == 0
