@@ -76,6 +76,8 @@ def grid_command(
         end_progress(quiet)
     if output_format is OutputFormat.TABLE:
         tables.print_comparison(comparison.to_document(), console())
+    elif output_format is OutputFormat.CSV:
+        print(tables.rows_to_csv(comparison.to_document()["rows"]), end="")
     else:
         print(json.dumps(comparison.to_document(), indent=1))
     raise typer.Exit(0 if comparison.passed else 1)

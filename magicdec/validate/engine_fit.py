@@ -16,7 +16,8 @@ import numpy as np
 from scipy.optimize import least_squares, nnls
 
 from magicdec.perfmodel.cost import Array
-from magicdec.perfmodel.steps import Setup, step_terms
+from magicdec.perfmodel.speculative import relative_errors
+from magicdec.perfmodel.steps import Setup, StepTerms, step_terms
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
@@ -54,10 +55,7 @@ FITTED_PHASES = ("autoregressive", "draft", "verify")
 FACTOR_PRIOR = 0.25
 """Standard deviation, in log, by which a factor is expected to differ from 1 before anything was measured."""
 OVERHEAD_SCALE_S = 200 * MICRO
-IQR_OF_A_STANDARD_DEVIATION = 1.35
-SHARE_IN_SPEEDUP = 0.7
-"""A speedup is a ratio of times that are fitted together: part of their errors cancel. The machine's own noise does
-not: it moves memory-bound and compute-bound steps differently."""
+SMALLEST_ERROR, LARGEST_ERROR = 0.03, 0.5
 
 
 def fit_engine(
@@ -97,15 +95,55 @@ def fit_engine(
     solution = least_squares(residuals, start, bounds=(lower, upper), loss="soft_l1", f_scale=0.1)
     fitted = profile(solution.x)
     phase_error = {name: float(np.median(np.abs(np.expm1(e)))) for name, e in errors(fitted).items()}
-    spread = float(np.sqrt(np.mean(np.concatenate(list(errors(fitted).values())) ** 2)))
-    rounds = max(1, int(np.median([len(p.seconds) for p in points])))
-    noise = float(np.median([p.spread for p in points])) / IQR_OF_A_STANDARD_DEVIATION / np.sqrt(rounds)
-    fitted = msgspec.structs.replace(
-        fitted,
-        relative_error=float(np.clip(np.hypot(spread, noise), 0.03, 0.5)),
-        speedup_relative_error=float(np.clip(np.hypot(SHARE_IN_SPEEDUP * spread, noise), 0.03, 0.5)),
+    num_timings = sum(table["time_s"].size for table in tables.values())
+    spent = len(FITTED_FACTORS) + len(FITTED_OVERHEADS)
+    in_sample = np.sqrt(num_timings / max(num_timings - spent, 1.0))
+    of_step, of_speedup = (
+        float(np.clip(in_sample * error, SMALLEST_ERROR, LARGEST_ERROR))
+        for error in unexplained_errors(points, model=model, hardware=hardware, precision=precision, engine=fitted)
     )
+    fitted = msgspec.structs.replace(fitted, relative_error=of_step, speedup_relative_error=of_speedup)
     return EngineFit(fitted, phase_error)
+
+
+STEP_PHASES = ("verify", "accept", "upkeep")
+"""What a speculative step has beside its draft steps."""
+
+
+def unexplained_errors(
+    points: Sequence[TimedPoint],
+    *,
+    model: ModelSpec,
+    hardware: HardwareProfile,
+    precision: Precision,
+    engine: EngineProfile,
+) -> tuple[float, float]:
+    """Root mean square of what the kernels' own errors leave unexplained, over the timed shapes: of the times of whole
+    steps, and of their ratio, autoregressive over speculative, in which errors of terms that both have cancel.
+
+    The kernels' part is the one that perfmodel/speculative.py takes into its intervals.
+    """
+    tables = {name: _columns(points, name, greedy=False) for name in ("autoregressive", "draft", *STEP_PHASES)}
+    columns = tables["autoregressive"]
+    alone_s = columns["time_s"]
+    step_s = columns["gamma"] * tables["draft"]["time_s"] + sum(tables[name]["time_s"] for name in STEP_PHASES)
+    terms = _terms(columns, model=model, hardware=hardware, precision=precision, engine=engine)
+    missed_alone, missed_step = np.log(terms.autoregressive.total_s / alone_s), np.log(terms.step_s / step_s)
+    kernels = {group: error for group, error in relative_errors(hardware, engine).items() if group != "overhead"}
+    alone_seconds = {str(group): seconds for group, seconds in terms.autoregressive.group_seconds().items()}
+    alone_share, share = (
+        np.stack([seconds[group] / total * error for group, error in kernels.items()])
+        for seconds, total in (
+            (alone_seconds, terms.autoregressive.total_s),
+            (terms.step_seconds("group"), terms.step_s),
+        )
+    )
+
+    def left(missed: Array, explained: Array) -> float:
+        return float(np.sqrt(max(np.mean(missed**2) - np.mean(np.sum(explained**2, axis=0)), 0.0)))
+
+    of_step = left(np.concatenate([missed_alone, missed_step]), np.concatenate([alone_share, share], axis=1))
+    return of_step, left(missed_alone - missed_step, alone_share - share)
 
 
 def predict_phase(
@@ -118,6 +156,19 @@ def predict_phase(
     engine: EngineProfile,
 ) -> Array:
     """Seconds of one phase at the columns' shapes."""
+    terms = _terms(columns, model=model, hardware=hardware, precision=precision, engine=engine)
+    seconds: Array = getattr(terms, name).total_s
+    return seconds
+
+
+def _terms(
+    columns: dict[str, Array],
+    *,
+    model: ModelSpec,
+    hardware: HardwareProfile,
+    precision: Precision,
+    engine: EngineProfile,
+) -> StepTerms:
     setup = Setup(
         model=model,
         hardware=hardware,
@@ -126,7 +177,7 @@ def predict_phase(
         sampling=SamplingSpec(temperature=1.0),
         precision=precision,
     )
-    terms = step_terms(
+    return step_terms(
         setup,
         batch=columns["batch_size"],
         kv_len=columns["context_len"],
@@ -135,8 +186,6 @@ def predict_phase(
         tp_size=1,
         full_acceptance=0.0,
     )
-    seconds: Array = getattr(terms, name).total_s
-    return seconds
 
 
 def _columns(points: Sequence[TimedPoint], table: str, *, greedy: bool) -> dict[str, Array]:
