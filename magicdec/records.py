@@ -27,6 +27,9 @@ from magicdec.errors import StorageError
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """How a record of each earlier schema version becomes one of the next. Version 1 is the first."""
+BASELINE_MBU_FLOOR = 0.6
+"""A speedup over an autoregressive run below this share of the memory's bandwidth is marked: it owes something to that
+run's overheads."""
 Source = Literal["analytical", "calibrated", "measured"]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from magicdec.errors import ConfigError, StorageError
-from magicdec.records import Record
+from magicdec.records import BASELINE_MBU_FLOOR, Record
 
 PAIR_FIELDS = (
     "model", "draft", "draft_method", "draft_budget", "gamma", "tp_size", "batch_size", "context_len", "temperature",
@@ -31,7 +31,6 @@ CANDIDATE_FIELDS = (
     "speedup", "speedup_low", "speedup_high", "bound_by", "memory_bytes_per_gpu", "acceptance_by_position",
 )  # fmt: skip
 PLAN_SCHEMA_VERSION = 1
-BASELINE_MBU_FLOOR = 0.6
 WEAK_BASELINE = "†"
 WEAK_BASELINE_NOTE = (
     f"{WEAK_BASELINE} The autoregressive baseline reads less than {BASELINE_MBU_FLOOR:.0%} of what the memory could: "

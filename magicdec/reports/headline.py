@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from magicdec.records import Record
-from magicdec.reports.data import BASELINE_MBU_FLOOR, ReportData, has_weak_baseline, is_speculative, method_name
+from magicdec.records import BASELINE_MBU_FLOOR, Record
+from magicdec.reports.data import ReportData, has_weak_baseline, is_speculative, method_name
 from magicdec.reports.style import percent, thousands
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from magicdec.records import Record
-from magicdec.reports.data import describe, is_speculative
+from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, describe, has_weak_baseline, is_speculative
 from magicdec.reports.style import GAMMA
 from magicdec.units import format_bytes, format_rate, format_seconds
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 FRACTION_WORDS = ("mape", "error", "coverage", "regret", "gamma_exact", "gamma_within", "noise", "bias")
 """Numbers whose name holds one of these words are fractions, shown in per cent."""
-
-SLOW_MARK = "!"
-"""Marks a speedup that a note says something about."""
 
 COMPARISON_COLUMNS = {
     "draft": "draft_method", "budget": "draft_budget", "gamma": "gamma", "batch": "batch_size",
@@ -81,6 +78,8 @@ def print_run(results: Sequence[Record], console: Console) -> None:
     _print_table(console, ("configuration", *names), [_run_row(record) for record in results])
     for line in (*_run_summary(first), *(line for record in results for line in _run_details(record))):
         console.print(line, soft_wrap=True)
+    if any(map(has_weak_baseline, results)):
+        console.print(WEAK_BASELINE_NOTE, soft_wrap=True)
 
 
 def _run_row(record: Record) -> list[str]:
@@ -89,7 +88,7 @@ def _run_row(record: Record) -> list[str]:
 
     speculative = is_speculative(record)
     draft = record.draft_step_s * record.gamma if speculative and record.draft_step_s is not None else None
-    tokens = record.expected_tokens_per_step
+    tokens, mbu = record.expected_tokens_per_step, record.autoregressive_mbu
     return [
         describe(record, symbol=GAMMA),
         f"{record.tokens_per_s:.0f}" if record.tokens_per_s is not None else "",
@@ -99,7 +98,9 @@ def _run_row(record: Record) -> list[str]:
         seconds(record.accept_step_s) if speculative else "",
         f"{tokens:.2f}" if speculative and tokens is not None else "",
         f"{record.speedup:.2f}x" if record.speedup is not None else "",
-        f"{record.autoregressive_mbu:.0%}{SLOW_MARK * bool(record.notes)}" if record.autoregressive_mbu else "",
+        f"{record.autoregressive_mbu:.0%}{WEAK_BASELINE * has_weak_baseline(record)}"
+        if record.autoregressive_mbu
+        else "",
     ]
 
 
@@ -150,7 +151,6 @@ def _run_details(record: Record) -> Iterable[str]:
             f"{name}: {record.refilled_tokens_per_s:.0f} tok/s with slots refilled from the queue, prefill included: "
             f"speedup {record.speedup_refilled:.2f}"
         )
-    yield from (f"{SLOW_MARK} {name}: {note}" for note in record.notes)
     if record.num_divergences is not None:
         ties = f", {record.num_near_ties} at near-ties" if record.num_near_ties else ""
         yield f"{name}: {record.num_divergences} divergences from autoregressive decoding{ties}"

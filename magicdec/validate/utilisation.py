@@ -34,8 +34,6 @@ PRECISIONS = {
 """float16 takes the bytes of bfloat16."""
 ANY_HARDWARE = "a100-sxm-80gb"
 """What a configuration needs of memory does not depend on the device; only what fits does."""
-LOW_MBU = 0.6
-"""An autoregressive baseline below this share is slow for its machine, and a speedup over it flatters."""
 
 
 def all_ranks_bandwidth_bytes_per_s(tp: TensorParallel, device: str) -> float:
