@@ -98,9 +98,7 @@ def _run_row(record: Record) -> list[str]:
         seconds(record.accept_step_s) if speculative else "",
         f"{tokens:.2f}" if speculative and tokens is not None else "",
         f"{record.speedup:.2f}x" if record.speedup is not None else "",
-        f"{record.autoregressive_mbu:.0%}{WEAK_BASELINE * has_weak_baseline(record)}"
-        if record.autoregressive_mbu
-        else "",
+        f"{mbu:.0%}{WEAK_BASELINE * has_weak_baseline(record)}" if mbu is not None else "",
     ]
 
 
