@@ -166,7 +166,8 @@ def _prefill(setup: Setup, points: Points) -> tuple[Array, Array]:
 
 
 def tokens_error(setup: Setup, acceptance: AcceptanceProfile | None, points: Points, source_error: float) -> Array:
-    """One relative standard deviation of the expected tokens per step, from that of the rates."""
+    """One relative standard deviation of the tokens per step: from that of the law's rates, and from which sequences
+    a batch happens to hold, whose own rates differ by the profile's `spread`."""
     if acceptance is None or not np.any(points.gamma > 0):
         return np.zeros(len(points))
     kv_len = points.context + points.gen_len / 2.0
@@ -178,8 +179,13 @@ def tokens_error(setup: Setup, acceptance: AcceptanceProfile | None, points: Poi
 
     own = _half_range(rates(-1.0), rates(1.0), points.gamma)
     middle = rates(0.0)
-    other = _half_range(middle - source_error, middle + source_error, points.gamma) if source_error else 0.0
-    error: Array = np.hypot(own, other)
+
+    def shifted(by: Array) -> Array:
+        return _half_range(middle - by, middle + by, points.gamma) if np.any(by) else np.zeros(len(points))
+
+    of_source = shifted(np.asarray(source_error))
+    of_batch = shifted((acceptance.spread / np.sqrt(points.batch))[:, None])
+    error: Array = np.sqrt(own**2 + of_source**2 + of_batch**2)
     return error
 
 
