@@ -34,6 +34,7 @@ PAIRING = (
     "draft",
     "draft_method",
     "draft_budget",
+    "draft_weight_dtype",
     "gamma",
     "tp_size",
     "batch_size",

@@ -1,4 +1,4 @@
-"""The engine's constants, fitted to phases of a known engine: they come back, and their stated error is the true one."""
+"""The engine's constants, fitted to phases of a known engine: they come back, and the stated error is the true one."""
 
 from __future__ import annotations
 
