@@ -9,6 +9,7 @@ always replayed in the order of their capture.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -79,12 +80,18 @@ def capture(part: Callable[[], T], pool: Any) -> tuple[Replay, T, Any]:
     stream = _capture_stream()
     torch.cuda.synchronize()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            results = part()
-        finally:
-            graph.capture_end()
+    is_collecting = gc.isenabled()
+    gc.disable()  # a collection could free another graph, which is not allowed meanwhile
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                results = part()
+            finally:
+                graph.capture_end()
+    finally:
+        if is_collecting:
+            gc.enable()
     torch.cuda.current_stream().wait_stream(stream)
     return graph.replay, results, graph.pool()
 
