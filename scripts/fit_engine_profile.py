@@ -31,6 +31,7 @@ from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, save_engine
 from magicdec.validate import acceptance as depth
 from magicdec.validate.csv_rows import PUBLISHED_DIRECTORY, read_rows
 from magicdec.validate.published import (
+    FITTED_DEVICE,
     PublishedRow,
     evaluate,
     fit_rate,
@@ -321,6 +322,7 @@ def write_engine(engine: EngineProfile, errors: EngineErrors) -> EngineProfile:
         **rounded,
         relative_error=round(errors.latency, 3),
         speedup_relative_error=round(errors.speedup, 3),
+        fitted_device=FITTED_DEVICE,
         fitted_on="half of the published latencies of Llama-2-7B-32K with TinyLlama-1.1B on 8xA100 (9 of 20 shapes, a "
         "checkerboard over contexts x batches)",
         sources={

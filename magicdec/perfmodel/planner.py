@@ -24,6 +24,7 @@ from magicdec.perfmodel.drafts import NAMED_DRAFTS, RATE_BUDGET, DraftOption, dr
 from magicdec.perfmodel.grid import Grid, evaluate
 from magicdec.perfmodel.request import DEFAULT_MAX_GAMMA, Device, Lengths, PlanRequest, resolve
 from magicdec.perfmodel.search import answer, best_autoregressive, finish
+from magicdec.perfmodel.speculative import is_engine_fitted_on
 from magicdec.perfmodel.steps import SPARSE_METHODS
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
@@ -343,6 +344,12 @@ def _notes(device: Device, devices: list[Device], best: Row, drafted: list[Row])
     if not device.engine.fitted_on:
         notes.append(
             f"engine profile {device.engine.name} is not fitted to measurements: its fixed costs are estimates"
+        )
+    elsewhere = [each.hardware.name for each in devices if not is_engine_fitted_on(each.hardware, each.engine)]
+    if elsewhere:
+        notes.append(
+            f"engine profile {device.engine.name} was fitted on {device.engine.fitted_device}: "
+            f"its fixed costs on {', '.join(elsewhere)} are less sure, which is in the intervals"
         )
     if len({row["acceptance_source"] for row in drafted}) > 1:
         notes.append(

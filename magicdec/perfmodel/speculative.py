@@ -202,6 +202,15 @@ Z_90 = 1.6448536269514722
 """A normal variable lies within ± this many standard deviations with probability 0.9."""
 
 
+OTHER_DEVICE_ERROR = 0.2
+"""Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and clocks differ."""
+
+
+def is_engine_fitted_on(hw: HardwareProfile, engine: EngineProfile) -> bool:
+    """Whether the engine's fixed costs were measured with this device (or are said to hold for any)."""
+    return engine.fitted_device in ("", hw.name)
+
+
 def relative_errors(hw: HardwareProfile, engine: EngineProfile) -> dict[str, float]:
     """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs."""
     return {
@@ -209,7 +218,9 @@ def relative_errors(hw: HardwareProfile, engine: EngineProfile) -> dict[str, flo
         "attention": hw.attention_curve().fit.relative_error,
         "elementwise": hw.elementwise_curve().fit.relative_error,
         "link": hw.allreduce_curve().fit.relative_error,
-        "overhead": engine.relative_error,
+        "overhead": engine.relative_error
+        if is_engine_fitted_on(hw, engine)
+        else max(engine.relative_error, OTHER_DEVICE_ERROR),
     }
 
 

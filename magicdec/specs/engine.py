@@ -28,6 +28,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     name: str
     description: str = ""
     fitted_on: str = ""
+    fitted_device: str = ""
+    """The hardware profile that the constants were fitted with; elsewhere fixed costs are less sure. Empty: any."""
     sources: dict[str, str] = {}
 
     # Kernels

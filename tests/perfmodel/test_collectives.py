@@ -102,7 +102,7 @@ def test_four_ranks_on_b200_agree_with_another_source(size, microseconds):
 
 
 def test_the_switch_adds_long_messages_of_enough_ranks():
-    """Hopper: with eight ranks the switch takes 256 KiB, where the direct kernels would take longer; two never use it."""
+    """Hopper: with eight ranks from 256 KiB to 64 MiB; with two never."""
     hw = load_hardware("h100")
     without = msgspec.structs.replace(hw, allreduce=msgspec.structs.replace(hw.allreduce, in_switch_ranks=None))
     sizes = np.array([2.0**17, 2.0**18, 2.0**22, 2.0**25, 2.0**26])

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile, default_profile
 from magicdec.perfmodel.acceptance_law import Law
-from magicdec.perfmodel.speculative import StepPrediction, interval, predict, tokens_per_step
+from magicdec.perfmodel.speculative import StepPrediction, interval, predict, relative_errors, tokens_per_step
 from magicdec.perfmodel.steps import Setup, draft_kv_tokens, memory_need, prefill_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import load_hardware
+from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 
@@ -296,3 +296,20 @@ def test_a_published_profile_serves_where_there_is_one() -> None:
     if profile is None:
         pytest.skip("no shipped profile of this pair")
     assert 1.0 < float(step(acceptance=profile).speedup) < 3.0
+
+
+def test_an_engine_on_another_device_than_it_was_fitted_on_is_less_sure() -> None:
+    """Only its fixed costs: a speedup that they hardly enter keeps its interval."""
+
+    def width(hardware: HardwareProfile) -> float:
+        prediction = predict(
+            LLAMA, None, hardware, ENGINE, STREAMING, batch=64, context=32_000, tp_size=8, acceptance=RATE
+        )
+        bounds = interval(prediction)
+        return float(bounds.speedup_high / bounds.speedup_low)
+
+    renamed = msgspec.structs.replace(A100, name="another-device")
+    anywhere = msgspec.structs.replace(ENGINE, fitted_device="")
+    assert width(renamed) > width(A100)
+    assert relative_errors(renamed, ENGINE)["overhead"] == 0.2
+    assert relative_errors(renamed, anywhere) == relative_errors(A100, ENGINE)
