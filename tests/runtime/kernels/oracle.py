@@ -40,9 +40,9 @@ class Inputs:
 def random_inputs(case: Case, dtype: torch.dtype, *, seed: int = 0, device: str = "cpu") -> Inputs:
     """The longest sequence ends at the last slot, the shortest at its first tokens (but behind a hole)."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (case.sequences, case.kv_heads, case.slots + 5, 2, case.head_dim)
+    shape = (2, case.sequences, case.kv_heads, case.slots + 5, case.head_dim)
     storage = torch.randn(shape, generator=generator).to(device, dtype)
-    keys, values = storage[:, :, : case.slots].unbind(3)
+    keys, values = storage[:, :, :, : case.slots].unbind(0)
     fused = torch.randn(case.sequences, case.tokens, case.heads + 3, case.head_dim, generator=generator)
     lowest = case.hole_stop or 0
     lengths_B = torch.linspace(lowest, case.slots - case.tokens, case.sequences).long()

@@ -1,0 +1,188 @@
+"""Every attention kernel that runs here against fp64 on ragged inputs; on a GPU also its time, over what memory allows.
+
+    python -m benchmarks.attention_backends [--batch 32] [--context 16384] [--seconds 120]
+
+The last line of stdout is one JSON object: `max_error` by kernel and dtype, of outputs and of probabilities; on a GPU
+`times`, one row per kernel, query tokens and number of splits. On a CPU, Triton's kernels are interpreted: their errors
+are real, their times would mean nothing. Shapes timed are those of a layer of Llama-3.1-8B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from magicdec.runtime.attention import Visible, Workspace, reference_attention
+from magicdec.runtime.kernels import cpu_attention, flex_attention, has_triton
+from tests.runtime.kernels.oracle import Case, Inputs, exact_attention, random_inputs
+
+Backend = Callable[[Inputs, bool], tuple[torch.Tensor, torch.Tensor | None]]
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+CASES = (
+    Case(heads=8, kv_heads=2, head_dim=64, tokens=1, slots=300),
+    Case(heads=4, kv_heads=1, head_dim=128, tokens=4, slots=300),
+    Case(heads=4, kv_heads=4, head_dim=64, tokens=8, slots=300, window=100),
+    Case(heads=4, kv_heads=2, head_dim=64, tokens=16, slots=300, hole_stop=150),
+)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WARM_UP, ROUNDS = 3, 10
+
+
+def backends(device: str) -> dict[str, Backend]:
+    """The kernels that this machine can run."""
+    found: dict[str, Backend] = {"reference": reference, "flex": flex}
+    if device == "cpu":
+        found["cpu"] = on_cpu
+    if has_triton():
+        found["triton"] = in_triton
+    return found
+
+
+def reference(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    visible = Visible(last_BT=inputs.last_BT, stop=inputs.keys_BKSD.shape[2], window=inputs.window, empty=inputs.empty)
+    return reference_attention(
+        inputs.query_BTAD,
+        inputs.keys_BKSD,
+        inputs.values_BKSD,
+        visible,
+        workspace=Workspace(),
+        probabilities=probabilities,
+    )
+
+
+def on_cpu(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if not cpu_attention.supports(inputs.query_BTAD, inputs.keys_BKSD, inputs.values_BKSD):
+        raise NotImplementedError
+    return cpu_attention.decode_attention(**vars(inputs), probabilities=probabilities)
+
+
+def in_triton(
+    inputs: Inputs, probabilities: bool, num_splits: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    from magicdec.runtime.kernels import triton_attention
+
+    return triton_attention.decode_attention(**vars(inputs), probabilities=probabilities, num_splits=num_splits)
+
+
+def flex(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if probabilities:
+        raise NotImplementedError
+    slots = inputs.keys_BKSD.shape[2]
+    mask = flex_attention.block_mask(inputs.last_BT, slots, window=inputs.window, empty=inputs.empty)
+    return flex_attention.decode_attention(inputs.query_BTAD, inputs.keys_BKSD, inputs.values_BKSD, mask), None
+
+
+def prepared_flex(inputs: Inputs) -> Callable[[], Any]:
+    """Without building the mask, which serves every layer of a pass."""
+    mask = flex_attention.block_mask(inputs.last_BT, inputs.keys_BKSD.shape[2])
+    return partial(flex_attention.decode_attention, inputs.query_BTAD, inputs.keys_BKSD, inputs.values_BKSD, mask)
+
+
+def max_errors(backend: Backend, device: str) -> dict[str, dict[str, float | None]]:
+    """Largest absolute error over the cases, by dtype; None where the kernel does not offer it."""
+    errors: dict[str, dict[str, float | None]] = {}
+    for name, dtype in DTYPES.items():
+        errors[name] = {}
+        for kind, probabilities in (("output", False), ("probabilities", True)):
+            try:
+                errors[name][kind] = max(error(backend, case, dtype, device, probabilities) for case in CASES)
+            except NotImplementedError:
+                errors[name][kind] = None
+    return errors
+
+
+def error(backend: Backend, case: Case, dtype: torch.dtype, device: str, probabilities: bool) -> float:
+    inputs = random_inputs(case, dtype, device=device)
+    result = backend(inputs, probabilities)[int(probabilities)]
+    expected = exact_attention(inputs)[int(probabilities)]
+    assert result is not None
+    return float((result[..., : expected.shape[-1]] - expected).abs().max())
+
+
+def layer_inputs(batch: int, context: int, tokens: int) -> Inputs:
+    """A layer's keys and values of a full batch, all of them as long as the context."""
+    shape = (batch, KV_HEADS, context, HEAD_DIM)
+    keys, values = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    query = torch.randn(batch, tokens, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    last_BT = (context - tokens + torch.arange(tokens, device="cuda")).expand(batch, -1)
+    return Inputs(query_BTAD=query, keys_BKSD=keys, values_BKSD=values, last_BT=last_BT, window=None, empty=None)
+
+
+def time_s(call: Callable[[], Any]) -> float:
+    """Median over rounds, on the device's clock."""
+    for _ in range(WARM_UP):
+        call()
+    seconds = []
+    for _ in range(ROUNDS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        seconds.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(seconds)
+
+
+def timings(batch: int, context: int, limit_s: float) -> list[dict[str, Any]]:
+    """Each kernel with 1 to 8 query tokens; Triton's with other numbers of splits and with probabilities too."""
+    end_s = time.perf_counter() + limit_s
+    rows: list[dict[str, Any]] = []
+    calls: dict[str, Callable[[Inputs], Callable[[], Any]]] = {
+        "triton": lambda inputs: partial(in_triton, inputs, False),
+        "triton, probabilities": lambda inputs: partial(in_triton, inputs, True),
+    }
+    for splits in (1, 2, 4, 8, 16):
+        calls[f"triton, {splits} splits"] = lambda inputs, splits=splits: partial(in_triton, inputs, False, splits)
+    calls["reference"] = lambda inputs: partial(reference, inputs, False)
+    calls["flex"] = prepared_flex
+    for name, prepare in calls.items():
+        for tokens in range(1, 9):
+            if time.perf_counter() > end_s:
+                return rows
+            inputs = layer_inputs(batch, context, tokens)
+            seconds = time_s(prepare(inputs))
+            num_bytes = 2 * inputs.keys_BKSD.numel() * inputs.keys_BKSD.element_size()
+            row = {"backend": name, "query_tokens": tokens, "time_s": seconds, "bytes_per_s": num_bytes / seconds}
+            rows.append(row)
+            print(
+                f"{name:24} {tokens} tokens {seconds * 1e6:9.1f} us {num_bytes / seconds / 1e9:7.0f} GB/s",
+                file=sys.stderr,
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--context", type=int, default=16384)
+    parser.add_argument("--seconds", type=float, default=120, help="for the timings on a GPU")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    result: dict[str, Any] = {
+        "benchmark": "attention_backends",
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "max_error": {name: max_errors(backend, device) for name, backend in backends(device).items()},
+    }
+    if device == "cuda":
+        result |= {"batch_size": options.batch, "context_len": options.context}
+        result["times"] = timings(options.batch, options.context, options.seconds)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
