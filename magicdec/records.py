@@ -107,6 +107,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speedup: float | None = None
     speedup_low: float | None = None
     speedup_high: float | None = None
+    static_batch_tokens_per_s: float | None = None
+    """Of the whole batch until its last sequence ends, while slots fall empty."""
     speedup_static_batch: float | None = None
     speedup_samples: list[float] | None = None
     refilled_tokens_per_s: float | None = None

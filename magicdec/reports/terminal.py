@@ -124,6 +124,12 @@ def _run_details(record: Record) -> Iterable[str]:
         shown = ", ".join(f"{phase} {rate}" for phase, rate in rates.items()) if is_speculative(record) else baseline
         per_token = f"; {format_seconds(record.tpot_s)} per token of a sequence" if record.tpot_s is not None else ""
         yield f"{name}: weights and KV read at {shown or baseline}{per_token}"
+    if record.static_batch_tokens_per_s is not None:
+        speedup = f", speedup {record.speedup_static_batch:.2f}" if record.speedup_static_batch is not None else ""
+        yield (
+            f"{name}: {record.static_batch_tokens_per_s:.0f} tok/s as a static batch, until its last sequence ends"
+            f"{speedup}"
+        )
     if not is_speculative(record):
         return
     if record.simulated_acceptance:
@@ -142,8 +148,6 @@ def _run_details(record: Record) -> Iterable[str]:
             f"{name}: speedup {record.speedup:.2f}, lowest {record.speedup_low:.2f}, highest "
             f"{record.speedup_high or record.speedup:.2f} of {record.repetitions} repetitions"
         )
-    if record.speedup_static_batch is not None:
-        yield f"{name}: speedup {record.speedup_static_batch:.2f} of a static batch, until its last sequence ends"
     if record.refilled_tokens_per_s is not None and record.speedup_refilled is not None:
         yield (
             f"{name}: {record.refilled_tokens_per_s:.0f} tok/s with slots refilled from the queue, prefill included: "

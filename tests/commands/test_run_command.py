@@ -178,6 +178,22 @@ def test_threads_are_bound_before_torch_is_loaded() -> None:
     assert done.stdout.strip() == "False", done.stderr
 
 
+@pytest.mark.slow
+def test_hundreds_of_tokens_after_prompts_of_mixed_lengths(tmp_path: Path) -> None:
+    """520 tokens after 150 to 300: greedy speculation gives what autoregressive decoding does, to the last token."""
+    options = ("--batch", "3", "--context", "300", "--context-spread", "0.5", "--gen-len", "520", "--temperature", "0")
+    options += ("--repetitions", "1", "--run-to-end", "--draft-budget", "64", "--quiet", "--format", "json")
+    alone, drafted = tmp_path / "alone.jsonl", tmp_path / "drafted.jsonl"
+    rows_of(run(*options, "--draft", "none", "--save-output", str(alone)))
+    rows = rows_of(run(*options, "--save-output", str(drafted)))
+    assert generated(drafted) == generated(alone)
+    assert [len(tokens) for tokens in generated(drafted)] == [520] * 3
+    prompts = [json.loads(line)["prompt_ids"] for line in drafted.read_text().splitlines()]
+    assert [len(prompt) for prompt in prompts] == [150, 225, 300]
+    assert rows[1]["static_batch_tokens_per_s"] < rows[1]["tokens_per_s"]
+    assert rows[1]["speedup_static_batch"] > 0
+
+
 def test_a_queue_and_a_chosen_gamma_are_recorded_and_change_no_token(tmp_path: Path) -> None:
     """Greedy, with 5 prompts through 2 slots: the tokens are those of a batch of 5; the text of one is streamed."""
     options = ("--context-spread", "0.3", "--draft-budget", "32", "--gamma", "3", "--temperature", "0")
