@@ -62,9 +62,9 @@ def register_commands() -> None:
     app.command("plot", epilog=plot.EPILOG)(plot.plot_command)
     app.command("export", epilog=export.EPILOG)(export.export_command)
     app.command("explore", epilog=explore.EPILOG)(explore.explore_command)
-    app.command("sensitivity")(sensitivity.sensitivity_command)
+    app.command("sensitivity", epilog=sensitivity.EPILOG)(sensitivity.sensitivity_command)
     app.add_typer(records.app, name="records")
-    app.command("demo")(demo.demo_command)
+    app.command("demo", epilog=demo.EPILOG)(demo.demo_command)
 
 
 def main() -> None:

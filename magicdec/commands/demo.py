@@ -14,6 +14,11 @@ from magicdec.units import format_seconds
 if TYPE_CHECKING:
     from magicdec.validate.demo import DemoResult
 
+EPILOG = """Examples:\n
+  magicdec demo\n
+  magicdec demo -o elsewhere --quiet
+"""
+
 
 def demo_command(
     output: Annotated[

@@ -25,7 +25,7 @@ KEY_SHOWN = 8
 EXPORT_SUFFIXES = (".csv", ".json", ".parquet")
 
 
-@app.command("ls")
+@app.command("ls", epilog="Examples:\n\n  magicdec records ls grid.jsonl")
 def ls_command(files: Files) -> None:
     """One line per record."""
     from rich.console import Console
@@ -59,7 +59,7 @@ def _cells(record: Record) -> tuple[str, ...]:
     )
 
 
-@app.command("show")
+@app.command("show", epilog="Examples:\n\n  magicdec records show 3f2a grid.jsonl")
 def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its beginning.")], files: Files) -> None:
     """One record in full, as JSON; of several with the same key, the last."""
     records = read_many(files)
@@ -73,7 +73,7 @@ def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
-@app.command("export")
+@app.command("export", epilog="Examples:\n\n  magicdec records export grid.jsonl -o grid.csv")
 def export_command(
     files: Files,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .csv, .json or .parquet file to write.")],

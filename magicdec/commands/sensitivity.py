@@ -10,6 +10,11 @@ import typer
 
 from magicdec.commands.options import OutputFormat, parse_ints
 
+EPILOG = """Examples:\n
+  magicdec sensitivity --batch 32 --context 65536\n
+  magicdec sensitivity --model qwen3-8b --hardware h100-sxm-80gb --acceptance-rate 0.8 --format csv
+"""
+
 
 def sensitivity_command(
     model: Annotated[str, typer.Option(help="Catalog name, config.json or its directory.")] = "llama-3.1-8b",

@@ -13,11 +13,19 @@ from magicdec.commands.options import OutputFormat, console, end_progress, progr
 app = typer.Typer(help="Hold predictions against measurements.", no_args_is_help=True)
 
 Files = Annotated[list[Path], typer.Argument(help="CSV files (.csv or .csv.gz).")]
+PUBLISHED_EPILOG = """Examples:\n
+  magicdec validate published\n
+  magicdec validate published --format csv
+"""
+GRID_EPILOG = """Examples:\n
+  magicdec validate grid --quick\n
+  magicdec validate grid docs/grid.toml --profile local.toml --records grid.jsonl
+"""
 OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; none: the ones that ship.")]
 Format = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
 
 
-@app.command("kernels")
+@app.command("kernels", epilog="Examples:\n\n  magicdec validate kernels gemm.csv attention.csv.gz")
 def kernels_command(files: Files, output_format: Format = OutputFormat.TABLE) -> None:
     """Error of the shipped hardware profiles on tables of measured kernels (GEMM, decode attention, all-reduce)."""
     from magicdec.validate.kernels import validate_kernels
@@ -25,7 +33,7 @@ def kernels_command(files: Files, output_format: Format = OutputFormat.TABLE) ->
     _print_groups(validate_kernels(files), output_format)
 
 
-@app.command("published")
+@app.command("published", epilog=PUBLISHED_EPILOG)
 def published_command(
     files: OptionalFiles = None,
     fit_acceptance: Annotated[
@@ -39,7 +47,7 @@ def published_command(
     _print_groups(validate_published(files or None, fit_acceptance=fit_acceptance), output_format)
 
 
-@app.command("acceptance")
+@app.command("acceptance", epilog="Examples:\n\n  magicdec validate acceptance")
 def acceptance_command(files: OptionalFiles = None, output_format: Format = OutputFormat.TABLE) -> None:
     """Published acceptance: the law fitted on short drafts (gamma <= 8) predicts tokens per step at long ones."""
     from magicdec.validate.acceptance import validate_acceptance
@@ -47,7 +55,7 @@ def acceptance_command(files: OptionalFiles = None, output_format: Format = Outp
     _print_groups(validate_acceptance(files or None), output_format)
 
 
-@app.command("grid")
+@app.command("grid", epilog=GRID_EPILOG)
 def grid_command(
     grid: Annotated[Path | None, typer.Argument(help="A grid file (TOML); none: a small built-in grid.")] = None,
     profile: Annotated[

@@ -1,0 +1,86 @@
+"""docs/ says what the code holds: every module of the model is explained, and what it points at exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from magicdec.records import read_records
+from magicdec.specs.catalog import load_model_spec
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODEL = (ROOT / "docs" / "model.md").read_text(encoding="utf-8")
+EXAMPLE = (ROOT / "docs" / "worked-example.md").read_text(encoding="utf-8")
+
+
+def test_every_module_of_the_model_is_explained() -> None:
+    modules = {path.name for path in (ROOT / "magicdec" / "perfmodel").glob("*.py")} - {"__init__.py"}
+    named = set(re.findall(r"perfmodel/(\w+\.py)", MODEL))
+    assert named == modules
+
+
+@pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if not target.startswith("http"):
+            assert (document.parent / target).exists(), target
+
+
+def test_files_and_names_that_extending_points_at_exist() -> None:
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:magicdec|tests|scripts|docs)/[\w/.-]+\.(?:py|toml))`", text))
+    assert len(paths) > 8
+    for path in paths:
+        assert (ROOT / path).is_file(), path
+
+
+def test_the_example_of_an_acceptance_profile_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "extending.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == "[512.0, 1024.0]"
+    assert (tmp_path / "snapkv.json").is_file()
+
+
+def test_the_profiles_of_a_device_and_an_engine_load(tmp_path: Path) -> None:
+    from magicdec.specs.engine import load_engine
+    from magicdec.specs.hardware import load_hardware
+
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    device, engine = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "my-gpu.toml").write_text(device)
+    (tmp_path / "my-server.toml").write_text(engine)
+    assert not load_hardware(tmp_path / "my-gpu.toml").is_measured
+    assert load_engine(tmp_path / "my-server.toml").step_overhead_s == 1e-3
+
+
+def test_the_worked_example_says_what_the_records_and_the_model_hold() -> None:
+    records = [r for r in read_records(ROOT / "results" / "demo-2-cores.jsonl") if r.source == "measured"]
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", EXAMPLE, flags=re.MULTILINE)
+    assert len(rows) == 3
+    for batch, context, gamma, tokens, speedup in rows:
+        (found,) = [
+            r
+            for r in records
+            if (r.batch_size, r.context_len, r.gamma) == (int(batch), int(context), int(gamma))
+            and r.draft_budget == 256
+        ]
+        assert f"{found.expected_tokens_per_step:.2f}" == tokens
+        assert f"{found.speedup:.2f}" == speedup
+    small = [r for r in records if r.batch_size == 1 and r.gamma > 0]
+    said = re.search(r"Measured: ([\d.]+) and ([\d.]+) times", EXAMPLE)
+    assert said is not None
+    assert [f"{r.speedup:.2f}" for r in small] == list(said.groups())
+    model = load_model_spec("embedded")
+    assert f"{model.num_parameters / 1e6:.1f} million parameters" in EXAMPLE
+    per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * 4
+    assert f"{model.num_hidden_layers} layers × {model.num_key_value_heads} heads × {model.head_dim}" in EXAMPLE
+    assert f"= {per_token // 1024} KiB" in EXAMPLE
+    assert f"hold {32 * 4096 * per_token / 2**30:.1f} GiB" in EXAMPLE

@@ -1,0 +1,174 @@
+"""Every command of the README, of docs/ and of each command's --help runs, in the order in which it is written.
+
+Those that measure take minutes: by default they are not run, and in the slow tests they run with smaller numbers
+(`SMALLER`; an option given twice takes its last value).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from magicdec.cli import app, register_commands
+from magicdec.perfmodel.acceptance import constant_profile, save_profile
+from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.records import read_records
+from magicdec.specs.catalog import EMBEDDED_DIRECTORY, MODELS_DIRECTORY
+from magicdec.specs.engine import ENGINES_DIRECTORY
+from magicdec.specs.hardware import HARDWARE_DIRECTORY
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "results" / "demo-2-cores.jsonl"
+SMALLER = {
+    "run": "--batch 1 --context 300 --gen-len 8 --repetitions 1 --draft-budget 32 --gamma 1 --quiet",
+    "calibrate": "--quick --quiet",
+    "profile-acceptance": "--num-prompts 2 --gen-len 8 --context 256 --draft-budget 32,64 --gamma 2 --quiet",
+    "validate grid": "--quiet",
+}
+ELSEWHERE = ("explore", "demo")
+"""Served until stopped (tests/explore), and the whole path (`make demo`)."""
+EXAMPLE_KEY = "3f2a"
+"""Stands for the key of a record of the reader's."""
+PREPARED = ("validate kernels",)
+"""Given tables that do not ship: tests/validate runs them on excerpts."""
+MAY_FAIL = ("validate",)
+"""Exit with 1 where a threshold is missed, which on a busy machine a small grid may."""
+
+
+def program() -> Any:
+    if not app.registered_commands:
+        register_commands()
+    return typer.main.get_command(app)
+
+
+def helps(group: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
+    """The examples of each command's --help, by the command."""
+    found: dict[str, str] = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            found |= helps(command, (*path, name))
+        else:
+            found[" ".join((*path, name))] = command.epilog or ""
+    return found
+
+
+HELPS = helps(program())
+TEXTS = {
+    **{str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]},
+    **{f"{name} --help": text for name, text in HELPS.items()},
+}
+
+
+def commands(text: str) -> list[str]:
+    """Each line that calls magicdec, with its comment taken away."""
+    lines = [re.sub(r"\s+#.*", "", line).strip() for line in text.splitlines()]
+    return [line for line in lines if line.startswith("magicdec ") and "|" not in line]
+
+
+def kind(command: str) -> str:
+    """ "run", "validate grid": what of `HELPS` a command line calls."""
+    words = command.split()[1:]
+    return " ".join(words[:2]) if " ".join(words[:2]) in HELPS else words[0]
+
+
+def prepare(directory: Path) -> None:
+    """The files of the user's that the documents name."""
+    shutil.copy(HARDWARE_DIRECTORY / "l40s-48gb.toml", directory / "my-gpu.toml")
+    shutil.copy(HARDWARE_DIRECTORY / "l40s-48gb.toml", directory / "local.toml")
+    for name in ("local.engine.toml", "my-server.toml"):
+        shutil.copy(ENGINES_DIRECTORY / "ours.toml", directory / name)
+    law = constant_profile(0.8, model="embedded", draft_method="streamingllm")
+    save_profile(law, directory / "local.acceptance.streamingllm.json")
+    save_profile(constant_profile(0.85, draft_method="snapkv"), directory / "snapkv.json")
+    (directory / "path" / "to").mkdir(parents=True)
+    (directory / "path" / "to" / "checkpoint").symlink_to(EMBEDDED_DIRECTORY)
+    shutil.copy(MODELS_DIRECTORY / "qwen3-8b.json", directory / "path" / "to" / "config.json")
+    for name in ("texts", "path/to/texts"):
+        (directory / name).mkdir()
+        text = "".join(path.read_text() for path in Path(os.__file__).parent.glob("a*.py"))
+        (directory / name / "library.txt").write_text(text)
+    (directory / "results").symlink_to(ROOT / "results")
+    (directory / "docs").symlink_to(ROOT / "docs")
+    for name in ("results.jsonl", "predicted.jsonl", "grid.jsonl", "example.jsonl"):
+        shutil.copy(RECORDS, directory / name)
+    (directory / "requests.json").write_text('{"requests": [{"prompt_len": 8000, "gen_len": 500, "weight": 3}]}')
+    (directory / "plan.json").write_text(plan(PlanRequest(batch_sizes=(64,))).to_json())
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def test_every_command_has_examples_of_itself() -> None:
+    for name, text in HELPS.items():
+        assert any(kind(command) == name for command in commands(text)), name
+
+
+@pytest.mark.parametrize("where", [name for name, text in TEXTS.items() if commands(text)])
+def test_commands_that_do_not_measure_run_as_they_are_written(where: str, place: Path) -> None:
+    runner = CliRunner()
+    key = read_records(RECORDS)[0].key
+    for command in commands(TEXTS[where].replace(EXAMPLE_KEY, key)):
+        if kind(command) in (*SMALLER, *ELSEWHERE, *PREPARED):
+            continue
+        words, _, target = command.partition(" > ")
+        done = runner.invoke(app, shlex.split(words)[1:])
+        allowed = (0, 1) if kind(command).split()[0] in MAY_FAIL else (0,)
+        assert done.exit_code in allowed, f"{where}: {command}: {done.output} {done.exception!r}"
+        assert done.stdout, command
+        if target:
+            (place / target.strip()).write_text(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [name for name, text in TEXTS.items() if commands(text)])
+def test_commands_that_measure_run_with_smaller_numbers(where: str, place: Path) -> None:
+    pytest.importorskip("torch")
+    magicdec = [sys.executable, "-m", "magicdec"]
+    (place / "grid-small.toml").write_text(
+        'model = "embedded"\ndraft_methods = ["streamingllm"]\ndraft_budgets = [32]\ngammas = [1, 2]\n'
+        "cases = [[1, 300]]\ngen_len = 8\nrepetitions = 1\n"
+    )
+    request = PlanRequest(
+        model="embedded", tp_size=1, batch_sizes=(1,), context_lens=(300,), acceptance_rate=0.8, draft_budgets=(32,)
+    )
+    (place / "plan.json").write_text(plan(request).to_json())
+    ran = 0
+    for command in commands(TEXTS[where]):
+        if (which := kind(command)) not in SMALLER:
+            continue
+        words = [*shlex.split(command)[1:], *SMALLER[which].split()]
+        if which == "validate grid" and "--quick" not in words:
+            words = ["grid-small.toml" if word == "docs/grid.toml" else word for word in words]
+            words += [] if "grid-small.toml" in words else ["--quick"]
+        done = subprocess.run([*magicdec, *words], capture_output=True, text=True, check=False, timeout=600)
+        allowed = (0, 1) if which == "validate grid" else (0,)
+        assert done.returncode in allowed, f"{where}: {command}: {done.stderr}"
+        assert "Traceback" not in done.stderr, done.stderr
+        ran += 1
+    if not ran:
+        pytest.skip("nothing here measures")
+
+
+def test_shell_completion_knows_the_commands() -> None:
+    """What a shell asks when TAB is pressed after "magicdec pl" and "magicdec plan --mod"."""
+    for line, expected in (("magicdec pl", {"plan", "plot"}), ("magicdec plan --mod", {"--model"})):
+        environment = {**os.environ, "_MAGICDEC_COMPLETE": "complete_bash", "COMP_WORDS": line}
+        environment["COMP_CWORD"] = str(len(line.split()) - 1)
+        script = [sys.executable, "-c", "import sys; sys.argv = ['magicdec']; from magicdec.cli import main; main()"]
+        done = subprocess.run(script, capture_output=True, text=True, check=False, env=environment)
+        assert set(done.stdout.split()) == expected, done.stderr
