@@ -19,6 +19,7 @@ Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 
 DRIFT_TO_WARN_OF = 0.1
+NOISE_TO_WARN_OF = 0.3
 
 CALIBRATE_EPILOG = """Examples:\n
   magicdec calibrate -o local.toml\n
@@ -64,7 +65,9 @@ def calibrate_command(
     print(f"{len(result.points)} points in {format_seconds(result.elapsed_s)}; median error of the fit: {errors}")
     drifts = ", ".join(f"{what} {drift:+.1%}" for what, drift in result.drift.items())
     print(f"noise between rounds {result.noise:.1%}; from the first pass to the second: {drifts}")
-    if max(map(abs, result.drift.values())) > DRIFT_TO_WARN_OF:
+    if result.noise > NOISE_TO_WARN_OF:
+        print("the machine is too noisy for predictions to be trusted; calibrate again when it is quieter")
+    elif max(map(abs, result.drift.values())) > DRIFT_TO_WARN_OF:
         print("the machine's speed changed while it was measured; calibrate again when it is quieter")
     print("wrote " + ", ".join(map(str, files)))
 

@@ -95,7 +95,7 @@ QUICK_GRID = GridSpec(
 )
 """Steps of 2 to 8 ms on a machine that others use: repetitions of one point differ by a tenth and more, so the limits
 are those that only a broken model exceeds."""
-ACCEPTANCE_CONTEXTS = (1536, 3072)
+ACCEPTANCE_CONTEXTS = (1280, 3584)
 ACCEPTANCE_BUDGETS = (48, 96, 192, 384, 768, 1280)
 GROUP_SIZE = 10
 """Configurations that are interleaved with each other, and recorded together."""
