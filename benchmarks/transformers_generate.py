@@ -29,9 +29,9 @@ from transformers.utils import logging
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.measurement import autoregressive_step_bytes
 from magicdec.validate.microbench import bandwidth_bytes_per_s
 from magicdec.validate.request import BenchmarkRequest
+from magicdec.validate.utilisation import autoregressive_step_bytes
 
 ATTENTIONS = ("sdpa", "eager")
 CACHES = ("dynamic", "static")
@@ -199,7 +199,7 @@ def measure(
     rates = interleave({**works, "bandwidth": bandwidth}, options.repetitions, note)
     del rates["bandwidth"]
     peer_best = best_of(rates, "generate")
-    step_bytes = autoregressive_step_bytes(session)
+    step_bytes = autoregressive_step_bytes(session.request, [len(prompt) for prompt in session.prompts])
     result = {
         "batch_size": batch,
         "same_greedy_tokens": same,

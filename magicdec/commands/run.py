@@ -49,6 +49,9 @@ def run_command(
     plan: Annotated[Path | None, typer.Option(help="Run a plan's best and runner-up; options override.")] = None,
     tp: Annotated[int, typer.Option(min=1, help="Ranks that share the model; starts them itself.")] = 1,
     draft_tp: Annotated[int | None, typer.Option(min=1, help="Ranks of the draft model; default: all.")] = None,
+    draft_weight_dtype: Annotated[
+        str | None, typer.Option(help="The draft's weights: bf16, fp8, int8 or int4; a list measures each.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 8,
     context: Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt.")] = 2048,
     context_spread: Annotated[float, typer.Option(min=0, max=0.9, help="Prompts are this share shorter, evenly.")] = 0,
@@ -59,7 +62,9 @@ def run_command(
     seed: Annotated[int, typer.Option(help="Seeds prompts, weights and sampling.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    prompts: Annotated[str, typer.Option(help="stdlib, recall, random, or a text file or directory.")] = "stdlib",
+    prompts: Annotated[
+        str, typer.Option(help="stdlib, recall, random, noise, or a text file or directory.")
+    ] = "stdlib",
     simulate_acceptance: Annotated[
         str | None, typer.Option(help="Prescribed acceptance: a rate, or one per position.")
     ] = None,
@@ -70,6 +75,7 @@ def run_command(
             "--adaptive", help="Choose gamma each step, up to --gamma: as it is learnt, or from --plan's table."
         ),
     ] = False,
+    cuda_graphs: Annotated[bool, typer.Option(help="Replay steps as captured graphs, on a CUDA device.")] = True,
     repetitions: Annotated[int, typer.Option(min=1, help="Interleaved repetitions.")] = 3,
     run_to_end: Annotated[bool, typer.Option(help="Also measure the drain of a static batch.")] = False,
     stop_at_eos: Annotated[bool, typer.Option(help="Let a sequence end at its end-of-sequence token.")] = False,
@@ -86,7 +92,7 @@ def run_command(
     planned = read_plan(plan, is_draft_given=bool(explicit & {"draft", "draft_method"})) if plan else [{}]
     chosen = [{**given, **_not_in(explicit, row)} for row in planned]
     requests = _merge([_request(options, explicit) for options in chosen])
-    require(not stream or prompts != "random", "--stream shows text, and --prompts random has none")
+    require(not stream or prompts not in ("random", "noise"), f"--stream shows text, and --prompts {prompts} has none")
     for path in (records, save_output):
         if path is not None:
             check_writable(path)
@@ -135,6 +141,7 @@ def _request(options: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
         adaptive=options["adaptive"],
         gamma_table=table,
         num_prompts=options["queue"],
+        cuda_graphs=options["cuda_graphs"],
         tp_size=_tp_size(options["tp"], is_explicit="tp" in explicit),
     )
 
@@ -151,11 +158,17 @@ def _speculations(options: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
     if method in ("streamingllm", "snapkv", "topk"):
         require(options["draft_budget"] is not None, f"--draft-method {method} needs --draft-budget")
         budgets = parse_ints(options["draft_budget"], "--draft-budget")
+    formats = (options["draft_weight_dtype"] or "").split(",")
     return tuple(
         SpeculationSpec(
-            draft=draft, draft_method=method, draft_budget=budget, gamma=gamma, draft_tp_size=options["draft_tp"]
+            draft=draft,
+            draft_method=method,
+            draft_budget=budget,
+            gamma=gamma,
+            draft_tp_size=options["draft_tp"],
+            draft_weight_dtype=weight_dtype.strip() or None,
         )
-        for budget, gamma in product(budgets, parse_ints(options["gamma"], "--gamma"))
+        for budget, weight_dtype, gamma in product(budgets, formats, parse_ints(options["gamma"], "--gamma"))
         if gamma > 0
     )
 

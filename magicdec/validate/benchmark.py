@@ -23,10 +23,14 @@ from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
 from magicdec.runtime.transformer import Transformer
-from magicdec.runtime.weights import load_model
+from magicdec.runtime.weights import load_model, with_weight_dtype
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-from magicdec.validate.request import BenchmarkRequest, check_request, draft_model_name
+from magicdec.specs.speculation import SELF, SamplingSpec, SpeculationSpec
+from magicdec.validate.request import NOISE, BenchmarkRequest, check_request, draft_model_name
+from magicdec.validate.utilisation import MemoryMeter
+
+DraftKey = tuple[str, int, str | None]
+"""A drafting model's name, ranks, and weight format (None: as it is)."""
 
 
 class BenchmarkSession:
@@ -44,8 +48,9 @@ class BenchmarkSession:
         self.spec = load_model_spec(request.model)
         tp = tp or SINGLE
         assert tp.size == request.tp_size, (tp.size, request.tp_size)
-        check_request(request, self.spec)
+        check_request(request, self.spec, is_loaded=model is not None)
         tp.all_reduce(torch.zeros(1, device=request.device))  # no rank allocates before all have checked what is free
+        self.memory = MemoryMeter(request.device)
         progress(f"loading {request.model}")
         self.model = model or self._load(request.model, tp)
         self._draft_models = self._load_drafts(tp)
@@ -68,27 +73,38 @@ class BenchmarkSession:
             dtype=request.dtype,
         )
 
-    def _load_drafts(self, tp: TensorParallel) -> dict[tuple[str, int], Transformer | None]:
-        """Draft models by (name, ranks); None where this rank does not draft. Every rank goes through the same ones."""
-        wanted = [
-            (name, s.draft_tp_size or tp.size) for s in self.request.speculations if (name := draft_model_name(s))
-        ]
-        groups = {size: tp.first(size) for size in dict.fromkeys(size for _, size in wanted)}
-        return {
-            (name, size): self._load(name, group) if (group := groups[size]) is not None else None
-            for name, size in dict.fromkeys(wanted)
-        }
+    def _load_drafts(self, tp: TensorParallel) -> dict[DraftKey, Transformer | None]:
+        """Draft models, and the target's narrower copies; None where this rank does not draft. Every rank goes through
+        the same ones."""
+        wanted = dict.fromkeys(key for s in self.request.speculations if (key := self._draft_key(s)) is not None)
+        groups = {size: tp.first(size) for size in dict.fromkeys(size for _, size, _ in wanted)}
+        models: dict[DraftKey, Transformer | None] = {}
+        for name, size, weight_dtype in wanted:
+            group = groups[size]
+            if group is None:
+                models[name, size, weight_dtype] = None
+                continue
+            model = self.model if name == SELF else self._load(name, group)
+            models[name, size, weight_dtype] = with_weight_dtype(model, weight_dtype)
+        return models
+
+    def _draft_key(self, speculation: SpeculationSpec) -> DraftKey | None:
+        """Which model drafts; None where it is the target as it is, or none."""
+        name, weight_dtype = draft_model_name(speculation), speculation.draft_weight_dtype
+        if name is None and (weight_dtype is None or not speculation.is_self):
+            return None
+        return name or SELF, speculation.draft_tp_size or self.request.tp_size, weight_dtype
 
     def _drafter(self, speculation: SpeculationSpec) -> Drafter | None:
         """A new drafter, but the kept one of a draft model: its prefill serves every run."""
-        name = draft_model_name(speculation)
-        if speculation.is_autoregressive or name is None:
-            return build_drafter(speculation, self.engine)
+        draft_key = self._draft_key(speculation)
+        draft_model = None if draft_key is None else self._draft_models[draft_key]
+        if speculation.is_autoregressive or draft_model_name(speculation) is None:
+            return build_drafter(speculation, self.engine, draft_model)
         kind = msgspec.structs.replace(speculation, gamma=0)
         same = (s.gamma for s in self.request.speculations if msgspec.structs.replace(s, gamma=0) == kind)
         key = msgspec.structs.replace(speculation, gamma=max(same, default=speculation.gamma))
         if key not in self._model_drafters:
-            draft_model = self._draft_models[name, speculation.draft_tp_size or self.model.tp.size]
             drafter = build_drafter(key, self.engine, draft_model)
             assert drafter is not None
             self._model_drafters[key] = drafter
@@ -96,12 +112,14 @@ class BenchmarkSession:
 
     def _load_tokenizer(self) -> Tokenizer | None:
         checkpoint = checkpoint_directory(self.request.model)
-        if checkpoint is None or self.request.prompts == "random":
+        if checkpoint is None or self.request.prompts in ("random", NOISE):
             return None
         return load_tokenizer(checkpoint, vocab_size=self.spec.vocab_size)
 
     def _load_prompts(self) -> list[list[int]]:
         request = self.request
+        if request.prompts == NOISE:
+            return [[0] * request.context_len] * request.batch_size
         prompts = load_prompts(
             PromptRequest(
                 source=request.prompts,
@@ -121,6 +139,9 @@ class BenchmarkSession:
 
     def _prefill(self) -> float:
         start = _clock(self.request.device)
+        if self.request.prompts == NOISE:
+            self.engine.fill_with_noise([len(prompt) - 1 for prompt in self.prompts], seed=self.request.sampling.seed)
+            return _clock(self.request.device) - start
         self.engine.prefill(self.prompts[: self.request.batch_size])
         return _clock(self.request.device) - start
 
@@ -168,6 +189,7 @@ class BenchmarkSession:
             queue=self.prompts[request.batch_size :] if use_queue else (),
             policy=self._policy(speculation) if is_adaptive and drafter is not None else None,
             on_step=on_step,
+            cuda_graphs=request.cuda_graphs,
         )
         return decode(self.engine, drafter, sampling, options)
 

@@ -7,9 +7,8 @@ every repetition's speedup beside it, and its lowest and highest.
 from __future__ import annotations
 
 import json
-import resource
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,14 +18,15 @@ import numpy as np
 import torch
 
 from magicdec.errors import StorageError
-from magicdec.records import Record, append_record, current_environment, read_records
+from magicdec.records import BASELINE_MBU_FLOOR, Record, append_record, current_environment, read_records
 from magicdec.runtime.distributed import SINGLE, TensorParallel
-from magicdec.runtime.generate import DecodeResult
+from magicdec.runtime.generate import INACTIVE, DecodeResult
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
-from magicdec.units import KIB
 from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.request import DTYPE_BYTES, BenchmarkRequest, check_devices, configuration_fields
+from magicdec.validate.environment import ReferenceKernel
+from magicdec.validate.request import BenchmarkRequest, check_devices, configuration_fields
 from magicdec.validate.text_stream import TextStream
+from magicdec.validate.utilisation import autoregressive_step_bytes, phase_bytes, planned_memory_bytes
 
 WARM_UP_TOKENS = 4
 
@@ -37,8 +37,11 @@ class Measurement:
 
     speculation: SpeculationSpec
     runs: list[DecodeResult]
-    fenced: DecodeResult
+    fenced: list[DecodeResult]
+    """Runs whose phases were timed apart: on a CPU, where that costs nothing, all of them."""
     baseline_runs: list[DecodeResult]
+    reference_s: list[float]
+    """The reference kernel's times before, between and after the runs; empty where it was not timed."""
 
     @property
     def tokens_per_s(self) -> list[float]:
@@ -49,6 +52,35 @@ class Measurement:
         """Steady-state speedup of each repetition, against the autoregressive run beside it."""
         pairs = zip(self.runs, self.baseline_runs, strict=True)
         return [run.steady_tokens_per_s / base.steady_tokens_per_s for run, base in pairs]
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase of a step: the mean over the steady state's steps but the first, median over runs."""
+        means: dict[str, list[float]] = {}
+        for run in self.fenced:
+            for name, times in run.phases.items():
+                steady = times[: run.steady_steps][1:] or times
+                if steady:
+                    means.setdefault(name, []).append(statistics.fmean(steady))
+        return {name: statistics.median(values) for name, values in means.items()}
+
+    @property
+    def tokens_per_step_stderr(self) -> float | None:
+        """Standard error of the mean tokens per step, clustered by sequence (its blocks are alike); None for one."""
+        accepted, blocks = np.zeros(self.num_sequences), np.zeros(self.num_sequences)
+        for run in self.runs:
+            is_active = run.num_accepted != INACTIVE
+            accepted += np.where(is_active, run.num_accepted, 0).sum(axis=0)
+            blocks += is_active.sum(axis=0)
+        if self.num_sequences < 2:
+            return None
+        excess = accepted - blocks * accepted.sum() / blocks.sum()
+        correction = self.num_sequences / (self.num_sequences - 1)
+        return float(np.sqrt(correction * np.sum(excess**2)) / blocks.sum())
+
+    @property
+    def num_sequences(self) -> int:
+        return int(self.runs[0].num_accepted.shape[1])
 
     @property
     def refilled_speedup(self) -> float:
@@ -75,35 +107,59 @@ class Measurement:
         return [a / t if t else 0.0 for a, t in zip(accepted, trials, strict=True)], trials
 
 
-def measure(session: BenchmarkSession, *, progress: Callable[[str], None] = lambda _: None) -> list[Measurement]:
-    """Measures the request's configurations; the first result is autoregressive decoding.
+def measure(
+    session: BenchmarkSession,
+    *,
+    speculations: Sequence[SpeculationSpec] | None = None,
+    reference: ReferenceKernel | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Measurement]:
+    """Measures the request's configurations (or those given, of them); the first result is autoregressive decoding.
 
     Each speculative run has an autoregressive run of its own just before it: the speed of memory on a shared machine
-    changes within seconds, and hits autoregressive decoding harder.
+    changes within seconds, and hits autoregressive decoding harder. The reference kernel, where one is given, is timed
+    before, between and after the two.
     """
     request = session.request
-    configurations = (AUTOREGRESSIVE, *request.speculations)
-    fenced = []
-    for speculation in configurations:
+    configurations = (AUTOREGRESSIVE, *(request.speculations if speculations is None else speculations))
+    is_fenced = request.device == "cpu" and request.num_prompts is None  # refilling is no phase of a step
+    fenced: list[list[DecodeResult]] = [[] for _ in configurations]
+    for i, speculation in enumerate(configurations):
         progress(f"warming up {describe(speculation)}")
         session.run(speculation, gen_len=min(WARM_UP_TOKENS, request.gen_len), use_queue=False)
-        fenced.append(
-            session.run(speculation, seed=request.sampling.seed, fences=True, run_to_end=False, use_queue=False)
-        )
+        if not is_fenced:
+            seed = request.sampling.seed
+            fenced[i].append(session.run(speculation, seed=seed, fences=True, run_to_end=False, use_queue=False))
     runs: list[list[DecodeResult]] = [[] for _ in configurations]
     baselines: list[list[DecodeResult]] = [[] for _ in configurations]
+    references: list[list[float]] = [[] for _ in configurations]
+
+    def time_reference(i: int) -> None:
+        if reference is not None:
+            references[i].append(reference.time_s())
+
     for repetition in range(request.repetitions):
         seed = request.sampling.seed + repetition
         for i, speculation in enumerate(configurations):
-            if i == 0 and request.speculations:
+            if i == 0 and len(configurations) > 1:
                 continue
             progress(f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}")
-            baselines[i].append(session.run(AUTOREGRESSIVE, seed=seed))
-            runs[i].append(baselines[i][-1] if i == 0 else session.run(speculation, seed=seed))
+            time_reference(i)
+            baselines[i].append(session.run(AUTOREGRESSIVE, seed=seed, fences=is_fenced))
+            time_reference(i)
+            runs[i].append(baselines[i][-1] if i == 0 else session.run(speculation, seed=seed, fences=is_fenced))
+            time_reference(i)
     every_baseline = [run for group in baselines for run in group]
     runs[0] = baselines[0] = every_baseline
+    references[0] = [seconds for group in references for seconds in group]
     return [
-        Measurement(speculation=speculation, runs=runs[i], fenced=fenced[i], baseline_runs=baselines[i])
+        Measurement(
+            speculation=speculation,
+            runs=runs[i],
+            fenced=runs[i] if is_fenced else fenced[i],
+            baseline_runs=baselines[i],
+            reference_s=references[i],
+        )
         for i, speculation in enumerate(configurations)
     ]
 
@@ -114,6 +170,8 @@ def describe(speculation: SpeculationSpec) -> str:
         return "autoregressive"
     budget = f" {speculation.draft_budget}" if speculation.draft_budget is not None else ""
     draft = "" if speculation.is_self else f"{speculation.draft} "
+    if speculation.draft_weight_dtype is not None:
+        draft += f"{speculation.draft_weight_dtype} "
     return f"{draft}{speculation.draft_method}{budget}, gamma {speculation.gamma}"
 
 
@@ -125,16 +183,17 @@ def to_record(
 ) -> Record:
     """The measured row of one configuration: medians over the repetitions, every repetition's speedup beside them."""
     request, speculation = session.request, measurement.speculation
-    baseline_step_s = statistics.median(run.steady_decode_s / run.steady_steps for run in measurement.baseline_runs)
+    baseline_steps_s, steps_s = (
+        [run.steady_decode_s / run.steady_steps for run in runs]
+        for runs in (measurement.baseline_runs, measurement.runs)
+    )
+    baseline_step_s = statistics.median(baseline_steps_s)
     baseline_tokens_per_s = statistics.median(run.steady_tokens_per_s for run in measurement.baseline_runs)
-    step_s = statistics.median(run.steady_decode_s / run.steady_steps for run in measurement.runs)
     tokens_per_s = statistics.median(measurement.tokens_per_s)
     speculative = not speculation.is_autoregressive
     speedups = measurement.speedups
-    phases = {name: statistics.median(times) for name, times in measurement.fenced.phases.items() if times}
-    mbu = None
-    if bandwidth_bytes_per_s is not None:
-        mbu = autoregressive_step_bytes(session) / baseline_step_s / bandwidth_bytes_per_s
+    phases = measurement.phases
+    use = _memory_use(session, measurement, baseline_step_s, statistics.median(steps_s), bandwidth_bytes_per_s)
     histogram = measurement.histogram
     rates, trials = measurement.acceptance_by_position
     is_refilled = request.num_prompts is not None
@@ -146,11 +205,14 @@ def to_record(
         draft_step_s=phases["draft"] / speculation.gamma if "draft" in phases and is_fixed else None,
         verify_step_s=phases.get("verify") if speculative else None,
         accept_step_s=phases.get("accept"),
-        step_s=step_s,
+        step_s=statistics.median(steps_s),
+        autoregressive_step_samples_s=baseline_steps_s,
+        step_samples_s=steps_s if speculative else None,
         prefill_s=session.prefill_s,
         ttft_s=session.prefill_s + baseline_step_s,
         breakdown_s=phases,
         expected_tokens_per_step=1.0 + float(np.average(np.arange(len(histogram)), weights=histogram)),
+        tokens_per_step_stderr=measurement.tokens_per_step_stderr if speculative else None,
         acceptance_by_position=rates if speculative else None,
         acceptance_trials_by_position=trials if speculative else None,
         acceptance_histogram=histogram if speculative else None,
@@ -160,6 +222,11 @@ def to_record(
         speedup=statistics.median(speedups) if speculative else 1.0,
         speedup_low=min(speedups) if speculative else 1.0,
         speedup_high=max(speedups) if speculative else 1.0,
+        static_batch_tokens_per_s=(
+            statistics.median(run.num_tokens / run.elapsed_s for run in measurement.runs)
+            if request.run_to_end
+            else None
+        ),
         speedup_static_batch=measurement.static_batch_speedup if speculative and request.run_to_end else None,
         speedup_samples=speedups if speculative else None,
         refilled_tokens_per_s=(
@@ -167,10 +234,34 @@ def to_record(
         ),
         speedup_refilled=measurement.refilled_speedup if is_refilled else None,
         repetitions=len(measurement.runs),
-        autoregressive_mbu=mbu,
-        peak_memory_bytes=peak_memory_bytes(request.device),
+        reference_s=statistics.median(measurement.reference_s) if measurement.reference_s else None,
+        **use,
+        memory_bytes_per_gpu=planned_memory_bytes(request),
+        peak_memory_bytes=session.memory.peak_bytes(),
         environment=current_environment(),
     )
+
+
+def _memory_use(
+    session: BenchmarkSession, measurement: Measurement, baseline_step_s: float, step_s: float, bandwidth: float | None
+) -> dict[str, Any]:
+    """A record's fields on memory bandwidth, and the note that marks a speedup over a slow baseline."""
+    speculation, lengths = measurement.speculation, [len(prompt) for prompt in session.prompts]
+    needed = phase_bytes(session.request, lengths, speculation)
+    baseline_bytes = autoregressive_step_bytes(session.request, lengths)
+    achieved = {"autoregressive": baseline_bytes / baseline_step_s}
+    if not speculation.is_autoregressive and not session.request.adaptive:
+        times_s = measurement.phases
+        achieved |= {phase: needed[phase] / times_s[phase] for phase in needed if times_s.get(phase)}
+        achieved["step"] = sum(needed.values()) / step_s
+    fields: dict[str, Any] = {"achieved_bytes_per_s": achieved, "memory_bytes_per_s": bandwidth}
+    if bandwidth is None:
+        return fields
+    baseline_mbu = achieved["autoregressive"] / bandwidth
+    if baseline_mbu < BASELINE_MBU_FLOOR and not speculation.is_autoregressive:
+        fields["notes"] = [f"the speedup is over a baseline at {baseline_mbu:.0%} MBU, below {BASELINE_MBU_FLOOR:.0%}"]
+    mbu = achieved.get("step", None if session.request.adaptive else achieved["autoregressive"])
+    return {**fields, "mbu": mbu / bandwidth if mbu is not None else None, "autoregressive_mbu": baseline_mbu}
 
 
 def acceptance_by_position(histogram: list[int]) -> tuple[list[float], list[int]]:
@@ -180,34 +271,13 @@ def acceptance_by_position(histogram: list[int]) -> tuple[list[float], list[int]
     return rates, reached[:-1].tolist()
 
 
-def autoregressive_step_bytes(session: BenchmarkSession) -> float:
-    """Bytes that one autoregressive step must read: every weight but the embedding table once, and the KV cache.
-
-    The KV length is that of the middle of the generation.
-    """
-    spec, request = session.spec, session.request
-    element = DTYPE_BYTES[request.dtype]
-    kv_tokens = (
-        request.batch_size * float(np.mean([len(p) for p in session.prompts]))
-        + request.batch_size * request.gen_len / 2
-    )
-    weights = spec.num_parameters - (0 if spec.tie_word_embeddings else spec.embedding_parameters)
-    return element * (weights + spec.kv_elements_per_token() * kv_tokens)
-
-
-def peak_memory_bytes(device: str) -> float:
-    """The most memory the process has held: on the GPU, or resident."""
-    if device.startswith("cuda"):
-        return float(torch.cuda.max_memory_allocated())
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB)
-
-
 def benchmark(
     request: BenchmarkRequest,
     *,
     records: Path | None = None,
     resume: bool = False,
     bandwidth_bytes_per_s: float | None = None,
+    reference: ReferenceKernel | None = None,
     tp: TensorParallel = SINGLE,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[BenchmarkSession | None, list[Record]]:
@@ -231,7 +301,7 @@ def benchmark(
     todo = tuple(s for s, skip in pairs if not skip and not s.is_autoregressive)
     session = BenchmarkSession(replace(request, speculations=todo), tp=tp, progress=progress)
     measured = []
-    for measurement in measure(session, progress=progress):
+    for measurement in measure(session, reference=reference, progress=progress):
         record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
         measured.append(record)
         if records is not None and record.key not in known:

@@ -29,7 +29,12 @@ SLOWER = 1.1
 
 
 def plan_local(
-    request: BenchmarkRequest, profile: LocalProfile, *, draft_budgets: tuple[int, ...] = (), method: str | None = None
+    request: BenchmarkRequest,
+    profile: LocalProfile,
+    *,
+    draft_budgets: tuple[int, ...] = (),
+    method: str | None = None,
+    draft_weight_dtype: str | None = None,
 ) -> PlanDocument:
     """A plan for a measured configuration's model, batch and context on the calibrated machine."""
     dtype = PROFILE_DTYPES[request.dtype]
@@ -49,6 +54,7 @@ def plan_local(
             acceptance=profile.acceptance,
             weight_dtype=dtype,
             kv_dtype=dtype,
+            draft_weight_dtype=draft_weight_dtype,
         )
     )
 
@@ -62,16 +68,16 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
     deepest = max((s.gamma for s in request.speculations), default=0)
     if deepest > DEFAULT_MAX_GAMMA:
         raise ConfigError(f"predictions reach gamma {DEFAULT_MAX_GAMMA}, not {deepest}; measure it with magicdec run")
-    for method in dict.fromkeys(s.draft_method for s in request.speculations):
-        chosen = [s for s in request.speculations if s.draft_method == method]
+    for method, weights in dict.fromkeys((s.draft_method, s.draft_weight_dtype) for s in request.speculations):
+        chosen = [s for s in request.speculations if (s.draft_method, s.draft_weight_dtype) == (method, weights)]
         budgets = tuple(sorted({s.draft_budget for s in chosen if s.draft_budget is not None}))
-        document = plan_local(request, profile, draft_budgets=budgets, method=method)
+        document = plan_local(request, profile, draft_budgets=budgets, method=method, draft_weight_dtype=weights)
         if not document.candidates:
             raise ConfigError(
                 f"no acceptance of {method} on {request.model} is known; measure it with "
                 f"`magicdec profile-acceptance --draft-method {method}` beside the profile"
             )
-        slower = plan_local(request, slow_profile, draft_budgets=budgets, method=method)
+        slower = plan_local(request, slow_profile, draft_budgets=budgets, method=method, draft_weight_dtype=weights)
         rows = {(row["draft_budget"], row["gamma"]): row for row in document.candidates}
         slow_rows = {(row["draft_budget"], row["gamma"]): row for row in slower.candidates}
         if not predicted:

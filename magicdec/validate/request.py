@@ -13,12 +13,15 @@ from typing import Any, Literal
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
 from magicdec.runtime.adaptive import TableGamma
 from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.hardware import bytes_per_element
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import MAX_GAMMA, SELF, SamplingSpec, SpeculationSpec
 from magicdec.units import format_bytes
 from magicdec.validate.environment import available_memory_bytes
 
 Weights = Literal["checkpoint", "random"]
+NOISE = "noise"
+"""As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing only."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SELF_METHODS = ("streamingllm", "snapkv", "topk")
 MODEL_METHODS = ("streamingllm", "full")
@@ -52,6 +55,8 @@ class BenchmarkRequest:
     """What gamma is chosen from; without it from what is accepted and how long steps take."""
     num_prompts: int | None = None
     """Prompts in all: those beyond the batch wait in a queue, and refill slots that become free."""
+    cuda_graphs: bool = True
+    """Capture steps where the device can."""
 
     @property
     def max_gamma(self) -> int:
@@ -74,8 +79,8 @@ class Outputs:
     quiet: bool = False
 
 
-def check_request(request: BenchmarkRequest, model: ModelSpec) -> None:
-    """Refuses what cannot be run, before anything is allocated.
+def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool = False) -> None:
+    """Refuses what cannot be run, before anything is allocated; `is_loaded`: but the target's weights.
 
     Raises ConfigError or CapacityError with the nearest valid choice.
     """
@@ -93,9 +98,11 @@ def check_request(request: BenchmarkRequest, model: ModelSpec) -> None:
             f"a queue of {request.num_prompts} prompts in all cannot fill a batch of {request.batch_size}; "
             f"use at least {request.batch_size}"
         )
+    if request.prompts == NOISE and request.num_prompts is not None:
+        raise ConfigError("a queue is prefilled: it needs prompts of tokens, not noise")
     for speculation in request.speculations:
         _check_speculation(request, speculation, model)
-    _check_memory(request, model)
+    _check_memory(request, model, is_loaded=is_loaded)
 
 
 def draft_model_name(speculation: SpeculationSpec) -> str | None:
@@ -114,6 +121,8 @@ def _check_speculation(request: BenchmarkRequest, speculation: SpeculationSpec, 
     draft_tp_size = speculation.draft_tp_size or request.tp_size
     if not 1 <= draft_tp_size <= request.tp_size:
         raise ConfigError(f"the draft cannot be on {draft_tp_size} ranks when the target is on {request.tp_size}")
+    if name is None and not speculation.is_self and speculation.draft_weight_dtype is not None:
+        raise ConfigError(f"--draft-weight-dtype needs a draft with weights; draft '{speculation.draft}' has none")
     if name is None:
         if draft_tp_size != request.tp_size:
             raise ConfigError(f"--draft-tp {draft_tp_size} needs a draft model; draft '{speculation.draft}' has none")
@@ -134,11 +143,12 @@ def _check_speculation(request: BenchmarkRequest, speculation: SpeculationSpec, 
         )
 
 
-def _check_memory(request: BenchmarkRequest, model: ModelSpec) -> None:
+def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool) -> None:
     """On a CPU the ranks of a machine share its memory; on GPUs each rank has its own."""
     on_device = min(request.tp_size, _local_world_size(request)) if request.device == "cpu" else 1
     share = on_device / request.tp_size
     weights, slots = memory_elements(request, model)
+    weights -= model.num_parameters if is_loaded else 0
     dtype_bytes = DTYPE_BYTES[request.dtype]
     per_sequence, fixed = slots * dtype_bytes * share, weights * dtype_bytes * share
     needed, available = fixed + per_sequence * request.batch_size, available_memory_bytes(request.device)
@@ -154,12 +164,14 @@ def _check_memory(request: BenchmarkRequest, model: ModelSpec) -> None:
 def memory_elements(request: BenchmarkRequest, model: ModelSpec) -> tuple[float, float]:
     """Numbers held by all ranks together: of weights, and of KV caches per sequence; drafts included.
 
-    A draft model and its cache stay for the whole session; a self-draft's compact cache lasts for one run.
+    A draft model and its cache stay for the whole session, as does a copy of the target in a narrower format; a
+    self-draft's compact cache lasts for one run.
     """
     length = request.max_len + MAX_GAMMA
     weights = float(model.num_parameters)
     slots = _kv_elements(model, request.tp_size) * length
     drafts, caches, compact = {}, {}, 0.0
+    copies: dict[str, float] = {}
     for speculation in request.speculations:
         name, budget = draft_model_name(speculation), speculation.draft_budget
         kept = length if budget is None else budget + MAX_GAMMA + 1
@@ -171,7 +183,9 @@ def memory_elements(request: BenchmarkRequest, model: ModelSpec) -> tuple[float,
             caches[name, tp_size, budget] = _kv_elements(draft, tp_size) * kept * spread
         elif speculation.is_self:
             compact = max(compact, _kv_elements(model, request.tp_size) * kept)
-    return weights + sum(drafts.values()), slots + sum(caches.values()) + compact
+            if (dtype := speculation.draft_weight_dtype) is not None:
+                copies[dtype] = model.num_parameters * bytes_per_element(dtype) / DTYPE_BYTES[request.dtype]
+    return weights + sum(drafts.values()) + sum(copies.values()), slots + sum(caches.values()) + compact
 
 
 def _kv_elements(model: ModelSpec, tp_size: int) -> float:
@@ -200,6 +214,7 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
         "gamma": speculation.gamma,
         "tp_size": request.tp_size,
         "draft_tp_size": speculation.draft_tp_size,
+        "draft_weight_dtype": speculation.draft_weight_dtype,
         "batch_size": request.batch_size,
         "context_len": request.context_len,
         "gen_len": request.gen_len,
