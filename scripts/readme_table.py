@@ -1,7 +1,8 @@
-"""Writes README's predicted-against-measured table from the records in results/.
+"""Writes what the documents take from the records in results/: README's predicted-against-measured table and its
+picture, and the table of docs/worked-example.md.
 
-python scripts/readme_table.py            # rewrites README.md between its two markers
-python scripts/readme_table.py --check    # exits with 1 when README.md is not what the records give
+python scripts/readme_table.py            # rewrites the picture, and both files between their markers
+python scripts/readme_table.py --check    # exits with 1 when they are not what the records give
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import sys
 from pathlib import Path
 
 from magicdec.records import read_records
+from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, ReportData, has_weak_baseline
+from magicdec.reports.figures import draw
+from magicdec.reports.style import PAPER, raw_svg
 from magicdec.validate.compare import Comparison, Pair, Thresholds, pair_up
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,6 +24,9 @@ HEADINGS = (
     "speedup: predicted (90 %)", "measured (lowest to highest)", "baseline MBU",
 )  # fmt: skip
 BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
+EXAMPLE_CASES = ((1, 512), (8, 2048), (32, 4096))
+EXAMPLE_BUDGET, EXAMPLE_GAMMA = 256, 3
+PICTURE = ROOT / "docs" / "speedup.svg"
 
 
 def table() -> str:
@@ -42,6 +49,7 @@ def table() -> str:
         f"{speedups[len(speedups) // 2]:.1%}; {comparison.coverage or 0:.0%} of the measured speedups lie in their "
         "interval. Memory on a shared machine changes its speed within minutes, and autoregressive decoding with it: "
         "that is most of the error ([results/LOG.md](results/LOG.md)).",
+        *(["", WEAK_BASELINE_NOTE] if any(has_weak_baseline(pair.measured) for pair in pairs) else []),
         "",
     ]
     return "\n".join(lines)
@@ -53,23 +61,54 @@ def _row(pair: Pair) -> str:
     tokens = f"{p.expected_tokens_per_step:.2f} / {m.expected_tokens_per_step:.2f}"
     predicted = f"{p.speedup:.2f} ({p.speedup_low:.2f} to {p.speedup_high:.2f})"
     measured = f"{m.speedup:.2f} ({m.speedup_low:.2f} to {m.speedup_high:.2f})"
-    baseline = f"{m.autoregressive_mbu or 0:.0%}"
+    baseline = f"{m.autoregressive_mbu or 0:.0%}" + f" {WEAK_BASELINE}" * has_weak_baseline(m)
     cells = (m.batch_size, m.context_len, m.draft_budget, m.gamma, step, tokens, predicted, measured, baseline)
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def example() -> str:
+    """What was measured at each case of the worked example, with one budget and gamma."""
+    lines = ["| batch | context | γ | tokens per step | speedup measured |", "|---|---|---|---|---|"]
+    for case in EXAMPLE_CASES:
+        (record,) = (
+            r
+            for r in read_records(RECORDS)
+            if r.source == "measured" and (r.batch_size, r.context_len) == case
+            if (r.draft_budget, r.gamma) == (EXAMPLE_BUDGET, EXAMPLE_GAMMA)
+        )
+        cells = (*case, record.gamma, f"{record.expected_tokens_per_step:.2f}", f"{record.speedup:.2f}")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join([*lines, ""])
+
+
+def picture() -> str:
+    """What `magicdec plot gamma` draws of the records."""
+    chart = draw("gamma", ReportData.from_records(read_records(RECORDS)))
+    assert chart is not None
+    return raw_svg(chart.standalone(), background=PAPER)
+
+
+def between_markers(path: Path, content: str) -> str:
+    """The file's text with `content` between its markers."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    return before + BEGIN + content + END + rest.partition(END)[2]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    updated = before + BEGIN + table() + END + after
-    if arguments.check:
-        sys.exit(0 if updated == text else "README.md's table is not what results/ gives: run scripts/readme_table.py")
-    readme.write_text(updated, encoding="utf-8")
+    readme, worked = ROOT / "README.md", ROOT / "docs" / "worked-example.md"
+    files = {
+        readme: between_markers(readme, table()),
+        worked: between_markers(worked, example()),
+        PICTURE: picture(),
+    }
+    for path, text in files.items():
+        if not arguments.check:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            sys.exit(f"{path.relative_to(ROOT)} is not what results/ gives: run scripts/readme_table.py")
 
 
 if __name__ == "__main__":

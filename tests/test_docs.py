@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from magicdec.records import read_records
 from magicdec.specs.catalog import load_model_spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,23 +60,7 @@ def test_the_profiles_of_a_device_and_an_engine_load(tmp_path: Path) -> None:
     assert load_engine(tmp_path / "my-server.toml").step_overhead_s == 1e-3
 
 
-def test_the_worked_example_says_what_the_records_and_the_model_hold() -> None:
-    records = [r for r in read_records(ROOT / "results" / "demo-2-cores.jsonl") if r.source == "measured"]
-    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", EXAMPLE, flags=re.MULTILINE)
-    assert len(rows) == 3
-    for batch, context, gamma, tokens, speedup in rows:
-        (found,) = [
-            r
-            for r in records
-            if (r.batch_size, r.context_len, r.gamma) == (int(batch), int(context), int(gamma))
-            and r.draft_budget == 256
-        ]
-        assert f"{found.expected_tokens_per_step:.2f}" == tokens
-        assert f"{found.speedup:.2f}" == speedup
-    small = [r for r in records if r.batch_size == 1 and r.gamma > 0]
-    said = re.search(r"Measured: ([\d.]+) and ([\d.]+) times", EXAMPLE)
-    assert said is not None
-    assert [f"{r.speedup:.2f}" for r in small] == list(said.groups())
+def test_the_worked_example_says_what_the_model_holds() -> None:
     model = load_model_spec("embedded")
     assert f"{model.num_parameters / 1e6:.1f} million parameters" in EXAMPLE
     per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * 4

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_readme_table_is_what_the_records_give() -> None:
+def test_tables_and_picture_are_what_the_records_give() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "readme_table.py"), "--check"],
         capture_output=True,

@@ -81,7 +81,7 @@ def _format(is_figure: bool, output: Path | None, given: PlotFormat | None) -> P
 
 def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
     from magicdec.reports.figures import FIGURES, draw
-    from magicdec.reports.style import png, raw_svg
+    from magicdec.reports.style import PAPER, png, raw_svg
     from magicdec.reports.tables import all_tables
 
     if name in FIGURES:
@@ -89,7 +89,7 @@ def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
         if chart is None:
             raise ConfigError(f"the records and the plan hold nothing to draw '{name}' from")
         if kind is PlotFormat.SVG:
-            return raw_svg(chart.standalone())
+            return raw_svg(chart.standalone(), background=PAPER)
         if kind is PlotFormat.PNG:
             return png(chart.standalone())
         return _table_text(chart.table, kind)

@@ -15,7 +15,7 @@ from magicdec.reports.figures import Chart, draw
 from magicdec.reports.headline import headline
 from magicdec.reports.html import TEMPLATES as REPORT_TEMPLATES
 from magicdec.reports.html import chart_view, table_view, template_environment
-from magicdec.reports.style import raw_svg
+from magicdec.reports.style import PAPER, raw_svg
 from magicdec.reports.tables import Table, candidate_table
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -90,7 +90,7 @@ class Explorer:
         """One figure as an SVG file. Raises MagicdecError."""
         with _drawing:
             chart = self._chart(name, query)
-            return None if chart is None else raw_svg(chart.standalone())
+            return None if chart is None else raw_svg(chart.standalone(), background=PAPER)
 
     def _chart(self, name: str, query: str) -> Chart | None:
         return draw(name, _report_data(self.plan(query).document))

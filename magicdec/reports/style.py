@@ -139,12 +139,18 @@ def compact_tokens(value: float) -> str:
     return thousands(value)
 
 
-def raw_svg(figure: Figure) -> str:
+def raw_svg(figure: Figure, *, background: str = "none") -> str:
+    """The figure as an SVG file; one that stands alone needs a background of its own on a dark page."""
     import matplotlib
 
     out = io.StringIO()
     with matplotlib.rc_context(RC):
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        figure.savefig(
+            out,
+            format="svg",
+            facecolor=background,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
     return out.getvalue()
 
 
