@@ -45,7 +45,7 @@ def seconds(kernel: str, batch: Array, kv_len: Array, query_len: Array) -> Array
 
 @pytest.mark.parametrize("kernel", ["overlapped", "in turn", "slow single rows"])
 def test_the_form_fits_kernels_of_any_cost_per_query_token(kernel: str) -> None:
-    """At shapes that were not timed and that grids measure: 4 % in the median, 12 % at most, where the cache is large."""
+    """At shapes that were not timed and that grids measure: 4 % in the median, 12 % at most (large caches)."""
     batch, kv_len, query_len = np.array([(b, s, q) for b, s in ATTENTION_SHAPES for q in QUERY_LENGTHS], float).T
     rows = {
         "batch_size": batch, "kv_len": kv_len, "query_len": query_len, "num_heads": np.full_like(batch, HEADS),
