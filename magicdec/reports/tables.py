@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from magicdec.records import Record
+from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import (
-    BASELINE_MBU_FLOOR,
     WEAK_BASELINE,
     WEAK_BASELINE_NOTE,
     Pair,
