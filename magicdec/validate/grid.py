@@ -140,6 +140,7 @@ def run_grid(
     prompts), and keeps the profile beside the records for when the run is resumed."""
     requests = list(grid.requests())
     profile = profile or _own_profile(grid, records.with_suffix(".profile.toml"), quick=quick, progress=progress)
+    _warn_of_other_temperatures(grid, profile)
     predicted = freeze_predictions(requests, profile, records)
     clock = _Clock(requests)
     measured: list[Record] = []
@@ -152,6 +153,17 @@ def run_grid(
         measured += measure_missing(request, records, bandwidth_bytes_per_s=bandwidth, clock=clock, progress=show)
     comparison = Comparison(pairs=pair_up(predicted, measured), thresholds=grid.thresholds)
     return GridRun(predicted=predicted, measured=measured, comparison=comparison)
+
+
+def _warn_of_other_temperatures(grid: GridSpec, profile: LocalProfile) -> None:
+    for law in profile.acceptance:
+        others = [t for t in grid.temperatures if law.temperature is not None and t != law.temperature]
+        if others and law.draft_method in grid.draft_methods:
+            warnings.warn(
+                f"acceptance of {law.draft_method} was measured at temperature {law.temperature:g}; predictions at "
+                f"{', '.join(f'{t:g}' for t in others)} use it too",
+                stacklevel=2,
+            )
 
 
 def _own_profile(grid: GridSpec, path: Path, *, quick: bool, progress: Callable[[str], None]) -> LocalProfile:

@@ -20,7 +20,7 @@ from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.records import Record, read_records
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
-from magicdec.validate.grid import GridSpec, freeze_predictions, load_grid, prediction_note
+from magicdec.validate.grid import GridSpec, freeze_predictions, load_grid, prediction_note, run_grid
 from magicdec.validate.local_profile import LocalProfile
 
 RUN = """
@@ -135,3 +135,14 @@ def test_a_prediction_that_was_changed_afterwards_is_refused(tmp_path: Path) -> 
     file.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in changed))
     with pytest.raises(ConfigError, match="is not what was written before the measurements"):
         frozen(file)
+
+
+def test_acceptance_of_another_temperature_is_used_with_a_warning(tmp_path: Path) -> None:
+    law = msgspec.structs.replace(
+        constant_profile(0.8, model="embedded", draft_method="streamingllm"), temperature=1.0
+    )  # fmt: skip
+    profile = LocalProfile(hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=(law,))
+    grid = GridSpec(cases=((1, 64),), draft_budgets=(32,), gammas=(1,), gen_len=4, repetitions=1, temperatures=(0.0,))
+    with pytest.warns(UserWarning, match=r"measured at temperature 1; predictions at 0 use it"):
+        run = run_grid(grid, profile=profile, records=tmp_path / "grid.jsonl")
+    assert [record.gamma for record in run.measured] == [0, 1]
