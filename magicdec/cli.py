@@ -11,6 +11,7 @@ from magicdec import __version__
 from magicdec.errors import MagicdecError
 
 USER_ERROR_EXIT_CODE = 2
+INTERRUPTED_EXIT_CODE = 130
 RUN_PACKAGES = ("torch", "tokenizers", "safetensors")
 
 app = typer.Typer(
@@ -71,15 +72,23 @@ def main() -> None:
     """Entry point of the `magicdec` program."""
     register_commands()
     try:
-        app()
+        code = app(standalone_mode=False)
     except MagicdecError as error:
         _fail(str(error))
+    except typer.Abort:
+        sys.exit(INTERRUPTED_EXIT_CODE)
     except ModuleNotFoundError as error:
         if error.name not in RUN_PACKAGES:
             raise
         _fail(f"this command needs {error.name}: pip install 'magicdec[run]' (planning and reports work without)")
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(error.format_message())  # an unknown command or option, a missing argument; no message: help was shown
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"magicdec: {' '.join(message.split())}", file=sys.stderr)
+    if message:
+        print(f"magicdec: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(USER_ERROR_EXIT_CODE)

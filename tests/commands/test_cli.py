@@ -25,6 +25,12 @@ def magicdec(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("plan", "--draft-budget", "99999"), "must be below the context"),
         (("plan", "--tp", "3"), "nearest that do"),
         (("report", "/nonexistent.jsonl"), "cannot read records"),
+        (("plam",), "Did you mean 'plan'?"),
+        (("plan", "--bacth", "3"), "--batch"),
+        (("plan", "--gamma", "many"), "--gamma"),
+        (("export", "vllm"), "plan"),
+        (("explore", "--port", "99999"), "65535"),
+        (("plan", "--hardware", "rtx"), "did you mean rtx-4090-24gb?"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
