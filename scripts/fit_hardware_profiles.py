@@ -94,7 +94,7 @@ def fit_table(profile: HardwareProfile, table: Table, rows: dict[str, np.ndarray
 def rounded(curve: GemmCurve | AttentionCurve | AllReduceCurve) -> GemmCurve | AttentionCurve | AllReduceCurve:
     """Five significant digits: more would say more than the rows do."""
     values = {name: getattr(curve, name) for name in curve.__struct_fields__}
-    numbers = {name: value for name, value in values.items() if type(value) is float and not name.endswith("bytes")}
+    numbers = {name: value for name, value in values.items() if type(value) is float and "bytes" not in name}
     return msgspec.structs.replace(curve, **{name: float(f"{value:.5g}") for name, value in numbers.items()})
 
 

@@ -109,3 +109,11 @@ def test_the_switch_adds_long_messages_of_enough_ranks():
     for ranks, uses in ((2, []), (8, [2**18, 2**22, 2**25])):
         times, others = (all_reduce_time(profile, message_bytes=sizes, tp_size=ranks) for profile in (hw, without))
         assert sizes[times != others].tolist() == uses
+
+
+def test_sizes_at_which_the_algorithm_changes_are_whole_powers_of_two():
+    """They are constants of the library; a rounded one would put the message of that very size on the wrong side."""
+    for device in ("a100", "h100", "h200", "b200", "l40s"):
+        curve = load_hardware(device).allreduce
+        for size in (curve.direct_bytes, curve.direct_bytes_wide, curve.in_switch_bytes):
+            assert np.log2(size) % 1 == 0, device
