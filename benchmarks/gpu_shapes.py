@@ -1,0 +1,234 @@
+"""The configurations that benchmarks/gpu.py measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile, default_profile
+from magicdec.perfmodel.acceptance_law import LawError
+from magicdec.specs.hardware import bytes_per_element
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import MAX_GAMMA, DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.validate.grid import GridSpec
+from magicdec.validate.local_profile import LocalProfile
+from magicdec.validate.measurement import describe
+from magicdec.validate.predict import predict_records
+from magicdec.validate.request import DTYPE_BYTES, NOISE, BenchmarkRequest
+
+PUBLISHED_PROFILE_OF = "llama-3.1-8b"
+"""No acceptance of a self-draft is published by position for Llama-2-7B-32K: this model's stands in."""
+STREAMING_RATE, SNAPKV_RATE = 0.81, 0.91
+"""Stated acceptance of the two rows of the table that ask for a speedup: the same at every position."""
+NARROW_DRAFT = "fp8"
+MEMORY_SHARE = 0.85
+"""Of the free memory: the rest is for logits, sampling and captured graphs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """Batches and contexts, and how long to measure. A batch that does not fit is made smaller."""
+
+    cases: tuple[tuple[int, int], ...]
+    points: tuple[tuple[int, tuple[int, ...]], ...]
+    """Draft budgets, and the gammas measured with each, of every case."""
+    attention_case: tuple[int, int]
+    row_case: tuple[int, int]
+    best_contexts: tuple[int, ...]
+    """Among these, each with the largest batch that fits, the one of the best predicted speedup is measured."""
+    best_budget: int
+    max_batch: int
+    snapkv_context: int
+    peer_case: tuple[int, int]
+    """The batch and context at which transformers is run."""
+    gen_len: int
+    repetitions: int
+    rounds: int
+    quick: bool
+    seconds_per_work: float
+    """What one run of one configuration is expected to take at first, setting up included."""
+    embedded_grid: GridSpec
+    embedded_acceptance: dict[str, Any] = field(default_factory=dict)
+
+
+FULL = Shapes(
+    cases=((32, 16_384), (64, 8192), (8, 65_536), (4, 16_384)),
+    points=((256, (1, 4)), (512, (2, 3, 6)), (1024, (3,)), (2048, (2, 5))),
+    attention_case=(32, 16_384),
+    row_case=(32, 16_384),
+    best_contexts=(8192, 16_384, 32_000, 64_000, 120_000),
+    best_budget=512,
+    max_batch=256,
+    snapkv_context=32_000,
+    peer_case=(8, 8192),
+    gen_len=48,
+    repetitions=3,
+    rounds=3,
+    quick=False,
+    seconds_per_work=2.5,
+    embedded_grid=GridSpec(
+        draft_methods=("streamingllm", "snapkv"),
+        draft_budgets=(64, 256),
+        gammas=(1, 3, 5),
+        cases=((8, 2048), (128, 2048), (256, 3584)),
+        gen_len=96,
+        repetitions=4,
+    ),
+)
+TINY = Shapes(
+    cases=((3, 200), (2, 400)),
+    points=((24, (1, 3)), (48, (2, 4))),
+    attention_case=(4, 256),
+    row_case=(3, 200),
+    best_contexts=(200, 400),
+    best_budget=32,
+    max_batch=6,
+    snapkv_context=300,
+    peer_case=(2, 200),
+    gen_len=16,
+    repetitions=2,
+    rounds=3,
+    quick=True,
+    seconds_per_work=0.1,
+    embedded_grid=GridSpec(draft_budgets=(64,), gammas=(1, 3), cases=((2, 256),), gen_len=12, repetitions=2),
+    embedded_acceptance={
+        "context_lens": (300,), "draft_budgets": (48, 96), "num_prompts": 4, "gen_len": 16, "gamma": 4,
+    },
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """What is measured in one engine, and the acceptance that it is predicted with."""
+
+    what: str
+    request: BenchmarkRequest
+    acceptance: AcceptanceProfile
+
+    @property
+    def work(self) -> float:
+        """Runs of configurations."""
+        return float((1 + len(self.request.speculations)) * (self.request.repetitions + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Maker:
+    """What the items of one model have in common."""
+
+    shapes: Shapes
+    model_argument: str
+    spec: ModelSpec
+    device: str
+    dtype: str
+    free_bytes: float
+    cuda_graphs: bool
+
+    def batch_that_fits(self, wanted: int, context: int, budget: int) -> int:
+        slots = context + self.shapes.gen_len + budget + 2 * (MAX_GAMMA + 2)
+        per_sequence = self.spec.kv_elements_per_token() * DTYPE_BYTES[self.dtype] * slots
+        return min(wanted, int(MEMORY_SHARE * self.free_bytes / per_sequence))
+
+    def fits(self, context: int) -> bool:
+        return context + self.shapes.gen_len + MAX_GAMMA <= self.spec.max_position_embeddings
+
+    def item(
+        self, batch: int, context: int, speculations: tuple[SpeculationSpec, ...], acceptance: AcceptanceProfile
+    ) -> Item:
+        deepest = max(s.gamma for s in speculations)
+        rates = acceptance.conditional_rates(budget=speculations[0].draft_budget, context=context, gamma_max=deepest)
+        request = BenchmarkRequest(
+            model=self.model_argument,
+            weights="random",
+            prompts=NOISE,
+            dtype=self.dtype,
+            device=self.device,
+            batch_size=batch,
+            context_len=context,
+            gen_len=self.shapes.gen_len,
+            speculations=speculations,
+            sampling=SamplingSpec(temperature=1.0),
+            repetitions=self.shapes.repetitions,
+            simulate_acceptance=tuple(float(rate) for rate in rates),
+            cuda_graphs=self.cuda_graphs,
+        )
+        return Item(what="; ".join(map(describe, speculations)), request=request, acceptance=acceptance)
+
+
+def model_items(
+    shapes: Shapes,
+    *,
+    name: str,
+    model_argument: str,
+    spec: ModelSpec,
+    device: str,
+    dtype: str,
+    free_bytes: float,
+    profile: LocalProfile,
+    cuda_graphs: bool,
+) -> list[Item]:
+    """The table's rows first, then the grid."""
+    maker = _Maker(
+        shapes=shapes,
+        model_argument=model_argument,
+        spec=spec,
+        device=device,
+        dtype=dtype,
+        free_bytes=free_bytes,
+        cuda_graphs=cuda_graphs,
+    )
+    items = [
+        _best_of(maker, "streamingllm", STREAMING_RATE, shapes.best_contexts, profile),
+        _best_of(maker, "streamingllm", STREAMING_RATE, shapes.best_contexts, profile, weight_dtype=NARROW_DRAFT),
+        _best_of(maker, "snapkv", SNAPKV_RATE, (shapes.snapkv_context,), profile),
+    ]
+    published = default_profile(PUBLISHED_PROFILE_OF, "streamingllm")
+    assert published is not None
+    prescribed = msgspec.structs.replace(published, error=LawError())  # the runs follow the law's middle exactly
+    for wanted, context in shapes.cases:
+        batch = maker.batch_that_fits(wanted, context, max(budget for budget, _ in shapes.points))
+        if not maker.fits(context) or batch < 1:
+            continue
+        for budget, gammas in shapes.points:
+            speculations = tuple(_self_draft("streamingllm", budget, gamma) for gamma in gammas)
+            items.append(maker.item(batch, context, speculations, prescribed))
+    return [item for item in items if item is not None]
+
+
+def _best_of(
+    maker: _Maker,
+    method: DraftMethod,
+    rate: float,
+    contexts: tuple[int, ...],
+    profile: LocalProfile,
+    *,
+    weight_dtype: str | None = None,
+) -> Item | None:
+    """The gammas around the best predicted one, at the batch and context of the best predicted speedup."""
+    acceptance = constant_profile(rate, model=maker.spec.name, draft_method=method, source="stated")
+    budget, found = maker.shapes.best_budget, []
+    if weight_dtype is not None:  # a copy of the weights takes memory from the caches
+        copy_bytes = maker.spec.num_parameters * bytes_per_element(weight_dtype)
+        maker = replace(maker, free_bytes=maker.free_bytes - copy_bytes)
+    for context in filter(maker.fits, contexts):
+        batch = maker.batch_that_fits(maker.shapes.max_batch, context, budget)
+        if batch < 1:
+            continue
+        speculations = tuple(_self_draft(method, budget, gamma, weight_dtype) for gamma in range(1, 9))
+        item = maker.item(batch, context, speculations, acceptance)
+        records = predict_records(item.request, replace(profile, acceptance=(acceptance,)))
+        best = max(records, key=lambda record: record.speedup or 0.0)
+        found.append((best.speedup or 0.0, best.gamma, batch, context))
+    if not found:
+        return None
+    _, gamma, batch, context = max(found)
+    gammas = sorted({max(1, gamma - 1), max(1, gamma), max(1, gamma) + 1})
+    chosen = tuple(_self_draft(method, budget, each, weight_dtype) for each in gammas)
+    return maker.item(batch, context, chosen, acceptance)
+
+
+def _self_draft(method: DraftMethod, budget: int, gamma: int, weight_dtype: str | None = None) -> SpeculationSpec:
+    return SpeculationSpec(
+        draft="self", draft_method=method, draft_budget=budget, gamma=gamma, draft_weight_dtype=weight_dtype
+    )

@@ -1,0 +1,234 @@
+"""The rows that benchmarks/gpu.py is to fill, from the records, profiles and facts that it left."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_shapes import NARROW_DRAFT, SNAPKV_RATE, STREAMING_RATE
+
+from magicdec.files import write_atomic
+from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
+from magicdec.perfmodel.forward import forward_pass
+from magicdec.records import Record, read_records
+from magicdec.specs.catalog import load_model_spec
+from magicdec.validate.compare import Comparison, Pair, Thresholds, pairing_key
+from magicdec.validate.local_profile import LocalProfile, load_local_profile
+from magicdec.validate.predict import PROFILE_DTYPES
+
+OPEN = "not measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table; `measured` says so where nothing was."""
+
+    what: str
+    target: str
+    measured: str = OPEN
+    beside: str = ""
+
+
+def print_report(output: Path, models: Sequence[str], *, is_tiny: bool) -> None:
+    """Writes table.md and comparison.json, prints the table, and one JSON line last."""
+    path, facts_path = output / "records.jsonl", output / "facts.json"
+    records = read_records(path) if path.exists() else []
+    facts = json.loads(facts_path.read_text()) if facts_path.exists() else {}
+    reports = [_ModelReport(output, name, records, facts) for name in models]
+    lines, comparisons = [], {}
+    for report in reports:
+        if report.profile is None:
+            continue
+        lines += [f"\n## {report.title}\n", "| what | to reach | measured | beside it |", "|---|---|---|---|"]
+        lines += [f"| {r.what} | {r.target} | {r.measured} | {r.beside} |" for r in report.rows()]
+        comparisons[report.name] = report.comparison().to_document()
+    embedded = _pairs([r for r in records if r.model == "embedded"])
+    if embedded:
+        comparison = Comparison(pairs=embedded, thresholds=Thresholds())
+        comparisons["embedded"] = comparison.to_document()
+        row = _prediction_row(comparison)
+        lines += ["\n## embedded, real acceptance\n", f"{row.what}: {row.measured} ({row.beside}); {row.target}"]
+    if is_tiny:
+        lines.insert(0, "Tiny models and shapes: that the commands work, and nothing about any machine.")
+    text = "\n".join(lines).strip() + "\n"
+    write_atomic(output / "table.md", text)
+    write_atomic(output / "comparison.json", json.dumps(comparisons, indent=1) + "\n")
+    print(text, file=sys.stderr)
+    result = {
+        "benchmark": "gpu",
+        "tiny": is_tiny,
+        "num_points": {name: len(each["rows"]) for name, each in comparisons.items()},
+        "table": {r.name: {row.what: row.measured for row in r.rows()} for r in reports if r.profile is not None},
+    }
+    print(json.dumps(result))
+
+
+def _pairs(records: Sequence[Record]) -> list[Pair]:
+    """Measured rows with their predictions. The same configuration is run at several simulated acceptances."""
+
+    def key(record: Record) -> tuple[Any, ...]:
+        return (*pairing_key(record), record.draft_weight_dtype, tuple(record.simulated_acceptance or ()))
+
+    predicted = {key(r): r for r in records if r.source == "calibrated"}
+    measured = {key(r): r for r in records if r.source == "measured" and r.gamma > 0}
+    return [Pair(predicted[k], record) for k, record in measured.items() if k in predicted]
+
+
+def _prediction_row(comparison: Comparison) -> Row:
+    errors = comparison.absolute_errors("speedup")
+    regret = comparison.regret
+    return Row(
+        what="predicted speedup: mean error, and what the planned gamma loses",
+        target="<= 5 %, <= 2 %, over >= 24 points",
+        measured=f"{statistics.fmean(errors):.1%}, {'-' if regret is None else f'{regret:.1%}'}" if errors else OPEN,
+        beside=f"{len(errors)} points",
+    )
+
+
+class _ModelReport:
+    """The rows of one Llama model."""
+
+    def __init__(self, output: Path, name: str, records: Sequence[Record], facts: dict[str, Any]) -> None:
+        self.name, self._facts = name, facts
+        profile_path, tiny_directory = output / f"{name}.toml", output / f"tiny-{name}"
+        self.profile: LocalProfile | None = load_local_profile(profile_path) if profile_path.exists() else None
+        self._spec = load_model_spec(str(tiny_directory) if tiny_directory.exists() else name)
+        self._records = [r for r in records if r.model == self._spec.name]
+        self._measured = [r for r in self._records if r.source == "measured"]
+
+    @property
+    def title(self) -> str:
+        assert self.profile is not None
+        hardware = self.profile.hardware
+        return f"{self._spec.name} on {hardware.name}, copy bandwidth {hardware.memory_bytes_per_s / 1e12:.3g} TB/s"
+
+    def comparison(self) -> Comparison:
+        return Comparison(pairs=_pairs(self._records), thresholds=Thresholds())
+
+    def rows(self) -> list[Row]:
+        return [
+            self._autoregressive(),
+            self._attention(),
+            self._draft_step(),
+            self._speedup("streamingllm", STREAMING_RATE, ">= 1.8 x (byte bound about 2.0 to 2.3)"),
+            self._speedup("streamingllm", STREAMING_RATE, ">= 2.1 x (byte bound about 2.4 to 2.7)", NARROW_DRAFT),
+            self._speedup("snapkv", SNAPKV_RATE, ">= 2.3 x, aim 2.5 x"),
+            _prediction_row(self.comparison()),
+            self._transformers(),
+        ]
+
+    def _autoregressive(self) -> Row:
+        """The records of the largest KV cache say how near to the copy bandwidth a step comes."""
+        found = [r for r in self._measured if r.gamma == 0 and r.autoregressive_mbu]
+        row = Row(what="autoregressive decoding, share of copy bandwidth (batch 32, context 16k)", target=">= 85 %")
+        at_row = [r for r in found if r.context_len == 16_384] or found
+        if not at_row:
+            return row
+        best = max(at_row, key=lambda r: r.batch_size)
+        return Row(
+            what=row.what,
+            target=row.target,
+            measured=f"{best.autoregressive_mbu:.1%}",
+            beside=f"batch {best.batch_size}, context {best.context_len}: {1e3 * (best.step_s or 0):.3g} ms per step",
+        )
+
+    def _attention(self) -> Row:
+        what, target = "verify over decode attention, gamma 1..7", "<= 1.15"
+        fact = self._facts.get(f"attention {self.name}")
+        if fact is None:
+            return Row(what=what, target=target)
+        ratios = fact["verify_over_decode"]
+        return Row(
+            what=what,
+            target=target,
+            measured=f"{max(ratios.values()):.3f}",
+            beside=f"batch {fact['batch_size']}, context {fact['context_len']}: "
+            + ", ".join(f"{gamma}: {ratio:.3f}" for gamma, ratio in ratios.items()),
+        )
+
+    def _draft_step(self) -> Row:
+        what, target = "draft step over (weights + draft KV) / copy bandwidth, budget 512", "<= 1.25"
+        found = [r for r in self._measured if r.draft_step_s and r.draft_method == "streamingllm"]
+        found = [r for r in found if r.draft_weight_dtype is None]
+        at_row = [r for r in found if r.draft_budget == 512 and r.context_len == 16_384] or found
+        if not at_row or self.profile is None:
+            return Row(what=what, target=target)
+        best = max(at_row, key=lambda r: (r.batch_size, r.gamma))
+        bound_s = self._bytes(best, 1, self._draft_len(best)) / self.profile.hardware.memory_bytes_per_s
+        return Row(
+            what=what,
+            target=target,
+            measured=f"{(best.draft_step_s or 0) / bound_s:.2f}",
+            beside=f"batch {best.batch_size}, budget {best.draft_budget}, gamma {best.gamma}: "
+            f"{1e3 * (best.draft_step_s or 0):.3g} ms",
+        )
+
+    def _speedup(self, method: str, rate: float, target: str, weight_dtype: str | None = None) -> Row:
+        weights = f"{weight_dtype} draft weights" if weight_dtype else "the target's weights"
+        what = f"best speedup, {method}, {weights}, stated acceptance {rate}"
+        found = [
+            r
+            for r in self._measured
+            if r.speedup
+            and (r.draft_method, r.draft_weight_dtype) == (method, weight_dtype)
+            and {round(x, 6) for x in r.simulated_acceptance or ()} == {rate}
+        ]
+        if not found:
+            return Row(what=what, target=target)
+        best = max(found, key=lambda r: r.speedup or 0.0)
+        return Row(
+            what=what,
+            target=target,
+            measured=f"{best.speedup:.2f} x",
+            beside=f"byte bound {self._byte_bound(best):.2f} x; batch {best.batch_size}, context {best.context_len}, "
+            f"budget {best.draft_budget}, gamma {best.gamma}",
+        )
+
+    def _transformers(self) -> Row:
+        what, target = "autoregressive tokens/s over transformers' generate()", ">= 2 x"
+        fact = self._facts.get("transformers")
+        if fact is None or fact.get("model") != self._spec.name:
+            return Row(what=what, target=target)
+        if "missing" in fact:
+            return Row(what=what, target=target, beside=fact["missing"])
+        return Row(
+            what=what,
+            target=target,
+            measured=f"{fact['ratio']:.2f} x",
+            beside=f"batch {fact['batch_size']}, context {fact['context_len']}; best of generate: {fact['best']}",
+        )
+
+    @staticmethod
+    def _draft_len(record: Record) -> float:
+        """KV slots that a draft step reads, on average over a block."""
+        return float(record.draft_budget or 0) + (record.gamma - 1) / 2
+
+    def _byte_bound(self, record: Record) -> float:
+        """Speedup if every step took its weights' and KV's bytes at one bandwidth, and nothing else."""
+        kv_len = record.context_len + (record.gen_len or 0) / 2
+        rates = (record.simulated_acceptance or [])[: record.gamma]
+        tokens = float(expected_tokens_per_step(rates, record.gamma))
+        step = record.gamma * self._bytes(record, 1, self._draft_len(record), record.draft_weight_dtype)
+        step += self._bytes(record, record.gamma + 1, kv_len + record.gamma)
+        return tokens * self._bytes(record, 1, kv_len) / step
+
+    def _bytes(self, record: Record, query_len: int, kv_len: float, weight_dtype: str | None = None) -> float:
+        """Of weights and KV that a pass of the record's batch reads."""
+        assert self.profile is not None
+        dtype = PROFILE_DTYPES[record.dtype]
+        cost = forward_pass(
+            self._spec,
+            self.profile.hardware,
+            self.profile.engine,
+            batch=record.batch_size,
+            query_len=query_len,
+            kv_len=kv_len,
+            weight_dtype=weight_dtype or dtype,
+            kv_dtype=dtype,
+        ).cost
+        return float(cost.weight_bytes + cost.kv_bytes)
