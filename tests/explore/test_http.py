@@ -147,3 +147,15 @@ def test_what_cannot_be_listened_on_is_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("magicdec: cannot listen on 203.0.113.7")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_model_without_acceptance_is_not_called_hopeless(server: Server) -> None:
+    """Nothing was ranked, which is another answer than that nothing pays; a typed rate gives one."""
+    status, text = get(server, "/answer?model=qwen3-8b&context=16384&batch=32")
+    assert status == 200
+    assert "No draft can be ranked for qwen3-8b" in text
+    assert "Do not speculate" not in text
+    assert "self/streamingllm" in text
+    assert (
+        "No draft can be ranked" not in get(server, "/answer?model=qwen3-8b&context=16384&batch=32&acceptance=0.9")[1]
+    )

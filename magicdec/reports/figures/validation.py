@@ -111,7 +111,7 @@ def residuals_by_term(data: ReportData) -> Chart | None:
     return Chart(
         name="residuals",
         title=_residual_title(terms, worst),
-        caption="One point per configuration and term, predicted / measured − 1. Red: median. The band is ±10 %.",
+        caption="One point per configuration and term, predicted / measured − 1. Bars: medians. The band is ±10 %.",
         figure=figure,
         tips=tips.texts,
         table=Table(name="residuals", title="Errors of the predictions by term", columns=columns, rows=tuple(rows)),
