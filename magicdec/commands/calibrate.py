@@ -48,7 +48,7 @@ def calibrate_command(
     bind_threads()
     from magicdec.files import check_writable
     from magicdec.validate.calibrate import calibrate
-    from magicdec.validate.local_profile import LocalProfile
+    from magicdec.validate.local_profile import LocalProfile, save_points
 
     check_writable(output)
     try:
@@ -57,12 +57,19 @@ def calibrate_command(
     finally:
         end_progress(quiet)
     files = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=()).save(output)
+    files.append(save_points(result.points, output))
     hardware = result.hardware
     rates = ", ".join(f"{format_rate(rate, 'FLOP')} {name}" for name, rate in hardware.flops_per_s.items())
     memory = f"{format_bytes(hardware.memory_bytes)} at {format_rate(hardware.memory_bytes_per_s, 'B')}"
     print(f"{hardware.name}: {memory}, {rates}")
     errors = ", ".join(f"{phase} {error:.1%}" for phase, error in result.phase_error.items())
     print(f"{len(result.points)} points in {format_seconds(result.elapsed_s)}; median error of the fit: {errors}")
+    curves = {"linear": hardware.gemm, "attention": hardware.attention, "elementwise": hardware.elementwise}
+    fits = ", ".join(f"{name} {curve.fit.relative_error:.1%}" for name, curve in curves.items() if curve)
+    print(f"root mean square error of the kernels' curves: {fits}")
+    launches = [point for point in result.points if point.table == "launch"]
+    for point, what in zip(launches, ("launched from Python", "a graph alone", "one of a graph's 200"), strict=False):
+        print(f"a small kernel, {what}: {format_seconds(point.time_s)}")
     drifts = ", ".join(f"{what} {drift:+.1%}" for what, drift in result.drift.items())
     print(f"noise between rounds {result.noise:.1%}; from the first pass to the second: {drifts}")
     if result.noise > NOISE_TO_WARN_OF:

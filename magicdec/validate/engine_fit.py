@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -24,21 +23,7 @@ from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from magicdec.units import MICRO
-
-
-class TimedPoint(Protocol):
-    """What validate/microbench.py measures."""
-
-    @property
-    def table(self) -> str: ...
-    @property
-    def shape(self) -> dict[str, int]: ...
-    @property
-    def time_s(self) -> float: ...
-    @property
-    def spread(self) -> float: ...
-    @property
-    def seconds(self) -> list[float]: ...
+from magicdec.validate.local_profile import TimedPoint
 
 
 @dataclass(frozen=True)

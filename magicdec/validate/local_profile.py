@@ -3,14 +3,20 @@
 PROFILE.toml              hardware       (magicdec plan --hardware)
 PROFILE.engine.toml       engine         (magicdec plan --engine)
 PROFILE.acceptance.*.json acceptance     (magicdec plan --acceptance), one file per draft method
+PROFILE.points.json       the timings that the first two were fitted to, each with its spread between rounds
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import msgspec
 
 from magicdec.errors import ConfigError
+from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile, save_profile
 from magicdec.specs.engine import EngineProfile, load_engine, save_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware, save_hardware
@@ -33,6 +39,35 @@ class LocalProfile:
             files.append(acceptance_path(path, profile.draft_method))
             save_profile(profile, files[-1])
         return files
+
+
+class TimedPoint(Protocol):
+    """An operation of one shape: seconds of each round, their median and interquartile range over it."""
+
+    @property
+    def table(self) -> str: ...
+    @property
+    def shape(self) -> dict[str, int]: ...
+    @property
+    def seconds(self) -> list[float]: ...
+    @property
+    def time_s(self) -> float: ...
+    @property
+    def spread(self) -> float: ...
+
+
+def save_points(points: Sequence[TimedPoint], path: Path) -> Path:
+    """Writes the timings beside the profile named `path`; returns the file.
+
+    Raises StorageError when it cannot be written.
+    """
+    file = path.with_suffix(".points.json")
+    rows = [
+        {"table": p.table, **p.shape, "time_s": p.time_s, "spread": p.spread, "seconds": list(p.seconds)}
+        for p in points
+    ]
+    write_atomic(file, b"[\n" + b",\n".join(msgspec.json.encode(row) for row in rows) + b"\n]\n")
+    return file
 
 
 def engine_path(path: Path) -> Path:
