@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 EPILOG = """Examples:\n
-  magicdec plan --draft llama-3.2-1b --format json > plan.json\n
+  magicdec plan --draft llama-3.2-1b --acceptance-rate 0.75 --format json > plan.json\n
   magicdec export vllm plan.json\n
   magicdec export trtllm plan.json -o speculative.yaml
 """
