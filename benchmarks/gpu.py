@@ -10,7 +10,8 @@
 A part ends after `--minutes`, and goes on where it stopped when it is called again. The Llama models have random
 weights, caches of seeded noise instead of a prefill, and acceptance simulated by a published profile or a stated rate:
 each record says so. Every point is predicted from the calibration alone, and written down, before it is measured.
-Left in `--output`: records.jsonl, the profiles, facts.json (what is no decoding run), comparison.json and table.md.
+Left in `--output`: records.jsonl, the profiles with the timings behind them, facts.json (what is no decoding run),
+comparison.json and table.md. Another call with the same `--output` needs what is there.
 
 Without a GPU the same commands run with `--device cpu --tiny`, on models of a few thousand weights.
 
@@ -50,7 +51,7 @@ from magicdec.validate.benchmark import BenchmarkSession
 from magicdec.validate.calibrate import Calibration, calibrate, obtain_profile
 from magicdec.validate.environment import available_memory_bytes
 from magicdec.validate.grid import freeze_predictions, run_grid
-from magicdec.validate.local_profile import LocalProfile, load_local_profile
+from magicdec.validate.local_profile import LocalProfile, load_local_profile, save_points
 from magicdec.validate.measurement import configuration_key, measure, to_record
 
 MAIN_MODEL, SECOND_MODEL = "llama-3.1-8b", "llama-2-7b-32k"
@@ -135,6 +136,7 @@ def calibrated(job: Job, name: str, model: Transformer) -> LocalProfile:
     )
     profile = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=())
     profile.save(path)
+    save_points(result.points, path)
     job.note(f"calibration {name}", calibration_facts(result))
     release()
     return profile
