@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_BYTES = 128
-"""Of a row of weights, per step: a whole line of memory."""
+BLOCK_WEIGHTS = 128
+"""Of a row, per step: a line of memory in 8 bits. More of them in 4 bits spill registers."""
 
 
 @triton.jit
@@ -76,11 +76,12 @@ def _linear_kernel(
 
 def tiling(num_rows: int, num_outputs: int, num_multiprocessors: int, *, group: int = 0) -> dict[str, Any]:
     """Blocks as large as leaves every multiprocessor one, so that all of the memory's bandwidth is asked for."""
-    block_n = 64 if group else 128  # of int4 two blocks of products are held at a time
+    block_n = 64 if group else 128  # as many weights of either width in registers
     while block_n > 16 and triton.cdiv(num_outputs, block_n) < num_multiprocessors:
         block_n //= 2
     block_m = min(64, max(16, triton.next_power_of_2(num_rows)))
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK": BLOCK_BYTES, "num_warps": 4, "num_stages": 3}
+    block = BLOCK_WEIGHTS // 2 if group else BLOCK_WEIGHTS
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK": block, "num_warps": 4, "num_stages": 3}
 
 
 def weight_only_linear(x: Tensor, weights: Tensor, scales: Tensor, *, group: int) -> Tensor:

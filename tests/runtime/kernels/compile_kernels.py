@@ -13,10 +13,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from magicdec.runtime.kernels import triton_attention
+from magicdec.runtime.kernels import triton_attention, triton_linear
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 POINTERS = {"last": "*i64", "empty_first": "*i64"}
+ALIGNED = ("key_", "value_", "activation_", "num_inputs", "num_outputs")
 FLOATS = ("output", "partial", "log_sum", "partial_log_sum", "probabilities")
 
 
@@ -38,19 +39,27 @@ def main() -> None:
             triton_attention._combine_kernel,
             triton_attention._weigh_kernel,
         ):
-            report = compile_kernel(kernel, dtype, constants, capability)
-            print(json.dumps({"kernel": kernel.__name__, "dtype": dtype, "capability": capability, **report}))
+            types = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | POINTERS
+            types |= dict.fromkeys(FLOATS, "*fp32") | {"scale": "fp32"}
+            show(kernel, dtype, types, constants, capability)
+    for weights, group in (("i8", 0), ("fp8e4nv", 0), ("u8", 64)):
+        for num_outputs in (4096, 128256):
+            types = {"activations": "*bf16", "weights": f"*{weights}", "output": "*bf16"}
+            types["scales"] = "*bf16" if group else "*fp32"
+            constants = triton_linear.tiling(32, num_outputs, 132, group=group) | {"GROUP": group, "WIDEN": False}
+            show(triton_linear._linear_kernel, "bf16", types, constants, 90)
 
 
-def compile_kernel(kernel: Any, dtype: str, constants: dict[str, Any], capability: int) -> dict[str, int]:
+def show(kernel: Any, dtype: str, types: dict[str, str], constants: dict[str, Any], capability: int) -> None:
+    report = compile_kernel(kernel, types, constants, capability)
+    print(json.dumps({"kernel": kernel.__name__, "dtype": dtype, "capability": capability, **report}))
+
+
+def compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int) -> dict[str, int]:
     names = kernel.arg_names
     given = {name: value for name, value in constants.items() if name in names}
-    types = dict.fromkeys(("query", "keys", "values"), f"*{dtype}") | POINTERS
-    types |= dict.fromkeys(FLOATS, "*fp32") | {"scale": "fp32"}
     signature = {name: "constexpr" if name in given else types.get(name, "i32") for name in names}
-    aligned = [
-        n for n in names if n not in given and (signature[n].startswith("*") or n.startswith(("key_", "value_")))
-    ]
+    aligned = [n for n in names if n not in given and (signature[n].startswith("*") or n.startswith(ALIGNED))]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(kernel, signature, {(names.index(n),): v for n, v in given.items()}, attributes)
     options = {name: constants[name] for name in ("num_warps", "num_stages")}
