@@ -89,6 +89,9 @@ def capture(part: Callable[[], T], pool: Any) -> tuple[Replay, T, Any]:
                 results = part()
             finally:
                 graph.capture_end()
+    except RuntimeError as error:
+        error.add_note("while a CUDA graph was captured; --no-cuda-graphs decodes without any")
+        raise
     finally:
         if is_collecting:
             gc.enable()
