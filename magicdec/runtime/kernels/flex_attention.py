@@ -22,7 +22,8 @@ BLOCK = 128
 
 @cache
 def _attend(device_type: str) -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=False) if device_type == "cuda" else flex_attention
+    attend: Callable[..., Any] = flex_attention
+    return torch.compile(attend, dynamic=False) if device_type == "cuda" else attend
 
 
 def block_mask(
