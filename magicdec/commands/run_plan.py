@@ -108,6 +108,8 @@ def _options(row: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
         for name in ("draft_method", "draft_budget", "gamma", "draft_tp"):
             del options[name]
         return options
+    if options["draft_tp"] == options["tp"]:
+        del options["draft_tp"]  # all ranks, which a --tp beside the plan may change
     # Lists on the command line, so text here.
     options["gamma"] = str(options["gamma"])
     options["draft_budget"] = str(options["draft_budget"]) if options["draft_budget"] is not None else None
