@@ -1,4 +1,4 @@
-"""Time of the what-if page's answers: CPU seconds of the planner and of the page's piece, for states never asked before.
+"""Time of the what-if page's answers: CPU time of the planner and the page's piece, for states never asked before.
 
 python benchmarks/explore_latency.py
 """
