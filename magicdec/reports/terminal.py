@@ -77,9 +77,9 @@ def print_run(results: Sequence[Record], console: Console) -> None:
     names = ("tok/s", "step", "draft", "verify", "accept", "tok/step", "speedup", "base MBU")
     _print_table(console, ("configuration", *names), [_run_row(record) for record in results])
     for line in (*_run_summary(first), *(line for record in results for line in _run_details(record))):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     if any(map(has_weak_baseline, results)):
-        console.print(WEAK_BASELINE_NOTE, soft_wrap=True)
+        console.print(WEAK_BASELINE_NOTE)
 
 
 def _run_row(record: Record) -> list[str]:
