@@ -34,8 +34,8 @@ from numba.extending import intrinsic
 
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
 
-BLOCK = 32
-"""Slots per block: keys and values of two blocks stay in the first-level cache at head_dim 64 to 128."""
+BLOCK_FLOATS = 4096
+"""Floats of keys per block: with as many of values, what a first-level cache holds (16 KB each)."""
 HIDDEN = -1e30
 """The score of a slot that a query does not see: finite, so that a block in which it sees nothing gives no NaN."""
 CACHE_LINE_FLOATS = 16
@@ -143,7 +143,7 @@ ONLY_PRANGE = dict.fromkeys(
 @lru_cache
 def _kernel(rows: int, head_dim: int) -> Callable[..., None]:  # noqa: PLR0915
     """The kernel for this many query rows at a time and this head_dim; compiled once, kept on disk where possible."""
-    block = BLOCK
+    block = max(8, BLOCK_FLOATS // head_dim)
     width = min(head_dim, ACCUMULATORS // rows * LANES)
     while head_dim % width:
         width -= LANES
