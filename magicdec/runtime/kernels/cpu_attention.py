@@ -101,23 +101,32 @@ def decode_attention(
     work = np.repeat(np.minimum(last.max(axis=1) + 1, window or num_slots), kv_heads * splits).cumsum()
     bounds = np.searchsorted(work, work[-1] * np.arange(threads + 1) // threads)
     bounds[-1] = len(work)
-    numba.set_num_threads(threads)
-    _kernel(tile, head_dim)(
-        bounds,
-        query.view(units, padded_rows, head_dim).numpy(),
-        keys_BKSD.data_ptr(),
-        values_BKSD.data_ptr(),
-        *(4 * stride for stride in (*keys_BKSD.stride()[:2], *values_BKSD.stride()[:2])),
-        kv_heads,
-        np.repeat(last, rows // num_tokens, axis=1),
-        window or num_slots + 1,
-        np.ascontiguousarray(empty_first),
-        empty_stop,
-        output.numpy(),
-        log_sums.numpy(),
-        scores.numpy(),
-        probabilities,
+    last_BM = np.repeat(last, rows // num_tokens, axis=1)
+    empty_first = np.ascontiguousarray(empty_first)
+    arguments = np.array(
+        [
+            query.data_ptr(),
+            output.data_ptr(),
+            log_sums.data_ptr(),
+            scores.data_ptr(),
+            last_BM.ctypes.data,
+            empty_first.ctypes.data,
+            keys_BKSD.data_ptr(),
+            values_BKSD.data_ptr(),
+            *(4 * stride for stride in (*keys_BKSD.stride()[:2], *values_BKSD.stride()[:2])),
+            num_sequences,
+            kv_heads,
+            rows,
+            padded_rows,
+            num_slots,
+            splits,
+            window or num_slots + 1,
+            empty_stop,
+            probabilities,
+        ]
     )
+    numba.set_num_threads(threads)
+    _divide(_kernel(tile, head_dim).address, bounds, arguments)
     log_sum = log_sums[:, 0]
     merged = output[:, 0]
     if splits > 1:
@@ -134,111 +143,154 @@ def decode_attention(
 RELAXED = {"contract", "reassoc", "nsz", "arcp", "afn"}
 """What the compiler may assume of floating-point arithmetic; that there are no infinities and NaN is not among it."""
 
-ONLY_PRANGE = dict.fromkeys(
-    ("comprehension", "reduction", "inplace_binop", "setitem", "numpy", "stencil", "fusion"), False
-) | {"prange": True}
-"""No search for other loops to divide among the threads: it doubles the time to compile."""
+
+@intrinsic
+def _call(typing_context, function, first_item, stop_item, arguments):
+    """Calls the kernel at an address."""
+
+    def generate(context, builder, signature, arguments):
+        function_type = ir.FunctionType(ir.VoidType(), [_INT] * 3)
+        builder.call(builder.inttoptr(arguments[0], function_type.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+
+def _array_at(dtype):
+    """For compiled code: a pointer to elements of a type at an address."""
+
+    @intrinsic
+    def pointer(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            return builder.inttoptr(arguments[0], context.get_value_type(types.CPointer(dtype)))
+
+        return types.CPointer(dtype)(types.int64), generate
+
+    return pointer
+
+
+_integers_at, _floats_at = _array_at(types.int64), _array_at(types.float32)
+
+
+def _kept(compiler: Callable[..., Any]) -> Callable[[Callable[..., None]], Any]:
+    """Compiles with `compiler`, and keeps the result on disk where a folder can be written to."""
+
+    def decorate(function: Callable[..., None]) -> Any:
+        try:
+            return compiler(cache=True)(function)
+        except RuntimeError:  # there is no such folder
+            return compiler()(function)
+
+    return decorate
+
+
+@_kept(partial(numba.njit, parallel=True, nogil=True))
+def _divide(kernel, bounds, arguments):
+    """Gives each thread its items. Apart from the kernels, since code with parallel loops takes 3 times as long to
+    compile."""
+    for thread in numba.prange(len(bounds) - 1):
+        _call(kernel, bounds[thread], bounds[thread + 1], arguments.ctypes.data)
 
 
 @lru_cache
-def _kernel(rows: int, head_dim: int) -> Callable[..., None]:  # noqa: PLR0915
+def _kernel(rows: int, head_dim: int) -> Any:  # noqa: PLR0915
     """The kernel for this many query rows at a time and this head_dim; compiled once, kept on disk where possible."""
     block = max(8, BLOCK_FLOATS // head_dim)
     width = min(head_dim, ACCUMULATORS // rows * LANES)
     while head_dim % width:
         width -= LANES
 
-    def attend(  # noqa: PLR0915
-        bounds, query_UMD, keys, values, key_batch, key_head, value_batch, value_head, kv_heads, last_BM,
-        window, empty_first_B, empty_stop, output_UIMD, log_sums_UIM, scores_UMS, keep_scores,
-    ):  # fmt: skip
-        padded_rows, num_rows = query_UMD.shape[1], last_BM.shape[1]
-        splits, row_bytes = output_UIMD.shape[1], 4 * head_dim
-        query_base, output_base = query_UMD.ctypes.data, output_UIMD.ctypes.data
-        for thread in numba.prange(len(bounds) - 1):
-            weights = np.empty((padded_rows, block), np.float32)
-            weights_base = weights.ctypes.data
-            powers = np.empty(block, np.int32)
-            top, total = np.empty(padded_rows, np.float32), np.empty(padded_rows, np.float32)
-            for item in range(bounds[thread], bounds[thread + 1]):
-                unit, split = item // splits, item % splits
-                sequence, head = unit // kv_heads, unit % kv_heads
-                query_at = query_base + unit * padded_rows * row_bytes
-                output_at = output_base + item * padded_rows * row_bytes
-                keys_at = keys + sequence * key_batch + head * key_head
-                values_at = values + sequence * value_batch + head * value_head
-                output = output_UIMD[unit, split]
-                output[:] = 0
-                top[:] = HIDDEN
-                total[:] = 0
-                begin, end = max(0, last_BM[sequence].min() - window + 1), last_BM[sequence].max() + 1
-                length = -(-(end - begin) // (splits * block)) * block
-                begin, end = begin + split * length, min(end, begin + (split + 1) * length)
-                hole = min(empty_first_B[sequence], empty_stop)
-                position = begin
-                while position < end:
-                    if hole <= position < empty_stop:
-                        position = empty_stop
-                        continue
-                    count = min(block, (hole if position < hole else end) - position, end - position)
-                    for first_row in range(0, padded_rows, rows):
-                        tile, tile_weights = query_at + first_row * row_bytes, weights_base + first_row * 4 * block
-                        for j in range(count):
-                            at = (position + j) * row_bytes
-                            if first_row == 0:
-                                _prefetch(values_at + at, head_dim)
-                            _dot_products(tile, keys_at + at, tile_weights + 4 * j, rows, head_dim, block)
-                    for row in range(padded_rows):
-                        line = weights[row]
-                        if row < num_rows:
-                            stop = last_BM[sequence, row] + 1
-                            for j in range(stop - position, count):
-                                line[max(j, 0)] = HIDDEN
-                            for j in range(min(count, stop - window - position)):
-                                line[j] = HIDDEN
-                        if keep_scores:
-                            scores_UMS[unit, row, position : position + count] = line[:count]
-                        for j in range(count, block):
-                            line[j] = HIDDEN
-                        highest = line[0]
-                        for j in range(block):
-                            highest = max(highest, line[j])
-                        if highest > top[row]:
-                            factor = np.float32(math.exp(top[row] - highest))
-                            top[row] = highest
-                            total[row] *= factor
-                            for d in range(head_dim):
-                                output[row, d] *= factor
-                        total[row] += _exponentials(line, top[row], powers)
-                    for first_row in range(0, padded_rows, rows):
-                        for first in range(0, head_dim, width):
-                            tile = output_at + first_row * row_bytes + 4 * first
-                            tile_weights = weights_base + first_row * 4 * block
-                            value_at = values_at + position * row_bytes + 4 * first
-                            whole = count // 8 * 8
-                            for j in range(0, whole, 8):
-                                if first_row == 0 and first == 0:
-                                    for i in range(8):
-                                        _prefetch(keys_at + (position + block + j + i) * row_bytes, head_dim)
-                                at = value_at + j * row_bytes
-                                _accumulate(tile, tile_weights + 4 * j, at, rows, head_dim, width, block, 8)
-                            for j in range(whole, count):
-                                at = value_at + j * row_bytes
-                                _accumulate(tile, tile_weights + 4 * j, at, rows, head_dim, width, block, 1)
-                    position += count
+    def attend(first_item, stop_item, arguments):  # noqa: PLR0915
+        given = numba.carray(_integers_at(arguments), 21)
+        query_base, output_base, keys, values = given[0], given[1], given[6], given[7]
+        key_batch, key_head, value_batch, value_head = given[8], given[9], given[10], given[11]
+        num_sequences, kv_heads, num_rows, padded_rows = given[12], given[13], given[14], given[15]
+        num_slots, splits, window, empty_stop, keep_scores = given[16], given[17], given[18], given[19], given[20]
+        units, row_bytes = num_sequences * kv_heads, 4 * head_dim
+        output_UIMD = numba.carray(_floats_at(output_base), (units, splits, padded_rows, head_dim))
+        log_sums_UIM = numba.carray(_floats_at(given[2]), (units, splits, padded_rows))
+        scores_UMS = numba.carray(_floats_at(given[3]), (units, padded_rows, num_slots))
+        last_BM = numba.carray(_integers_at(given[4]), (num_sequences, num_rows))
+        empty_first_B = numba.carray(_integers_at(given[5]), num_sequences)
+        weights = np.empty((padded_rows, block), np.float32)
+        weights_base = weights.ctypes.data
+        powers = np.empty(block, np.int32)
+        top, total = np.empty(padded_rows, np.float32), np.empty(padded_rows, np.float32)
+        for item in range(first_item, stop_item):
+            unit, split = item // splits, item % splits
+            sequence, head = unit // kv_heads, unit % kv_heads
+            query_at = query_base + unit * padded_rows * row_bytes
+            output_at = output_base + item * padded_rows * row_bytes
+            keys_at = keys + sequence * key_batch + head * key_head
+            values_at = values + sequence * value_batch + head * value_head
+            output = output_UIMD[unit, split]
+            output[:] = 0
+            top[:] = HIDDEN
+            total[:] = 0
+            begin, end = max(0, last_BM[sequence].min() - window + 1), last_BM[sequence].max() + 1
+            length = -(-(end - begin) // (splits * block)) * block
+            begin, end = begin + split * length, min(end, begin + (split + 1) * length)
+            hole = min(empty_first_B[sequence], empty_stop)
+            position = begin
+            while position < end:
+                if hole <= position < empty_stop:
+                    position = empty_stop
+                    continue
+                count = min(block, (hole if position < hole else end) - position, end - position)
+                for first_row in range(0, padded_rows, rows):
+                    tile, tile_weights = query_at + first_row * row_bytes, weights_base + first_row * 4 * block
+                    for j in range(count):
+                        at = (position + j) * row_bytes
+                        if first_row == 0:
+                            _prefetch(values_at + at, head_dim)
+                        _dot_products(tile, keys_at + at, tile_weights + 4 * j, rows, head_dim, block)
                 for row in range(padded_rows):
-                    log_sums_UIM[unit, split, row] = HIDDEN
-                    if total[row] > 0:
-                        log_sums_UIM[unit, split, row] = top[row] + np.float32(math.log(total[row]))
-                        inverse = 1 / total[row]
+                    line = weights[row]
+                    if row < num_rows:
+                        stop = last_BM[sequence, row] + 1
+                        for j in range(stop - position, count):
+                            line[max(j, 0)] = HIDDEN
+                        for j in range(min(count, stop - window - position)):
+                            line[j] = HIDDEN
+                    if keep_scores:
+                        scores_UMS[unit, row, position : position + count] = line[:count]
+                    for j in range(count, block):
+                        line[j] = HIDDEN
+                    highest = line[0]
+                    for j in range(block):
+                        highest = max(highest, line[j])
+                    if highest > top[row]:
+                        factor = np.float32(math.exp(top[row] - highest))
+                        top[row] = highest
+                        total[row] *= factor
                         for d in range(head_dim):
-                            output[row, d] *= inverse
+                            output[row, d] *= factor
+                    total[row] += _exponentials(line, top[row], powers)
+                for first_row in range(0, padded_rows, rows):
+                    for first in range(0, head_dim, width):
+                        tile = output_at + first_row * row_bytes + 4 * first
+                        tile_weights = weights_base + first_row * 4 * block
+                        value_at = values_at + position * row_bytes + 4 * first
+                        whole = count // 8 * 8
+                        for j in range(0, whole, 8):
+                            if first_row == 0 and first == 0:
+                                for i in range(8):
+                                    _prefetch(keys_at + (position + block + j + i) * row_bytes, head_dim)
+                            at = value_at + j * row_bytes
+                            _accumulate(tile, tile_weights + 4 * j, at, rows, head_dim, width, block, 8)
+                        for j in range(whole, count):
+                            at = value_at + j * row_bytes
+                            _accumulate(tile, tile_weights + 4 * j, at, rows, head_dim, width, block, 1)
+                position += count
+            for row in range(padded_rows):
+                log_sums_UIM[unit, split, row] = HIDDEN
+                if total[row] > 0:
+                    log_sums_UIM[unit, split, row] = top[row] + np.float32(math.log(total[row]))
+                    inverse = 1 / total[row]
+                    for d in range(head_dim):
+                        output[row, d] *= inverse
 
-    compile_ = partial(numba.njit, parallel=ONLY_PRANGE, nogil=True, fastmath=RELAXED)
-    try:
-        return compile_(cache=True)(attend)
-    except RuntimeError:  # no folder can be written to
-        return compile_()(attend)
+    return _kept(partial(numba.cfunc, types.void(types.int64, types.int64, types.int64), fastmath=RELAXED))(attend)
 
 
 @numba.njit(fastmath=RELAXED)
