@@ -178,7 +178,7 @@ def _decode(engine: Engine, shape: EngineShape, speculation: SpeculationSpec, sa
     drafter = None if speculation.is_autoregressive else build_drafter(speculation, engine)
     options = DecodeOptions(
         gamma=speculation.gamma,
-        max_new_tokens=STEPS_PER_ROUND * (speculation.gamma + 1),
+        max_new_tokens=STEPS_PER_ROUND * (speculation.gamma + 1) + 1,  # one that ended would be exchanged: upkeep
         fences=True,
         simulate_acceptance=[SIMULATED_RATE] if speculation.gamma else None,
         max_steps=STEPS_PER_ROUND,
