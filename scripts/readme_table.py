@@ -25,7 +25,7 @@ HEADINGS = (
 )  # fmt: skip
 BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
 EXAMPLE_CASES = ((1, 512), (8, 2048), (32, 4096))
-EXAMPLE_BUDGET, EXAMPLE_GAMMA = 256, 3
+EXAMPLE_BUDGET, EXAMPLE_GAMMA = 256, 2
 PICTURE = ROOT / "docs" / "speedup.svg"
 
 
