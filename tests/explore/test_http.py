@@ -121,8 +121,16 @@ def test_answers_come_within_a_tenth_of_a_second(explorer: Explorer) -> None:
 
 
 def test_the_command_serves_on_loopback_until_it_is_stopped(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "magicdec", "explore", "--port", "0", "--no-browser", "--hardware", "l4-24gb"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    # A job in the background inherits that the signal is ignored, and Python then leaves it so.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import magicdec.cli as c; c.main()"
+    command = [sys.executable, "-c", heed, "explore", "--port", "0", "--no-browser", "--hardware", "l4-24gb"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -136,7 +144,11 @@ def test_the_command_serves_on_loopback_until_it_is_stopped(tmp_path: Path) -> N
                 assert other.connect_ex(("127.0.0.2", port)) != 0  # an address that a wider server would answer
         finally:
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            try:
+                _, errors = process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
     assert process.returncode == 0
     assert errors == ""
 
