@@ -51,6 +51,7 @@ def build_drafter(spec: SpeculationSpec, engine: Engine, draft_model: Transforme
             raise unknown_choice("draft method of a self-draft", spec.draft_method, SELF_DRAFTERS)
         drafter = SELF_DRAFTERS[spec.draft_method](engine, spec)
         drafter.model = with_weight_dtype(draft_model or engine.model, spec.draft_weight_dtype)
+        drafter.model.rotary.reserve(engine.cache.num_slots)
         return drafter
     return _build_model_drafter(spec, engine, draft_model)
 

@@ -55,7 +55,9 @@ def decode_cases(tp: TensorParallel) -> dict[str, list[list[int]]]:
     for name, (draft, sampling) in CASES.items():
         engine.restore(snapshot)
         group = draft_groups[draft.draft_tp_size or tp.size]
-        draft_model = load_model(DRAFT_SPEC, weights="random", seed=9, tp=group) if group is not None else None
+        draft_model = None
+        if group is not None and not draft.is_self:
+            draft_model = load_model(DRAFT_SPEC, weights="random", seed=9, tp=group)
         drafter = build_drafter(draft, engine, draft_model)
         options = DecodeOptions(gamma=0 if drafter is None else 3, max_new_tokens=[14, 9, 18], fences=True)
         result = decode(engine, drafter, sampling, options)
