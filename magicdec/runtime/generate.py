@@ -158,6 +158,8 @@ class _Decoder:
         if self._graphs.enabled:
             for _ in range(2):  # run plainly, then captured
                 self._rehearse()
+            if self._drafter is not None and self._drafter.observer is not None:
+                self._drafter.start(self._sampling)  # it has learnt from the dropped blocks
         start_s = time.perf_counter()
         self._timer.start()
         max_steps, policy, step_start_s = self._options.max_steps, self._options.policy, start_s
@@ -212,9 +214,8 @@ class _Decoder:
         if self._graph_key(self._gamma) is None:
             return
         judged, _ = self._draft_and_verify(self._gamma)
-        if self._drafter is None or self._drafter.observer is None:  # who observes would learn from the dropped block
-            judged.outcome.num_accepted_B.fill_(-1)
-            self._graphs.run("upkeep", lambda: self._keep(judged, self._gamma))
+        judged.outcome.num_accepted_B.fill_(-1)
+        self._graphs.run("upkeep", lambda: self._keep(judged, self._gamma))
 
     def _draft_and_verify(self, gamma: int) -> tuple[_Judged, Tensor]:
         """A step up to what the host reads of it; and the block that was verified, [B, gamma + 1]."""
@@ -225,8 +226,6 @@ class _Decoder:
         if drafter is not None and gamma:
             proposal = step.run("draft", lambda: drafter.propose(gamma, uniforms))
             self._timer.lap("draft")
-        if drafter is not None and drafter.observer is not None:
-            step.end()
         logits_BTV, block_BT = step.run("verify", lambda: self._forward(proposal))
         self._timer.lap("verify")
         return step.run("accept", lambda: self._judge(logits_BTV, proposal, uniforms)), block_BT

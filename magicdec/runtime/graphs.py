@@ -3,8 +3,8 @@
 A part reads and writes storage that keeps its place (caches, lengths, tokens, a buffer of random numbers), and its
 results keep theirs: each replay overwrites them. Steps of one kind (a key: gamma, active sequences, what else the draft
 depends on) form a chain of parts. A chain's first step runs plainly, which compiles and loads the kernels; its second
-captures, and runs what it captured; all later ones replay. The parts of a chain share a memory pool, because they are
-always replayed in the order of their capture.
+captures, and runs what it captured; all later ones replay. All parts share a memory pool: those of a chain are always
+replayed in the order of their capture, and no step reads what another chain's step left there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class _Chain:
 
     num_steps: int = 0
     parts: dict[str, tuple[Replay, Any]] = field(default_factory=dict)
-    pool: Any = None
 
 
 class StepGraphs:
@@ -36,6 +35,7 @@ class StepGraphs:
         self.enabled = enabled
         self._chains: dict[tuple[int, Hashable], _Chain] = {}
         self._chain: _Chain | None = None
+        self._pool: Any = None
 
     def begin(self, num_active: int, key: Hashable | None) -> None:
         """Begins a step of a kind; with None its parts run plainly. Chains for another batch are dropped."""
@@ -44,14 +44,11 @@ class StepGraphs:
             return
         if any(known != num_active for known, _ in self._chains):
             self._chains.clear()
+            self._pool = None
         chain = self._chains.setdefault((num_active, key), _Chain())
         chain.num_steps += 1
         if chain.num_steps > 1:
             self._chain = chain
-
-    def end(self) -> None:
-        """The rest of this step runs plainly."""
-        self._chain = None
 
     def run(self, name: str, part: Callable[[], T]) -> T:
         """The part's results. Where it is replayed, `part` itself is not called: only what it captured runs, so it must
@@ -60,7 +57,7 @@ class StepGraphs:
         if chain is None:
             return part()
         if name not in chain.parts:
-            replay, results, chain.pool = capture(part, chain.pool)
+            replay, results, self._pool = capture(part, self._pool)
             chain.parts[name] = (replay, results)
         replay, results = chain.parts[name]
         replay()

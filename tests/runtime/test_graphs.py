@@ -6,6 +6,7 @@ of ours, as a graph does. So whatever a part takes from the host is frozen, and 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -102,7 +103,9 @@ def test_replayed_steps_decode_what_plain_steps_decode(
     result = run(tiny_model, spec, sampling, static=True, max_new_tokens=limits)
     assert result.tokens == expected.tokens
     assert np.array_equal(result.num_accepted, expected.num_accepted)
-    assert bool(recordings) == (draft != "ngram")
+    num_parts = {None: 3, "ngram": 0}.get(draft, 4)  # of each kind of step: drafting, verifying, accepting, upkeep
+    assert bool(recordings) == bool(num_parts)
+    assert not num_parts or len(recordings) % num_parts == 0
 
 
 def test_a_queue_and_simulated_acceptance_are_replayed_too(
@@ -113,6 +116,32 @@ def test_a_queue_and_simulated_acceptance_are_replayed_too(
     expected = run(tiny_model, DRAFTS["streamingllm"], SamplingSpec(), static=False, **options)
     result = run(tiny_model, DRAFTS["streamingllm"], SamplingSpec(), static=True, **options)
     assert recordings
+    assert np.array_equal(result.num_accepted, expected.num_accepted)
+
+
+class TakesTurns:
+    """Each gamma in turn, each several times over."""
+
+    def __init__(self) -> None:
+        self._gammas = itertools.cycle([3, 1, 1, 0, 2, 3])
+
+    def choose(self, *, batch_size: int, context_len: float) -> int:
+        return next(self._gammas)
+
+    def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("draft", ["topk", "streamingllm", "sparse-model"])
+def test_steps_of_several_gammas_are_replayed_in_any_order(
+    draft: str, tiny_model: Transformer, recordings: list[Recording]
+) -> None:
+    """Each gamma's graphs read what the step before left, whichever gamma it had; prompts are admitted in between."""
+    options: dict[str, Any] = {"max_new_tokens": 60, "queue": [[1, 2, 3], [4] * 40]}
+    expected = run(tiny_model, DRAFTS[draft], SamplingSpec(), static=False, policy=TakesTurns(), **options)
+    result = run(tiny_model, DRAFTS[draft], SamplingSpec(), static=True, policy=TakesTurns(), **options)
+    assert len(recordings) >= 4 * 4
+    assert result.tokens == expected.tokens
     assert np.array_equal(result.num_accepted, expected.num_accepted)
 
 

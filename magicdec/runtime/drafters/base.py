@@ -22,7 +22,8 @@ from magicdec.specs.speculation import SamplingSpec
 class Drafter(ABC):
     """Proposes tokens for all active sequences of an engine, and learns which of them were accepted.
 
-    Where `graph_key` says that a step can be captured, `propose` and `accept` must be work on the device only.
+    Where `graph_key` says that a step can be captured, `propose`, `observer` and `accept` must be work on the device
+    only. A run that captures rehearses steps, and `start`s a drafter with an observer once more after that.
     """
 
     observer: AttentionObserver | None = None

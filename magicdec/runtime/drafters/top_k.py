@@ -34,6 +34,8 @@ class TopKDrafter(CompactDrafter):
         self._refresh(outcome.num_accepted_B, self.engine.lengths_B + outcome.num_accepted_B + 1)
 
     def _observe(self, layer: int, paid_BKTS: Tensor) -> None:
+        """Keeps a layer's attention, without a copy, until `accept` says which query counts. Where a verification is
+        captured as a graph, so is the choice behind it, in the same step: it reads where the graph leaves them."""
         self._scores[layer] = paid_BKTS
 
     def _refresh(self, query_B: Tensor, lengths_B: Tensor) -> None:
