@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from magicdec import __version__
+from magicdec.commands.usage import CommandGroup, describe
 from magicdec.errors import MagicdecError
 
 USER_ERROR_EXIT_CODE = 2
@@ -16,6 +17,7 @@ RUN_PACKAGES = ("torch", "tokenizers", "safetensors")
 
 app = typer.Typer(
     name="magicdec",
+    cls=CommandGroup,
     help="Plan, run and check speculative decoding for long contexts and large batches.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -72,7 +74,7 @@ def main() -> None:
     """Entry point of the `magicdec` program."""
     register_commands()
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="magicdec", standalone_mode=False)
     except MagicdecError as error:
         _fail(str(error))
     except typer.Abort:
@@ -84,7 +86,7 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        _fail(error.format_message())  # an unknown command or option, a missing argument; no message: help was shown
+        _fail(describe(error))
     sys.exit(code if isinstance(code, int) else 0)
 
 

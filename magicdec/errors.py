@@ -26,12 +26,17 @@ class StorageError(MagicdecError):
     """A file cannot be read or written. What was recorded before is intact."""
 
 
+def nearest(value: object, choices: Iterable[str]) -> str | None:
+    """The choice most like `value`, or else the first that begins with it."""
+    known, text = sorted(choices), str(value).lower()
+    close = difflib.get_close_matches(text, known, n=1, cutoff=0.5)
+    return next(iter(close or [each for each in known if text and each.startswith(text)]), None)
+
+
 def unknown_choice(kind: str, value: object, choices: Iterable[str]) -> ConfigError:
     """An error for `value`, which is none of `choices`, naming the closest of them (or all, when few)."""
     known = sorted(choices)
-    text = str(value).lower()
-    close = difflib.get_close_matches(text, known, n=1, cutoff=0.5)
-    close = close or [each for each in known if text and each.startswith(text)][:1]
-    hint = f"did you mean {close[0]}?" if close else ""
+    close = nearest(value, known)
+    hint = f"did you mean {close}?" if close else ""
     listing = "" if close and len(known) > 12 else f"known: {', '.join(known)}"
     return ConfigError(f"unknown {kind} '{value}': " + "; ".join(part for part in (hint, listing) if part))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from magicdec.commands.usage import CommandGroup
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
 from magicdec.records import Record, read_many
@@ -18,7 +19,7 @@ from magicdec.records import Record, read_many
 if TYPE_CHECKING:
     import pandas as pd
 
-app = typer.Typer(help="List, show and export records.", no_args_is_help=True)
+app = typer.Typer(help="List, show and export records.", no_args_is_help=True, cls=CommandGroup)
 Files = Annotated[list[Path], typer.Argument(help="Records files (JSON lines).")]
 TABLE_WIDTH = 80
 KEY_SHOWN = 8

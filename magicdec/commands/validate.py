@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from magicdec.commands.options import OutputFormat, console, end_progress, progress_printer, require
+from magicdec.commands.usage import CommandGroup
 
-app = typer.Typer(help="Hold predictions against measurements.", no_args_is_help=True)
+app = typer.Typer(help="Hold predictions against measurements.", no_args_is_help=True, cls=CommandGroup)
 
 Files = Annotated[list[Path], typer.Argument(help="CSV files (.csv or .csv.gz).")]
 PUBLISHED_EPILOG = """Examples:\n

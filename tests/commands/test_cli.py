@@ -25,7 +25,7 @@ def magicdec(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("plan", "--draft-budget", "99999"), "must be below the context"),
         (("plan", "--tp", "3"), "nearest that do"),
         (("report", "/nonexistent.jsonl"), "cannot read records"),
-        (("plam",), "Did you mean 'plan'?"),
+        (("plam",), "did you mean plan?"),
         (("plan", "--bacth", "3"), "--batch"),
         (("plan", "--gamma", "many"), "--gamma"),
         (("export", "vllm"), "plan"),
