@@ -1,6 +1,7 @@
 """Tensor parallelism: one process per shard, and the collectives between them.
 
-A world of one needs no process group; its collectives return their argument.
+A world of one needs no process group; its collectives return their argument. On GPUs they are NCCL's, except that small
+messages are added up through symmetric memory where there is some (symmetric.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from magicdec.runtime.symmetric import SymmetricMemory, open_symmetric_memory
+
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""The same under its name from torch 2.13 on, and before."""
 
 
 class CollectiveClock:
@@ -58,12 +63,19 @@ class TensorParallel:
     size: int = 1
     group: Any = None
     clock: CollectiveClock = field(default_factory=CollectiveClock)
+    symmetric: SymmetricMemory | None = None
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a CUDA graph can hold this group's collectives."""
+        return self.size == 1 or dist.get_backend(self.group) == "nccl"
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the shards, in place."""
         if self.size > 1:
             self.clock.start(tensor.device)
-            dist.all_reduce(tensor, group=self.group)
+            if self.symmetric is None or not self.symmetric.all_reduce(tensor):
+                dist.all_reduce(tensor, group=self.group)
             self.clock.stop(tensor.device)
         return tensor
 
@@ -81,7 +93,7 @@ class TensorParallel:
             return tensor[None]
         parts = torch.empty(self.size, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
         self.clock.start(tensor.device)
-        dist.all_gather(list(parts.unbind(0)), tensor.contiguous(), group=self.group)
+        _gather(parts.view(-1), tensor.contiguous().view(-1), group=self.group)
         self.clock.stop(tensor.device)
         return parts
 
@@ -110,7 +122,10 @@ class TensorParallel:
         if size == self.size:
             return self
         group = dist.new_group(list(range(size)))
-        return TensorParallel(rank=self.rank, size=size, group=group) if self.rank < size else None
+        if self.rank >= size:
+            return None
+        symmetric = open_symmetric_memory(group) if size > 1 else None
+        return TensorParallel(rank=self.rank, size=size, group=group, symmetric=symmetric)
 
     def slice_of(self, total: int) -> slice:
         """This shard's part of a dimension that the shards divide evenly."""
@@ -132,7 +147,7 @@ def join_world(device_type: str = "cpu") -> TensorParallel:
         if device_type == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
-    return TensorParallel(rank=dist.get_rank(), size=dist.get_world_size())
+    return TensorParallel(rank=dist.get_rank(), size=dist.get_world_size(), symmetric=open_symmetric_memory())
 
 
 def leave_world() -> None:

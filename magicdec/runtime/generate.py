@@ -103,15 +103,15 @@ class _Decoder:
         self._step_ends: list[float] = []
         self._steady: tuple[int, int, float] | None = None
         self._timer = PhaseTimer(engine.model.device, enabled=options.fences)
-        engine.model.tp.clock.enabled = options.fences
         self._uniforms = None
         if not sampling.is_greedy or options.simulate_acceptance is not None:
             self._uniforms = UniformStream(
                 seed=sampling.seed, num_sequences=count, width=self._gamma + 1, device=engine.model.device
             )
         self._simulated_T = self._simulated_rates()
-        can_capture = engine.static_shapes and engine.model.tp.size == 1 and graphs.can_capture(engine.model.device)
+        can_capture = engine.static_shapes and engine.model.tp.can_capture and graphs.can_capture(engine.model.device)
         self._graphs = graphs.StepGraphs(enabled=options.cuda_graphs and can_capture)
+        engine.model.tp.clock.enabled = options.fences and not self._graphs.enabled  # it would wait within a graph
         # Random numbers in a place that captured steps can read them from.
         shape = (engine.batch_size, self._gamma + 1, 3)
         self._step_uniforms = torch.zeros(shape, device=engine.model.device) if self._uniforms is not None else None
@@ -206,7 +206,7 @@ class _Decoder:
         engine.count(num_accepted + 1)
         self._record(sequences, emitted, num_accepted)
         timer.lap("upkeep")
-        if timer.enabled and engine.model.tp.size > 1:
+        if engine.model.tp.clock.enabled and engine.model.tp.size > 1:
             timer.phases["collectives"].append(engine.model.tp.clock.take_s())
 
     def _rehearse(self) -> None:
