@@ -89,7 +89,10 @@ def run_command(
     """Decode a batch for real, autoregressive and speculative, and measure both."""
     given = dict(context_.params)
     explicit = {name for name in given if (source := context_.get_parameter_source(name)) and source.name != "DEFAULT"}
-    planned = read_plan(plan, is_draft_given=bool(explicit & {"draft", "draft_method"})) if plan else [{}]
+    planned: list[dict[str, Any]] = [{}]
+    if plan is not None:
+        is_draft_given = bool(explicit & {"draft", "draft_method"})
+        planned = read_plan(plan, is_draft_given=is_draft_given, is_dtype_given="dtype" in explicit)
     chosen = [{**given, **_not_in(explicit, row)} for row in planned]
     requests = _merge([_request(options, explicit) for options in chosen])
     require(not stream or prompts not in ("random", "noise"), f"--stream shows text, and --prompts {prompts} has none")

@@ -24,16 +24,21 @@ OPTION_OF_KEY = {
 """Keys of a plan's row, and the run's option that each sets."""
 NOT_RUN = "eagle"
 """The draft method that is planned for and not run."""
-OPTION_OF_REQUEST = {name: name for name in ("gen_len", "temperature", "top_k", "top_p", "draft_weight_dtype")}
+OPTION_OF_REQUEST = {name: name for name in ("gen_len", "temperature", "top_k", "top_p")}
 """Of the plan's request, likewise: both have the same names."""
+DTYPE_OF_FORMAT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""A plan's number format, and the run's dtype: that of weights and KV caches alike."""
+FORMATS_OF_DTYPE = {"weight_dtype": "weights", "kv_dtype": "a KV cache", "draft_kv_dtype": "a draft's KV cache"}
+"""What of a plan's formats the run's dtype decides. A draft's weights have an option of their own."""
 
 
-def read_plan(path: Path, *, is_draft_given: bool = False) -> list[dict[str, Any]]:
+def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool = False) -> list[dict[str, Any]]:
     """The options of the plan's best configuration and of its runner-up (the next best of the same batch, context and
     devices, where there is one), each with the plan's `gamma_table`.
 
-    With `is_draft_given` the command line says what drafts, so that the plan's own draft need not be one that runs.
-    Raises ConfigError when the file is no plan, or plans a draft that cannot be run.
+    With `is_draft_given` the command line says what drafts, so that the plan's own draft need not be one that runs;
+    with `is_dtype_given` likewise for the plan's number formats.
+    Raises ConfigError when the file is no plan, or plans a draft or a number format that cannot be run.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -51,6 +56,8 @@ def read_plan(path: Path, *, is_draft_given: bool = False) -> list[dict[str, Any
         common = {"model": request.get("model") or document["model"]}
         common |= {option: request[key] for key, option in OPTION_OF_REQUEST.items() if request.get(key) is not None}
         common = {name: value for name, value in common.items() if name != "gen_len" or value}  # 0: not planned
+        formats = {name: value for name, value in request.items() if name.endswith("_dtype")}
+        common |= _dtypes(path, formats | document.get("precision", {}), is_dtype_given=is_dtype_given)
         common["gamma_table"] = _gamma_table(document.get("gamma_table"))
         return [_options(row, common) for row in rows]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -73,6 +80,22 @@ def _check_runs(path: Path, document: dict[str, Any]) -> None:
             f"plan with --acceptance-rate or --acceptance, or name a draft here, such as "
             f"--draft {first['draft'] if first['draft_method'] != NOT_RUN else 'self'}"
         )
+
+
+def _dtypes(path: Path, formats: dict[str, str | None], *, is_dtype_given: bool) -> dict[str, str]:
+    """The run's dtype, unless it is given, and the format of the draft's weights where it differs."""
+    weights, draft_weights = formats.get("weight_dtype"), formats.get("draft_weight_dtype")
+    options = {"draft_weight_dtype": draft_weights} if draft_weights and draft_weights != weights else {}
+    if is_dtype_given or weights is None:
+        return options
+    dtype = DTYPE_OF_FORMAT.get(weights, "bfloat16")
+    planned = {what: formats.get(name) or weights for name, what in FORMATS_OF_DTYPE.items()}
+    lacking = [f"{what} in {value}" for what, value in planned.items() if DTYPE_OF_FORMAT.get(value) != dtype]
+    if lacking:
+        raise ConfigError(
+            f"{path} plans {' and '.join(lacking)}, which is not run; --dtype {dtype} runs the rest of it"
+        )
+    return options | {"dtype": dtype}
 
 
 def _flags(row: dict[str, Any]) -> str:
@@ -108,6 +131,8 @@ def _options(row: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
         for name in ("draft_method", "draft_budget", "gamma", "draft_tp"):
             del options[name]
         return options
+    if options["draft"] == "ngram":
+        options.pop("draft_weight_dtype", None)
     if options["draft_tp"] == options["tp"]:
         del options["draft_tp"]  # all ranks, which a --tp beside the plan may change
     # Lists on the command line, so text here.

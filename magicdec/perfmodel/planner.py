@@ -146,6 +146,7 @@ def _document(
         "hardware": device.hardware.name,
         "engine": device.engine.name,
         "request": _request_record(request),
+        "precision": _formats(device),
         "best": best,
         "autoregressive": alone,
         "best_autoregressive": baselines,
@@ -276,6 +277,12 @@ def _request_record(request: PlanRequest) -> dict[str, Any]:
         else:
             record[key] = value.name if isinstance(value, ModelSpec | EngineProfile) else value
     return record
+
+
+def _formats(device: Device) -> dict[str, str]:
+    """Number formats of the target and, with `draft_` before the name, of the draft."""
+    draft = msgspec.structs.asdict(device.draft_precision)
+    return msgspec.structs.asdict(device.precision) | {f"draft_{name}": value for name, value in draft.items()}
 
 
 def _best_by_case(rows: list[Row]) -> list[Row]:

@@ -87,6 +87,7 @@ def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
     if request.dtype not in DTYPE_BYTES:
         raise unknown_choice("dtype", request.dtype, DTYPE_BYTES)
     check_devices(request)
+    _check_dtype(request)
     if request.max_len > model.max_position_embeddings:
         room = model.max_position_embeddings - request.gen_len - request.max_gamma - 1
         raise CapacityError(
@@ -229,6 +230,14 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
         "gamma_table": request.gamma_table.digest if is_adaptive and request.gamma_table is not None else None,
         "num_prompts": request.num_prompts,
     }
+
+
+def _check_dtype(request: BenchmarkRequest) -> None:
+    if request.dtype == "bfloat16" and request.device.startswith("cuda"):
+        import torch
+
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise ConfigError(f"device '{request.device}' does not compute in bfloat16; use --dtype float16 or float32")
 
 
 def check_devices(request: BenchmarkRequest) -> None:

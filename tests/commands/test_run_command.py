@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 
 from magicdec.commands.run_plan import read_plan
 from magicdec.errors import CapacityError, ConfigError
+from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import SpeculationSpec
 from magicdec.validate.request import BenchmarkRequest, check_request, memory_elements
@@ -115,6 +116,77 @@ def test_a_plan_whose_draft_cannot_be_run_names_what_can(tmp_path: Path) -> None
         read_plan(path)
     (options,) = read_plan(path, is_draft_given=True)
     assert not options.keys() & {"draft_method", "draft_budget", "gamma"}
+
+
+FORMATS = {"weight_dtype": "bf16", "kv_dtype": "bf16", "draft_weight_dtype": "int8", "draft_kv_dtype": "bf16"}
+
+
+def test_a_plans_number_formats_are_run_unless_given(tmp_path: Path) -> None:
+    """A plan in bf16 with an int8 draft runs so, on a CPU too; the options override either."""
+    path = plan_file(tmp_path / "plan.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "precision": FORMATS}))
+    options = ("--plan", str(path), "--repetitions", "1", "--quiet", "--format", "json")
+    for extra, dtype, draft in (
+        ((), "bfloat16", "int8"),
+        (("--dtype", "float32", "--draft-weight-dtype", "int4"), "float32", "int4"),
+    ):
+        rows = rows_of(run(*options, *extra))
+        assert {row["dtype"] for row in rows} == {dtype}
+        assert {row.get("draft_weight_dtype") for row in rows[1:]} == {draft}
+
+
+@pytest.mark.parametrize(
+    ("formats", "options"),
+    [
+        (dict.fromkeys(FORMATS, "bf16"), {"dtype": "bfloat16"}),
+        (dict.fromkeys(FORMATS, "fp32"), {"dtype": "float32"}),
+        ({**FORMATS, "draft_weight_dtype": "fp8"}, {"dtype": "bfloat16", "draft_weight_dtype": "fp8"}),
+        ({}, {}),
+    ],
+)
+def test_the_dtype_of_a_plan(tmp_path: Path, formats: dict[str, str], options: dict[str, str]) -> None:
+    """A plan of before formats were written sets none."""
+    path = plan_file(tmp_path / "plan.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "precision": formats}))
+    for row in read_plan(path):
+        assert {name: row[name] for name in ("dtype", "draft_weight_dtype") if name in row} == options
+
+
+def test_a_plan_states_its_formats_for_the_run(tmp_path: Path) -> None:
+    """The planner's own document: bf16 on a GPU, with the draft in what was asked."""
+    request = PlanRequest(
+        model="llama-3.1-8b", hardware=("a100-sxm-80gb",), batch_sizes=(64,), context_lens=(32_768,),
+        draft="self", draft_method="streamingllm", acceptance_rate=0.9, draft_weight_dtype="fp8",
+    )  # fmt: skip
+    path = tmp_path / "plan.json"
+    path.write_text(plan(request).to_json())
+    row = read_plan(path)[0]
+    assert (row["draft"], row["dtype"], row["draft_weight_dtype"]) == ("self", "bfloat16", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("formats", "message"),
+    [
+        ({"weight_dtype": "fp8"}, "plans weights in fp8, which is not run; --dtype bfloat16 runs the rest of it"),
+        ({"kv_dtype": "fp8", "draft_kv_dtype": "int4"}, "plans a KV cache in fp8 and a draft's KV cache in int4"),
+    ],
+)
+def test_a_plan_in_a_format_that_cannot_be_run(tmp_path: Path, formats: dict[str, str], message: str) -> None:
+    path = plan_file(tmp_path / "plan.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "precision": FORMATS | formats}))
+    with pytest.raises(ConfigError, match=message):
+        read_plan(path)
+    assert "dtype" not in read_plan(path, is_dtype_given=True)[0]
+
+
+def test_bfloat16_on_a_device_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    request = BenchmarkRequest(model="embedded", batch_size=1, context_len=100, device="cuda", dtype="bfloat16")
+    with pytest.raises(ConfigError, match="does not compute in bfloat16; use --dtype float16 or float32"):
+        check_request(request, load_model_spec("embedded"))
 
 
 def test_gamma_is_chosen_from_a_plans_table(tmp_path: Path) -> None:
