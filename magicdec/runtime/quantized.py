@@ -25,6 +25,8 @@ from magicdec.specs.speculation import DRAFT_WEIGHT_DTYPES
 GROUP_SIZES = (64, 32, 16)
 """Of int4, the first that divides the input features: at 64 the scales add 6 % to the weights' bytes."""
 FP8_MAX, INT8_MAX = 448.0, 127.0
+FP8_CAPABILITY = (8, 9)
+"""The oldest GPUs that convert e4m3; on others Triton has no such type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,8 @@ class QuantizedWeight:
 def quantize(weight_NK: Tensor, weight_dtype: str) -> QuantizedWeight:
     """A weight in one of DRAFT_WEIGHT_DTYPES, rounded to nearest.
 
-    Raises ConfigError for another format, or input features that no int4 group divides.
+    Raises ConfigError for another format, one that the weight's GPU cannot widen, or input features that no int4 group
+    divides.
     """
     if weight_dtype == "bf16":
         return QuantizedWeight(data_NK=weight_NK.to(torch.bfloat16), scales=None)
@@ -82,12 +85,27 @@ def quantize(weight_NK: Tensor, weight_dtype: str) -> QuantizedWeight:
         return _quantize_int4(weight)
     largest_N1 = weight.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     if weight_dtype == "fp8":
+        if weight_NK.is_cuda and has_triton():
+            check_fp8(torch.cuda.get_device_capability(weight_NK.device))
         scales = largest_N1 / FP8_MAX
         return QuantizedWeight(data_NK=(weight / scales).to(torch.float8_e4m3fn), scales=scales)
     if weight_dtype == "int8":
         scales = largest_N1 / INT8_MAX
         return QuantizedWeight(data_NK=(weight / scales).round().to(torch.int8), scales=scales)
     raise unknown_choice("draft weight dtype", weight_dtype, DRAFT_WEIGHT_DTYPES)
+
+
+def check_fp8(capability: tuple[int, int]) -> None:
+    """Raises ConfigError where a GPU of this compute capability cannot widen fp8 weights."""
+    if capability < FP8_CAPABILITY:
+        raise ConfigError(
+            f"fp8 weights need compute capability {_dotted(FP8_CAPABILITY)} or newer, this GPU has "
+            f"{_dotted(capability)}; use int8 or int4"
+        )
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def _quantize_int4(weight_NK: Tensor) -> QuantizedWeight:

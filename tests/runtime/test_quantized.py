@@ -11,7 +11,7 @@ from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.drafters.compact import CompactDrafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, decode
-from magicdec.runtime.quantized import QuantizedWeight, quantize
+from magicdec.runtime.quantized import QuantizedWeight, check_fp8, quantize
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import with_weight_dtype
 from magicdec.specs.speculation import DRAFT_WEIGHT_DTYPES, SamplingSpec, SpeculationSpec
@@ -46,6 +46,22 @@ def test_memory_is_that_of_the_format_and_its_scales(name: str, bytes_per_weight
     weight = random_weight()
     scales = {"bf16": 0, "fp8": 4 * len(weight), "int8": 4 * len(weight), "int4": 2 * weight.numel() // 64}
     assert quantize(weight, name).num_bytes == bytes_per_weight * weight.numel() + scales[name]
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6)])
+def test_a_gpu_that_cannot_widen_fp8_says_so(capability: tuple[int, int]) -> None:
+    message = (
+        f"fp8 weights need compute capability 8.9 or newer, this GPU has {capability[0]}.{capability[1]}; "
+        "use int8 or int4"
+    )
+    with pytest.raises(ConfigError) as error:
+        check_fp8(capability)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0), (12, 0)])
+def test_newer_gpus_take_fp8(capability: tuple[int, int]) -> None:
+    check_fp8(capability)
 
 
 def test_int4_keeps_what_it_can_represent() -> None:
