@@ -114,10 +114,11 @@ def _is_reachable(num_ranks: int) -> bool:
     """Whether this process's GPU can read those of all ranks: they are this machine's first, in order."""
     if os.environ.get(SWITCH, "1") == "0" or int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks)) < num_ranks:
         return False
-    if not all(hasattr(torch.ops.symm_mem, name) for name in OPERATIONS) or torch.cuda.device_count() < num_ranks:
+    if torch.version.cuda is None or not all(hasattr(torch.ops.symm_mem, name) for name in OPERATIONS):
         return False
-    own = torch.cuda.current_device()
-    return all(torch.cuda.can_device_access_peer(own, peer) for peer in range(num_ranks) if peer != own)
+    own, count = torch.cuda.current_device(), torch.cuda.device_count()
+    others = [peer for peer in range(num_ranks) if peer != own]
+    return count >= num_ranks and all(torch.cuda.can_device_access_peer(own, peer) for peer in others)
 
 
 def _open(group: Any) -> SymmetricMemory | None:
