@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from magicdec.commands import completion
 from magicdec.commands.options import end_progress, parse_ints, progress_printer
 from magicdec.units import format_bytes, format_rate, format_seconds
 
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.acceptance import AcceptanceProfile
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
-Model = Annotated[str, typer.Option(help="Catalog name, or a Hugging Face checkpoint directory.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Model = Annotated[
+    str, typer.Option(help="Catalog name, or a Hugging Face checkpoint directory.", autocompletion=completion.models)
+]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", autocompletion=completion.dtypes)]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", autocompletion=completion.devices)]
 
 DRIFT_TO_WARN_OF = 0.1
 NOISE_TO_WARN_OF = 0.3
@@ -85,7 +88,10 @@ def profile_acceptance_command(
     ] = Path("local.toml"),
     model: Model = "embedded",
     draft_method: Annotated[
-        str, typer.Option(help="streamingllm, snapkv, topk; a list measures each.")
+        str,
+        typer.Option(
+            help="streamingllm, snapkv, topk; a list measures each.", autocompletion=completion.profiled_methods
+        ),
     ] = "streamingllm",
     draft_budget: Annotated[str, typer.Option(help="Budgets to measure.")] = "64,128,256,512,1024",
     context: Annotated[str, typer.Option(help="Contexts to measure.")] = "4096",
@@ -94,7 +100,9 @@ def profile_acceptance_command(
     gamma: Annotated[int, typer.Option(min=1, help="Deepest position to measure.")] = 6,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seeds prompts and sampling.")] = 1,
-    prompts: Annotated[str, typer.Option(help="stdlib, recall, or a text file or directory.")] = "stdlib",
+    prompts: Annotated[
+        str, typer.Option(help="stdlib, recall, or a text file or directory.", autocompletion=completion.prompts)
+    ] = "stdlib",
     dtype: Dtype = "float32",
     device: DeviceOption = "cpu",
     quiet: Quiet = False,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from magicdec.commands import completion
+
 EPILOG = """Examples:\n
   magicdec explore\n
   magicdec explore --model path/to/config.json --port 8080 --no-browser\n
@@ -15,9 +17,15 @@ EPILOG = """Examples:\n
 
 
 def explore_command(
-    model: Annotated[str | None, typer.Option(help="Catalog name, config.json or its directory.")] = None,
-    hardware: Annotated[str | None, typer.Option(help="Catalog name or TOML file.")] = None,
-    engine: Annotated[str | None, typer.Option(help="Of that hardware: catalog name or TOML file.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Catalog name, config.json or its directory.", autocompletion=completion.models)
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Catalog name or TOML file.", autocompletion=completion.hardware)
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Of that hardware: catalog name or TOML file.", autocompletion=completion.engines)
+    ] = None,
     acceptance: Annotated[
         list[Path] | None, typer.Option(help="Measured acceptance profile of that model; repeatable.")
     ] = None,

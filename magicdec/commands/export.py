@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from magicdec.commands import completion
+
 EPILOG = """Examples:\n
   magicdec plan --draft llama-3.2-1b --acceptance-rate 0.75 --format json > plan.json\n
   magicdec export vllm plan.json\n
@@ -15,7 +17,7 @@ EPILOG = """Examples:\n
 
 
 def export_command(
-    engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm.")],
+    engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm.", autocompletion=completion.serving_engines)],
     plan: Annotated[Path, typer.Argument(help="A plan document (magicdec plan --format json).")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from magicdec.commands import completion
 from magicdec.commands.options import OutputFormat, parse_ints
 from magicdec.units import MILLI
 
@@ -24,27 +25,46 @@ EPILOG = """Examples:\n
 
 
 def plan_command(
-    model: Annotated[str, typer.Option(help="Catalog name, config.json or its directory.")] = DEFAULT_MODEL,
-    hardware: Annotated[str, typer.Option(help="Catalog names or TOML files, comma-separated.")] = DEFAULT_HARDWARE,
-    engine: Annotated[str | None, typer.Option(help="magicdec-2024 (GPUs), ours (CPUs), or a TOML file.")] = None,
+    model: Annotated[
+        str, typer.Option(help="Catalog name, config.json or its directory.", autocompletion=completion.models)
+    ] = DEFAULT_MODEL,
+    hardware: Annotated[
+        str, typer.Option(help="Catalog names or TOML files, comma-separated.", autocompletion=completion.hardware_list)
+    ] = DEFAULT_HARDWARE,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="magicdec-2024 (GPUs), ours (CPUs), or a TOML file.", autocompletion=completion.engines),
+    ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel size; default: the node.")] = None,
     gpus: Annotated[int | None, typer.Option(help="Devices to use: searches tp and replicas.")] = None,
     batch: Annotated[str | None, typer.Option(help="Sequences per replica, a list; default 64, or searched.")] = None,
     context: Annotated[str, typer.Option(help="Prompt lengths, a list.")] = "32768",
     gen_len: Annotated[int, typer.Option(help="Tokens generated after the prompt.")] = 0,
     gamma: Annotated[int | None, typer.Option(help="Drafted tokens per step; default: searched.")] = None,
-    draft: Annotated[str | None, typer.Option(help="self, none, ngram, eagle, or a model.")] = None,
-    draft_method: Annotated[str | None, typer.Option(help="streamingllm, snapkv, topk or full.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="self, none, ngram, eagle, or a model.", autocompletion=completion.planned_drafts)
+    ] = None,
+    draft_method: Annotated[
+        str | None, typer.Option(help="streamingllm, snapkv, topk or full.", autocompletion=completion.planned_methods)
+    ] = None,
     draft_budget: Annotated[str | None, typer.Option(help="KV slots per sequence, a list.")] = None,
     draft_tp: Annotated[int | None, typer.Option(help="Ranks of the draft; default: all.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
     acceptance_rate: Annotated[float | None, typer.Option(help="One rate for every position.")] = None,
     acceptance: Annotated[list[Path] | None, typer.Option(help="Measured acceptance profile; repeatable.")] = None,
-    weight_dtype: Annotated[str | None, typer.Option(help="bf16, fp8, int8, int4 or fp32.")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="bf16, fp8, int4 or fp32.")] = None,
-    draft_weight_dtype: Annotated[str | None, typer.Option(help="Weights of the draft.")] = None,
-    draft_kv_dtype: Annotated[str | None, typer.Option(help="KV cache of the draft.")] = None,
+    weight_dtype: Annotated[
+        str | None, typer.Option(help="bf16, fp8, int8, int4 or fp32.", autocompletion=completion.formats)
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="bf16, fp8, int4 or fp32.", autocompletion=completion.formats)
+    ] = None,
+    draft_weight_dtype: Annotated[
+        str | None, typer.Option(help="Weights of the draft.", autocompletion=completion.formats)
+    ] = None,
+    draft_kv_dtype: Annotated[
+        str | None, typer.Option(help="KV cache of the draft.", autocompletion=completion.formats)
+    ] = None,
     tpot_ms: Annotated[float | None, typer.Option(help="Limit on the time per output token.")] = None,
     ttft_ms: Annotated[float | None, typer.Option(help="Limit on the time to the first token.")] = None,
     price: Annotated[float | None, typer.Option(help="Dollars per device and hour.")] = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from magicdec.commands import completion
 from magicdec.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ PICTURES = (PlotFormat.SVG, PlotFormat.PNG)
 
 
 def plot_command(
-    name: Annotated[str, typer.Argument(help="A figure or a table; `list` names them all.")],
+    name: Annotated[
+        str, typer.Argument(help="A figure or a table; `list` names them all.", autocompletion=completion.figures)
+    ],
     records: Annotated[list[Path] | None, typer.Argument(help="Record files (JSON lines).")] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan document (magicdec plan --format json).")] = None,
     profile: Annotated[Path | None, typer.Option(help="The hardware profile (TOML), for the roofline.")] = None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from magicdec.commands import completion
 from magicdec.commands.options import OutputFormat, console, parse_floats, parse_ints, require
 from magicdec.commands.run_plan import NOT_RUN, read_plan
 from magicdec.errors import ConfigError, MagicdecError
@@ -34,13 +35,21 @@ FIRST_RANK_SPEAKS_S = 6.0
 
 def run_command(
     context_: typer.Context,
-    model: Annotated[str, typer.Option(help="Catalog name, or a Hugging Face checkpoint directory.")] = "embedded",
+    model: Annotated[
+        str,
+        typer.Option(help="Catalog name, or a Hugging Face checkpoint directory.", autocompletion=completion.models),
+    ] = "embedded",
     weights: Annotated[
         Literal["checkpoint", "random"], typer.Option(help="checkpoint, or random (seeded) for a model without one.")
     ] = "checkpoint",
-    draft: Annotated[str, typer.Option(help="self, none, ngram, or a draft model.")] = "self",
+    draft: Annotated[
+        str, typer.Option(help="self, none, ngram, or a draft model.", autocompletion=completion.run_drafts)
+    ] = "self",
     draft_method: Annotated[
-        str, typer.Option(help="streamingllm, snapkv or topk; of a model: full, streamingllm.")
+        str,
+        typer.Option(
+            help="streamingllm, snapkv or topk; of a model: full, streamingllm.", autocompletion=completion.run_methods
+        ),
     ] = "streamingllm",
     draft_budget: Annotated[
         str | None, typer.Option(help="KV slots a draft step reads; a list measures each.")
@@ -50,7 +59,11 @@ def run_command(
     tp: Annotated[int, typer.Option(min=1, help="Ranks that share the model; starts them itself.")] = 1,
     draft_tp: Annotated[int | None, typer.Option(min=1, help="Ranks of the draft model; default: all.")] = None,
     draft_weight_dtype: Annotated[
-        str | None, typer.Option(help="The draft's weights: bf16, fp8, int8 or int4; a list measures each.")
+        str | None,
+        typer.Option(
+            help="The draft's weights: bf16, fp8, int8 or int4; a list measures each.",
+            autocompletion=completion.draft_formats,
+        ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 8,
     context: Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt.")] = 2048,
@@ -60,10 +73,15 @@ def run_command(
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the smallest set with this probability.")] = None,
     seed: Annotated[int, typer.Option(help="Seeds prompts, weights and sampling.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16 or float16.", autocompletion=completion.dtypes)
+    ] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", autocompletion=completion.devices)] = "cpu",
     prompts: Annotated[
-        str, typer.Option(help="stdlib, recall, random, noise, or a text file or directory.")
+        str,
+        typer.Option(
+            help="stdlib, recall, random, noise, or a text file or directory.", autocompletion=completion.prompts
+        ),
     ] = "stdlib",
     simulate_acceptance: Annotated[
         str | None, typer.Option(help="Prescribed acceptance: a rate, or one per position.")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from magicdec.commands import completion
 from magicdec.commands.options import OutputFormat, parse_ints
 
 EPILOG = """Examples:\n
@@ -17,15 +18,25 @@ EPILOG = """Examples:\n
 
 
 def sensitivity_command(
-    model: Annotated[str, typer.Option(help="Catalog name, config.json or its directory.")] = "llama-3.1-8b",
-    hardware: Annotated[str, typer.Option(help="Catalog name or TOML file.")] = "a100-sxm-80gb",
-    engine: Annotated[str | None, typer.Option(help="Catalog name or TOML file.")] = None,
+    model: Annotated[
+        str, typer.Option(help="Catalog name, config.json or its directory.", autocompletion=completion.models)
+    ] = "llama-3.1-8b",
+    hardware: Annotated[
+        str, typer.Option(help="Catalog name or TOML file.", autocompletion=completion.hardware)
+    ] = "a100-sxm-80gb",
+    engine: Annotated[
+        str | None, typer.Option(help="Catalog name or TOML file.", autocompletion=completion.engines)
+    ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel size; default: the node.")] = None,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 64,
     context: Annotated[int, typer.Option(help="Prompt length.")] = 32768,
     gamma: Annotated[int | None, typer.Option(help="Drafted tokens per step; default: searched.")] = None,
-    draft: Annotated[str | None, typer.Option(help="self, ngram, eagle, or a model.")] = None,
-    draft_method: Annotated[str | None, typer.Option(help="streamingllm, snapkv, topk or full.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="self, ngram, eagle, or a model.", autocompletion=completion.planned_drafts)
+    ] = None,
+    draft_method: Annotated[
+        str | None, typer.Option(help="streamingllm, snapkv, topk or full.", autocompletion=completion.planned_methods)
+    ] = None,
     draft_budget: Annotated[str | None, typer.Option(help="KV slots per sequence, a list.")] = None,
     acceptance_rate: Annotated[float | None, typer.Option(help="One rate for every position.")] = None,
     acceptance: Annotated[list[Path] | None, typer.Option(help="Measured acceptance profile; repeatable.")] = None,
