@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from magicdec.runtime import kernels
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.specs.speculation import SamplingSpec
 
@@ -62,6 +63,11 @@ def greedy(logits: Tensor, tp: TensorParallel) -> Tensor:
 def probabilities(logits: Tensor, sampling: SamplingSpec, tp: TensorParallel) -> Tensor:
     """This shard's part of the distribution to sample from: temperature, then top-k, then top-p, as in transformers."""
     assert not sampling.is_greedy
+    is_whole = sampling.top_k is None and sampling.top_p in (None, 1.0)
+    if is_whole and tp.size == 1 and kernels.can_fuse(logits):
+        from magicdec.runtime.kernels import triton_sampling
+
+        return triton_sampling.softmax(logits, sampling.temperature)
     scaled = logits.float() if sampling.temperature == 1.0 else logits.float() / sampling.temperature
     if sampling.top_k is not None:
         scaled = _keep_top_k(scaled, sampling.top_k, tp)
@@ -101,6 +107,10 @@ def sample(weights_BV: Tensor, uniform_B: Tensor, tp: TensorParallel) -> Tensor:
 
     A token of weight 0 is never chosen, as long as the row has one above 0.
     """
+    if tp.size == 1 and kernels.can_fuse(weights_BV):
+        from magicdec.runtime.kernels import triton_sampling
+
+        return triton_sampling.sample(weights_BV, uniform_B)
     cumulative_BV = weights_BV.cumsum(dim=-1)
     if tp.size == 1:
         total_B1 = cumulative_BV[:, -1:]
