@@ -1,5 +1,8 @@
 """The layers of the transformer, holding this shard's weights.
 
+What lies between two matrix products is one kernel on a GPU, where each launch counts (kernels/triton_fused.py), and
+plain torch elsewhere.
+
 Shape suffixes: B sequences, T query tokens, H hidden, V vocabulary of this shard, N query and key heads of this shard,
 D head_dim.
 """
@@ -13,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from magicdec.runtime import kernels
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.quantized import QuantizedWeight
 from magicdec.specs.model import ModelSpec, RopeScaling
@@ -25,8 +29,25 @@ class RMSNorm:
     weight: Tensor
     eps: float
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+    def after_adding_(self, x: Tensor, delta: Tensor | None) -> Tensor:
+        """x += delta, where there is one, and the norm of the sum."""
+        if delta is not None and kernels.can_fuse(x):
+            from magicdec.runtime.kernels import triton_fused
+
+            return triton_fused.add_rms_norm_(x, delta, self.weight, self.eps)
+        whole = x if delta is None else x.add_(delta)
+        return F.rms_norm(whole, (x.shape[-1],), self.weight, self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadNorm:
+    """RMSNorm of each query and key head over head_dim (Qwen3)."""
+
+    weight_ND: Tensor
+    eps: float
+
+    def __call__(self, heads_BTND: Tensor) -> Tensor:
+        return F.rms_norm(heads_BTND, (heads_BTND.shape[-1],), None, self.eps) * self.weight_ND
 
 
 def linear(x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
@@ -82,8 +103,17 @@ class MLP:
     down: RowParallelLinear
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate).mul_(up))
+        return self.down(silu_mul(self.gate_up(x)))
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up, of the two side by side in the last dimension."""
+    if kernels.can_fuse(gate_up):
+        from magicdec.runtime.kernels import triton_fused
+
+        return triton_fused.silu_mul(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
 
 
 class RotaryEmbedding:
@@ -112,8 +142,17 @@ class RotaryEmbedding:
         return self._table[positions_BT].unsqueeze(2)
 
 
-def rotate_(heads_BTND: Tensor, rotation: Tensor) -> Tensor:
-    """Applies `rotation` (from RotaryEmbedding) to every head, in place."""
+def rotate_(heads_BTND: Tensor, rotation: Tensor, norm: HeadNorm | None = None) -> Tensor:
+    """Normalises every head, where there is a norm, and applies `rotation` (from RotaryEmbedding) to it, in place."""
+    if kernels.can_fuse(heads_BTND):
+        from magicdec.runtime.kernels import triton_fused
+
+        rotation_BTPJ = torch.view_as_real(rotation.squeeze(2)).expand(*heads_BTND.shape[:2], -1, -1)
+        weight_ND, eps = (None, 0.0) if norm is None else (norm.weight_ND, norm.eps)
+        triton_fused.rotate_(heads_BTND, rotation_BTPJ, weight_ND, eps)
+        return heads_BTND
+    if norm is not None:
+        heads_BTND.copy_(norm(heads_BTND))
     pairs = heads_BTND.unflatten(-1, (-1, 2))
     if pairs.dtype in (torch.float32, torch.float64):
         torch.view_as_complex(pairs).mul_(rotation)

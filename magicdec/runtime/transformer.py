@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.layers import (
     MLP,
     ColumnParallelLinear,
+    HeadNorm,
     RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
@@ -39,17 +39,6 @@ class AttentionPass(Protocol):
 
     def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
         """Stores the tokens' keys and values, and attends: [B, T, A·D]."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadNorm:
-    """RMSNorm of each query and key head over head_dim (Qwen3)."""
-
-    weight_ND: Tensor
-    eps: float
-
-    def __call__(self, heads_BTND: Tensor) -> Tensor:
-        return F.rms_norm(heads_BTND, (heads_BTND.shape[-1],), None, self.eps) * self.weight_ND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +80,21 @@ class Transformer:
     def hidden(
         self, tokens_BT: Tensor, attention: AttentionPass, inspect: Callable[[int, Tensor], None] | None = None
     ) -> Tensor:
-        """The last layer's output after the final norm, [B, T, H]. `inspect` is shown each layer's output."""
+        """The last layer's output after the final norm, [B, T, H]. `inspect` is shown each layer's output.
+
+        What a layer adds to the residual stream is added where the next norm reads it: one kernel does both.
+        """
         rotation = self.rotary[attention.positions_BT]
         hidden_BTH = self.embedding(tokens_BT)
+        delta_BTH: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            query_BTAD, kv_BT2KD = self._query_and_kv(layer, layer.input_norm(hidden_BTH), rotation)
-            hidden_BTH = hidden_BTH + layer.output(attention.attend(index, query_BTAD, kv_BT2KD))
-            hidden_BTH = hidden_BTH + layer.mlp(layer.post_attention_norm(hidden_BTH))
+            x_BTH = layer.input_norm.after_adding_(hidden_BTH, delta_BTH)
+            query_BTAD, kv_BT2KD = self._query_and_kv(layer, x_BTH, rotation)
+            delta_BTH = layer.output(attention.attend(index, query_BTAD, kv_BT2KD))
+            delta_BTH = layer.mlp(layer.post_attention_norm.after_adding_(hidden_BTH, delta_BTH))
             if inspect is not None:
-                inspect(index, hidden_BTH)
-        return self.norm(hidden_BTH)
+                inspect(index, hidden_BTH + delta_BTH)
+        return self.norm.after_adding_(hidden_BTH, delta_BTH)
 
     def logits(self, tokens_BT: Tensor, attention: AttentionPass) -> Tensor:
         """This shard's part of the next-token logits after each token, [B, T, V]."""
@@ -109,8 +103,6 @@ class Transformer:
     def _query_and_kv(self, layer: Layer, x_BTH: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
         heads = layer.qkv(x_BTH).unflatten(-1, (-1, self.spec.head_dim))
         num_rotated = self.num_heads + self.num_kv_heads
-        if layer.head_norm is not None:
-            heads[:, :, :num_rotated] = layer.head_norm(heads[:, :, :num_rotated])
-        rotate_(heads[:, :, :num_rotated], rotation)
+        rotate_(heads[:, :, :num_rotated], rotation, layer.head_norm)
         kv_BT2KD = heads[:, :, self.num_heads :].unflatten(2, (2, self.num_kv_heads))
         return heads[:, :, : self.num_heads], kv_BT2KD

@@ -17,13 +17,14 @@ from magicdec.runtime.hub import resolve_hub_name
 from magicdec.runtime.layers import (
     MLP,
     ColumnParallelLinear,
+    HeadNorm,
     RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
     VocabParallelEmbedding,
 )
 from magicdec.runtime.quantized import quantize
-from magicdec.runtime.transformer import HeadNorm, Layer, Transformer
+from magicdec.runtime.transformer import Layer, Transformer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.model import ModelSpec
 

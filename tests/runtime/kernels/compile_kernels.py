@@ -13,11 +13,22 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from magicdec.runtime.kernels import triton_attention, triton_linear
+from magicdec.runtime.kernels import triton_attention, triton_fused, triton_linear, triton_sampling
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 POINTERS = {"last": "*i64", "empty_first": "*i64"}
-ALIGNED = ("key_", "value_", "activation_", "num_inputs", "num_outputs")
+ALIGNED = (
+    "key_",
+    "value_",
+    "activation_",
+    "heads_",
+    "hidden_",
+    "delta_",
+    "stride",
+    "size",
+    "num_inputs",
+    "num_outputs",
+)
 FLOATS = ("output", "partial", "log_sum", "partial_log_sum", "probabilities")
 
 
@@ -48,6 +59,30 @@ def main() -> None:
             types["scales"] = "*bf16" if group else "*fp32"
             constants = triton_linear.tiling(32, num_outputs, 132, group=group) | {"GROUP": group, "WIDEN": False}
             show(triton_linear._linear_kernel, "bf16", types, constants, 90)
+    for dtype, capability, hidden, head_dim in (
+        ("bf16", 90, 4096, 128),
+        ("bf16", 80, 16384, 80),
+        ("fp32", 90, 3584, 64),
+    ):
+        show_fused(dtype, capability, hidden, head_dim)
+
+
+def show_fused(dtype: str, capability: int, hidden: int, head_dim: int) -> None:
+    types = dict.fromkeys(("hidden", "delta", "weight", "output", "heads", "gate_up", "logits"), f"*{dtype}")
+    types |= dict.fromkeys(("rotation", "highest", "total", "probabilities", "weights", "uniform"), "*fp32")
+    types |= {"tokens": "*i64", "eps": "fp32", "temperature": "fp32"}
+    block = triton.next_power_of_2(hidden)
+    norm = {"BLOCK": block, "num_warps": triton_fused.num_warps(block), "num_stages": 3}
+    show(triton_fused._add_rms_norm_kernel, dtype, types, norm, capability)
+    for has_norm in (False, True):
+        rotation = triton_fused.rotation_tiling(40, head_dim)
+        rotation |= {"HEAD_DIM": head_dim, "HAS_NORM": has_norm, "num_warps": 4, "num_stages": 3}
+        show(triton_fused._rotate_kernel, dtype, types, rotation, capability)
+    gate = {"BLOCK": triton_fused.GATED_ELEMENTS, "num_warps": 4, "num_stages": 3}
+    show(triton_fused._silu_mul_kernel, dtype, types, gate, capability)
+    share = {"SHARE": triton_sampling.SHARE, "SHARES_PAD": 64, "num_warps": triton_sampling.NUM_WARPS, "num_stages": 3}
+    for name in ("_weigh_shares_kernel", "_normalise_kernel", "_sum_shares_kernel", "_choose_kernel"):
+        show(getattr(triton_sampling, name), dtype, types, share, capability)
 
 
 def show(kernel: Any, dtype: str, types: dict[str, str], constants: dict[str, Any], capability: int) -> None:
