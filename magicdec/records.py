@@ -116,6 +116,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speedup_refilled: float | None = None
     repetitions: int | None = None
     reference_s: float | None = None
+    compute_reference_s: float | None = None
     bound_by: str | None = None
     memory_bytes_per_s: float | None = None
     achieved_bytes_per_s: dict[str, float] | None = None

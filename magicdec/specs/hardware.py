@@ -228,7 +228,9 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     curves_from: str = ""
     sources: dict[str, str] = {}
     reference_s: float | None = None
-    """Of a calibrated machine: how long the reference kernel (validate/environment.py) took while it was measured."""
+    compute_reference_s: float | None = None
+    """Of a calibrated machine: how long the reference kernels (validate/environment.py), of memory and of arithmetic,
+    took while it was measured."""
     gemm: GemmCurve | None = None
     attention: AttentionCurve | None = None
     allreduce: AllReduceCurve | None = None

@@ -29,7 +29,7 @@ from magicdec.validate import microbench
 from magicdec.validate.acceptance_profile import AcceptanceRequest, fit_profiles, measure_acceptance
 from magicdec.validate.engine_bench import engine_points
 from magicdec.validate.engine_fit import fit_engine
-from magicdec.validate.environment import ReferenceKernel, available_memory_bytes
+from magicdec.validate.environment import ReferenceKernels, ReferenceTimes, available_memory_bytes, median_times
 from magicdec.validate.local_profile import LocalProfile
 from magicdec.validate.microbench import Point, Work, is_cuda
 from magicdec.validate.predict import PROFILE_DTYPES
@@ -40,16 +40,16 @@ from magicdec.validate.request import Weights, check_device
 class Calibration:
     """What was measured and fitted.
 
-    `reference_s` is the reference kernel's time beside the engine's steps. `drift` says how much slower the machine
-    was towards the end, relative: "memory" by the reference kernel (beside the engine's steps, against beside the
-    kernels), "compute" by the linear layers (timed again at the end, against the first pass).
+    `references` are the reference kernels' times beside the engine's steps. `drift` says how much slower the machine
+    was then than beside the kernels, relative: "memory" and "compute" by those two, "kernels" by the linear layers
+    (timed again at the end, against the first pass).
     """
 
     hardware: HardwareProfile
     engine: EngineProfile
     points: list[Point]
     phase_error: dict[str, float]
-    reference_s: float
+    references: ReferenceTimes
     drift: dict[str, float]
     elapsed_s: float
 
@@ -75,8 +75,8 @@ def calibrate(
         raise unknown_choice("dtype", dtype, PROFILE_DTYPES)
     check_device(device)
     started = time.perf_counter()
-    reference = ReferenceKernel(device)
-    first_references, references = [reference.time_s()], []
+    kernels = ReferenceKernels(device)
+    first_references, references = [kernels.times()], []
     if not isinstance(model, Transformer):
         model = load_model(model, weights=weights, device=device, dtype=dtype)
     rounds = max(3, rounds // 2) if quick else rounds
@@ -93,31 +93,33 @@ def calibrate(
         progress(f"{table}: {len(works)} shapes, {rounds} rounds")
         points += microbench.time_interleaved(works, device=device, rounds=rounds)
         del works
-        first_references.append(reference.time_s())
+        first_references.append(kernels.times())
 
     def show_step(message: str) -> None:
-        references.append(reference.time_s())
+        references.append(kernels.times())
         progress(message)
 
     timed = engine_points(model, rounds=rounds, quick=quick, progress=show_step)
     progress("second pass")
     again = microbench.time_interleaved(linear_works(device=device), device=device, rounds=2)
     first = [point for point in points if point.table == "linear"]
-    reference_s = float(np.median(references))
+    before, beside = median_times(first_references), median_times(references)
     drift = {
-        "memory": reference_s / float(np.median(first_references)) - 1.0,
-        "compute": float(np.median([b.time_s / a.time_s for a, b in zip(first, again, strict=True)])) - 1.0,
+        "memory": beside.memory_s / before.memory_s - 1.0,
+        "compute": beside.compute_s / before.compute_s - 1.0,
+        "kernels": float(np.median([b.time_s / a.time_s for a, b in zip(first, again, strict=True)])) - 1.0,
     }
     progress("fitting")
     precision = Precision(weight_dtype=PROFILE_DTYPES[dtype], kv_dtype=PROFILE_DTYPES[dtype])
-    hardware = _fit_hardware(msgspec.structs.replace(base, reference_s=reference_s), points, precision)
+    base = msgspec.structs.replace(base, reference_s=beside.memory_s, compute_reference_s=beside.compute_s)
+    hardware = _fit_hardware(base, points, precision)
     fit = fit_engine(timed, model=model.spec, hardware=hardware, precision=precision, base=_base_engine(base.name))
     return Calibration(
         hardware=hardware,
         engine=fit.profile,
         points=[*points, *timed],
         phase_error=fit.phase_error,
-        reference_s=reference_s,
+        references=beside,
         drift=drift,
         elapsed_s=time.perf_counter() - started,
     )
@@ -165,7 +167,7 @@ def _cuda_ceilings(device: str, dtype: str, how: str) -> HardwareProfile:
     name = _slug(properties.name)
     bandwidth = microbench.copy_bytes_per_s(device=device)
     rate = microbench.peak_flops_per_s(device=device, dtype=dtype, size=CUDA_PEAK_SIZE)
-    known = _in_catalog(name)
+    known = device_in_catalog(name)
     return HardwareProfile(
         name=name,
         kind="gpu",
@@ -184,7 +186,7 @@ def _cuda_ceilings(device: str, dtype: str, how: str) -> HardwareProfile:
     )
 
 
-def _in_catalog(name: str) -> HardwareProfile | None:
+def device_in_catalog(name: str) -> HardwareProfile | None:
     """The catalog's profile of a device that calls itself so ("nvidia-h200"), by the longest name that fits."""
     for known in sorted(hardware_names(), key=len, reverse=True):
         profile = load_hardware(known)

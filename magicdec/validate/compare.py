@@ -1,9 +1,10 @@
 """Predicted against measured, term by term, so that a wrong prediction shows which term is wrong.
 
 error        predicted / measured − 1
-normalised   the same, with every predicted time scaled to the speed that the memory had beside the measurement:
-             t · (1 + share · (r − 1)), r = the reference kernel's time then / at calibration, share = the part of t
-             that follows the memory's speed (predicted with it); what is left is not the machine's drift
+normalised   the same, with every predicted time scaled to the machine's speed beside the measurement:
+             t · (1 + share · (r − 1) + (1 − share) · (c − 1)), r and c = the times of the reference kernels, of memory
+             and of arithmetic, then / at calibration, share = the part of t that follows the memory's speed (predicted
+             with it); what is left is not the machine's drift
 noise floor  the median error that a perfect prediction would show: half the difference between the medians of the
              even and of the odd repetitions
 coverage     share of measured speedups inside the predicted interval
@@ -63,7 +64,7 @@ class Pair:
         return _relative(getattr(self.predicted, term), getattr(self.measured, term))
 
     def normalised_error(self, term: str) -> float | None:
-        """The error that is left at the memory's speed beside the measurement; None where that is not known, and for
+        """The error that is left at the machine's speed beside the measurement; None where that is not known, and for
         what is not a time."""
         if term == "speedup":
             scales = self._scale("autoregressive_step_s"), self._scale("step_s")
@@ -77,10 +78,11 @@ class Pair:
 
     def _scale(self, term: str) -> float | None:
         share = (self.predicted.memory_shares or {}).get(term)
-        then, now = self.predicted.reference_s, self.measured.reference_s
-        if share is None or not then or not now:
+        memory = _relative(self.measured.reference_s, self.predicted.reference_s)
+        compute = _relative(self.measured.compute_reference_s, self.predicted.compute_reference_s)
+        if share is None or memory is None:
             return None
-        return 1.0 + share * (now / then - 1.0)
+        return 1.0 + share * memory + (1.0 - share) * (compute or 0.0)
 
     def repeat_noise(self, term: str) -> float | None:
         """The error that the repetitions alone leave in the measured term; None without two of them."""
@@ -133,7 +135,7 @@ def pair_up(predicted: Iterable[Record], measured: Iterable[Record]) -> list[Pai
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a comparison must keep to pass; None is not checked. Errors are fractions, of absolute value.
 
-    Step times (`*_step_error`) are normalised by the reference kernel where it was timed, and raw elsewhere.
+    Step times (`*_step_error`) are normalised by the reference kernels where they were timed, and raw elsewhere.
     """
 
     median_speedup_error: float | None = None

@@ -6,8 +6,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from magicdec.units import KIB, MIB
 
@@ -22,27 +23,58 @@ def bind_threads() -> None:
             os.environ.setdefault(name, value)
 
 
-class ReferenceKernel:
-    """A fixed piece of work, timed beside each measurement: one pass over an array that no cache holds, by all threads.
+class ReferenceTimes(NamedTuple):
+    """Seconds of the reference kernels at a moment."""
 
-    It is bound by memory, as decoding at long context is, and by nothing else; where the memory of a shared machine
-    gets slower, so does it. The machine's speed at a moment is `time at calibration / time now`.
+    memory_s: float
+    compute_s: float
+
+
+def median_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
+    """The median of each kernel's times. Raises statistics.StatisticsError for none."""
+    found = list(found)
+    return ReferenceTimes(
+        memory_s=statistics.median(times.memory_s for times in found),
+        compute_s=statistics.median(times.compute_s for times in found),
+    )
+
+
+REFERENCE_BYTES = 256 * MIB
+REFERENCE_PRODUCTS, REFERENCE_ROWS, REFERENCE_SIZE = 50, 48, 512
+
+
+class ReferenceKernels:
+    """Two fixed pieces of work, timed beside each measurement by all threads: how fast the machine is just then.
+
+    memory: one pass over 256 MiB, which no cache holds. compute: 50 products of 48 rows with a 512-square matrix, one
+    after the other, which a cache holds: as a model's linear layers, small operations that wait for the processor only.
+    What others do on a shared machine slows the one down, or the other, or both.
     """
 
-    def __init__(self, device: str = "cpu", num_bytes: int = 256 * MIB) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         import torch
 
-        self._data = torch.ones(num_bytes // 4, device=device)
+        self._data = torch.ones(REFERENCE_BYTES // 4, device=device)
+        self._x = torch.ones(REFERENCE_ROWS, REFERENCE_SIZE, device=device)
+        self._weight = torch.eye(REFERENCE_SIZE, device=device)
         self._synchronise: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
-        self.time_s()
+        self.times()
 
-    def time_s(self, passes: int = 3) -> float:
-        """Seconds of one pass over the data: the median of a few."""
+    def times(self) -> ReferenceTimes:
+        """The median of a few times of each."""
+        return ReferenceTimes(memory_s=self._time_s(self._data.sum), compute_s=self._time_s(self._multiply))
+
+    def _multiply(self) -> None:
+        x = self._x
+        for _ in range(REFERENCE_PRODUCTS):
+            x = x @ self._weight
+
+    def _time_s(self, work: Callable[[], object], repeats: int = 3) -> float:
         seconds = []
-        for _ in range(passes):
+        for _ in range(repeats):
             self._synchronise()
             start = time.perf_counter()
-            self._data.sum()
+            work()
             self._synchronise()
             seconds.append(time.perf_counter() - start)
         return statistics.median(seconds)

@@ -27,7 +27,7 @@ from magicdec.validate.acceptance_profile import AcceptanceRequest
 from magicdec.validate.benchmark import BenchmarkSession
 from magicdec.validate.calibrate import obtain_profile
 from magicdec.validate.compare import Comparison, Thresholds, pair_up
-from magicdec.validate.environment import ReferenceKernel
+from magicdec.validate.environment import ReferenceKernels
 from magicdec.validate.local_profile import LocalProfile, load_local_profile
 from magicdec.validate.measurement import configuration_key, measure, to_record
 from magicdec.validate.predict import predict_records
@@ -243,10 +243,10 @@ def measure_missing(
     if todo or any(key not in known for key in keys):
         started = time.perf_counter()
         session = BenchmarkSession(replace(request, speculations=tuple(todo)), progress=progress)
-        reference = ReferenceKernel(request.device)
+        references = ReferenceKernels(request.device)
         num_groups = max(1, ceil(len(todo) / GROUP_SIZE))
         for group in (todo[number::num_groups] for number in range(num_groups)):
-            for measurement in measure(session, speculations=group, reference=reference, progress=progress):
+            for measurement in measure(session, speculations=group, references=references, progress=progress):
                 record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
                 if record.key not in known:
                     known[record.key] = record

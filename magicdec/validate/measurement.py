@@ -23,7 +23,7 @@ from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.generate import INACTIVE, DecodeResult
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.environment import ReferenceKernel
+from magicdec.validate.environment import ReferenceKernels, ReferenceTimes, median_times
 from magicdec.validate.request import BenchmarkRequest, check_devices, configuration_fields
 from magicdec.validate.text_stream import TextStream
 from magicdec.validate.utilisation import autoregressive_step_bytes, phase_bytes, planned_memory_bytes
@@ -40,8 +40,8 @@ class Measurement:
     fenced: list[DecodeResult]
     """Runs whose phases were timed apart: on a CPU, where that costs nothing, all of them."""
     baseline_runs: list[DecodeResult]
-    reference_s: list[float]
-    """The reference kernel's times before, between and after the runs; empty where it was not timed."""
+    references: list[ReferenceTimes]
+    """The reference kernels' times before, between and after the runs; empty where they were not timed."""
 
     @property
     def tokens_per_s(self) -> list[float]:
@@ -111,13 +111,13 @@ def measure(
     session: BenchmarkSession,
     *,
     speculations: Sequence[SpeculationSpec] | None = None,
-    reference: ReferenceKernel | None = None,
+    references: ReferenceKernels | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Measurement]:
     """Measures the request's configurations (or those given, of them); the first result is autoregressive decoding.
 
     Each speculative run has an autoregressive run of its own just before it: the speed of memory on a shared machine
-    changes within seconds, and hits autoregressive decoding harder. The reference kernel, where one is given, is timed
+    changes within seconds, and hits autoregressive decoding harder. The reference kernels, where given, are timed
     before, between and after the two.
     """
     request = session.request
@@ -132,11 +132,11 @@ def measure(
             fenced[i].append(session.run(speculation, seed=seed, fences=True, run_to_end=False, use_queue=False))
     runs: list[list[DecodeResult]] = [[] for _ in configurations]
     baselines: list[list[DecodeResult]] = [[] for _ in configurations]
-    references: list[list[float]] = [[] for _ in configurations]
+    times: list[list[ReferenceTimes]] = [[] for _ in configurations]
 
-    def time_reference(i: int) -> None:
-        if reference is not None:
-            references[i].append(reference.time_s())
+    def time_references(i: int) -> None:
+        if references is not None:
+            times[i].append(references.times())
 
     for repetition in range(request.repetitions):
         seed = request.sampling.seed + repetition
@@ -144,21 +144,21 @@ def measure(
             if i == 0 and len(configurations) > 1:
                 continue
             progress(f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}")
-            time_reference(i)
+            time_references(i)
             baselines[i].append(session.run(AUTOREGRESSIVE, seed=seed, fences=is_fenced))
-            time_reference(i)
+            time_references(i)
             runs[i].append(baselines[i][-1] if i == 0 else session.run(speculation, seed=seed, fences=is_fenced))
-            time_reference(i)
+            time_references(i)
     every_baseline = [run for group in baselines for run in group]
     runs[0] = baselines[0] = every_baseline
-    references[0] = [seconds for group in references for seconds in group]
+    times[0] = [each for group in times for each in group]
     return [
         Measurement(
             speculation=speculation,
             runs=runs[i],
             fenced=runs[i] if is_fenced else fenced[i],
             baseline_runs=baselines[i],
-            reference_s=references[i],
+            references=times[i],
         )
         for i, speculation in enumerate(configurations)
     ]
@@ -191,6 +191,7 @@ def to_record(
     baseline_tokens_per_s = statistics.median(run.steady_tokens_per_s for run in measurement.baseline_runs)
     tokens_per_s = statistics.median(measurement.tokens_per_s)
     speculative = not speculation.is_autoregressive
+    speed = median_times(measurement.references) if measurement.references else None
     speedups = measurement.speedups
     phases = measurement.phases
     use = _memory_use(session, measurement, baseline_step_s, statistics.median(steps_s), bandwidth_bytes_per_s)
@@ -234,7 +235,8 @@ def to_record(
         ),
         speedup_refilled=measurement.refilled_speedup if is_refilled else None,
         repetitions=len(measurement.runs),
-        reference_s=statistics.median(measurement.reference_s) if measurement.reference_s else None,
+        reference_s=speed.memory_s if speed else None,
+        compute_reference_s=speed.compute_s if speed else None,
         **use,
         memory_bytes_per_gpu=planned_memory_bytes(request),
         peak_memory_bytes=session.memory.peak_bytes(),
@@ -277,7 +279,7 @@ def benchmark(
     records: Path | None = None,
     resume: bool = False,
     bandwidth_bytes_per_s: float | None = None,
-    reference: ReferenceKernel | None = None,
+    references: ReferenceKernels | None = None,
     tp: TensorParallel = SINGLE,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[BenchmarkSession | None, list[Record]]:
@@ -301,7 +303,7 @@ def benchmark(
     todo = tuple(s for s, skip in pairs if not skip and not s.is_autoregressive)
     session = BenchmarkSession(replace(request, speculations=todo), tp=tp, progress=progress)
     measured = []
-    for measurement in measure(session, reference=reference, progress=progress):
+    for measurement in measure(session, references=references, progress=progress):
         record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
         measured.append(record)
         if records is not None and record.key not in known:

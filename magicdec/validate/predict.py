@@ -101,6 +101,7 @@ def _record(
         **{name: row[name] for name in PREDICTED_FIELDS},
         memory_shares={name: (slow_row[name] / row[name] - 1.0) / (SLOWER - 1.0) for name in MEMORY_TERMS if row[name]},
         reference_s=profile.hardware.reference_s,
+        compute_reference_s=profile.hardware.compute_reference_s,
         acceptance_by_position=_rates(request, speculation, profile),
     )
 

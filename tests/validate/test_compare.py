@@ -84,17 +84,26 @@ def test_regret_of_speculating_where_it_does_not_pay() -> None:
     assert regret(pair_up([row("calibrated", 2, 0.9)], [row("measured", 2, 0.8, [0.8, 0.8])])) == 0.0
 
 
-def test_normalised_errors_leave_the_drift_of_the_memory_out() -> None:
-    """Memory is 1.5 times slower than at calibration; 0.8 of the autoregressive and 0.5 of the speculative step follow
-    it. A model that is right at calibration then misses by that, and by nothing more."""
+@pytest.mark.parametrize("slower", [1.0, 1.2])
+def test_normalised_errors_leave_the_drift_of_the_machine_out(slower: float) -> None:
+    """Memory is 1.5 times slower than at calibration, and arithmetic `slower` times; 0.8 of the autoregressive and 0.5
+    of the speculative step follow the one, the rest the other. A model that is right at calibration then misses by
+    that, and by nothing more."""
     shares = {"autoregressive_step_s": 0.8, "step_s": 0.5}
     times = {"autoregressive_step_s": 0.010, "step_s": 0.020}
-    predicted = row("calibrated", 2, 1.2, memory_shares=shares, reference_s=0.006, **times)
+    alone, step = 0.8 * 1.5 + 0.2 * slower, 0.5 * 1.5 + 0.5 * slower
+    predicted = row("calibrated", 2, 1.2, memory_shares=shares, reference_s=0.006, compute_reference_s=0.01, **times)
     measured = row(
-        "measured", 2, 1.2 * 1.4 / 1.25, reference_s=0.009, autoregressive_step_s=0.014, step_s=0.025
-    )  # fmt: skip
+        "measured",
+        2,
+        1.2 * alone / step,
+        reference_s=0.009,
+        compute_reference_s=0.01 * slower,
+        autoregressive_step_s=0.010 * alone,
+        step_s=0.020 * step,
+    )
     (pair,) = pair_up([predicted], [measured])
-    assert pair.error("autoregressive_step_s") == pytest.approx(1 / 1.4 - 1)
+    assert pair.error("autoregressive_step_s") == pytest.approx(1 / alone - 1)
     for term in ("autoregressive_step_s", "step_s", "speedup"):
         assert pair.normalised_error(term) == pytest.approx(0.0), term
     assert pair.normalised_error("draft_step_s") is None

@@ -62,7 +62,7 @@ def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(tmp_path: Path
     assert after[: len(before)] == before
     assert set(Counter((record.source, record.key) for record in after).values()) == {1}
     assert Counter(record.source for record in after) == {"calibrated": NUM_POINTS, "measured": NUM_POINTS}
-    assert all(record.reference_s for record in measured(file))
+    assert all(record.reference_s and record.compute_reference_s for record in measured(file))
     sources = [record.source for record in after]
     assert sources == sorted(sources)  # every prediction is written before the first measurement
 
@@ -105,7 +105,7 @@ def test_a_broken_threshold_is_refused_naming_it(tmp_path: Path, line: str, name
 
 def frozen(records: Path, *, rate: float = 0.8) -> list[Record]:
     law = constant_profile(rate, model="embedded", draft_method="streamingllm")
-    hardware = msgspec.structs.replace(load_hardware("a100-sxm-80gb"), reference_s=0.01)
+    hardware = msgspec.structs.replace(load_hardware("a100-sxm-80gb"), reference_s=0.01, compute_reference_s=0.02)
     profile = LocalProfile(hardware=hardware, engine=load_engine("ours"), acceptance=(law,))
     grid = GridSpec(cases=((4, 1024), (64, 4096)), draft_budgets=(64,), gammas=(1, 3))
     return freeze_predictions(list(grid.requests()), profile, records)
@@ -116,7 +116,7 @@ def test_predictions_are_frozen_with_what_their_normalisation_needs(tmp_path: Pa
     assert predicted == read_records(tmp_path / "grid.jsonl")
     for record in predicted:
         assert record.notes == [prediction_note(record)]
-        assert record.reference_s == 0.01
+        assert (record.reference_s, record.compute_reference_s) == (0.01, 0.02)
         shares = record.memory_shares or {}
         assert 0.0 <= shares["autoregressive_step_s"] <= 1.01
     small, large = (next(r for r in predicted if r.batch_size == batch and not r.gamma) for batch in (4, 64))

@@ -19,7 +19,7 @@ def test_a_profile_comes_back_from_its_files_whatever_lies_beside_them(tmp_path:
     pytest.importorskip("torch")
     from magicdec.validate.microbench import Point
 
-    hardware = msgspec.structs.replace(load_hardware("a100-sxm-80gb"), reference_s=0.0065)
+    hardware = msgspec.structs.replace(load_hardware("a100-sxm-80gb"), reference_s=0.0065, compute_reference_s=0.01)
     laws = tuple(constant_profile(0.8, model="embedded", draft_method=name) for name in ("snapkv", "streamingllm"))
     profile = LocalProfile(hardware=hardware, engine=load_engine("ours"), acceptance=laws)
     profile.save(tmp_path / "local.toml")
