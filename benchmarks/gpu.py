@@ -11,7 +11,8 @@ A part ends after `--minutes`, and goes on where it stopped when it is called ag
 weights, caches of seeded noise instead of a prefill, and acceptance simulated by a published profile or a stated rate:
 each record says so. Every point is predicted from the calibration alone, and written down, before it is measured.
 Left in `--output`: records.jsonl, the profiles with the timings behind them, facts.json (what is no decoding run),
-comparison.json and table.md. Another call with the same `--output` needs what is there.
+comparison.json and table.md. Another call with the same `--output` needs what is there. scripts/ship_gpu_profile.py
+makes a name of the catalog of it.
 
 Without a GPU the same commands run with `--device cpu --tiny`, on models of a few thousand weights.
 
@@ -40,7 +41,7 @@ from gpu_table import print_report
 
 from magicdec.errors import MagicdecError
 from magicdec.files import write_atomic
-from magicdec.records import append_record, read_records
+from magicdec.records import append_record, current_environment, read_records
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
@@ -137,7 +138,7 @@ def calibrated(job: Job, name: str, model: Transformer) -> LocalProfile:
     profile = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=())
     profile.save(path)
     save_points(result.points, path)
-    job.note(f"calibration {name}", calibration_facts(result))
+    job.note(f"calibration {name}", {"tiny": job.shapes is TINY} | calibration_facts(result))
     release()
     return profile
 
@@ -145,6 +146,7 @@ def calibrated(job: Job, name: str, model: Transformer) -> LocalProfile:
 def calibration_facts(result: Calibration) -> dict[str, Any]:
     launches = {f"{p.shape['graph_nodes']} graph nodes": p.time_s for p in result.points if p.table == "launch"}
     return {
+        "environment": msgspec.to_builtins(current_environment()),
         "elapsed_s": result.elapsed_s,
         "num_points": len(result.points),
         "noise": result.noise,

@@ -61,7 +61,8 @@ def local_profile() -> HardwareProfile:
 
 
 def test_every_device_of_the_catalog_has_its_datasheet_values():
-    assert set(hardware_names()) == set(DATASHEETS)
+    """Those that stand under a name of their own because they were measured (`h200-…-measured`) aside."""
+    assert {name for name in hardware_names() if not name.endswith("-measured")} == set(DATASHEETS)
     for name, (gigabytes, bandwidth, tflops) in DATASHEETS.items():
         profile = load_hardware(name)
         assert profile.memory_bytes == pytest.approx(gigabytes * 1e9, rel=0.08)
@@ -75,7 +76,9 @@ def test_every_number_of_the_catalog_names_its_source():
         for key in ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "num_multiprocessors", "l2_bytes", "link"):
             assert re.match(r"(datasheet|measured)", sources[key]), (name, key)
         assert "compared" in sources["checked"], name
-        assert all("https://" in sources[key] for key in ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "link"))
+        if not name.endswith("-measured"):
+            linked = ("memory_bytes", "memory_bytes_per_s", "flops_per_s", "link")
+            assert all("https://" in sources[key] for key in linked)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from magicdec.perfmodel.calibration import fit_attention, fit_gemm
 from magicdec.perfmodel.roofline import attention_time, gemm_time
 from magicdec.specs.hardware import load_hardware
 from magicdec.validate import microbench
-from magicdec.validate.calibrate import _in_catalog
+from magicdec.validate.calibrate import device_in_catalog
 from magicdec.validate.engine_bench import CUDA_GAMMAS, cuda_shapes
 
 H200 = load_hardware("h200")
@@ -40,10 +40,10 @@ def test_engine_shapes_fit_into_the_kv_cache_and_are_no_round_numbers(num_tokens
 )
 def test_links_come_from_the_catalog_where_it_knows_the_device(name: str, expected: str) -> None:
     """By what the driver calls the device."""
-    found = _in_catalog(name)
+    found = device_in_catalog(name)
     assert found is not None
     assert found.name == expected
-    assert _in_catalog("quadro-t400") is None
+    assert device_in_catalog("quadro-t400") is None
 
 
 def test_operands_are_cut_side_by_side_until_they_exceed_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
