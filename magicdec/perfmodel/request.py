@@ -62,8 +62,11 @@ class PlanRequest:
     """Of one device; None: the hardware profile's, where it has one."""
 
     def __post_init__(self) -> None:
-        for what, values in (("batch", self.batch_sizes), ("context", self.context_lens)):
-            limit = MAX_BATCH if what == "batch" else MAX_CONTEXT
+        for what, values, limit in (
+            ("batch", self.batch_sizes, MAX_BATCH),
+            ("context", self.context_lens, MAX_CONTEXT),
+            ("draft budget", self.draft_budgets, MAX_CONTEXT),
+        ):
             for value in values:
                 if not 1 <= value <= limit:
                     raise ConfigError(f"{what} must be between 1 and {limit}, not {value}")
