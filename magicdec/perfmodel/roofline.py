@@ -32,7 +32,7 @@ AttentionKernel = Literal["measured", "split"]
 WorkingSet = Any
 """Bytes (an array), "own" or None; see the module's docstring."""
 
-TILES = ((64, 64), (64, 128), (128, 128), (128, 256), (256, 128))
+TILES = np.array([(64.0, 64.0), (64.0, 128.0), (128.0, 128.0), (128.0, 256.0), (256.0, 128.0)])
 K_SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
 MIN_SPLIT_K = 64
 WEIGHT_ONLY_ROWS = 16
@@ -161,17 +161,12 @@ def _tiled_gemm(
     stream_rate = curve.stream_ratio * hw.memory_bytes_per_s / num_sm
     bandwidth = curve.bandwidth_efficiency * hw.memory_bytes_per_s
     splits = K_SPLITS.reshape(-1, *[1] * m.ndim)
+    rows, columns = (side.reshape(-1, 1, *[1] * m.ndim) for side in TILES.T)
+    filling = np.ceil(m / rows) * np.ceil(n / columns) / num_sm * splits
+    operands_s = (np.minimum(m, rows) + columns) * element / stream_rate
+    per_k_s = soft_max(2.0 * np.minimum(used_rows, rows) * columns / tile_rate, operands_s, TILE_RIDGE_POWER)
     k_per_split = np.maximum(k / splits, MIN_SPLIT_K)
-    tiles_s: Array | None = None
-    for rows, columns in TILES:
-        filling = np.ceil(m / rows) * np.ceil(n / columns) / num_sm * splits
-        operands_s = (np.minimum(m, rows) + columns) * element / stream_rate
-        per_k_s = soft_max(
-            2.0 * np.minimum(used_rows, rows) * columns / tile_rate, operands_s, TILE_RIDGE_POWER
-        )  # fmt: skip
-        time = _waves(filling, curve.wave_weight) * k_per_split * per_k_s
-        tiles_s = time if tiles_s is None else np.minimum(tiles_s, time)
-    assert tiles_s is not None
+    tiles_s = np.min(_waves(filling, curve.wave_weight) * k_per_split * per_k_s, axis=0)
     reduction_s = curve.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
     splitting_s = np.where(splits > 1, curve.split_overhead_s + splits * reduction_s, 0.0)
     best: Array = np.min(soft_max(memory_s, tiles_s, curve.ridge_power) + splitting_s, axis=0)

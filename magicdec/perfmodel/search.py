@@ -84,8 +84,7 @@ def _rows(
         max_lens=lengths.max_len(batches),
     )
     result = evaluate(setup, law, grid)
-    first = prefill_terms(device.setup(None), batch=1.0, prompt_len=lengths.prompt_len, tp_size=device.tp).total_s
-    chosen = _select(device, grid, result, _allowed(device, result, first))
+    chosen = _select(device, grid, result, _allowed(device, lengths, result))
     where = np.unravel_index(chosen, grid.shape)
     batch = batches[where[0]]
     points = Points(
@@ -119,7 +118,7 @@ def finish(device: Device, lengths: Lengths, row: Row) -> None:
         row["gpu_hours_per_million_requests"] = request_s * row["tp_size"] / SECONDS_PER_HOUR * MEGA
 
 
-def _allowed(device: Device, result: GridResult, ttft: Array) -> BoolArray:
+def _allowed(device: Device, lengths: Lengths, result: GridResult) -> BoolArray:
     request = device.request
     allowed: BoolArray = result.valid.copy()
     if device.searches_batch:
@@ -127,7 +126,8 @@ def _allowed(device: Device, result: GridResult, ttft: Array) -> BoolArray:
         if request.tpot_limit_s is not None:
             allowed &= result.tpot_s <= request.tpot_limit_s
         if request.ttft_limit_s is not None:
-            allowed &= np.reshape(ttft <= request.ttft_limit_s, (1, 1, -1, 1, 1))
+            first = prefill_terms(device.setup(None), batch=1.0, prompt_len=lengths.prompt_len, tp_size=device.tp)
+            allowed &= np.reshape(first.total_s <= request.ttft_limit_s, (1, 1, -1, 1, 1))
     return allowed
 
 

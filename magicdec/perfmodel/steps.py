@@ -212,12 +212,13 @@ def step_terms(
         )  # fmt: skip
     verify = target_pass(gamma + 1.0).plus(ops.fixed("verify overhead", "overhead", engine.verify_overhead_s))
     accept = ForwardTime(tuple(accept_ops(setup, rows=batch * (gamma + 1.0), tp_size=tp)))
-    draft, draft_again = _draft_step(setup, batch=batch, kv_len=draft_kv_len, gamma=gamma, tp=tp)
+    draft = _draft_step(setup, batch=batch, kv_len=draft_kv_len, gamma=gamma, tp=tp)
     upkeep = _upkeep(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
     catches_up = engine.catch_up == "always" or (engine.catch_up == "standalone" and setup.kind == "standalone")
-    if catches_up and draft_again is not None:
+    if catches_up and setup.kind != "ngram":
         some_sequence = 1.0 - (1.0 - np.clip(full_acceptance, 0.0, 1.0)) ** batch
-        extra = some_sequence * np.maximum(draft_again.total_s - draft.total_s, 0.0)
+        of_two = _draft_step(setup, batch=batch, kv_len=draft_kv_len, gamma=gamma, tp=tp, query_len=2.0)
+        extra = some_sequence * np.maximum(of_two.total_s - draft.total_s, 0.0)
         upkeep = upkeep.plus(ops.fixed("catch-up", "gemm", extra))
     return StepTerms(
         autoregressive=autoregressive, draft=draft, verify=verify, accept=accept, upkeep=upkeep, gamma=gamma
@@ -237,23 +238,21 @@ def draft_tp(setup: Setup, tp_size: Any) -> Array:
 
 
 def _draft_step(
-    setup: Setup, *, batch: Array, kv_len: Any, gamma: Array, tp: Array
-) -> tuple[ForwardTime, ForwardTime | None]:
-    """One draft step (on average over a block, whose own drafts it also reads), and one that takes two tokens."""
+    setup: Setup, *, batch: Array, kv_len: Any, gamma: Array, tp: Array, query_len: float = 1.0
+) -> ForwardTime:
+    """One draft step of `query_len` tokens, on average over a block, whose own drafts it also reads."""
     engine = setup.engine
     if setup.kind == "ngram":
-        return ForwardTime(()), None
+        return ForwardTime(())
     ranks, precision, drafter = draft_tp(setup, tp), setup.drafting_precision, setup.drafter
     own = np.maximum(gamma - 1.0, 0.0) / 2.0
     is_sparse = setup.speculation.draft_method in SPARSE_METHODS
 
-    def draft_pass(query_len: float) -> ForwardTime:
-        return forward_pass(
-            drafter, setup.hardware, engine, batch=batch, query_len=query_len, kv_len=np.asarray(kv_len) + own,
-            tp_size=ranks, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype, logit_rows=batch,
-            attention_factor=engine.draft_attention_factor if is_sparse else 1.0,
-        )  # fmt: skip
-
+    drafted = forward_pass(
+        drafter, setup.hardware, engine, batch=batch, query_len=query_len, kv_len=np.asarray(kv_len) + own,
+        tp_size=ranks, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype, logit_rows=batch,
+        attention_factor=engine.draft_attention_factor if is_sparse else 1.0,
+    )  # fmt: skip
     vocabulary = drafter.vocab_size
     extra = [
         *sampling_ops(setup, rows=batch, tp_size=ranks, vocab_size=vocabulary),
@@ -268,7 +267,7 @@ def _draft_step(
     if not setup.sampling.is_greedy and engine.sampling_s_per_element is None:
         stored = batch * vocabulary * ops.FP32_BYTES / (ranks if engine.vocabulary == "sharded" else 1.0)
         extra.append(ops.streaming("store distribution", setup.hardware, engine, num_bytes=stored))
-    return draft_pass(1.0).plus(*extra), draft_pass(2.0).plus(*extra)
+    return drafted.plus(*extra)
 
 
 def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array) -> ForwardTime:
