@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from magicdec.runtime.kernels import cpu_attention, has_triton
 
@@ -153,8 +154,10 @@ def prefill_attention(
     """Attention of many query tokens after `num_past` cached ones, causal and at most `window` back: [B, T, A·D]."""
     num_tokens, num_slots = query_BTAD.shape[1], keys_BKSD.shape[2]
     needs_window = window is not None and num_slots > window
-    mask = None
-    if num_past or needs_window:
+    mask: Tensor | None = None
+    if num_past and not needs_window and query_BTAD.is_cuda:
+        mask = causal_lower_right(num_tokens, num_slots)  # a mask in memory would rule flash attention out
+    elif num_past or needs_window:
         positions_T1 = torch.arange(num_past, num_slots, device=query_BTAD.device)[:, None]
         slots_S = torch.arange(num_slots, device=query_BTAD.device)
         mask = slots_S <= positions_T1
