@@ -76,6 +76,7 @@ def capture(part: Callable[[], T], pool: Any) -> tuple[Replay, T, Any]:
     graph = torch.cuda.CUDAGraph()
     stream = _capture_stream()
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # what plain calls have left cannot be taken back while a graph's memory is allocated
     stream.wait_stream(torch.cuda.current_stream())
     is_collecting = gc.isenabled()
     gc.disable()  # a collection could free another graph, which is not allowed meanwhile
