@@ -24,6 +24,9 @@ from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec
 from magicdec.validate.benchmark import BenchmarkSession
 from magicdec.validate.request import NOISE, BenchmarkRequest
 
+SECONDS_OF_A_WAY = 30
+"""What has to be left for another of transformers' ways to be begun."""
+
 
 class PeerJob(Protocol):
     """What this part needs of gpu.py's job."""
@@ -64,7 +67,10 @@ def _compare(job: PeerJob, model_argument: str, directory: Path) -> dict[str, An
     failed: dict[str, str] = {}
     for repetition in range(-1, repetitions):  # the first run warms up, and compiles
         for name, work in works.items():
-            if name in failed or (name != "ours" and job.seconds_left < 30 and repetition < 0):
+            if name in failed:
+                continue
+            if name != "ours" and job.seconds_left < SECONDS_OF_A_WAY and repetition < 0:
+                failed[name] = "no time was left"
                 continue
             print(f"transformers: {name}, repetition {repetition + 1}/{repetitions}", file=sys.stderr)
             try:
@@ -77,7 +83,9 @@ def _compare(job: PeerJob, model_argument: str, directory: Path) -> dict[str, An
                 continue
             if repetition >= 0:
                 rates[name].append(rate)
-    found = {name: statistics.median(each) for name, each in rates.items() if each}
+    found = {name: statistics.median(each) for name, each in rates.items() if each and name not in failed}
+    if set(found) == {"ours"}:
+        return {"model": spec.name, "missing": "none of transformers' ways ran", "failed": failed}
     best = max((name for name in found if name != "ours"), key=lambda name: found[name])
     pairs = zip(rates["ours"], rates[best], strict=True)
     return {
