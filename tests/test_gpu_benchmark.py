@@ -17,6 +17,7 @@ from magicdec.records import read_records
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import bytes_per_element, load_hardware
+from magicdec.validate.kernels import read_table
 from magicdec.validate.local_profile import LocalProfile
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,3 +99,16 @@ def _run(output: Path, *parts: str) -> dict:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=850)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_all_reduces_are_timed_by_message_size(tmp_path: Path) -> None:
+    """Between two processes on CPUs; the file is one that fits and checks of the catalog read."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_all_reduce.py"), "--device", "cpu", "--rounds", "2"]
+    command += ["--sizes", "1024,65536", "--output", str(tmp_path / "all-reduce.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert [row["message_bytes"] for row in rows] == [1024, 65536]
+    table, by_device = read_table(tmp_path / "all-reduce.csv")
+    assert table.kind == "allreduce"
+    assert by_device["cpu"]["time_s"] == pytest.approx([row["gloo_us"] * 1e-6 for row in rows], rel=1e-3)

@@ -68,13 +68,14 @@ def seconds_per_call(call: Callable[[], object], *, device: str, min_s: float = 
     """Mean seconds of a call, repeated until `min_s` have passed."""
     calls = 1
     while True:
-        elapsed = _elapsed_s(call, calls, device)
+        elapsed = elapsed_s(call, calls, device)
         if elapsed >= min_s or calls >= max_calls:
             return elapsed / calls
         calls = min(max_calls, max(calls * 2, int(calls * 1.2 * min_s / max(elapsed, 1e-7))))
 
 
-def _elapsed_s(call: Callable[[], object], calls: int, device: str) -> float:
+def elapsed_s(call: Callable[[], object], calls: int, device: str) -> float:
+    """Seconds of so many calls, on a CUDA device by its events."""
     if is_cuda(device):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
