@@ -14,10 +14,11 @@ import typer
 from magicdec.commands.usage import CommandGroup
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
-from magicdec.records import Record, read_many
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from magicdec.records import Record
 
 app = typer.Typer(help="List, show and export records.", no_args_is_help=True, cls=CommandGroup)
 Files = Annotated[list[Path], typer.Argument(help="Records files (JSON lines).")]
@@ -31,6 +32,8 @@ def ls_command(files: Files) -> None:
     """One line per record."""
     from rich.console import Console
     from rich.table import Table
+
+    from magicdec.records import read_many
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in ("key", "source", "model", "draft"):
@@ -63,6 +66,8 @@ def _cells(record: Record) -> tuple[str, ...]:
 @app.command("show", epilog="Examples:\n\n  magicdec records show 3f2a grid.jsonl")
 def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its beginning.")], files: Files) -> None:
     """One record in full, as JSON; of several with the same key, the last."""
+    from magicdec.records import read_many
+
     records = read_many(files)
     matching = {record.key: record for record in records if key and record.key.startswith(key)}
     if not matching:
@@ -80,6 +85,8 @@ def export_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="A .csv, .json or .parquet file to write.")],
 ) -> None:
     """Every field of every record as one table: lists and mappings as JSON text, the environment's fields beside."""
+    from magicdec.records import read_many
+
     suffix = output.suffix.lower()
     if suffix not in EXPORT_SUFFIXES:
         raise unknown_choice("export format", suffix or output.name, EXPORT_SUFFIXES)
