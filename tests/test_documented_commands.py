@@ -30,8 +30,8 @@ from magicdec.specs.hardware import HARDWARE_DIRECTORY
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "demo-2-cores.jsonl"
 SMALLER = {
-    "run": "--device cpu --dtype float32 --batch 1 --context 300 --gen-len 8 --repetitions 1 --draft-budget 32 --gamma 1"
-    " --quiet",
+    "run": "--device cpu --dtype float32 --batch 1 --context 300 --gen-len 8 --repetitions 1 --draft-budget 32 "
+    "--gamma 1 --quiet",
     "calibrate": "--device cpu --dtype float32 --quick --quiet",
     "profile-acceptance": "--num-prompts 2 --gen-len 8 --context 256 --draft-budget 32,64 --gamma 2 --quiet",
     "validate grid": "--profile local.toml --quiet",
