@@ -21,7 +21,9 @@ from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from tests.runtime.conftest import tiny_spec
 from tests.runtime.drafts import DRAFTS, draft_model_for
 
 aten = torch.ops.aten
@@ -148,3 +150,30 @@ def test_steps_of_several_gammas_are_replayed_in_any_order(
 def test_graphs_can_be_switched_off(tiny_model: Transformer, recordings: list[Recording]) -> None:
     run(tiny_model, DRAFTS["snapkv"], SamplingSpec(), static=True, max_new_tokens=10, cuda_graphs=False)
     assert not recordings
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft", [None, *DRAFTS])
+def test_on_a_gpu_captured_steps_decode_what_plain_steps_decode(draft: str | None, temperature: float) -> None:
+    """The same kernels in the same shapes; several gammas, and a queue."""
+    model = load_model(tiny_spec(head_dim=16), weights="random", seed=3, device="cuda")
+    small = tiny_spec(name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32)
+    spec = None if draft is None else DRAFTS[draft]
+    needs_model = spec is not None and draft_model_for(spec, 64) is not None
+    draft_model = load_model(small, weights="random", seed=9, device="cuda") if needs_model else None
+    results = []
+    for cuda_graphs in (False, True):
+        engine = Engine(model, batch_size=2, max_len=160)
+        engine.prefill([[7] * 33, [1, 2, 3, 4, 5]])
+        drafter = None if spec is None else build_drafter(spec, engine, draft_model)
+        options = DecodeOptions(
+            gamma=0 if drafter is None else 3,
+            max_new_tokens=[40, 60, 50],
+            queue=[[4] * 40],
+            policy=None if drafter is None else TakesTurns(),
+            cuda_graphs=cuda_graphs,
+        )
+        results.append(decode(engine, drafter, SamplingSpec(temperature=temperature, seed=3), options))
+    assert results[0].tokens == results[1].tokens
+    assert np.array_equal(results[0].num_accepted, results[1].num_accepted)
