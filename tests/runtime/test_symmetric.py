@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -100,6 +102,54 @@ def reduce_by_stand_ins(tp: TensorParallel) -> list[tuple[Tensor, Tensor]]:
 def test_sums_come_back_in_place_whichever_way_they_took() -> None:
     for found, expected in launch(reduce_by_stand_ins, 2):
         assert torch.equal(found, expected)
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the second of a machine's four GPUs sees it."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, peer: own != peer)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_gpus_that_read_each_other_share_memory_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert symmetric._is_reachable(4)
+    assert symmetric._is_reachable(2)
+    monkeypatch.setenv("MAGICDEC_SYMMETRIC_MEMORY", "0")
+    assert not symmetric._is_reachable(4)
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    "lack", ["ranks on another machine", "no GPU for each rank", "no access", "no operation", "ROCm"]
+)
+def test_where_they_cannot_everything_is_left_to_nccl(lack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lack == "ranks on another machine":
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    elif lack == "no GPU for each rank":
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    elif lack == "no access":
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, peer: peer != 3)
+    elif lack == "no operation":
+        monkeypatch.setattr(symmetric, "OPERATIONS", (*symmetric.OPERATIONS, "three_shot_all_reduce"))
+    else:
+        monkeypatch.setattr(torch.version, "cuda", None)
+    assert not symmetric._is_reachable(4)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_memory_that_cannot_be_shared_after_all_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that may not hand memory from process to process."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("pidfd_getfd: Operation not permitted")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: H200)
+    monkeypatch.setattr("torch.distributed._symmetric_memory.empty", refuse)
+    assert symmetric._open(SimpleNamespace(group_name="ranks")) is None
 
 
 def describe(tp: TensorParallel) -> tuple[bool, bool, list[list[float]]]:
