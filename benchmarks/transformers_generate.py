@@ -172,7 +172,6 @@ def measure(
     note(f"prefilling {batch} prompts of {options.context} tokens")
     session = session_for(batch, options.context, gen_len, speculation)
     peer = Peer(session.prompts, peer_gen_len)
-    bandwidths: list[float] = []
 
     def ours(chosen: SpeculationSpec) -> Callable[[int], float]:
         return lambda seed: session.run(chosen, seed=max(seed, 0)).steady_tokens_per_s
@@ -184,11 +183,11 @@ def measure(
 
         return work
 
-    def bandwidth(_: int) -> float:
-        bandwidths.append(bandwidth_bytes_per_s(device="cpu"))
-        return bandwidths[-1]
-
-    works = {"ours autoregressive": ours(AUTOREGRESSIVE), "ours speculative": ours(speculation)}
+    works: dict[str, Callable[[int], float]] = {
+        "ours autoregressive": ours(AUTOREGRESSIVE),
+        "bandwidth": lambda _: bandwidth_bytes_per_s(device="cpu"),
+        "ours speculative": ours(speculation),
+    }
     works |= {f"generate {kind} {name}": theirs(name, kind) for kind in CACHES for name in ATTENTIONS}
     if batch == 1:
         works |= {
@@ -196,8 +195,8 @@ def measure(
             for tokens in LOOKUP_TOKENS
         }
     same = check_same_tokens(session, peer)
-    rates = interleave({**works, "bandwidth": bandwidth}, options.repetitions, note)
-    del rates["bandwidth"]
+    rates = interleave(works, options.repetitions, note)
+    bandwidths = rates.pop("bandwidth")
     peer_best = best_of(rates, "generate")
     step_bytes = autoregressive_step_bytes(session.request, [len(prompt) for prompt in session.prompts])
     result = {
@@ -208,9 +207,9 @@ def measure(
         "autoregressive_ratio": ratio(rates, "ours autoregressive", peer_best),
         "speculative_over_autoregressive": ratio(rates, "ours speculative", "ours autoregressive"),
         "speculative_over_generate": ratio(rates, "ours speculative", peer_best),
-        "bandwidth_bytes_per_s": round(max(bandwidths)),
-        "autoregressive_mbu": mbu(rates["ours autoregressive"], step_bytes, batch, max(bandwidths)),
-        "generate_mbu": mbu(rates[peer_best], step_bytes, batch, max(bandwidths)),
+        "bandwidth_bytes_per_s": [round(each) for each in sorted(bandwidths)],
+        "autoregressive_mbu": mbu(rates["ours autoregressive"], step_bytes, batch, bandwidths),
+        "generate_mbu": mbu(rates[peer_best], step_bytes, batch, bandwidths),
     }
     if batch == 1:
         assisted = best_of(rates, "assisted")
@@ -219,9 +218,11 @@ def measure(
     return result
 
 
-def mbu(rates: list[float], step_bytes: float, batch: int, bandwidth: float) -> float:
-    """Share of the measured bandwidth at which a step's bytes (weights and KV, once) are read, at the median rate."""
-    return round(step_bytes * statistics.median(rates) / batch / bandwidth, 3)
+def mbu(rates: list[float], step_bytes: float, batch: int, bandwidths: list[float]) -> float:
+    """Share of the bandwidth measured in the same repetition at which a step's bytes (weights and KV, once) are read:
+    the median over the repetitions."""
+    shares = (step_bytes * rate / batch / bandwidth for rate, bandwidth in zip(rates, bandwidths, strict=True))
+    return round(statistics.median(shares), 3)
 
 
 def main() -> None:
