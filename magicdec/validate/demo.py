@@ -17,6 +17,7 @@ from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from magicdec.validate.acceptance_profile import AcceptanceRequest
 from magicdec.validate.calibrate import obtain_profile
 from magicdec.validate.compare import Comparison, Thresholds, pair_up
+from magicdec.validate.environment import ReferenceKernels
 from magicdec.validate.grid import freeze_predictions
 from magicdec.validate.local_profile import LocalProfile
 from magicdec.validate.lossless import GreedyCheck, check_greedy
@@ -82,10 +83,10 @@ def run_demo(directory: Path, *, progress: Progress) -> DemoResult:
         replace(MAIN, speculations=around(plan, gammas=(1, 2, 5), other_budgets=True), run_to_end=True),
     ]
     predicted = freeze_predictions(requests, profile, records)
+    references = ReferenceKernels()
     measured: list[Record] = []
     for request in requests:
-        bandwidth = profile.hardware.memory_bytes_per_s
-        measured += benchmark(request, records=records, bandwidth_bytes_per_s=bandwidth, progress=progress)[1]
+        measured += benchmark(request, records=records, references=references, progress=progress)[1]
     greedy = check_greedy(GREEDY, progress=progress)
     return DemoResult(
         profile=profile,

@@ -23,11 +23,19 @@ def bind_threads() -> None:
             os.environ.setdefault(name, value)
 
 
+REFERENCE_BYTES = 256 * MIB
+REFERENCE_PRODUCTS, REFERENCE_ROWS, REFERENCE_SIZE = 50, 48, 512
+
+
 class ReferenceTimes(NamedTuple):
     """Seconds of the reference kernels at a moment."""
 
     memory_s: float
     compute_s: float
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        return REFERENCE_BYTES / self.memory_s
 
 
 def median_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
@@ -37,10 +45,6 @@ def median_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
         memory_s=statistics.median(times.memory_s for times in found),
         compute_s=statistics.median(times.compute_s for times in found),
     )
-
-
-REFERENCE_BYTES = 256 * MIB
-REFERENCE_PRODUCTS, REFERENCE_ROWS, REFERENCE_SIZE = 50, 48, 512
 
 
 class ReferenceKernels:

@@ -194,6 +194,8 @@ def to_record(
     speed = median_times(measurement.references) if measurement.references else None
     speedups = measurement.speedups
     phases = measurement.phases
+    if speed is not None and request.device == "cpu":
+        bandwidth_bytes_per_s = speed.memory_bytes_per_s  # beside these runs: it changes within seconds
     use = _memory_use(session, measurement, baseline_step_s, statistics.median(steps_s), bandwidth_bytes_per_s)
     histogram = measurement.histogram
     rates, trials = measurement.acceptance_by_position

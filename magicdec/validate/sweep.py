@@ -7,6 +7,7 @@ import sys
 from magicdec.records import Record
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.validate.benchmark import BenchmarkSession
+from magicdec.validate.environment import ReferenceKernels
 from magicdec.validate.measurement import benchmark, write_outputs
 from magicdec.validate.request import BenchmarkRequest, Outputs
 from magicdec.validate.text_stream import TextStream
@@ -22,6 +23,7 @@ def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outp
             records=outputs.records,
             resume=outputs.resume,
             bandwidth_bytes_per_s=all_ranks_bandwidth_bytes_per_s(tp, request.device),
+            references=ReferenceKernels() if request.device == "cpu" and tp.size == 1 else None,
             tp=tp,
             progress=_show if is_shown else _ignore,
         )
