@@ -91,6 +91,14 @@ def workspace_bytes(
     return needed
 
 
+def attention_scores_bytes(model: ModelSpec, *, batch: Any, length: Any, gamma: Any, tp_size: Any) -> Array:
+    """The fp32 attention of each verified token, by layer and KV head, which top-k chooses by."""
+    heads = model.num_hidden_layers * ops.kv_heads_per_rank(model, tp_size)
+    tokens = np.asarray(batch, dtype=np.float64) * (np.asarray(gamma, dtype=np.float64) + 1.0)
+    scores: Array = heads * tokens * np.asarray(length, dtype=np.float64) * ops.FP32_BYTES
+    return scores
+
+
 def capacity_bytes(hw: HardwareProfile, engine: EngineProfile) -> float:
     """What of a device's memory may be planned with."""
     return hw.memory_bytes * engine.memory_fraction

@@ -337,16 +337,21 @@ def memory_need(setup: Setup, *, batch: Any, max_len: Any, budget: Any, gamma: A
         if setup.speculation.draft_method in SPARSE_METHODS:
             tokens = tokens + gamma + 1.0
         draft_kv = batch * tokens * memory.kv_bytes_per_token(setup.drafter, precision, ranks)
+    workspace = memory.workspace_bytes(
+        setup.model, setup.engine, setup.precision, batch=batch, gamma=gamma, tp_size=tp,
+        is_greedy=setup.sampling.is_greedy,
+    )  # fmt: skip
+    if setup.speculation.draft_method == "topk":
+        workspace = workspace + memory.attention_scores_bytes(
+            setup.model, batch=batch, length=length, gamma=gamma, tp_size=tp
+        )
     return Memory(
         weights_bytes=memory.weights_bytes(setup.model, setup.precision, tp),
         kv_bytes=batch * memory.cached_tokens(setup.model, length)
         * memory.kv_bytes_per_token(setup.model, setup.precision, tp),
         draft_weights_bytes=np.asarray(draft_weights, dtype=np.float64),
         draft_kv_bytes=np.asarray(draft_kv, dtype=np.float64),
-        workspace_bytes=memory.workspace_bytes(
-            setup.model, setup.engine, setup.precision, batch=batch, gamma=gamma, tp_size=tp,
-            is_greedy=setup.sampling.is_greedy,
-        ),
+        workspace_bytes=workspace,
         capacity_bytes=np.asarray(memory.capacity_bytes(setup.hardware, setup.engine)),
     )  # fmt: skip
 

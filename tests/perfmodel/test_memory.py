@@ -61,6 +61,17 @@ def test_a_draft_cache_lowers_the_largest_batch() -> None:
     assert largest(None, 0) > largest(512, 4) > largest(4096, 4)
 
 
+def test_top_k_holds_the_attention_that_it_chooses_by() -> None:
+    """32 layers of 8 heads, 3 sequences, 5 verified tokens, 8192 + 5 slots, fp32: what StreamingLLM does without."""
+    need = {}
+    for method in ("streamingllm", "topk"):
+        spec = SpeculationSpec(draft="self", draft_method=method, draft_budget=512)  # type: ignore[arg-type]
+        setup = Setup(model=LLAMA, hardware=A100, engine=ENGINE, speculation=spec)
+        need[method] = memory_need(setup, batch=3, max_len=8192, budget=512, gamma=4, tp_size=1)
+    more = float(need["topk"].workspace_bytes - need["streamingllm"].workspace_bytes)
+    assert more == 32 * 8 * 3 * 5 * (8192 + 5) * 4
+
+
 def test_what_does_not_fit_at_all_has_no_batch() -> None:
     assert float(largest_batch(10.0, 11.0, 9.0)) == 0.0
     np.testing.assert_array_equal(largest_batch(0.0, np.array([1.0, 3.0]), 9.0), [9.0, 3.0])
