@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +62,9 @@ class ReferenceKernels:
         self._data = torch.ones(REFERENCE_BYTES // 4, device=device)
         self._x = torch.ones(REFERENCE_ROWS, REFERENCE_SIZE, device=device)
         self._weight = torch.eye(REFERENCE_SIZE, device=device)
-        self._synchronise: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+        self._synchronise: Callable[[], object] = lambda: None
+        if device.startswith("cuda"):
+            self._synchronise = partial(torch.cuda.synchronize, device)
         self.times()
 
     def times(self) -> ReferenceTimes:
