@@ -9,6 +9,7 @@ server with continuous batching.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -212,15 +213,17 @@ def is_engine_fitted_on(hw: HardwareProfile, engine: EngineProfile) -> bool:
 
 
 def relative_errors(hw: HardwareProfile, engine: EngineProfile) -> dict[str, float]:
-    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs."""
+    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs; and how
+    much the speed of memory (attention) or of the processor (the rest) moves by itself."""
+    fixed = engine.relative_error
+    if not is_engine_fitted_on(hw, engine):
+        fixed = max(fixed, OTHER_DEVICE_ERROR)
     return {
-        "gemm": hw.gemm_curve().fit.relative_error,
-        "attention": hw.attention_curve().fit.relative_error,
-        "elementwise": hw.elementwise_curve().fit.relative_error,
+        "gemm": math.hypot(hw.gemm_curve().fit.relative_error, hw.compute_spread),
+        "attention": math.hypot(hw.attention_curve().fit.relative_error, hw.memory_spread),
+        "elementwise": math.hypot(hw.elementwise_curve().fit.relative_error, hw.compute_spread),
         "link": hw.allreduce_curve().fit.relative_error,
-        "overhead": engine.relative_error
-        if is_engine_fitted_on(hw, engine)
-        else max(engine.relative_error, OTHER_DEVICE_ERROR),
+        "overhead": math.hypot(fixed, hw.compute_spread),
     }
 
 

@@ -231,6 +231,9 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     compute_reference_s: float | None = None
     """Of a calibrated machine: how long the reference kernels (validate/environment.py), of memory and of arithmetic,
     took while it was measured."""
+    memory_spread: float = 0.0
+    compute_spread: float = 0.0
+    """Standard deviation of the logarithms of those times: how much the machine's speed moves by itself."""
     gemm: GemmCurve | None = None
     attention: AttentionCurve | None = None
     allreduce: AllReduceCurve | None = None

@@ -29,7 +29,13 @@ from magicdec.validate import microbench
 from magicdec.validate.acceptance_profile import AcceptanceRequest, fit_profiles, measure_acceptance
 from magicdec.validate.engine_bench import engine_points
 from magicdec.validate.engine_fit import fit_engine
-from magicdec.validate.environment import ReferenceKernels, ReferenceTimes, available_memory_bytes, median_times
+from magicdec.validate.environment import (
+    ReferenceKernels,
+    ReferenceTimes,
+    available_memory_bytes,
+    median_times,
+    spread_of_times,
+)
 from magicdec.validate.local_profile import LocalProfile
 from magicdec.validate.microbench import Point, Work, is_cuda
 from magicdec.validate.predict import PROFILE_DTYPES
@@ -114,8 +120,9 @@ def calibrate(
     base = msgspec.structs.replace(base, reference_s=beside.memory_s, compute_reference_s=beside.compute_s)
     hardware = _fit_hardware(base, points, precision)
     fit = fit_engine(timed, model=model.spec, hardware=hardware, precision=precision, base=_base_engine(base.name))
+    spread = spread_of_times([*first_references, *references])
     return Calibration(
-        hardware=hardware,
+        hardware=msgspec.structs.replace(hardware, memory_spread=spread.memory_s, compute_spread=spread.compute_s),
         engine=fit.profile,
         points=[*points, *timed],
         phase_error=fit.phase_error,

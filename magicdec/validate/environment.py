@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
@@ -45,6 +46,17 @@ def median_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
     return ReferenceTimes(
         memory_s=statistics.median(times.memory_s for times in found),
         compute_s=statistics.median(times.compute_s for times in found),
+    )
+
+
+def spread_of_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
+    """Standard deviation of the logarithms of each kernel's times, 0 for fewer than two."""
+    found = list(found)
+    if len(found) < 2:
+        return ReferenceTimes(memory_s=0.0, compute_s=0.0)
+    return ReferenceTimes(
+        memory_s=statistics.stdev(math.log(times.memory_s) for times in found),
+        compute_s=statistics.stdev(math.log(times.compute_s) for times in found),
     )
 
 

@@ -313,3 +313,14 @@ def test_an_engine_on_another_device_than_it_was_fitted_on_is_less_sure() -> Non
     assert width(renamed) > width(A100)
     assert relative_errors(renamed, ENGINE)["overhead"] == 0.2
     assert relative_errors(renamed, anywhere) == relative_errors(A100, ENGINE)
+
+
+def test_a_machine_whose_speed_moves_widens_the_interval_by_what_only_one_side_feels() -> None:
+    """A spread of the memory's speed of 0.2 adds the square of 0.2 times the difference of the attention's shares."""
+    moving = msgspec.structs.replace(A100, memory_spread=0.2)
+    before, after = relative_errors(A100, ENGINE), relative_errors(moving, ENGINE)
+    assert after["attention"] ** 2 == pytest.approx(before["attention"] ** 2 + 0.2**2)
+    assert {k: v for k, v in after.items() if k != "attention"} == {k: v for k, v in before.items() if k != "attention"}
+    compute = relative_errors(msgspec.structs.replace(A100, compute_spread=0.1), ENGINE)
+    assert all(compute[kind] > before[kind] for kind in ("gemm", "elementwise", "overhead"))
+    assert compute["attention"] == before["attention"]
