@@ -9,7 +9,6 @@ server with continuous batching.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -213,17 +212,15 @@ def is_engine_fitted_on(hw: HardwareProfile, engine: EngineProfile) -> bool:
 
 
 def relative_errors(hw: HardwareProfile, engine: EngineProfile) -> dict[str, float]:
-    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs; and how
-    much the speed of memory (attention) or of the processor (the rest) moves by itself."""
-    fixed = engine.relative_error
-    if not is_engine_fitted_on(hw, engine):
-        fixed = max(fixed, OTHER_DEVICE_ERROR)
+    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs."""
     return {
-        "gemm": math.hypot(hw.gemm_curve().fit.relative_error, hw.compute_spread),
-        "attention": math.hypot(hw.attention_curve().fit.relative_error, hw.memory_spread),
-        "elementwise": math.hypot(hw.elementwise_curve().fit.relative_error, hw.compute_spread),
+        "gemm": hw.gemm_curve().fit.relative_error,
+        "attention": hw.attention_curve().fit.relative_error,
+        "elementwise": hw.elementwise_curve().fit.relative_error,
         "link": hw.allreduce_curve().fit.relative_error,
-        "overhead": math.hypot(fixed, hw.compute_spread),
+        "overhead": engine.relative_error
+        if is_engine_fitted_on(hw, engine)
+        else max(engine.relative_error, OTHER_DEVICE_ERROR),
     }
 
 
@@ -241,7 +238,12 @@ def interval(prediction: StepPrediction, tokens_relative_error: Any = 0.0) -> In
     """Intervals from the errors of the calibration and of acceptance, taken as independent and log-normal.
 
     An error of a kind of term moves the autoregressive step and the speculative one together, so that the speedup feels
-    only the difference of that term's shares:  σ² = Σ_g (σ_g · (share_AR,g − share_SD,g))² + σ_engine² + σ_tokens².
+    only the difference of that term's shares:
+    σ² = Σ_g (σ_g · (share_AR,g − share_SD,g))² + σ_machine² + σ_engine² + σ_tokens².
+
+    σ_machine: the speeds of a calibrated machine's memory and processor move by themselves, the one moves all attention
+    and the other all else. They are taken to move against each other, where the speedup feels both most (and with each
+    other for the time of a token): on a shared host they do.
     """
     setup, terms = prediction.setup, prediction.terms
     errors = relative_errors(setup.hardware, setup.engine)
@@ -249,11 +251,18 @@ def interval(prediction: StepPrediction, tokens_relative_error: Any = 0.0) -> In
     step = terms.step_seconds("group")
     difference: Array = np.asarray(0.0)
     own: Array = np.asarray(0.0)
+    spreads = (setup.hardware.memory_spread, setup.hardware.compute_spread)
+    moved, moved_alone = ([np.asarray(0.0), np.asarray(0.0)] for _ in range(2))
     for group, error in errors.items():
         share = step[group] / prediction.step_s
         alone_share = alone[group] / prediction.autoregressive_step_s  # type: ignore[index]  # the keys are the groups
         difference = difference + (error * (alone_share - share)) ** 2
         own = own + (error * share) ** 2
+        of = 0 if group == "attention" else 1
+        moved[of], moved_alone[of] = moved[of] + share, moved_alone[of] + alone_share
+    pairs = list(zip(spreads, moved, moved_alone, strict=True))
+    difference = difference + sum(spread * np.abs(alone_share - share) for spread, share, alone_share in pairs) ** 2
+    own = own + sum(spread * share for spread, share, _ in pairs) ** 2
     tokens = np.asarray(tokens_relative_error, dtype=np.float64) ** 2
     drafts = terms.gamma > 0
     of_speedup = np.where(drafts, np.sqrt(difference + tokens + setup.engine.speedup_relative_error**2), 0.0)
