@@ -81,4 +81,7 @@ def _print_summary(result: DemoResult, output: Path, elapsed_s: float) -> None:
             f"speedup: predicted {best['speedup']:.2f}x ({best['speedup_low']:.2f} to {best['speedup_high']:.2f}), "
             f"measured {chosen.speedup:.2f}x (repetitions {samples})"
         )
+        pair = next(pair for pair in result.comparison.pairs if pair.measured.key == chosen.key)
+        if (at_that_speed := pair.normalised("speedup")) is not None:
+            print(f"at the speed that memory and processor had beside the runs: predicted {at_that_speed:.2f}x")
     print(f"report: {output / 'report.html'} and {output / 'report.pdf'} ({format_seconds(elapsed_s)})")

@@ -66,15 +66,17 @@ class Pair:
     def normalised_error(self, term: str) -> float | None:
         """The error that is left at the machine's speed beside the measurement; None where that is not known, and for
         what is not a time."""
+        return _relative(self.normalised(term), getattr(self.measured, term))
+
+    def normalised(self, term: str) -> float | None:
+        """What is predicted for the machine's speed beside the measurement; None where that is not known."""
         if term == "speedup":
             scales = self._scale("autoregressive_step_s"), self._scale("step_s")
             scale = scales[0] / scales[1] if scales[0] and scales[1] else None
         else:
             scale = self._scale(term)
         predicted = getattr(self.predicted, term)
-        if scale is None or predicted is None:
-            return None
-        return _relative(float(predicted) * scale, getattr(self.measured, term))
+        return None if scale is None or predicted is None else float(predicted) * scale
 
     def _scale(self, term: str) -> float | None:
         share = (self.predicted.memory_shares or {}).get(term)
