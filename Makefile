@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow test-long check clean
+.PHONY: setup demo test test-slow check clean
 
 setup: $(INSTALLED)
 
@@ -25,10 +25,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest
 
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m 'slow and not long'
-
-test-long: $(INSTALLED)
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m slow
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -142,14 +142,7 @@ def test_commands_that_do_not_measure_run_as_they_are_written(where: str, place:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "where",
-    [
-        pytest.param(name, marks=[] if name == "README.md" else pytest.mark.long)
-        for name, text in TEXTS.items()
-        if commands(text)
-    ],
-)
+@pytest.mark.parametrize("where", [name for name, text in TEXTS.items() if commands(text)])
 def test_commands_that_measure_run_with_smaller_numbers(where: str, place: Path, done_before: set[str]) -> None:
     pytest.importorskip("torch")
     magicdec = [sys.executable, "-m", "magicdec"]

@@ -72,7 +72,6 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_commands_work_on_a_cpu_and_go_on_where_they_stopped(tmp_path: Path) -> None:
     """Calibration, the grid and the report; predictions stand in the file before any measurement; a second call
