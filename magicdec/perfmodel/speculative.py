@@ -243,7 +243,7 @@ def interval(prediction: StepPrediction, tokens_relative_error: Any = 0.0) -> In
 
     σ_machine: the speeds of a calibrated machine's memory and processor move by themselves, the one moves all attention
     and the other all else. They are taken to move against each other, where the speedup feels both most (and with each
-    other for the time of a token): on a shared host they do.
+    other for the time of a token): σ_machine = (σ_memory + σ_processor) · |share_AR,attention − share_SD,attention|.
     """
     setup, terms = prediction.setup, prediction.terms
     errors = relative_errors(setup.hardware, setup.engine)
@@ -251,18 +251,18 @@ def interval(prediction: StepPrediction, tokens_relative_error: Any = 0.0) -> In
     step = terms.step_seconds("group")
     difference: Array = np.asarray(0.0)
     own: Array = np.asarray(0.0)
-    spreads = (setup.hardware.memory_spread, setup.hardware.compute_spread)
-    moved, moved_alone = ([np.asarray(0.0), np.asarray(0.0)] for _ in range(2))
     for group, error in errors.items():
         share = step[group] / prediction.step_s
         alone_share = alone[group] / prediction.autoregressive_step_s  # type: ignore[index]  # the keys are the groups
         difference = difference + (error * (alone_share - share)) ** 2
         own = own + (error * share) ** 2
-        of = 0 if group == "attention" else 1
-        moved[of], moved_alone[of] = moved[of] + share, moved_alone[of] + alone_share
-    pairs = list(zip(spreads, moved, moved_alone, strict=True))
-    difference = difference + sum(spread * np.abs(alone_share - share) for spread, share, alone_share in pairs) ** 2
-    own = own + sum(spread * share for spread, share, _ in pairs) ** 2
+    of_memory, of_processor = setup.hardware.memory_spread, setup.hardware.compute_spread
+    attention, attention_alone = (
+        step["attention"] / prediction.step_s,
+        alone["attention"] / prediction.autoregressive_step_s,
+    )
+    difference = difference + ((of_memory + of_processor) * (attention_alone - attention)) ** 2
+    own = own + (of_memory * attention + of_processor * (1.0 - attention)) ** 2
     tokens = np.asarray(tokens_relative_error, dtype=np.float64) ** 2
     drafts = terms.gamma > 0
     of_speedup = np.where(drafts, np.sqrt(difference + tokens + setup.engine.speedup_relative_error**2), 0.0)

@@ -16,14 +16,15 @@ from magicdec.validate.utilisation import all_ranks_bandwidth_bytes_per_s
 
 def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outputs) -> list[Record]:
     """Measures on this rank's shard. The first rank writes, shows progress, and returns the records."""
+    is_one_cpu = request.device == "cpu" and tp.size == 1  # whose bandwidth is measured beside the runs
     is_shown = tp.rank == 0 and not outputs.quiet and sys.stderr.isatty()
     try:
         session, results = benchmark(
             request,
             records=outputs.records,
             resume=outputs.resume,
-            bandwidth_bytes_per_s=all_ranks_bandwidth_bytes_per_s(tp, request.device),
-            references=ReferenceKernels() if request.device == "cpu" and tp.size == 1 else None,
+            bandwidth_bytes_per_s=None if is_one_cpu else all_ranks_bandwidth_bytes_per_s(tp, request.device),
+            references=ReferenceKernels() if is_one_cpu else None,
             tp=tp,
             progress=_show if is_shown else _ignore,
         )
