@@ -19,15 +19,15 @@ import statistics
 import sys
 from itertools import pairwise
 
-from magicdec.validate.environment import bind_threads
+from magicdec.measure.environment import bind_threads
 
 bind_threads()
 
 import numpy as np
 
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.session import BenchmarkSession
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
-from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.request import BenchmarkRequest
 
 WITHIN = 0.97
 """What adaptive gamma is to reach of the best fixed one."""

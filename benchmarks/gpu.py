@@ -39,21 +39,21 @@ from gpu_peer import transformers_part
 from gpu_shapes import FULL, TINY, Item, Shapes, model_items
 from gpu_table import print_report
 
+from magicdec.calibrate import kernel_bench
+from magicdec.calibrate.acceptance_bench import AcceptanceRequest
+from magicdec.calibrate.local_profile import LocalProfile, load_local_profile, save_points
+from magicdec.calibrate.machine import Calibration, calibrate, obtain_profile
 from magicdec.errors import MagicdecError
 from magicdec.files import write_atomic
+from magicdec.measure.environment import available_memory_bytes
+from magicdec.measure.repetitions import configuration_key, measure, to_record
+from magicdec.measure.session import BenchmarkSession
 from magicdec.records import append_record, current_environment, read_records
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.speculation import AUTOREGRESSIVE
-from magicdec.validate import microbench
-from magicdec.validate.acceptance_profile import AcceptanceRequest
-from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.calibrate import Calibration, calibrate, obtain_profile
-from magicdec.validate.environment import available_memory_bytes
 from magicdec.validate.grid import freeze_predictions, run_grid
-from magicdec.validate.local_profile import LocalProfile, load_local_profile, save_points
-from magicdec.validate.measurement import configuration_key, measure, to_record
 
 MAIN_MODEL, SECOND_MODEL = "llama-3.1-8b", "llama-2-7b-32k"
 PARTS = ("calibrate", MAIN_MODEL, SECOND_MODEL, "embedded", "transformers", "report")
@@ -226,10 +226,10 @@ def attention_facts(job: Job, name: str, model: Transformer) -> None:
     slot_bytes = model.spec.kv_elements_per_token() / model.spec.num_hidden_layers * model.dtype.itemsize
     batch = max(1, min(batch, int(0.4 * available_memory_bytes(job.device) / (slot_bytes * context))))
     lengths = range(1, 9)
-    works = microbench.attention_works(
+    works = kernel_bench.attention_works(
         model.spec, device=job.device, dtype=job.dtype, shapes=((batch, context),), query_lengths=tuple(lengths)
     )
-    points = microbench.time_interleaved(works, device=job.device, rounds=5)
+    points = kernel_bench.time_interleaved(works, device=job.device, rounds=5)
     seconds = {point.shape["query_len"]: point.time_s for point in points}
     job.note(
         f"attention {name}",

@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
+from magicdec.calibrate.machine import device_in_catalog
 from magicdec.errors import MagicdecError
 from magicdec.files import write_atomic
+from magicdec.measure.ceilings import elapsed_s, is_cuda
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.graphs import capture
 from magicdec.runtime.launch import launch
 from magicdec.units import MICRO
-from magicdec.validate.calibrate import device_in_catalog
-from magicdec.validate.microbench import elapsed_s, is_cuda
 
 SIZES = tuple(2**power for power in range(10, 27))
 REPEATS = 20

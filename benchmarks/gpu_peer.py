@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import torch
 
+from magicdec.measure.configuration import NOISE, BenchmarkRequest
+from magicdec.measure.session import BenchmarkSession
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec
-from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.request import NOISE, BenchmarkRequest
 
 SECONDS_OF_A_WAY = 30
 """What has to be left for another of transformers' ways to be begun."""

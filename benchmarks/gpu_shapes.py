@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
+from magicdec.calibrate.local_profile import LocalProfile
+from magicdec.measure.configuration import DTYPE_BYTES, NOISE, BenchmarkRequest
+from magicdec.measure.repetitions import describe
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile, default_profile
 from magicdec.perfmodel.acceptance_law import LawError
 from magicdec.specs.hardware import bytes_per_element
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import MAX_GAMMA, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.validate.grid import GridSpec
-from magicdec.validate.local_profile import LocalProfile
-from magicdec.validate.measurement import describe
-from magicdec.validate.predict import predict_records
-from magicdec.validate.request import DTYPE_BYTES, NOISE, BenchmarkRequest
+from magicdec.validate.predicted_records import predict_records
 
 PUBLISHED_PROFILE_OF = "llama-3.1-8b"
 """No acceptance of a self-draft is published by position for Llama-2-7B-32K: this model's stands in."""

@@ -12,14 +12,14 @@ from typing import Any
 
 from gpu_shapes import NARROW_DRAFT, SNAPKV_RATE, STREAMING_RATE
 
+from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
 from magicdec.perfmodel.forward import forward_pass
 from magicdec.records import Record, read_records
 from magicdec.specs.catalog import load_model_spec
 from magicdec.validate.compare import Comparison, Pair, Thresholds, pairing_key
-from magicdec.validate.local_profile import LocalProfile, load_local_profile
-from magicdec.validate.predict import PROFILE_DTYPES
+from magicdec.validate.predicted_records import PROFILE_DTYPES
 
 OPEN = "not measured"
 

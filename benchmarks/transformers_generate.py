@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from magicdec.validate.environment import bind_threads
+from magicdec.measure.environment import bind_threads
 
 bind_threads()
 
@@ -26,12 +26,12 @@ import torch
 from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationConfig, StaticCache, StoppingCriteria
 from transformers.utils import logging
 
+from magicdec.measure.ceilings import bandwidth_bytes_per_s
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.session import BenchmarkSession
+from magicdec.measure.utilisation import autoregressive_step_bytes
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
-from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.microbench import bandwidth_bytes_per_s
-from magicdec.validate.request import BenchmarkRequest
-from magicdec.validate.utilisation import autoregressive_step_bytes
 
 ATTENTIONS = ("sdpa", "eager")
 CACHES = ("dynamic", "static")

@@ -9,7 +9,7 @@ the ones before:
 1. depth law (concentration, drift, its depth), shared by all drafts of this runtime: tokens per step of Llama-3.1-8B
    with SnapKV, all gammas, PG-19 and LongBench v2;
 2. engine constants and the rate of TinyLlama-1.1B for Llama-2-7B-32K: half of the latency table (a checkerboard over
-   contexts × batches, `validate.published.is_fitted_on`), autoregressive and speculative times, the latter at the
+   contexts × batches, `published_speedups.is_fitted_on`), autoregressive and speculative times, the latter at the
    model's best gamma;
 3. the rate of Llama-3.1-8B's self-draft: half of its speedups, by the same checkerboard; its growth with the context:
    the published rates against context.
@@ -28,9 +28,9 @@ import numpy as np
 from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, Law, LawError, save_profile
 from magicdec.perfmodel.acceptance_law import Array
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, save_engine
-from magicdec.validate import acceptance as depth
+from magicdec.validate import published_acceptance as depth
 from magicdec.validate.csv_rows import PUBLISHED_DIRECTORY, read_rows
-from magicdec.validate.published import (
+from magicdec.validate.published_speedups import (
     FITTED_DEVICE,
     PublishedRow,
     evaluate,

@@ -27,13 +27,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
+from magicdec.calibrate.machine import device_in_catalog
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.records import Environment, Record, read_records
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, load_engine, save_engine
 from magicdec.specs.hardware import HARDWARE_DIRECTORY, HardwareProfile, save_hardware
-from magicdec.validate.calibrate import device_in_catalog
 from magicdec.validate.compare import Pair, pairing_key
-from magicdec.validate.local_profile import LocalProfile, load_local_profile
 
 CURVES = ("gemm", "attention", "elementwise")
 FEWEST_PAIRS = 12

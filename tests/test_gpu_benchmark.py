@@ -13,12 +13,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.records import read_records
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import bytes_per_element, load_hardware
 from magicdec.validate.kernels import read_table
-from magicdec.validate.local_profile import LocalProfile
 
 ROOT = Path(__file__).resolve().parent.parent
 H200 = LocalProfile(hardware=load_hardware("h200"), engine=load_engine("ours"), acceptance=())

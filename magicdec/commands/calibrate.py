@@ -46,12 +46,12 @@ def calibrate_command(
     quiet: Quiet = False,
 ) -> None:
     """Micro-benchmark this machine: kernels and single engine steps, fitted to profiles that `plan` takes."""
-    from magicdec.validate.environment import bind_threads
+    from magicdec.measure.environment import bind_threads
 
     bind_threads()
+    from magicdec.calibrate.local_profile import LocalProfile, save_points
+    from magicdec.calibrate.machine import calibrate
     from magicdec.files import check_writable
-    from magicdec.validate.calibrate import calibrate
-    from magicdec.validate.local_profile import LocalProfile, save_points
 
     check_writable(output)
     try:
@@ -108,12 +108,12 @@ def profile_acceptance_command(
     quiet: Quiet = False,
 ) -> None:
     """Measure a checkpoint's acceptance by position, budget and context, for `plan --acceptance`."""
-    from magicdec.validate.environment import bind_threads
+    from magicdec.measure.environment import bind_threads
 
     bind_threads()
+    from magicdec.calibrate.acceptance_bench import AcceptanceRequest, fit_profiles, measure_acceptance
+    from magicdec.calibrate.local_profile import acceptance_path
     from magicdec.perfmodel.acceptance import save_profile
-    from magicdec.validate.acceptance_profile import AcceptanceRequest, fit_profiles, measure_acceptance
-    from magicdec.validate.local_profile import acceptance_path
 
     request = AcceptanceRequest(
         model=model,

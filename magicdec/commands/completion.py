@@ -55,7 +55,7 @@ def _formats() -> Iterable[str]:
 
 
 def _dtypes() -> Iterable[str]:
-    from magicdec.validate.request import DTYPE_BYTES
+    from magicdec.measure.configuration import DTYPE_BYTES
 
     return DTYPE_BYTES
 

@@ -27,7 +27,7 @@ def demo_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
 ) -> None:
     """Calibrate this machine, plan, decode for real, compare, and write a report: a few minutes on two cores."""
-    from magicdec.validate.environment import bind_threads
+    from magicdec.measure.environment import bind_threads
 
     bind_threads()
     from magicdec.files import check_writable, write_atomic

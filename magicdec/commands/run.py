@@ -20,8 +20,8 @@ from magicdec.files import check_writable
 from magicdec.specs.speculation import SELF, SamplingSpec, SpeculationSpec
 
 if TYPE_CHECKING:
+    from magicdec.measure.configuration import BenchmarkRequest, Outputs
     from magicdec.records import Record
-    from magicdec.validate.request import BenchmarkRequest, Outputs
 
 EPILOG = """Examples:\n
   magicdec run --batch 32 --context 4096 --draft-budget 256 --gamma 3\n
@@ -117,7 +117,7 @@ def run_command(
     for path in (records, save_output):
         if path is not None:
             check_writable(path)
-    from magicdec.validate.request import Outputs
+    from magicdec.measure.configuration import Outputs
 
     outputs = Outputs(records=records, resume=resume, save_output=save_output, stream=stream, quiet=quiet)
     results = _run(requests, outputs)
@@ -130,8 +130,8 @@ def _not_in(explicit: set[str], row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _request(options: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
+    from magicdec.measure.configuration import BenchmarkRequest
     from magicdec.runtime.hub import resolve_hub_name
-    from magicdec.validate.request import BenchmarkRequest
 
     weights = options["weights"]
     model, draft = (resolve_hub_name(options[k], with_weights=weights == "checkpoint") for k in ("model", "draft"))
@@ -215,13 +215,13 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
     """The records; None on ranks other than the first of torchrun's."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return _run_under_torchrun(requests, outputs)
-    from magicdec.validate.environment import bind_threads
+    from magicdec.measure.environment import bind_threads
 
     if all(request.tp_size == 1 for request in requests):
         bind_threads()
+    from magicdec.measure.configuration import check_devices
+    from magicdec.measure.rank import measure_request
     from magicdec.runtime.launch import launch
-    from magicdec.validate.request import check_devices
-    from magicdec.validate.sweep import measure_request
 
     results: list[Record] = []
     for request in requests:
@@ -233,14 +233,14 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
 
 def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | None:
     """One error of all ranks is printed by the first alone: it fails at once, and torchrun then ends the others."""
+    from magicdec.measure.environment import bind_threads
     from magicdec.runtime.affinity import take_own_cores
-    from magicdec.validate.environment import bind_threads
 
     if take_own_cores():
         bind_threads()
+    from magicdec.measure.configuration import check_devices
+    from magicdec.measure.rank import measure_request
     from magicdec.runtime.distributed import join_world, leave_world
-    from magicdec.validate.request import check_devices
-    from magicdec.validate.sweep import measure_request
 
     try:
         for request in requests:

@@ -43,7 +43,7 @@ def published_command(
     output_format: Format = OutputFormat.TABLE,
 ) -> None:
     """Published end-to-end speedups and latencies, against their predictions."""
-    from magicdec.validate.published import validate_published
+    from magicdec.validate.published_speedups import validate_published
 
     _print_groups(validate_published(files or None, fit_acceptance=fit_acceptance), output_format)
 
@@ -51,7 +51,7 @@ def published_command(
 @app.command("acceptance", epilog="Examples:\n\n  magicdec validate acceptance")
 def acceptance_command(files: OptionalFiles = None, output_format: Format = OutputFormat.TABLE) -> None:
     """Published acceptance: the law fitted on short drafts (gamma <= 8) predicts tokens per step at long ones."""
-    from magicdec.validate.acceptance import validate_acceptance
+    from magicdec.validate.published_acceptance import validate_acceptance
 
     _print_groups(validate_acceptance(files or None), output_format)
 
@@ -68,12 +68,12 @@ def grid_command(
     output_format: Format = OutputFormat.TABLE,
 ) -> None:
     """Run a grid of configurations on this machine, predict each from the calibration alone, and compare."""
-    from magicdec.validate.environment import bind_threads
+    from magicdec.measure.environment import bind_threads
 
     bind_threads()
+    from magicdec.calibrate.local_profile import load_local_profile
     from magicdec.reports import tables
     from magicdec.validate.grid import QUICK_GRID, load_grid, run_grid
-    from magicdec.validate.local_profile import load_local_profile
 
     require(not (quick and grid), "--quick is a grid of its own: give it or a grid file, not both")
     spec = QUICK_GRID if quick else load_grid(grid)

@@ -22,7 +22,7 @@ from magicdec.perfmodel.candidates import Points, Row
 from magicdec.perfmodel.document import SCHEMA_VERSION, PlanDocument, gamma_table
 from magicdec.perfmodel.drafts import NAMED_DRAFTS, RATE_BUDGET, DraftOption, draft_options
 from magicdec.perfmodel.grid import Grid, evaluate
-from magicdec.perfmodel.request import DEFAULT_MAX_GAMMA, Device, Lengths, PlanRequest, resolve
+from magicdec.perfmodel.plan_request import DEFAULT_MAX_GAMMA, Device, Lengths, PlanRequest, resolve
 from magicdec.perfmodel.search import answer, best_autoregressive, finish
 from magicdec.perfmodel.speculative import is_engine_fitted_on
 from magicdec.perfmodel.steps import SPARSE_METHODS

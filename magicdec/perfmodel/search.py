@@ -13,7 +13,7 @@ from magicdec.perfmodel.candidates import SECONDS_PER_HOUR, Points, Row
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.grid import BoolArray, Grid, GridResult, evaluate
-from magicdec.perfmodel.request import DEFAULT_BATCH, MAX_BATCH, Device, Lengths
+from magicdec.perfmodel.plan_request import DEFAULT_BATCH, MAX_BATCH, Device, Lengths
 from magicdec.perfmodel.steps import prefill_terms
 from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import Precision

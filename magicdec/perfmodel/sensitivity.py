@@ -20,8 +20,8 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.candidates import Points, Row, predict_points
 from magicdec.perfmodel.drafts import draft_options
+from magicdec.perfmodel.plan_request import resolve
 from magicdec.perfmodel.planner import PlanRequest, plan
-from magicdec.perfmodel.request import resolve
 from magicdec.perfmodel.speculative import relative_errors
 from magicdec.perfmodel.steps import Setup
 from magicdec.specs.catalog import load_model_spec

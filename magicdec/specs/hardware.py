@@ -3,7 +3,7 @@
 A profile is one TOML file. The ceilings (`memory_bytes_per_s`, `flops_per_s`, `link`) are the datasheet's, dense,
 without sparsity; `sources` names where each was read. The curves (`gemm`, `attention`, `allreduce`, `elementwise`)
 hold dimensionless efficiencies against those ceilings and fixed costs in seconds, fitted to measurements named in
-`fitted_on` (fitting: perfmodel/calibration.py; what each parameter does: perfmodel/roofline.py and collectives.py). A
+`fitted_on` (fitting: perfmodel/curve_fit.py; what each parameter does: perfmodel/roofline.py and collectives.py). A
 device whose kernels nobody measured takes the curves of `curves_from`, or generic ones, with a wider `relative_error`.
 
 The same structs describe a CPU that was calibrated locally.
@@ -229,7 +229,7 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sources: dict[str, str] = {}
     reference_s: float | None = None
     compute_reference_s: float | None = None
-    """Of a calibrated machine: how long the reference kernels (validate/environment.py), of memory and of arithmetic,
+    """Of a calibrated machine: how long the reference kernels (measure/environment.py), of memory and of arithmetic,
     took while it was measured."""
     memory_spread: float = 0.0
     compute_spread: float = 0.0

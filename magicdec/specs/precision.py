@@ -33,3 +33,6 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
 BF16 = Precision()
 FP32 = Precision(weight_dtype="fp32", kv_dtype="fp32")
+
+PROFILE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""torch's names of number formats, as profiles call them."""

@@ -11,19 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from magicdec.calibrate.acceptance_bench import AcceptanceRequest
+from magicdec.calibrate.local_profile import LocalProfile
+from magicdec.calibrate.machine import obtain_profile
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.environment import ReferenceKernels
+from magicdec.measure.repetitions import benchmark
 from magicdec.perfmodel.planner import PlanDocument
 from magicdec.records import Record
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-from magicdec.validate.acceptance_profile import AcceptanceRequest
-from magicdec.validate.calibrate import obtain_profile
 from magicdec.validate.compare import Comparison, Thresholds, pair_up
-from magicdec.validate.environment import ReferenceKernels
 from magicdec.validate.grid import freeze_predictions
-from magicdec.validate.local_profile import LocalProfile
 from magicdec.validate.lossless import GreedyCheck, check_greedy
-from magicdec.validate.measurement import benchmark
-from magicdec.validate.predict import plan_local
-from magicdec.validate.request import BenchmarkRequest
+from magicdec.validate.predicted_records import plan_local
 
 Progress = Callable[[str], None]
 BUDGETS = (64, 128, 256, 512)

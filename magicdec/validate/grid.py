@@ -19,19 +19,19 @@ from pathlib import Path
 
 import msgspec
 
+from magicdec.calibrate.acceptance_bench import AcceptanceRequest
+from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
+from magicdec.calibrate.machine import obtain_profile
 from magicdec.errors import ConfigError
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.environment import ReferenceKernels
+from magicdec.measure.repetitions import configuration_key, measure, to_record
+from magicdec.measure.session import BenchmarkSession
 from magicdec.records import Record, append_record, read_records
 from magicdec.specs.speculation import AUTOREGRESSIVE, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.units import format_seconds
-from magicdec.validate.acceptance_profile import AcceptanceRequest
-from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.calibrate import obtain_profile
 from magicdec.validate.compare import Comparison, Thresholds, pair_up
-from magicdec.validate.environment import ReferenceKernels
-from magicdec.validate.local_profile import LocalProfile, load_local_profile
-from magicdec.validate.measurement import configuration_key, measure, to_record
-from magicdec.validate.predict import predict_records
-from magicdec.validate.request import BenchmarkRequest
+from magicdec.validate.predicted_records import predict_records
 
 
 class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

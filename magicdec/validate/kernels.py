@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.arrays import Array
-from magicdec.perfmodel.calibration import fit_allreduce, fit_attention, fit_gemm, mean_absolute_error
 from magicdec.perfmodel.collectives import all_reduce_time
+from magicdec.perfmodel.curve_fit import fit_allreduce, fit_attention, fit_gemm, mean_absolute_error
 from magicdec.perfmodel.roofline import attention_time, gemm_time
 from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.units import MIB, MICRO

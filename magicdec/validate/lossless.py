@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.repetitions import describe
+from magicdec.measure.session import BenchmarkSession
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
-from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.measurement import describe
-from magicdec.validate.request import BenchmarkRequest
 
 NEAR_TIE = 1e-5
 

@@ -14,10 +14,10 @@ pytest.importorskip("torch")
 
 from magicdec.commands.run_plan import read_plan
 from magicdec.errors import CapacityError, ConfigError
+from magicdec.measure.configuration import BenchmarkRequest, check_request, memory_elements
 from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import SpeculationSpec
-from magicdec.validate.request import BenchmarkRequest, check_request, memory_elements
 
 SMALL = ("--batch", "2", "--context", "120", "--gen-len", "6", "--repetitions", "1", "--quiet", "--format", "json")
 
@@ -241,7 +241,7 @@ def test_threads_are_bound_before_torch_is_loaded() -> None:
     """Reading options and checking paths must not import torch: it reads the binding once."""
     code = (
         "import sys, magicdec.commands.run as run\n"
-        "from magicdec.validate import environment\n"
+        "from magicdec.measure import environment\n"
         "def check(): print('torch' in sys.modules); sys.exit(0)\n"
         "environment.bind_threads = check\n"
         "from magicdec.cli import main; sys.argv[1:] = ['run', '--batch', '1', '--context', '100']; main()\n"

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.session import BenchmarkSession
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
-from magicdec.validate.benchmark import BenchmarkSession
 from magicdec.validate.lossless import teacher_forced_gaps, top_two_gap
-from magicdec.validate.request import BenchmarkRequest
 from tests.runtime.conftest import tiny_spec
 from tests.runtime.drafts import DRAFTS
 from tests.runtime.test_lossless import (

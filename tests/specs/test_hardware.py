@@ -186,7 +186,7 @@ def test_predicting_imports_neither_scipy_nor_pandas_nor_torch():
     code = (
         "import sys\n"
         "from magicdec.specs.hardware import load_hardware\n"
-        "from magicdec.perfmodel import roofline, collectives, calibration\n"
+        "from magicdec.perfmodel import roofline, collectives, curve_fit\n"
         "load_hardware('h100')\n"
         "print([module for module in ('scipy', 'pandas', 'torch') if module in sys.modules])"
     )

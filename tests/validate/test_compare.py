@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from magicdec.measure.environment import ReferenceTimes, spread_of_times
 from magicdec.records import Record
 from magicdec.validate.compare import Comparison, Pair, Thresholds, bootstrap_interval, case_regret, pair_up
-from magicdec.validate.environment import ReferenceTimes, spread_of_times
 
 
 def row(source: str, gamma: int, speedup: float, samples: list[float] | None = None, **changes: object) -> Record:

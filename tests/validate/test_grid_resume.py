@@ -15,13 +15,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.records import Record, read_records
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.validate.grid import GridSpec, freeze_predictions, load_grid, prediction_note, run_grid
-from magicdec.validate.local_profile import LocalProfile
 
 RUN = """
 import sys
@@ -30,7 +30,7 @@ from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.validate.grid import GridSpec, run_grid
-from magicdec.validate.local_profile import LocalProfile
+from magicdec.calibrate.local_profile import LocalProfile
 
 grid = GridSpec(cases=((1, 128), (2, 128), (2, 160), (2, 192)), draft_budgets=(32,), gammas=(1, 2), gen_len=8,
                 repetitions=2, dtype="float32")

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 
 from magicdec.errors import StorageError
+from magicdec.measure.configuration import BenchmarkRequest, check_devices, configuration_fields
+from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, median_times
+from magicdec.measure.session import BenchmarkSession
+from magicdec.measure.text_stream import TextStream
+from magicdec.measure.utilisation import autoregressive_step_bytes, phase_bytes, planned_memory_bytes
 from magicdec.records import BASELINE_MBU_FLOOR, Record, append_record, current_environment, read_records
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.generate import INACTIVE, DecodeResult
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
-from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.environment import ReferenceKernels, ReferenceTimes, median_times
-from magicdec.validate.request import BenchmarkRequest, check_devices, configuration_fields
-from magicdec.validate.text_stream import TextStream
-from magicdec.validate.utilisation import autoregressive_step_bytes, phase_bytes, planned_memory_bytes
 
 WARM_UP_TOKENS = 4
 

@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+from magicdec.calibrate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES
+from magicdec.calibrate.engine_fit import EngineFit, fit_engine, predict_phase
+from magicdec.calibrate.kernel_bench import Point
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.specs.precision import BF16
-from magicdec.validate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES
-from magicdec.validate.engine_fit import EngineFit, fit_engine, predict_phase
-from magicdec.validate.microbench import Point
 
 MODEL = load_model_spec("llama-3.1-8b")
 HARDWARE = load_hardware("a100-sxm-80gb")

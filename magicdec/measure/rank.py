@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from magicdec.measure.configuration import BenchmarkRequest, Outputs
+from magicdec.measure.environment import ReferenceKernels
+from magicdec.measure.repetitions import benchmark, write_outputs
+from magicdec.measure.session import BenchmarkSession
+from magicdec.measure.text_stream import TextStream
+from magicdec.measure.utilisation import all_ranks_bandwidth_bytes_per_s
 from magicdec.records import Record
 from magicdec.runtime.distributed import TensorParallel
-from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.environment import ReferenceKernels
-from magicdec.validate.measurement import benchmark, write_outputs
-from magicdec.validate.request import BenchmarkRequest, Outputs
-from magicdec.validate.text_stream import TextStream
-from magicdec.validate.utilisation import all_ranks_bandwidth_bytes_per_s
 
 
 def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outputs) -> list[Record]:

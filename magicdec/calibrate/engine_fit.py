@@ -1,6 +1,6 @@
 """From micro-benchmark points to the profiles that `plan` takes: this machine's hardware, and our engine on it.
 
-The hardware profile holds the kernels' curves (perfmodel/calibration.py fits them). The engine profile holds what the
+The hardware profile holds the kernels' curves (perfmodel/curve_fit.py fits them). The engine profile holds what the
 engine's own steps take beyond the kernels: factors on the kernels' times, and fixed costs. Its terms are predicted by
 perfmodel/steps.py, the formula that plans use; here its constants are chosen to fit the timed phases in log scale.
 """
@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares, nnls
 
+from magicdec.calibrate.local_profile import TimedPoint
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.speculative import relative_errors
 from magicdec.perfmodel.steps import Setup, StepTerms, step_terms
@@ -23,7 +24,6 @@ from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from magicdec.units import MICRO
-from magicdec.validate.local_profile import TimedPoint
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from magicdec.measure.ceilings import bandwidth_bytes_per_s
+from magicdec.measure.configuration import DTYPE_BYTES, BenchmarkRequest, draft_model_name
 from magicdec.perfmodel.steps import Setup, memory_need
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.specs.catalog import load_model_spec
@@ -24,8 +26,6 @@ from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.units import KIB
-from magicdec.validate.microbench import bandwidth_bytes_per_s
-from magicdec.validate.request import DTYPE_BYTES, BenchmarkRequest, draft_model_name
 
 PRECISIONS = {
     name: Precision(weight_dtype=short, kv_dtype=short)

@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+from magicdec.calibrate.acceptance_bench import AcceptanceRequest
+from magicdec.calibrate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES
+from magicdec.calibrate.kernel_bench import ATTENTION_SHAPES
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.validate import demo
-from magicdec.validate.acceptance_profile import AcceptanceRequest
-from magicdec.validate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES
 from magicdec.validate.grid import BUILT_IN_GRID, QUICK_GRID, acceptance_request, load_grid
-from magicdec.validate.microbench import ATTENTION_SHAPES
 
 GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"
 GRID_BUDGETS = {2**n for n in range(5, 13)}

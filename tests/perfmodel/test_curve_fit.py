@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.calibration import (
+from magicdec.perfmodel.collectives import all_reduce_time
+from magicdec.perfmodel.curve_fit import (
     MAX_PARAMETERS,
     Free,
     fit_allreduce,
@@ -16,7 +17,6 @@ from magicdec.perfmodel.calibration import (
     fit_gemm,
     minimise,
 )
-from magicdec.perfmodel.collectives import all_reduce_time
 from magicdec.perfmodel.roofline import attention_time, elementwise_time, gemm_time
 from magicdec.specs.hardware import ElementwiseCurve, HardwareProfile, Link, load_hardware
 

@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("torch")
 
 from magicdec.errors import CapacityError, ConfigError, StorageError
+from magicdec.measure.configuration import BenchmarkRequest, check_request
+from magicdec.measure.repetitions import acceptance_by_position, benchmark, write_outputs
+from magicdec.measure.session import BenchmarkSession
 from magicdec.records import read_records
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-from magicdec.validate.benchmark import BenchmarkSession
 from magicdec.validate.lossless import check_greedy, first_divergence, top_two_gap
-from magicdec.validate.measurement import acceptance_by_position, benchmark, write_outputs
-from magicdec.validate.request import BenchmarkRequest, check_request
 
 
 def streaming(budget: int, gamma: int) -> SpeculationSpec:

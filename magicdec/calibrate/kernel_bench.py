@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +23,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from magicdec.measure.ceilings import TORCH_DTYPES, is_cuda, seconds_per_call
 from magicdec.runtime.attention import Visible, Workspace, decode_attention
 from magicdec.runtime.graphs import capture
 from magicdec.specs.model import ModelSpec
-from magicdec.units import MIB
 
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Shape = dict[str, int]
 
 
@@ -64,36 +62,6 @@ class Work:
     repeats: int = 1
 
 
-def seconds_per_call(call: Callable[[], object], *, device: str, min_s: float = 2e-3, max_calls: int = 200) -> float:
-    """Mean seconds of a call, repeated until `min_s` have passed."""
-    calls = 1
-    while True:
-        elapsed = elapsed_s(call, calls, device)
-        if elapsed >= min_s or calls >= max_calls:
-            return elapsed / calls
-        calls = min(max_calls, max(calls * 2, int(calls * 1.2 * min_s / max(elapsed, 1e-7))))
-
-
-def elapsed_s(call: Callable[[], object], calls: int, device: str) -> float:
-    """Seconds of so many calls, on a CUDA device by its events."""
-    if is_cuda(device):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(calls):
-            call()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
-    begin_s = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return time.perf_counter() - begin_s
-
-
-def is_cuda(device: str) -> bool:
-    return device.startswith("cuda")
-
-
 def time_interleaved(works: Iterable[Work], *, device: str, rounds: int) -> list[Point]:
     """Times every work once per round, after one call each to warm up."""
     works = list(works)
@@ -126,30 +94,6 @@ def launch_points(*, device: str, rounds: int) -> list[Point]:
         Point("launch", {"graph_nodes": nodes}, [seconds_per_call(call, device=device) / n for _ in range(rounds)])
         for nodes, (call, n) in calls.items()
     ]
-
-
-def bandwidth_bytes_per_s(*, device: str, num_bytes: int = 256 * MIB, rounds: int = 7) -> float:
-    """Bytes per second of reading memory: the best of a few passes over an array that no cache holds."""
-    data = torch.ones(num_bytes // 4, device=device)
-    data.sum()
-    best = min(seconds_per_call(data.sum, device=device) for _ in range(rounds))
-    return num_bytes / best
-
-
-def copy_bytes_per_s(*, device: str, num_bytes: int = 2048 * MIB, rounds: int = 7) -> float:
-    """Bytes read plus bytes written per second of a copy, the best of a few."""
-    source = torch.ones(num_bytes // 4, device=device)
-    target = torch.empty_like(source)
-    best = min(seconds_per_call(lambda: target.copy_(source), device=device) for _ in range(rounds))
-    return 2 * num_bytes / best
-
-
-def peak_flops_per_s(*, device: str, dtype: str, size: int = 1024, rounds: int = 5) -> float:
-    """FLOP/s of a square matrix product: the best of a few."""
-    a = torch.randn(size, size, device=device, dtype=TORCH_DTYPES[dtype])
-    b = torch.randn(size, size, device=device, dtype=TORCH_DTYPES[dtype])
-    best = min(seconds_per_call(lambda: a @ b, device=device) for _ in range(rounds))
-    return 2 * size**3 / best
 
 
 class MemoryPool:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from magicdec.errors import ConfigError
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.session import BenchmarkSession
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
 from magicdec.runtime.generate import INACTIVE, DecodeResult
 from magicdec.specs.speculation import DraftMethod, SamplingSpec, SpeculationSpec
-from magicdec.validate.benchmark import BenchmarkSession
-from magicdec.validate.request import BenchmarkRequest
 
 
 @dataclass(frozen=True, kw_only=True)

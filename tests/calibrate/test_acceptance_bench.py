@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from magicdec.calibrate.acceptance_bench import AcceptanceCounts, AcceptanceRequest, fit_profiles, measure_acceptance
 from magicdec.runtime.engine import Engine
-from magicdec.validate.acceptance_profile import AcceptanceCounts, AcceptanceRequest, fit_profiles, measure_acceptance
 
 REQUEST = AcceptanceRequest(
     draft_methods=("streamingllm", "snapkv"),

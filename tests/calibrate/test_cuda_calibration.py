@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.perfmodel.calibration import fit_attention, fit_gemm
+from magicdec.calibrate import kernel_bench
+from magicdec.calibrate.engine_bench import CUDA_GAMMAS, cuda_shapes
+from magicdec.calibrate.machine import device_in_catalog
+from magicdec.perfmodel.curve_fit import fit_attention, fit_gemm
 from magicdec.perfmodel.roofline import attention_time, gemm_time
 from magicdec.specs.hardware import load_hardware
-from magicdec.validate import microbench
-from magicdec.validate.calibrate import device_in_catalog
-from magicdec.validate.engine_bench import CUDA_GAMMAS, cuda_shapes
 
 H200 = load_hardware("h200")
 BARE = msgspec.structs.replace(H200, gemm=None, attention=None)
@@ -47,15 +47,15 @@ def test_links_come_from_the_catalog_where_it_knows_the_device(name: str, expect
 
 
 def test_operands_are_cut_side_by_side_until_they_exceed_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(microbench, "l2_bytes", lambda device: 4000)
-    pool = microbench.MemoryPool(num_elements=10_000, device="cpu", dtype="float32")
+    monkeypatch.setattr(kernel_bench, "l2_bytes", lambda device: 4000)
+    pool = kernel_bench.MemoryPool(num_elements=10_000, device="cpu", dtype="float32")
     cut = pool.cut((20, 50))
     assert len(cut) == 4  # 16000 bytes of 4000 each
     spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * 4) for t in cut)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert len(pool.cut((100, 90))) == 1
-    monkeypatch.setattr(microbench, "l2_bytes", lambda device: 0)
-    assert len(microbench.MemoryPool(num_elements=9000, device="cpu", dtype="float32").cut((3000,), least=3)) == 3
+    monkeypatch.setattr(kernel_bench, "l2_bytes", lambda device: 0)
+    assert len(kernel_bench.MemoryPool(num_elements=9000, device="cpu", dtype="float32").cut((3000,), least=3)) == 3
 
 
 def test_rotated_linear_layers_are_fitted_without_a_cache() -> None:

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import msgspec
 
+from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.errors import ConfigError
+from magicdec.measure.configuration import BenchmarkRequest, configuration_fields
 from magicdec.perfmodel.candidates import Row
+from magicdec.perfmodel.plan_request import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.planner import PlanDocument, PlanRequest, plan
-from magicdec.perfmodel.request import DEFAULT_MAX_GAMMA
 from magicdec.records import Record, current_environment
+from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
-from magicdec.validate.local_profile import LocalProfile
-from magicdec.validate.request import BenchmarkRequest, configuration_fields
 
-PROFILE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 PREDICTED_FIELDS = (
     "autoregressive_step_s", "draft_step_s", "verify_step_s", "accept_step_s", "step_s", "expected_tokens_per_step",
     "tpot_s", "tokens_per_s", "speedup", "speedup_low", "speedup_high", "bound_by", "memory_bytes_per_gpu",

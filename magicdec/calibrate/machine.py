@@ -15,31 +15,32 @@ import msgspec
 import numpy as np
 import torch
 
+from magicdec.calibrate import kernel_bench
+from magicdec.calibrate.acceptance_bench import AcceptanceRequest, fit_profiles, measure_acceptance
+from magicdec.calibrate.engine_bench import engine_points
+from magicdec.calibrate.engine_fit import fit_engine
+from magicdec.calibrate.kernel_bench import Point, Work
+from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.errors import unknown_choice
-from magicdec.perfmodel.calibration import fit_attention, fit_elementwise, fit_gemm
-from magicdec.records import current_environment
-from magicdec.runtime.transformer import Transformer
-from magicdec.runtime.weights import load_model
-from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import HardwareProfile, Link, hardware_names, load_hardware
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.precision import Precision
-from magicdec.units import KIB, MIB
-from magicdec.validate import microbench
-from magicdec.validate.acceptance_profile import AcceptanceRequest, fit_profiles, measure_acceptance
-from magicdec.validate.engine_bench import engine_points
-from magicdec.validate.engine_fit import fit_engine
-from magicdec.validate.environment import (
+from magicdec.measure import ceilings
+from magicdec.measure.ceilings import is_cuda
+from magicdec.measure.configuration import Weights, check_device
+from magicdec.measure.environment import (
     ReferenceKernels,
     ReferenceTimes,
     available_memory_bytes,
     median_times,
     spread_of_times,
 )
-from magicdec.validate.local_profile import LocalProfile
-from magicdec.validate.microbench import Point, Work, is_cuda
-from magicdec.validate.predict import PROFILE_DTYPES
-from magicdec.validate.request import Weights, check_device
+from magicdec.perfmodel.curve_fit import fit_attention, fit_elementwise, fit_gemm
+from magicdec.records import current_environment
+from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.weights import load_model
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.hardware import HardwareProfile, Link, hardware_names, load_hardware
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import PROFILE_DTYPES, Precision
+from magicdec.units import KIB, MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +89,16 @@ def calibrate(
     rounds = max(3, rounds // 2) if quick else rounds
     progress("copy and matrix rates")
     base = _ceilings(device=device, dtype=dtype)
-    points: list[Point] = microbench.launch_points(device=device, rounds=rounds) if is_cuda(device) else []
-    linear_works = partial(microbench.linear_works, [model.spec], dtype=dtype)
+    points: list[Point] = kernel_bench.launch_points(device=device, rounds=rounds) if is_cuda(device) else []
+    linear_works = partial(kernel_bench.linear_works, [model.spec], dtype=dtype)
     for table, works_of in (
         ("linear layers", linear_works),
         ("attention", partial(_attention_works, model.spec, dtype=dtype)),
-        ("streaming passes", microbench.streaming_works),
+        ("streaming passes", kernel_bench.streaming_works),
     ):
         works = works_of(device=device)
         progress(f"{table}: {len(works)} shapes, {rounds} rounds")
-        points += microbench.time_interleaved(works, device=device, rounds=rounds)
+        points += kernel_bench.time_interleaved(works, device=device, rounds=rounds)
         del works
         first_references.append(kernels.times())
 
@@ -107,7 +108,7 @@ def calibrate(
 
     timed = engine_points(model, rounds=rounds, quick=quick, progress=show_step)
     progress("second pass")
-    again = microbench.time_interleaved(linear_works(device=device), device=device, rounds=2)
+    again = kernel_bench.time_interleaved(linear_works(device=device), device=device, rounds=2)
     first = [point for point in points if point.table == "linear"]
     before, beside = median_times(first_references), median_times(references)
     drift = {
@@ -138,10 +139,10 @@ CUDA_ATTENTION_SHARE = 0.25
 
 def _attention_works(model: ModelSpec, *, device: str, dtype: str) -> list[Work]:
     if not is_cuda(device):
-        return microbench.attention_works(model, device=device, dtype=dtype)
+        return kernel_bench.attention_works(model, device=device, dtype=dtype)
     torch.cuda.empty_cache()
     most = CUDA_ATTENTION_SHARE * available_memory_bytes(device)
-    return microbench.attention_works(model, device=device, dtype=dtype, max_bytes=most)
+    return kernel_bench.attention_works(model, device=device, dtype=dtype, max_bytes=most)
 
 
 def _ceilings(*, device: str, dtype: str) -> HardwareProfile:
@@ -149,8 +150,8 @@ def _ceilings(*, device: str, dtype: str) -> HardwareProfile:
     how = "measured by magicdec calibrate"
     if is_cuda(device):
         return _cuda_ceilings(device, dtype, how)
-    bandwidth = microbench.bandwidth_bytes_per_s(device=device)
-    rates = {PROFILE_DTYPES[dtype]: microbench.peak_flops_per_s(device=device, dtype=dtype)}
+    bandwidth = ceilings.bandwidth_bytes_per_s(device=device)
+    rates = {PROFILE_DTYPES[dtype]: ceilings.peak_flops_per_s(device=device, dtype=dtype)}
     memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return HardwareProfile(
         name=_slug(f"cpu-{current_environment().host_cpu}"),
@@ -172,8 +173,8 @@ def _cuda_ceilings(device: str, dtype: str, how: str) -> HardwareProfile:
     """Links, which one process cannot measure, are the catalog's where it knows the device."""
     properties = torch.cuda.get_device_properties(torch.device(device))
     name = _slug(properties.name)
-    bandwidth = microbench.copy_bytes_per_s(device=device)
-    rate = microbench.peak_flops_per_s(device=device, dtype=dtype, size=CUDA_PEAK_SIZE)
+    bandwidth = ceilings.copy_bytes_per_s(device=device)
+    rate = ceilings.peak_flops_per_s(device=device, dtype=dtype, size=CUDA_PEAK_SIZE)
     known = device_in_catalog(name)
     return HardwareProfile(
         name=name,
@@ -182,7 +183,7 @@ def _cuda_ceilings(device: str, dtype: str, how: str) -> HardwareProfile:
         memory_bytes_per_s=bandwidth,
         flops_per_s={PROFILE_DTYPES[dtype]: rate},
         num_multiprocessors=properties.multi_processor_count,
-        l2_bytes=float(microbench.l2_bytes(device)),
+        l2_bytes=float(kernel_bench.l2_bytes(device)),
         link=known.link if known else Link(bytes_per_s=bandwidth / 10, topology="pcie"),
         allreduce=known.allreduce if known else None,
         sources={

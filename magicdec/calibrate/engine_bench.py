@@ -13,13 +13,13 @@ from itertools import cycle
 
 import torch
 
+from magicdec.calibrate.kernel_bench import Point
+from magicdec.measure.environment import available_memory_bytes
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
-from magicdec.validate.environment import available_memory_bytes
-from magicdec.validate.microbench import Point
 
 SIMULATED_RATE = 0.7
 STEPS_PER_ROUND = 5

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.records import Record, append_record
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware
-from magicdec.validate.local_profile import LocalProfile
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS: dict[str, Any] = {

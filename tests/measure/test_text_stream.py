@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from magicdec.measure.text_stream import TextStream
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, load_model_spec
-from magicdec.validate.text_stream import TextStream
 
 
 def test_pieces_make_up_the_text_of_one_sequence() -> None:

@@ -12,7 +12,7 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import default_profile
 from magicdec.specs.engine import load_engine
 from magicdec.validate.csv_rows import published
-from magicdec.validate.published import ENGINE, evaluate, is_fitted_on, read_published, validate_published
+from magicdec.validate.published_speedups import ENGINE, evaluate, is_fitted_on, read_published, validate_published
 
 LATENCY, SPEEDUP = published("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
 HEADER = "target,draft,draft_method,draft_budget_tokens,device,tp_size,context_len,batch_size,gamma,speedup\n"
@@ -130,8 +130,9 @@ def test_neither_check_needs_torch() -> None:
     import subprocess
 
     code = (
-        "import sys; from magicdec.validate import acceptance, published; acceptance.validate_acceptance(); "
-        "published.validate_published(); sys.exit('torch' in sys.modules)"
+        "import sys; from magicdec.validate import published_acceptance, published_speedups; "
+        "published_acceptance.validate_acceptance(); "
+        "published_speedups.validate_published(); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

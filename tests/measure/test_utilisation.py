@@ -12,6 +12,9 @@ from rich.console import Console
 
 pytest.importorskip("torch")
 
+from magicdec.measure.configuration import BenchmarkRequest, Outputs
+from magicdec.measure.rank import measure_request
+from magicdec.measure.utilisation import MemoryMeter, autoregressive_step_bytes, phase_bytes, planned_memory_bytes
 from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.records import Record, read_records
 from magicdec.reports.tables import print_run
@@ -19,9 +22,6 @@ from magicdec.runtime.distributed import SINGLE
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.units import MIB
-from magicdec.validate.request import BenchmarkRequest, Outputs
-from magicdec.validate.sweep import measure_request
-from magicdec.validate.utilisation import MemoryMeter, autoregressive_step_bytes, phase_bytes, planned_memory_bytes
 
 STREAMING = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=64, gamma=3)
 

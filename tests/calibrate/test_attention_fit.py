@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.perfmodel.calibration import fit_attention
+from magicdec.calibrate.kernel_bench import ATTENTION_SHAPES, QUERY_LENGTHS
+from magicdec.perfmodel.curve_fit import fit_attention
 from magicdec.perfmodel.roofline import attention_time
 from magicdec.specs.hardware import HardwareProfile, Link
-from magicdec.validate.microbench import ATTENTION_SHAPES, QUERY_LENGTHS
 
 Array = npt.NDArray[np.float64]
 HEADS, HEAD_DIM = 6, 64

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from magicdec.measure.configuration import NOISE, BenchmarkRequest, check_request, draft_model_name
+from magicdec.measure.utilisation import MemoryMeter
 from magicdec.runtime.adaptive import AdaptiveGamma, GammaPolicy
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.drafter import build_drafter
@@ -26,8 +28,6 @@ from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model, with_weight_dtype
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.speculation import SELF, SamplingSpec, SpeculationSpec
-from magicdec.validate.request import NOISE, BenchmarkRequest, check_request, draft_model_name
-from magicdec.validate.utilisation import MemoryMeter
 
 DraftKey = tuple[str, int, str | None]
 """A drafting model's name, ranks, and weight format (None: as it is)."""

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
+from magicdec.measure.environment import available_memory_bytes
 from magicdec.runtime.adaptive import TableGamma
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.hardware import bytes_per_element
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import MAX_GAMMA, SELF, SamplingSpec, SpeculationSpec
 from magicdec.units import format_bytes
-from magicdec.validate.environment import available_memory_bytes
 
 Weights = Literal["checkpoint", "random"]
 NOISE = "noise"
