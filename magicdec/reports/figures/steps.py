@@ -146,11 +146,9 @@ def _key(axes: Axes, names: Sequence[str], colours: Mapping[str, str], titles: M
     from matplotlib.patches import Patch
 
     handles = [Patch(color=colours[name], label=(titles or {}).get(name, name)) for name in names]
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.legend(
-        handles=handles, loc="outside upper left", ncols=6, fontsize=7.5, handlelength=1, handleheight=1,
-        columnspacing=1.0, borderaxespad=0.1,
+    axes.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=6, fontsize=7.5, handlelength=1,
+        handleheight=1, columnspacing=1.0, borderaxespad=0.1,
     )  # fmt: skip
 
 
