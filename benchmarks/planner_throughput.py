@@ -16,41 +16,40 @@ import numpy as np
 
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance_law import Law
-from magicdec.perfmodel.grid import Grid, evaluate_in_chunks
-from magicdec.perfmodel.steps import Setup
+from magicdec.perfmodel.prediction import predict_in_chunks
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
-from magicdec.specs.speculation import DraftMethod, SpeculationSpec
+from magicdec.specs.speculation import SPARSE_METHODS, SpeculationSpec
 from magicdec.units import MIB
 
-METHODS: tuple[DraftMethod, ...] = ("streamingllm", "snapkv", "topk")
 REPETITIONS = 5
 
 
 def main() -> None:
     law = Law(rejection=0.2, budget_exponent=0.3, fill_exponent=0.5, concentration=20.0, drift=0.4)
     acceptance = AcceptanceProfile(model="llama-3.1-8b", draft_method="streamingllm", law=law)
-    grid = Grid(
-        batch_sizes=np.unique(np.round(np.geomspace(1, 512, 48))),
-        context_lens=np.geomspace(1024, 131_072, 24),
-        tp_sizes=(1, 2, 4, 8),
-        budgets=(64, 128, 256, 512, 1024, 2048, 4096, 8192),
-        gammas=tuple(range(1, 17)),
+    grid = Points.grid(
+        batch=np.unique(np.round(np.geomspace(1, 512, 48))),
+        context=np.geomspace(1024, 131_072, 24),
+        tp=(1, 2, 4, 8),
+        budget=(64, 128, 256, 512, 1024, 2048, 4096, 8192),
+        gamma=range(1, 17),
     )
-    points = len(METHODS) * int(np.prod(grid.shape))
+    points = len(SPARSE_METHODS) * int(np.prod(grid.shape))
     rates = []
     for _ in range(REPETITIONS):
         started = time.perf_counter()
-        for method in METHODS:
+        for method in SPARSE_METHODS:
             setup = Setup(
                 model=load_model_spec("llama-3.1-8b"),
                 hardware=load_hardware("a100-sxm-80gb"),
                 engine=load_engine("magicdec-2024"),
                 speculation=SpeculationSpec(draft="self", draft_method=method, draft_budget=64, gamma=1),
             )
-            for _, part in evaluate_in_chunks(setup, acceptance, grid):
-                np.argmax(np.where(part.fits & part.valid, part.speedup, 0.0))
+            for _, part in predict_in_chunks(setup, acceptance, grid):
+                np.argmax(np.where(part.memory.fits & part.valid, part.speedup, 0.0))
         rates.append(points / (time.perf_counter() - started))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB
     print(

@@ -16,8 +16,9 @@ from scipy.optimize import least_squares, nnls
 
 from magicdec.calibrate.local_profile import TimedPoint
 from magicdec.perfmodel.cost import Array
-from magicdec.perfmodel.speculative import relative_errors
-from magicdec.perfmodel.steps import Setup, StepTerms, step_terms
+from magicdec.perfmodel.intervals import relative_errors
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.steps import StepTerms, step_terms
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
@@ -106,7 +107,7 @@ def unexplained_errors(
     """Root mean square of what the kernels' own errors leave unexplained, over the timed shapes: of the times of whole
     steps, and of their ratio, autoregressive over speculative, in which errors of terms that both have cancel.
 
-    The kernels' part is the one that perfmodel/speculative.py takes into its intervals.
+    The kernels' part is the one that perfmodel/intervals.py takes into its intervals.
     """
     tables = {name: _columns(points, name, greedy=False) for name in ("autoregressive", "draft", *STEP_PHASES)}
     columns = tables["autoregressive"]

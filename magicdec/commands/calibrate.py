@@ -142,13 +142,13 @@ def profile_acceptance_command(
 
 def _print_profile(profile: AcceptanceProfile) -> None:
     """Counted rates with their 90 % intervals, the law's beside them, and how far the law is off."""
-    from magicdec.perfmodel.acceptance_law import PERCENTILE_95
+    from magicdec.perfmodel.intervals import Z_90
 
     print(f"{profile.draft_method}: accepted by position, ± half a 90 % interval (the law)")
     for each in profile.measured:
         law = profile.conditional_rates(budget=each.budget, context=each.context, gamma_max=len(each.rates))
         cells = zip(each.rates, each.stderr, law, strict=True)
-        rates = "  ".join(f"{rate:.2f}±{PERCENTILE_95 * stderr:.2f} ({fitted:.2f})" for rate, stderr, fitted in cells)
+        rates = "  ".join(f"{rate:.2f}±{Z_90 * stderr:.2f} ({fitted:.2f})" for rate, stderr, fitted in cells)
         print(f"  {each.budget:5.0f} at {each.context:.0f}: {rates}")
     if profile.held_out_error is not None:
         print(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from magicdec.specs.speculation import DRAFT_METHODS, DRAFT_WEIGHT_DTYPES, SELF
+from magicdec.specs.speculation import DRAFT_METHODS, DRAFT_WEIGHT_DTYPES, SELF, SPARSE_METHODS
 
 Completer = Callable[[str], list[str]]
 SERVING_ENGINES = ("vllm", "sglang", "trtllm")
@@ -76,7 +76,7 @@ planned_drafts = _values(lambda: [SELF, "none", "ngram", "eagle", *_models()])
 run_drafts = _values(lambda: [SELF, "none", "ngram", *_models()])
 planned_methods = _values(lambda: [each for each in DRAFT_METHODS if each != "none"])
 run_methods = _values(lambda: [each for each in DRAFT_METHODS if each not in NOT_RUN])
-profiled_methods = _lists(lambda: [each for each in DRAFT_METHODS if each in ("streamingllm", "snapkv", "topk")])
+profiled_methods = _lists(lambda: list(SPARSE_METHODS))
 formats = _values(_formats)
 draft_formats = _lists(lambda: DRAFT_WEIGHT_DTYPES)
 dtypes = _values(_dtypes)

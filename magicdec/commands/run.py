@@ -17,7 +17,7 @@ from magicdec.commands.options import OutputFormat, console, parse_floats, parse
 from magicdec.commands.run_plan import NOT_RUN, read_plan
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.files import check_writable
-from magicdec.specs.speculation import SELF, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec
 
 if TYPE_CHECKING:
     from magicdec.measure.configuration import BenchmarkRequest, Outputs
@@ -176,7 +176,7 @@ def _speculations(options: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
     if draft == "ngram" or (draft == SELF and method == "ngram"):
         draft, method = "ngram", "ngram"
     budgets: list[int] | list[None] = [None]
-    if method in ("streamingllm", "snapkv", "topk"):
+    if method in SPARSE_METHODS:
         require(options["draft_budget"] is not None, f"--draft-method {method} needs --draft-budget")
         budgets = parse_ints(options["draft_budget"], "--draft-budget")
     formats = (options["draft_weight_dtype"] or "").split(",")

@@ -11,11 +11,11 @@ from urllib.parse import parse_qsl, urlencode
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile
 from magicdec.perfmodel.planner import PlanRequest
-from magicdec.perfmodel.steps import SPARSE_METHODS
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, hardware_names, load_hardware
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import SPARSE_METHODS
 from magicdec.units import GIGA
 
 METHODS = (*SPARSE_METHODS, "full", "ngram", "eagle")

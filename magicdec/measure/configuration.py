@@ -16,14 +16,13 @@ from magicdec.runtime.adaptive import TableGamma
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.hardware import bytes_per_element
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import MAX_GAMMA, SELF, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import MAX_GAMMA, SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec
 from magicdec.units import format_bytes
 
 Weights = Literal["checkpoint", "random"]
 NOISE = "noise"
 """As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing only."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-SELF_METHODS = ("streamingllm", "snapkv", "topk")
 MODEL_METHODS = ("streamingllm", "full")
 
 
@@ -117,8 +116,8 @@ def _check_speculation(request: BenchmarkRequest, speculation: SpeculationSpec, 
         raise ConfigError(
             f"draft budget {budget} exceeds the context {request.context_len}; the largest is {request.context_len}"
         )
-    if speculation.is_self and speculation.draft_method not in SELF_METHODS:
-        raise unknown_choice("draft method of a self-draft", speculation.draft_method, SELF_METHODS)
+    if speculation.is_self and speculation.draft_method not in SPARSE_METHODS:
+        raise unknown_choice("draft method of a self-draft", speculation.draft_method, SPARSE_METHODS)
     draft_tp_size = speculation.draft_tp_size or request.tp_size
     if not 1 <= draft_tp_size <= request.tp_size:
         raise ConfigError(f"the draft cannot be on {draft_tp_size} ranks when the target is on {request.tp_size}")

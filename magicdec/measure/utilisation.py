@@ -17,7 +17,8 @@ import torch
 
 from magicdec.measure.ceilings import bandwidth_bytes_per_s
 from magicdec.measure.configuration import DTYPE_BYTES, BenchmarkRequest, draft_model_name
-from magicdec.perfmodel.steps import Setup, memory_need
+from magicdec.perfmodel.memory import memory_need
+from magicdec.perfmodel.setup import Setup
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine

@@ -23,12 +23,12 @@ from magicdec.perfmodel.acceptance_fit import (
     measured_rates,
     measurements_from_rows,
 )
-from magicdec.perfmodel.acceptance_law import PERCENTILE_95, Array, Law, LawError, expected_tokens_per_step, survival
+from magicdec.perfmodel.acceptance_law import Array, Law, LawError, expected_tokens_per_step, survival
 from magicdec.perfmodel.static_batch import speedup_static_batch, static_batch_efficiency
 
 __all__ = [
     "AcceptanceProfile", "Law", "LawError", "MeasuredRates", "Measurement", "constant_profile", "default_profile",
-    "default_profile_names", "expected_tokens_interval", "expected_tokens_per_step", "fit_profile", "load_profile",
+    "default_profile_names", "expected_tokens_per_step", "fit_profile", "load_profile",
     "save_profile", "speedup_static_batch", "static_batch_efficiency", "survival",
 ]  # fmt: skip
 
@@ -110,19 +110,6 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         law = msgspec.structs.replace(self.law, rejection=self.law.rejection * sparse_then / sparse_now, floor=floor)
         error = msgspec.structs.replace(self.error, log_rejection=0.0)
         return msgspec.structs.replace(self, law=law, error=error, fitted=True)
-
-
-def expected_tokens_interval(
-    profile: AcceptanceProfile, *, budget: Any, context: Any, gamma: Any
-) -> tuple[Array, Array]:
-    """The 90 % interval of the tokens per step that the acceptance's own uncertainty leaves."""
-    deepest = max(int(np.max(gamma)), 1)
-
-    def at(num_sigma: float) -> Array:
-        rates = profile.conditional_rates(budget=budget, context=context, gamma_max=deepest, num_sigma=num_sigma)
-        return expected_tokens_per_step(rates, gamma)
-
-    return at(-PERCENTILE_95), at(PERCENTILE_95)
 
 
 def constant_profile(

@@ -27,8 +27,6 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 MAX_POSITIONS = 64
 LARGEST = 1e15
-PERCENTILE_95 = 1.6448536269514722
-"""Standard deviations from the middle to either end of a 90 % interval."""
 
 
 class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

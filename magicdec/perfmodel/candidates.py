@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
-from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.forward import ForwardTime
+from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.ops import BOUNDS, Op
-from magicdec.perfmodel.speculative import StepPrediction, interval, predict
-from magicdec.perfmodel.steps import Setup, draft_kv_tokens, draft_tp, prefill_terms
+from magicdec.perfmodel.prediction import Prediction
+from magicdec.perfmodel.setup import Setup, draft_tp
 from magicdec.units import MEGA
 
 SECONDS_PER_HOUR = 3600.0
@@ -24,54 +21,10 @@ MEASURED_RANGE = 1.05
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Points:
-    """Configurations of one setup, one entry per point in each array."""
-
-    batch: Array
-    context: Array
-    tp: Array
-    budget: Array
-    gamma: npt.NDArray[np.int64]
-    gen_len: float = 0.0
-    """Twice what a slot holds beyond its prompt, on average."""
-    max_len: Array | None = None
-    """Tokens per slot that memory must hold; None: prompt and gen_len."""
-
-    def __len__(self) -> int:
-        return len(self.batch)
-
-
-def predict_points(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) -> StepPrediction:
-    """`predict` at the points."""
-    return predict(
-        setup.model,
-        setup.draft_model,
-        setup.hardware,
-        setup.engine,
-        setup.speculation,
-        batch=points.batch,
-        context=points.context,
-        tp_size=points.tp,
-        acceptance=acceptance,
-        sampling=setup.sampling,
-        precision=setup.precision,
-        draft_precision=setup.draft_precision,
-        gen_len=points.gen_len,
-        gamma=points.gamma,
-        draft_budget=points.budget,
-        max_len=points.max_len,
-    )
-
-
-def rows(setup: Setup, acceptance: AcceptanceProfile | None, points: Points, *, source_error: float = 0.0) -> list[Row]:
-    """The rows of `points`. `source_error` widens acceptance's uncertainty (a source unlike the others')."""
-    if not len(points):
-        return []
-    prediction = predict_points(setup, acceptance, points)
-    error = tokens_error(setup, acceptance, points, source_error)
-    bounds = interval(prediction, error)
-    ttft, draft_prefill = _prefill(setup, points)
+def rows(prediction: Prediction, acceptance: AcceptanceProfile | None, *, source_error: float = 0.0) -> list[Row]:
+    """One row per point. `source_error` widens acceptance's uncertainty (a source unlike the others')."""
+    points = prediction.points
+    bounds = interval(prediction, tokens_error(prediction, acceptance, source_error))
     columns = {
         "batch_size": points.batch,
         "context_len": points.context,
@@ -92,27 +45,27 @@ def rows(setup: Setup, acceptance: AcceptanceProfile | None, points: Points, *, 
         "speedup": prediction.speedup,
         "speedup_low": bounds.speedup_low,
         "speedup_high": bounds.speedup_high,
-        "ttft_s": ttft,
-        "draft_prefill_s": draft_prefill,
+        "ttft_s": prediction.ttft_s,
+        "break_even_gen_len": prediction.break_even_gen_len,
         "memory_bytes_per_gpu": prediction.memory.total_bytes,
         "fits": prediction.memory.fits,
     }
-    table = {name: np.broadcast_to(np.asarray(values), (len(points),)).tolist() for name, values in columns.items()}
-    binding = _binding(prediction, len(points))
-    return [_row(setup, acceptance, table, points, index, binding[index]) for index in range(len(points))]
+    table = {name: prediction.full(values).tolist() for name, values in columns.items()}
+    binding = _binding(prediction)
+    return [_row(prediction, acceptance, table, index, bound) for index, bound in enumerate(binding)]
 
 
 def _row(
-    setup: Setup,
+    prediction: Prediction,
     acceptance: AcceptanceProfile | None,
     table: dict[str, list[Any]],
-    points: Points,
     index: int,
     bound: str,
 ) -> Row:
+    setup, points = prediction.setup, prediction.points
     value = {name: column[index] for name, column in table.items()}
     drafts = value["gamma"] > 0
-    budget = int(points.budget[index])
+    budget = int(points.budget[index]) if points.budget is not None else 0
     price = setup.hardware.price_per_hour_usd
     per_second = value["tokens_per_s_per_gpu"]
     row: Row = {
@@ -131,9 +84,8 @@ def _row(
         row[name] = int(row[name])
     if not drafts:
         row.update(draft_step_s=0.0, verify_step_s=row["autoregressive_step_s"], accept_step_s=0.0, upkeep_step_s=0.0)
-    saved = row["autoregressive_step_s"] - row["tpot_s"]
-    extra = row.pop("draft_prefill_s") if drafts else row.pop("draft_prefill_s") * 0.0
-    row["break_even_gen_len"] = math.ceil(extra / saved) if drafts and saved > 0 else None
+    paid = value["break_even_gen_len"]
+    row["break_even_gen_len"] = int(paid) if drafts and math.isfinite(paid) else None
     return row
 
 
@@ -148,64 +100,15 @@ def is_extrapolated(acceptance: AcceptanceProfile | None, budget: float, context
     )
 
 
-def _prefill(setup: Setup, points: Points) -> tuple[Array, Array]:
-    """Seconds to the first token of one request, and what the draft adds to a batch's prefill per generated token."""
-    budget = points.budget if setup.kind != "none" else None
-    first = prefill_terms(setup, batch=1.0, prompt_len=points.context, tp_size=points.tp, budget=budget).total_s
-    if setup.kind == "none":
-        return first, np.zeros_like(first)
-    without = Setup(
-        model=setup.model,
-        hardware=setup.hardware,
-        engine=setup.engine,
-        sampling=setup.sampling,
-        precision=setup.precision,
-    )
-    alone = prefill_terms(without, batch=1.0, prompt_len=points.context, tp_size=points.tp).total_s
-    return first, points.batch * np.maximum(first - alone, 0.0)
-
-
-def tokens_error(setup: Setup, acceptance: AcceptanceProfile | None, points: Points, source_error: float) -> Array:
-    """One relative standard deviation of the tokens per step: from that of the law's rates, and from which sequences
-    a batch happens to hold, whose own rates differ by the profile's `spread`."""
-    if acceptance is None or not np.any(points.gamma > 0):
-        return np.zeros(len(points))
-    kv_len = points.context + points.gen_len / 2.0
-    read = draft_kv_tokens(setup, kv_len, points.budget)
-    gamma_max = int(points.gamma.max())
-
-    def rates(num_sigma: float) -> Array:
-        return acceptance.conditional_rates(budget=read, context=kv_len, gamma_max=gamma_max, num_sigma=num_sigma)
-
-    own = _half_range(rates(-1.0), rates(1.0), points.gamma)
-    middle = rates(0.0)
-
-    def shifted(by: Array) -> Array:
-        return _half_range(middle - by, middle + by, points.gamma) if np.any(by) else np.zeros(len(points))
-
-    of_source = shifted(np.asarray(source_error))
-    of_batch = shifted((acceptance.spread / np.sqrt(points.batch))[:, None])
-    error: Array = np.sqrt(own**2 + of_source**2 + of_batch**2)
-    return error
-
-
-def _half_range(low_rates: Array, high_rates: Array, gamma: npt.NDArray[np.int64]) -> Array:
-    """Half the relative difference of the tokens per step that two sets of rates give."""
-    low = expected_tokens_per_step(np.clip(low_rates, 0.0, 1.0), gamma)
-    high = expected_tokens_per_step(np.clip(high_rates, 0.0, 1.0), gamma)
-    half: Array = (high - low) / (high + low)
-    return half
-
-
-def _binding(prediction: StepPrediction, count: int) -> list[str]:
+def _binding(prediction: Prediction) -> list[str]:
     seconds = prediction.terms.step_seconds("bound")
-    stacked = np.stack([np.broadcast_to(seconds[bound], (count,)) for bound in BOUNDS])
+    stacked = np.stack([prediction.full(seconds[bound]) for bound in BOUNDS])
     return [BOUNDS[index] for index in np.argmax(stacked, axis=0)]
 
 
-def breakdown(setup: Setup, prediction: StepPrediction, tp_size: int) -> dict[str, list[Row]]:
+def breakdown(prediction: Prediction) -> dict[str, list[Row]]:
     """Operations of one configuration: time, the datasheet's ceiling for the same work, and what binds."""
-    terms = prediction.terms
+    terms, tp_size = prediction.terms, int(prediction.points.tp.flat[0])
     passes = {
         "autoregressive": terms.autoregressive,
         "draft": terms.draft,
@@ -213,7 +116,10 @@ def breakdown(setup: Setup, prediction: StepPrediction, tp_size: int) -> dict[st
         "accept": terms.accept,
         "upkeep": terms.upkeep,
     }
-    return {name: [_op_row(setup, op, tp_size) for op in time.ops if _seconds(op) > 0] for name, time in passes.items()}
+    return {
+        name: [_op_row(prediction.setup, op, tp_size) for op in time.ops if _seconds(op) > 0]
+        for name, time in passes.items()
+    }
 
 
 def _seconds(op: Op) -> float:

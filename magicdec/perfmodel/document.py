@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,8 @@ import numpy as np
 
 from magicdec.perfmodel.candidates import Row
 from magicdec.perfmodel.drafts import DraftOption
-from magicdec.perfmodel.grid import Grid, GridResult, evaluate
-from magicdec.perfmodel.steps import SPARSE_METHODS, Setup, prefill_terms
-from magicdec.specs.speculation import AUTOREGRESSIVE
+from magicdec.perfmodel.prediction import Prediction, predict
+from magicdec.perfmodel.setup import Points, Setup
 
 SCHEMA_VERSION = 1
 NUM_BREAK_EVEN_CONTEXTS = 65
@@ -83,23 +81,26 @@ def gamma_table(
     gen_len_paid = np.full(shape, np.nan)
     fine = np.geomspace(min(context_lens), max(context_lens), NUM_BREAK_EVEN_CONTEXTS)
     finest = np.zeros((len(batch_sizes), len(fine)))
-    if any(gammas):
-        every, split = [*context_lens, *fine], len(context_lens)
-        for setup, option in cases:
-            speedup, result = _over_contexts(setup, option, tp_size, batch_sizes, every, gammas, gen_len)
-            flat = speedup[:, :split].reshape(*shape, -1)
-            where = np.argmax(flat, axis=-1)
-            reached = np.take_along_axis(flat, where[..., None], axis=-1)[..., 0]
-            chosen = np.asarray(gammas)[where % len(gammas)]
-            better = reached > best
-            best, gamma = np.where(better, reached, best), np.where(better, chosen, gamma)
-            fit = np.take_along_axis(result.fits[:, :split].reshape(*shape, -1), where[..., None], axis=-1)[..., 0]
-            fits = np.where(better, fit, fits)
-            saved = np.broadcast_to(result.autoregressive_step_s - result.tpot_s, result.speedup.shape)[:, :split]
-            paid = _break_even_gen_lens(setup, option, saved, tp_size, batch_sizes, context_lens)
-            paid = np.take_along_axis(paid.reshape(*shape, -1), where[..., None], axis=-1)[..., 0]
-            gen_len_paid = np.where(better, paid, gen_len_paid)
-            finest = np.maximum(finest, speedup[:, split:].reshape(*finest.shape, -1).max(axis=-1))
+    every, split = [*context_lens, *fine], len(context_lens)
+    for setup, option in cases if any(gammas) else ():
+        points = Points.grid(
+            batch=batch_sizes, context=every, tp=(tp_size,), budget=option.budgets, gamma=gammas, gen_len=gen_len
+        )
+        result = predict(setup, option.acceptance, points)
+        speedup = result.full(np.where(result.valid, result.speedup, 0.0))
+        where = np.argmax(speedup[:, :split].reshape(*shape, -1), axis=-1)[..., None]
+
+        def chosen(values: Any, result: Prediction = result, where: Any = where) -> Any:
+            flat = result.full(values)[:, :split].reshape(*shape, -1)
+            return np.take_along_axis(flat, where, axis=-1)[..., 0]
+
+        reached = chosen(speedup)
+        better = reached > best
+        best = np.where(better, reached, best)
+        gamma = np.where(better, chosen(result.points.gamma), gamma)
+        fits = np.where(better, chosen(result.memory.fits), fits)
+        gen_len_paid = np.where(better, chosen(result.break_even_gen_len), gen_len_paid)
+        finest = np.maximum(finest, speedup[:, split:].reshape(*finest.shape, -1).max(axis=-1))
     return {
         "tp_size": tp_size,
         "batch_sizes": [int(value) for value in batch_sizes],
@@ -110,47 +111,6 @@ def gamma_table(
         "break_even_gen_len": [[None if np.isnan(each) else int(each) for each in row] for row in gen_len_paid],
         "break_even_context": [_break_even(fine, row) for row in finest],
     }
-
-
-def _over_contexts(
-    setup: Setup,
-    option: DraftOption,
-    tp_size: int,
-    batch_sizes: Sequence[int],
-    contexts: Iterable[float],
-    gammas: Sequence[int],
-    gen_len: int,
-) -> tuple[Any, GridResult]:
-    grid = Grid(
-        batch_sizes=batch_sizes,
-        context_lens=list(contexts),
-        tp_sizes=(tp_size,),
-        budgets=option.budgets if option.method in SPARSE_METHODS else (0,),
-        gammas=gammas,
-        gen_len=float(gen_len),
-    )
-    result = evaluate(setup, option.acceptance, grid)
-    return np.where(result.valid, result.speedup, 0.0), result
-
-
-def _break_even_gen_lens(
-    setup: Setup,
-    option: DraftOption,
-    saved_s: Any,
-    tp_size: int,
-    batch_sizes: Sequence[int],
-    context_lens: Sequence[int],
-) -> Any:
-    """Generated tokens per sequence from which the draft's own prefill is paid back, at each point of the grid."""
-    batch = np.asarray(batch_sizes, dtype=np.float64).reshape(-1, 1, 1, 1, 1)
-    context = np.asarray(context_lens, dtype=np.float64).reshape(1, -1, 1, 1, 1)
-    budget = np.asarray(option.budgets, dtype=np.float64).reshape(1, 1, 1, -1, 1)
-    with_draft = prefill_terms(setup, batch=1.0, prompt_len=context, tp_size=tp_size, budget=budget).total_s
-    alone = prefill_terms(
-        dataclasses.replace(setup, speculation=AUTOREGRESSIVE, draft_model=None),
-        batch=1.0, prompt_len=context, tp_size=tp_size,
-    ).total_s  # fmt: skip
-    return np.ceil(batch * np.maximum(with_draft - alone, 0.0) / np.maximum(saved_s, 1e-12))
 
 
 def _break_even(contexts: Any, speedups: Any) -> int | None:

@@ -8,13 +8,11 @@ from typing import Any
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.steps import SPARSE_METHODS
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import DRAFT_METHODS, SELF, DraftMethod, SpeculationSpec
+from magicdec.specs.speculation import DRAFT_METHODS, SELF, SPARSE_METHODS, DraftMethod, SpeculationSpec
 
 DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
-SELF_METHODS: tuple[DraftMethod, ...] = ("streamingllm", "snapkv", "topk")
 RATE_BUDGET = 512
 """The budget that a single acceptance rate is taken to belong to when none is given."""
 NAMED_DRAFTS = (SELF, "none", "ngram", "eagle")
@@ -117,7 +115,7 @@ def _pairs(draft: str | None, method: str | None) -> list[tuple[str, DraftMethod
             return [(str(method), chosen)]
         if method is not None:
             return [(SELF, chosen)]
-        return [*((SELF, each) for each in SELF_METHODS), ("ngram", "ngram"), ("eagle", "eagle")]
+        return [*((SELF, each) for each in SPARSE_METHODS), ("ngram", "ngram"), ("eagle", "eagle")]
     if draft == SELF:
         return [(SELF, chosen or "streamingllm")]
     if draft in ("ngram", "eagle"):

@@ -15,10 +15,12 @@ import numpy as np
 
 from magicdec.perfmodel import ops
 from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.setup import Setup, draft_kv_tokens, draft_tp
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import SPARSE_METHODS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,42 @@ def attention_scores_bytes(model: ModelSpec, *, batch: Any, length: Any, gamma: 
     tokens = np.asarray(batch, dtype=np.float64) * (np.asarray(gamma, dtype=np.float64) + 1.0)
     scores: Array = heads * tokens * np.asarray(length, dtype=np.float64) * ops.FP32_BYTES
     return scores
+
+
+def memory_need(setup: Setup, *, batch: Any, max_len: Any, budget: Any, gamma: Any, tp_size: Any) -> Memory:
+    """Bytes per device when each of `batch` sequences grows to `max_len` tokens (the block in flight comes on top)."""
+    tp, batch = np.asarray(tp_size, dtype=np.float64), np.asarray(batch, dtype=np.float64)
+    gamma = np.asarray(gamma, dtype=np.float64)
+    length = np.asarray(max_len, dtype=np.float64) + gamma + 1.0
+    draft_weights: Any = 0.0
+    draft_kv: Any = 0.0
+    ranks, precision = draft_tp(setup, tp), setup.drafting_precision
+    if setup.kind == "standalone" or (setup.kind == "self" and precision.weight_dtype != setup.precision.weight_dtype):
+        draft_weights = weights_bytes(setup.drafter, precision, ranks)
+    elif setup.kind == "eagle":
+        draft_weights = (
+            (setup.drafter.layer_parameters + 2.0 * setup.model.hidden_size**2) / ranks * precision.weight_bytes
+        )
+    if setup.kind in ("standalone", "eagle") or setup.keeps_draft_cache:
+        tokens = cached_tokens(setup.drafter, draft_kv_tokens(setup, length, budget))
+        if setup.speculation.draft_method in SPARSE_METHODS:
+            tokens = tokens + gamma + 1.0
+        draft_kv = batch * tokens * kv_bytes_per_token(setup.drafter, precision, ranks)
+    workspace = workspace_bytes(
+        setup.model, setup.engine, setup.precision, batch=batch, gamma=gamma, tp_size=tp,
+        is_greedy=setup.sampling.is_greedy,
+    )  # fmt: skip
+    if setup.speculation.draft_method == "topk":
+        workspace = workspace + attention_scores_bytes(setup.model, batch=batch, length=length, gamma=gamma, tp_size=tp)
+    return Memory(
+        weights_bytes=weights_bytes(setup.model, setup.precision, tp),
+        kv_bytes=batch * cached_tokens(setup.model, length)
+        * kv_bytes_per_token(setup.model, setup.precision, tp),
+        draft_weights_bytes=np.asarray(draft_weights, dtype=np.float64),
+        draft_kv_bytes=np.asarray(draft_kv, dtype=np.float64),
+        workspace_bytes=workspace,
+        capacity_bytes=np.asarray(capacity_bytes(setup.hardware, setup.engine)),
+    )  # fmt: skip
 
 
 def capacity_bytes(hw: HardwareProfile, engine: EngineProfile) -> float:

@@ -13,7 +13,7 @@ from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import DraftOption
-from magicdec.perfmodel.steps import Setup, memory_need
+from magicdec.perfmodel.setup import AT_TEMPERATURE_ONE, Setup
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.model import ModelSpec
@@ -26,7 +26,6 @@ DEFAULT_MAX_GAMMA = 12
 DEFAULT_BATCH = 64
 MAX_BATCH = 65_536
 MAX_CONTEXT = 2**26
-AT_TEMPERATURE_ONE = SamplingSpec(temperature=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +159,7 @@ class Device:
         for _ in range(3 if lengths.workload is not None else 1):  # the tail of a batch shrinks as it grows
 
             def need(count: float, held: Array = held) -> Array:
-                return memory_need(
+                return memory.memory_need(
                     setup, batch=count, max_len=held, budget=budget, gamma=gamma, tp_size=self.tp
                 ).total_bytes
 

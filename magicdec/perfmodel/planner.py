@@ -18,18 +18,18 @@ import numpy as np
 from magicdec.errors import CapacityError
 from magicdec.perfmodel import candidates
 from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step, static_batch_efficiency
-from magicdec.perfmodel.candidates import Points, Row
+from magicdec.perfmodel.candidates import Row
 from magicdec.perfmodel.document import SCHEMA_VERSION, PlanDocument, gamma_table
 from magicdec.perfmodel.drafts import NAMED_DRAFTS, RATE_BUDGET, DraftOption, draft_options
-from magicdec.perfmodel.grid import Grid, evaluate
+from magicdec.perfmodel.intervals import is_engine_fitted_on
 from magicdec.perfmodel.plan_request import DEFAULT_MAX_GAMMA, Device, Lengths, PlanRequest, resolve
+from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.search import answer, best_autoregressive, finish
-from magicdec.perfmodel.speculative import is_engine_fitted_on
-from magicdec.perfmodel.steps import SPARSE_METHODS
+from magicdec.perfmodel.setup import Points
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import DraftMethod
+from magicdec.specs.speculation import SPARSE_METHODS, DraftMethod
 from magicdec.units import format_seconds
 
 __all__ = ["PlanDocument", "PlanRequest", "plan"]
@@ -184,7 +184,7 @@ def _alone(device: Device, best: Row) -> Row:
     """Autoregressive decoding at the best row's tp, batch and context, within the limits or not."""
     lengths, point = _point(device, best)
     point = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=np.zeros_like(point.budget))
-    row = candidates.rows(device.setup(None), None, point)[0]
+    row = candidates.rows(predict(device.setup(None), None, point), None)[0]
     finish(device, lengths, row)
     return row
 
@@ -194,7 +194,7 @@ def _detail(device: Device, best: Row) -> dict[str, Any]:
     option = _option_of(device, best)
     setup = device.setup(option)
     lengths, point = _point(device, best)
-    prediction = candidates.predict_points(setup, option.acceptance if option else None, point)
+    prediction = predict(setup, option.acceptance if option else None, point)
     if option is not None and option.acceptance is not None and device.request.gen_len > 0:
         kept = static_batch_efficiency(
             option.acceptance,
@@ -222,7 +222,7 @@ def _detail(device: Device, best: Row) -> dict[str, Any]:
     drafted = device.largest_batches(lengths, option=option, budget=budget, gamma=gamma)
     sizes["largest_batch"] = float(drafted[where])
     sizes["largest_autoregressive_batch"] = float(device.largest_batches(lengths)[where])
-    return {"breakdown": candidates.breakdown(setup, prediction, best["tp_size"]), "memory": sizes}
+    return {"breakdown": candidates.breakdown(prediction), "memory": sizes}
 
 
 def _paying_rate(device: Device, best: Row, lacking: dict[str, str]) -> float | None:
@@ -241,17 +241,11 @@ def _paying_rate(device: Device, best: Row, lacking: dict[str, str]) -> float | 
         draft_tp_size=device.request.draft_tp_size,
     )
     gammas = np.arange(1, DEFAULT_MAX_GAMMA + 1)
-    grid = Grid(
-        batch_sizes=point.batch, context_lens=point.context, tp_sizes=point.tp, budgets=option.budgets, gammas=gammas,
-        gen_len=lengths.growth, max_lens=point.max_len,
-    )  # fmt: skip
-    result = evaluate(device.setup(option), usual, grid)
+    prediction = predict(device.setup(option), usual, dataclasses.replace(point, budget=float(budget), gamma=gammas))
     rates = np.linspace(0.0, 1.0, 201)
     tokens = expected_tokens_per_step(np.repeat(rates[:, None, None], len(gammas), axis=-1), gammas)
-    speedups = (
-        tokens * float(np.ravel(result.autoregressive_step_s)[0]) / np.broadcast_to(result.step_s, grid.shape).ravel()
-    )
-    pays = np.flatnonzero(speedups.max(axis=-1) > 1.0)
+    at_rates = dataclasses.replace(prediction, expected_tokens_per_step=tokens)
+    pays = np.flatnonzero(at_rates.speedup.max(axis=-1) > 1.0)
     return float(rates[pays[0]]) if len(pays) else None
 
 

@@ -9,11 +9,13 @@ import numpy as np
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel import candidates
-from magicdec.perfmodel.candidates import SECONDS_PER_HOUR, Points, Row
+from magicdec.perfmodel.candidates import SECONDS_PER_HOUR, Row
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import DraftOption
-from magicdec.perfmodel.grid import BoolArray, Grid, GridResult, evaluate
+from magicdec.perfmodel.intervals import SOURCE_ERROR
 from magicdec.perfmodel.plan_request import DEFAULT_BATCH, MAX_BATCH, Device, Lengths
+from magicdec.perfmodel.prediction import BoolArray, Prediction, predict
+from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.steps import prefill_terms
 from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import Precision
@@ -24,8 +26,6 @@ MAX_EVERY_BATCH = 512
 NUM_SEARCHED_BATCHES = 512
 MAX_CANDIDATES = 1000
 MAX_SUGGESTED_TP = 64
-SOURCE_ERROR = 0.05
-"""Acceptance rates of two harnesses on one task differ by about this much."""
 
 
 def answer(device: Device) -> list[Row]:
@@ -74,29 +74,15 @@ def _rows(
     if not len(batches) or (option is not None and gammas == (0,)):
         return []
     setup, law = device.setup(option), option.acceptance if option is not None else None
-    grid = Grid(
-        batch_sizes=batches,
-        context_lens=(lengths.prompt_len,),
-        tp_sizes=device.tp_sizes,
-        budgets=option.budgets if option is not None else (0,),
-        gammas=gammas,
-        gen_len=lengths.growth,
-        max_lens=lengths.max_len(batches),
-    )
-    result = evaluate(setup, law, grid)
-    chosen = _select(device, grid, result, _allowed(device, lengths, result))
-    where = np.unravel_index(chosen, grid.shape)
-    batch = batches[where[0]]
-    points = Points(
-        batch=batch,
-        context=np.full(len(chosen), lengths.prompt_len),
-        tp=device.tp[where[2]],
-        budget=np.asarray(grid.budgets, dtype=np.float64)[where[3]],
-        gamma=np.asarray(grid.gammas, dtype=np.int64)[where[4]],
-        gen_len=lengths.growth,
-        max_len=lengths.max_len(batch),
-    )
-    rows = candidates.rows(setup, law, points, source_error=source_error)
+    points = Points.grid(
+        batch=batches, context=(lengths.prompt_len,), tp=device.tp_sizes, gamma=gammas,
+        budget=option.budgets if option is not None else (0,), gen_len=lengths.growth, max_len=lengths.max_len(batches),
+    )  # fmt: skip
+    prediction = predict(setup, law, points)
+    chosen = _select(device, prediction, _allowed(device, lengths, prediction))
+    if not len(chosen):
+        return []
+    rows = candidates.rows(prediction.take(chosen), law, source_error=source_error)
     for row in rows:
         finish(device, lengths, row)
     return rows
@@ -118,11 +104,11 @@ def finish(device: Device, lengths: Lengths, row: Row) -> None:
         row["gpu_hours_per_million_requests"] = request_s * row["tp_size"] / SECONDS_PER_HOUR * MEGA
 
 
-def _allowed(device: Device, lengths: Lengths, result: GridResult) -> BoolArray:
+def _allowed(device: Device, lengths: Lengths, result: Prediction) -> BoolArray:
     request = device.request
-    allowed: BoolArray = result.valid.copy()
+    allowed: BoolArray = result.full(result.valid).copy()
     if device.searches_batch:
-        allowed &= result.fits
+        allowed &= result.memory.fits
         if request.tpot_limit_s is not None:
             allowed &= result.tpot_s <= request.tpot_limit_s
         if request.ttft_limit_s is not None:
@@ -131,16 +117,15 @@ def _allowed(device: Device, lengths: Lengths, result: GridResult) -> BoolArray:
     return allowed
 
 
-def _select(device: Device, grid: Grid, result: GridResult, allowed: BoolArray) -> Any:
+def _select(device: Device, result: Prediction, allowed: BoolArray) -> Any:
     """Flat indices: of all allowed points, fastest first; or where the batch is searched, of those that no other of
     this draft beats in both latency and throughput per device."""
     flat = np.flatnonzero(allowed)
     if not device.searches_batch:
-        order = np.argsort(-result.speedup.ravel()[flat], kind="stable")
+        order = np.argsort(-result.full(result.speedup).ravel()[flat], kind="stable")
         return flat[order[:MAX_CANDIDATES]]
-    batch, _, tp, _, _ = grid.axes()
-    rate = np.broadcast_to(batch / (result.tpot_s * tp), grid.shape).ravel()[flat]
-    latency = result.tpot_s.ravel()[flat]
+    rate = result.full(result.tokens_per_s / result.points.tp).ravel()[flat]
+    latency = result.full(result.tpot_s).ravel()[flat]
     order = np.lexsort((-rate, latency))
     highest = np.maximum.accumulate(np.concatenate([[0.0], rate[order][:-1]]))
     return flat[order[rate[order] > highest]]

@@ -18,12 +18,13 @@ import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.candidates import Points, Row, predict_points
+from magicdec.perfmodel.candidates import Row
 from magicdec.perfmodel.drafts import draft_options
+from magicdec.perfmodel.intervals import relative_errors
 from magicdec.perfmodel.plan_request import resolve
 from magicdec.perfmodel.planner import PlanRequest, plan
-from magicdec.perfmodel.speculative import relative_errors
-from magicdec.perfmodel.steps import Setup
+from magicdec.perfmodel.prediction import predict
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.model import ModelSpec
 
@@ -99,7 +100,7 @@ def sensitivity(request: PlanRequest) -> Sensitivity:
 
     def log_speedup(change: Callable[[State, float], State], factor: float) -> float:
         setup, acceptance = change(state, factor)
-        return math.log(float(np.ravel(predict_points(setup, acceptance, points).speedup)[0]))
+        return math.log(float(np.ravel(predict(setup, acceptance, points).speedup)[0]))
 
     found = []
     for name, change, sigma, measure in _inputs(state):

@@ -11,83 +11,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
-from magicdec.errors import ConfigError
 from magicdec.perfmodel import memory, ops
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
-from magicdec.perfmodel.memory import Memory
 from magicdec.perfmodel.ops import Op
-from magicdec.specs.engine import EngineProfile
-from magicdec.specs.hardware import HardwareProfile
+from magicdec.perfmodel.setup import Setup, draft_kv_tokens, draft_tp
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.parallel import valid_tp_sizes
-from magicdec.specs.precision import BF16, Precision
-from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import SPARSE_METHODS
 
-SPARSE_METHODS = ("streamingllm", "snapkv", "topk")
 TOKEN_BYTES = 8.0
-AT_TEMPERATURE_ONE = SamplingSpec(temperature=1.0)
-DraftKind = Literal["none", "self", "standalone", "ngram", "eagle"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Everything about a configuration but its numbers of sequences, tokens and ranks."""
-
-    model: ModelSpec
-    hardware: HardwareProfile
-    engine: EngineProfile
-    speculation: SpeculationSpec = AUTOREGRESSIVE
-    draft_model: ModelSpec | None = None
-    sampling: SamplingSpec = AT_TEMPERATURE_ONE
-    precision: Precision = BF16
-    draft_precision: Precision | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind == "standalone":
-            if self.draft_model is None:
-                raise ConfigError(f"draft {self.speculation.draft} needs the draft's model")
-            if self.draft_model.vocab_size != self.model.vocab_size:
-                raise ConfigError(
-                    f"draft {self.draft_model.name} has a vocabulary of {self.draft_model.vocab_size}, "
-                    f"{self.model.name} one of {self.model.vocab_size}: a draft needs its target's vocabulary"
-                )
-
-    @property
-    def kind(self) -> DraftKind:
-        method, draft = self.speculation.draft_method, self.speculation.draft
-        if method == "none" or draft == "none":
-            return "none"
-        if method in ("ngram", "eagle"):
-            return method
-        return "self" if self.speculation.is_self else "standalone"
-
-    @property
-    def drafter(self) -> ModelSpec:
-        """The network that drafts: the target itself, one of its layers with its own head input, or another model."""
-        if self.kind == "eagle":
-            return msgspec.structs.replace(self.model, num_hidden_layers=1)
-        return self.draft_model if self.kind == "standalone" and self.draft_model is not None else self.model
-
-    @property
-    def draft_tp_size(self) -> int | None:
-        """Ranks that the draft is confined to: as the speculation says, or as the runtime does it; None: all."""
-        if self.speculation.draft_tp_size is not None or self.kind != "standalone":
-            return self.speculation.draft_tp_size
-        return self.engine.standalone_draft_tp_size
-
-    @property
-    def drafting_precision(self) -> Precision:
-        return self.draft_precision or self.precision
-
-    @property
-    def keeps_draft_cache(self) -> bool:
-        """Whether a self-draft has KV of its own, besides the target's."""
-        in_place = self.speculation.draft_method == "streamingllm" and self.engine.streaming_in_place
-        return self.kind == "self" and self.speculation.draft_method in SPARSE_METHODS and not in_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,18 +160,6 @@ def step_terms(
     )
 
 
-def draft_tp(setup: Setup, tp_size: Any) -> Array:
-    """The ranks that the draft runs on: all, or as many as was said; a draft model that these do not split evenly, on
-    the most that do."""
-    tp = np.asarray(tp_size, dtype=np.float64)
-    chosen = setup.draft_tp_size
-    ranks: Array = tp if chosen is None else np.minimum(tp, float(chosen))
-    if setup.kind == "standalone" and ranks.size and ranks.max() > 1:
-        sizes = np.asarray(valid_tp_sizes(setup.drafter, int(ranks.max())), dtype=np.float64)
-        ranks = sizes[np.searchsorted(sizes, ranks, side="right") - 1]
-    return ranks
-
-
 def _draft_step(
     setup: Setup, *, batch: Array, kv_len: Any, gamma: Array, tp: Array, query_len: float = 1.0
 ) -> ForwardTime:
@@ -308,52 +231,6 @@ def _topk_refresh(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: An
         ops.streaming("score extraction", hw, setup.engine, num_bytes=4.0 * scores, num_kernels=3.0, count=layers),
         ops.streaming("gather", hw, setup.engine, num_bytes=gathered, num_kernels=layers),
     ]
-
-
-def draft_kv_tokens(setup: Setup, kv_len: Any, budget: Any) -> Array:
-    """Cached tokens that one draft step reads per sequence: the budget, or all where the cache is full or shorter."""
-    tokens: Array = np.asarray(kv_len, dtype=np.float64)
-    if setup.speculation.draft_method in SPARSE_METHODS and budget is not None:
-        tokens = np.minimum(np.asarray(budget, dtype=np.float64), tokens)
-    return tokens
-
-
-def memory_need(setup: Setup, *, batch: Any, max_len: Any, budget: Any, gamma: Any, tp_size: Any) -> Memory:
-    """Bytes per device when each of `batch` sequences grows to `max_len` tokens (the block in flight comes on top)."""
-    tp, batch = np.asarray(tp_size, dtype=np.float64), np.asarray(batch, dtype=np.float64)
-    gamma = np.asarray(gamma, dtype=np.float64)
-    length = np.asarray(max_len, dtype=np.float64) + gamma + 1.0
-    draft_weights: Any = 0.0
-    draft_kv: Any = 0.0
-    ranks, precision = draft_tp(setup, tp), setup.drafting_precision
-    if setup.kind == "standalone" or (setup.kind == "self" and precision.weight_dtype != setup.precision.weight_dtype):
-        draft_weights = memory.weights_bytes(setup.drafter, precision, ranks)
-    elif setup.kind == "eagle":
-        draft_weights = (
-            (setup.drafter.layer_parameters + 2.0 * setup.model.hidden_size**2) / ranks * precision.weight_bytes
-        )
-    if setup.kind in ("standalone", "eagle") or setup.keeps_draft_cache:
-        tokens = memory.cached_tokens(setup.drafter, draft_kv_tokens(setup, length, budget))
-        if setup.speculation.draft_method in SPARSE_METHODS:
-            tokens = tokens + gamma + 1.0
-        draft_kv = batch * tokens * memory.kv_bytes_per_token(setup.drafter, precision, ranks)
-    workspace = memory.workspace_bytes(
-        setup.model, setup.engine, setup.precision, batch=batch, gamma=gamma, tp_size=tp,
-        is_greedy=setup.sampling.is_greedy,
-    )  # fmt: skip
-    if setup.speculation.draft_method == "topk":
-        workspace = workspace + memory.attention_scores_bytes(
-            setup.model, batch=batch, length=length, gamma=gamma, tp_size=tp
-        )
-    return Memory(
-        weights_bytes=memory.weights_bytes(setup.model, setup.precision, tp),
-        kv_bytes=batch * memory.cached_tokens(setup.model, length)
-        * memory.kv_bytes_per_token(setup.model, setup.precision, tp),
-        draft_weights_bytes=np.asarray(draft_weights, dtype=np.float64),
-        draft_kv_bytes=np.asarray(draft_kv, dtype=np.float64),
-        workspace_bytes=workspace,
-        capacity_bytes=np.asarray(memory.capacity_bytes(setup.hardware, setup.engine)),
-    )  # fmt: skip
 
 
 def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1, budget: Any = None) -> ForwardTime:

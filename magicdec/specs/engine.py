@@ -2,7 +2,7 @@
 
 An engine profile is one TOML file (catalog: `magicdec-2024`, `ours`), kept apart from the hardware profile, so that one
 device serves several runtimes. Where each field enters the time is written once, in perfmodel/forward.py and
-perfmodel/speculative.py. `*_s_per_element` fields, where given, replace the bytes-over-bandwidth estimate of that work.
+perfmodel/steps.py. `*_s_per_element` fields, where given, replace the bytes-over-bandwidth estimate of that work.
 """
 
 from __future__ import annotations

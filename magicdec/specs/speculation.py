@@ -10,6 +10,8 @@ from magicdec.errors import ConfigError, unknown_choice
 
 DraftMethod = Literal["none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle"]
 DRAFT_METHODS: tuple[DraftMethod, ...] = ("none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle")
+SPARSE_METHODS: tuple[DraftMethod, ...] = ("streamingllm", "snapkv", "topk")
+"""Those whose draft reads a part of the cache, of `draft_budget` slots."""
 DRAFT_WEIGHT_DTYPES = ("bf16", "fp8", "int8", "int4")
 SELF = "self"
 MAX_GAMMA = 32
@@ -45,7 +47,7 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"draft budget {self.draft_budget} must exceed the {self.num_sink_tokens} sink tokens it includes"
             )
-        if self.draft_method in ("streamingllm", "snapkv", "topk") and self.draft_budget is None:
+        if self.draft_method in SPARSE_METHODS and self.draft_budget is None:
             raise ConfigError(f"draft method {self.draft_method} needs a draft budget")
 
     @property

@@ -20,7 +20,9 @@ import numpy.typing as npt
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, default_profile, load_profile
 from magicdec.perfmodel.acceptance_law import Array
-from magicdec.perfmodel.speculative import StepPrediction, interval, predict
+from magicdec.perfmodel.intervals import interval, tokens_error
+from magicdec.perfmodel.prediction import predict
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware
@@ -214,23 +216,20 @@ def evaluate(
     )
     budget = np.minimum(budget, context)
 
-    draft_model = None if first.draft == SELF else load_model_spec(first.draft)
-    device = hardware or load_hardware(first.device)
-    speculation = SpeculationSpec(
-        draft=first.draft, draft_method=first.draft_method, draft_budget=FITTED_BUDGET, gamma=1
+    setup = Setup(
+        model=model,
+        hardware=hardware or load_hardware(first.device),
+        engine=engine,
+        speculation=SpeculationSpec(
+            draft=first.draft, draft_method=first.draft_method, draft_budget=FITTED_BUDGET, gamma=1
+        ),
+        draft_model=None if first.draft == SELF else load_model_spec(first.draft),
+        sampling=SAMPLING,
     )
-
-    def prediction(num_sigma: float) -> StepPrediction:
-        return predict(
-            model, draft_model, device, engine, speculation, batch=batch, context=context, tp_size=first.tp_size,
-            sampling=SAMPLING, gamma=GAMMAS[None, :], draft_budget=budget,
-            acceptance=_Shifted(acceptance, num_sigma),
-        )  # fmt: skip
-
+    points = Points(batch=batch, context=context, tp=first.tp_size, budget=budget, gamma=GAMMAS[None, :])
+    middle = predict(setup, acceptance, points)
+    bounds = interval(middle, tokens_error(middle, acceptance))
     shape = (len(rows), GAMMAS.size)
-    middle = prediction(0.0)
-    spread = prediction(1.0).expected_tokens_per_step / prediction(-1.0).expected_tokens_per_step
-    bounds = interval(middle, 0.5 * np.log(spread))
     return Evaluation(
         autoregressive_s=np.broadcast_to(middle.autoregressive_step_s, shape)[:, 0],
         speculative_s=np.broadcast_to(middle.tpot_s, shape),
@@ -239,19 +238,6 @@ def evaluate(
         speedup_high=np.broadcast_to(bounds.speedup_high, shape),
         first_rate=acceptance.conditional_rates(budget=budget, context=context, gamma_max=1)[:, 0, 0],
     )
-
-
-@dataclass(frozen=True)
-class _Shifted:
-    """A profile's law, some standard deviations above its middle."""
-
-    profile: AcceptanceProfile
-    num_sigma: float
-
-    def conditional_rates(self, *, budget: Any, context: Any, gamma_max: int) -> Array:
-        return self.profile.conditional_rates(
-            budget=budget, context=context, gamma_max=gamma_max, num_sigma=self.num_sigma
-        )
 
 
 def _at_reported(rows: Sequence[PublishedRow], evaluation: Evaluation, values: Array) -> Array:

@@ -15,6 +15,7 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel import acceptance
 from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, LawError, expected_tokens_per_step, fit_profile
 from magicdec.perfmodel.acceptance_fit import measured_rates, measurements_from_rows
+from magicdec.perfmodel.intervals import Z_90
 
 FOUR_SIGMA_FALSE_ALARM = 6.4e-5
 laws = st.builds(
@@ -142,7 +143,10 @@ def test_the_interval_of_a_small_sample_holds_the_truth_about_as_often_as_it_say
     covered = 0
     for seed in range(40):
         fitted = acceptance.fit_profile(sampled_counts(true, blocks=40, gamma=4, seed=seed))
-        low, high = acceptance.expected_tokens_interval(fitted, gamma=4, **at)
+        low, high = (
+            expected_tokens_per_step(fitted.conditional_rates(**at, gamma_max=4, num_sigma=sigma), 4)
+            for sigma in (-Z_90, Z_90)
+        )
         covered += bool(low <= truth <= high)
     assert covered >= 28
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.forward import forward_pass
-from magicdec.perfmodel.steps import Setup, draft_tp
+from magicdec.perfmodel.setup import Setup, draft_tp
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import load_hardware

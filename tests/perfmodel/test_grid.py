@@ -7,9 +7,8 @@ import pytest
 
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance_law import Law
-from magicdec.perfmodel.grid import Grid, evaluate, evaluate_in_chunks
-from magicdec.perfmodel.speculative import predict
-from magicdec.perfmodel.steps import Setup
+from magicdec.perfmodel.prediction import predict, predict_in_chunks
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
@@ -19,8 +18,8 @@ A100, ENGINE, LLAMA = load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024
 LAW = AcceptanceProfile(
     model="m", draft_method="streamingllm", law=Law(rejection=0.2, budget_exponent=0.3, fill_exponent=0.5, drift=0.4)
 )
-GRID = Grid(
-    batch_sizes=[1, 7, 64], context_lens=[300.0, 5000.0, 90_000.0], tp_sizes=[1, 8], budgets=[64, 512], gammas=[0, 1, 5]
+GRID = Points.grid(
+    batch=[1, 7, 64], context=[300.0, 5000.0, 90_000.0], tp=[1, 8], budget=[64, 512], gamma=[0, 1, 5], gen_len=100.0
 )
 
 
@@ -32,40 +31,52 @@ def setup_of(method: str) -> Setup:
 @pytest.mark.parametrize("method", ["streamingllm", "topk"])
 def test_every_point_equals_its_own_prediction(method: str) -> None:
     setup = setup_of(method)
-    result = evaluate(setup, LAW, GRID)
-    for index in np.ndindex(GRID.shape):
-        b, s, t, k, g = index
-        budget, context, gamma = GRID.budgets[k], GRID.context_lens[s], GRID.gammas[g]
-        if not result.valid[index]:
+    result = predict(setup, LAW, GRID)
+    rows = result.take(np.arange(np.prod(GRID.shape)))
+    axes = [np.broadcast_to(each, GRID.shape).ravel() for each in (GRID.context, GRID.batch, GRID.tp, GRID.budget)]
+    gammas = np.broadcast_to(GRID.gamma, GRID.shape).ravel()
+    for index, (context, batch, tp, budget) in enumerate(zip(*axes, strict=True)):
+        if not result.full(result.valid).ravel()[index]:
             assert budget >= context
             continue
         one = predict(
-            LLAMA, None, A100, ENGINE, setup.speculation, batch=GRID.batch_sizes[b], context=context,
-            tp_size=GRID.tp_sizes[t], acceptance=LAW, gamma=gamma, draft_budget=budget,
+            setup, LAW,
+            Points(batch=batch, context=context, tp=tp, budget=budget, gamma=gammas[index], gen_len=100.0),
         )  # fmt: skip
-        assert float(result.speedup[index]) == pytest.approx(float(one.speedup), rel=1e-9)
-        assert float(result.tpot_s[index]) == pytest.approx(float(one.tpot_s), rel=1e-9)
-        assert float(result.memory_bytes[index]) == pytest.approx(float(one.memory.total_bytes), rel=1e-12)
-        assert bool(result.fits[index]) == bool(one.memory.fits)
+        for name in ("speedup", "tpot_s", "step_s", "break_even_gen_len"):
+            expected = pytest.approx(float(getattr(one, name)), rel=1e-9)
+            assert float(result.full(getattr(result, name)).ravel()[index]) == expected
+            assert float(rows.full(getattr(rows, name))[index]) == expected
+        assert float(rows.full(rows.memory.total_bytes)[index]) == pytest.approx(float(one.memory.total_bytes), 1e-12)
+        assert bool(result.full(result.memory.fits).ravel()[index]) == bool(one.memory.fits)
+
+
+def test_points_that_are_taken_keep_every_operation() -> None:
+    """What a table, an interval and a breakdown read of a row is what the grid has at its place."""
+    result = predict(setup_of("topk"), LAW, GRID)
+    chosen = np.array([5, 40, 41, 70])
+    rows = result.take(chosen)
+    for ours, all_of_it in zip(rows.terms.verify.ops, result.terms.verify.ops, strict=True):
+        np.testing.assert_array_equal(rows.full(ours.time_s), result.full(all_of_it.time_s).ravel()[chosen])
+        np.testing.assert_array_equal(rows.full(ours.cost.flops), result.full(all_of_it.cost.flops).ravel()[chosen])
+    np.testing.assert_array_equal(rows.points.gamma, result.full(GRID.gamma).ravel()[chosen])
 
 
 def test_chunks_equal_the_whole() -> None:
-    whole = evaluate(setup_of("streamingllm"), LAW, GRID)
-    parts = list(evaluate_in_chunks(setup_of("streamingllm"), LAW, GRID, max_points=40))
+    whole = predict(setup_of("streamingllm"), LAW, GRID)
+    parts = list(predict_in_chunks(setup_of("streamingllm"), LAW, GRID, max_points=40))
     assert len(parts) > 1
     np.testing.assert_allclose(np.concatenate([part.speedup for _, part in parts]), whole.speedup, rtol=1e-12)
     assert [part.start for part, _ in parts] == [0, 1, 2]
 
 
 def test_a_grid_without_acceptance_holds_gamma_zero() -> None:
-    grid = Grid(batch_sizes=[1, 2], context_lens=[1000.0], tp_sizes=[1], budgets=[0], gammas=[0])
-    result = evaluate(Setup(model=LLAMA, hardware=A100, engine=ENGINE), None, grid)
+    result = predict(Setup(model=LLAMA, hardware=A100, engine=ENGINE), None, Points.grid(batch=[1, 2], context=[1000]))
     np.testing.assert_array_equal(result.speedup, 1.0)
 
 
 def test_a_full_cache_draft_is_valid_at_every_context() -> None:
     spec = SpeculationSpec(draft="self", draft_method="full", gamma=1)
     setup = Setup(model=LLAMA, hardware=A100, engine=ENGINE, speculation=spec)
-    grid = Grid(batch_sizes=[4], context_lens=[16.0, 9000.0], tp_sizes=[8], budgets=[0], gammas=[2])
-    result = evaluate(setup, constant_profile(0.7), grid)
-    assert result.valid.all()
+    grid = Points.grid(batch=[4], context=[16.0, 9000.0], tp=[8], gamma=[2])
+    assert predict(setup, constant_profile(0.7), grid).valid.all()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.memory import capacity_bytes, kv_bytes_per_token, largest_batch, weights_bytes
-from magicdec.perfmodel.steps import Setup, memory_need
+from magicdec.perfmodel.memory import capacity_bytes, kv_bytes_per_token, largest_batch, memory_need, weights_bytes
+from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware

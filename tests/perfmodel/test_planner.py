@@ -13,14 +13,14 @@ import pytest
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance_law import Law
-from magicdec.perfmodel.candidates import Points, tokens_error
+from magicdec.perfmodel.intervals import tokens_error
 from magicdec.perfmodel.planner import PlanRequest, plan
-from magicdec.perfmodel.speculative import predict
-from magicdec.perfmodel.steps import Setup
+from magicdec.perfmodel.prediction import predict
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import SpeculationSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 
 LLAMA = load_model_spec("llama-3.1-8b")
@@ -40,6 +40,15 @@ ISSUE_KEYS = {
 }  # fmt: skip
 
 
+def setup_of(speculation: SpeculationSpec) -> Setup:
+    return Setup(
+        model=LLAMA,
+        hardware=load_hardware("a100-sxm-80gb"),
+        engine=load_engine("magicdec-2024"),
+        speculation=speculation,
+    )
+
+
 def test_the_best_equals_brute_force() -> None:
     """Every budget and gamma, one scalar prediction at a time."""
     budgets, gammas = (128, 512, 2048), range(1, 13)
@@ -47,10 +56,7 @@ def test_the_best_equals_brute_force() -> None:
     speedups = {}
     for budget, gamma in itertools.product(budgets, gammas):
         spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=budget, gamma=gamma)
-        one = predict(
-            LLAMA, None, load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024"), spec, batch=64, context=32_768,
-            tp_size=8, acceptance=STREAMING, sampling=SamplingSpec(temperature=1.0),
-        )  # fmt: skip
+        one = predict(setup_of(spec), STREAMING, Points(batch=64, context=32_768, tp=8))
         speedups[budget, gamma] = float(one.speedup)
     best = max(speedups, key=lambda key: speedups[key])
     assert (document.best["draft_budget"], document.best["gamma"]) == best
@@ -73,10 +79,7 @@ def test_the_search_under_a_latency_limit_equals_brute_force() -> None:
     gammas = np.arange(13)
     for tp, batch in itertools.product((1, 2, 4, 8), range(1, 140)):
         spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=1)
-        row = predict(
-            LLAMA, None, load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024"), spec, batch=batch,
-            context=16_384, tp_size=tp, acceptance=STREAMING, gamma=gammas,
-        )  # fmt: skip
+        row = predict(setup_of(spec), STREAMING, Points(batch=batch, context=16_384, tp=tp, gamma=gammas))
         for gamma, tpot, fits in zip(gammas.tolist(), row.tpot_s, row.memory.fits, strict=True):
             if fits and tpot <= limit:
                 best = max(best, (batch / float(tpot) / tp, (tp, batch, gamma)))
@@ -162,16 +165,9 @@ def test_break_even_contexts_are_where_the_speedup_is_one() -> None:
     for batch, context in zip(table["batch_sizes"], table["break_even_context"], strict=True):
         if context is None:
             continue
-        speedups = [
-            float(
-                predict(
-                    LLAMA, None, load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024"),
-                    SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=128, gamma=1),
-                    batch=batch, context=context, tp_size=8, acceptance=STREAMING, gamma=np.arange(1, 13),
-                ).speedup.max()
-            )
-        ]  # fmt: skip
-        assert max(speedups) == pytest.approx(1.0, abs=0.03)
+        spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=128, gamma=1)
+        points = Points(batch=batch, context=context, tp=8, gamma=np.arange(1, 13))
+        assert predict(setup_of(spec), STREAMING, points).speedup.max() == pytest.approx(1.0, abs=0.03)
 
 
 def test_autoregressive_decoding_is_compared_at_its_own_best_batch() -> None:
@@ -321,15 +317,12 @@ def test_a_small_batch_is_less_certain_where_sequences_differ() -> None:
     rng = np.random.default_rng(1)
     gamma, widths = 4, {}
     for batch in (4, 4096):
-        points = Points(
-            batch=np.array([float(batch)]), context=np.array([32768.0]), tp=np.array([8.0]),
-            budget=np.array([512.0]), gamma=np.array([gamma]),
-        )  # fmt: skip
+        points = Points(batch=batch, context=32768, tp=8)
         setup = Setup(
             model=load_model_spec("llama-3.1-8b"), hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"),
             speculation=SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=gamma),
         )  # fmt: skip
-        widths[batch] = float(tokens_error(setup, profile, points, 0.0)[0])
+        widths[batch] = float(tokens_error(predict(setup, profile, points), profile))
     rates = np.clip(rng.normal(0.8, 0.05, (20_000, 4)), 0.0, 1.0)
     tokens = sum(rates**i for i in range(gamma + 1)).mean(axis=1)
     assert widths[4] == pytest.approx(tokens.std() / tokens.mean(), rel=0.1)

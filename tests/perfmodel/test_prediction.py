@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile, default_profile
 from magicdec.perfmodel.acceptance_law import Law
-from magicdec.perfmodel.speculative import StepPrediction, interval, predict, relative_errors, tokens_per_step
-from magicdec.perfmodel.steps import Setup, draft_kv_tokens, memory_need, prefill_terms
+from magicdec.perfmodel.intervals import interval, relative_errors
+from magicdec.perfmodel.memory import memory_need
+from magicdec.perfmodel.prediction import Prediction, predict, tokens_per_step
+from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
+from magicdec.perfmodel.steps import prefill_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware
@@ -29,9 +32,14 @@ STREAMING = SpeculationSpec(draft="self", draft_method="streamingllm", draft_bud
 RATE = constant_profile(0.8)
 
 
-def step(speculation: SpeculationSpec = STREAMING, engine: EngineProfile = ENGINE, **fields: Any) -> StepPrediction:
-    options: dict[str, Any] = {"batch": 64, "context": 32_000, "tp_size": 8, "acceptance": RATE, **fields}
-    return predict(LLAMA, options.pop("draft_model", None), A100, engine, speculation, **options)
+def step(speculation: SpeculationSpec = STREAMING, engine: EngineProfile = ENGINE, **fields: Any) -> Prediction:
+    """Llama-3.1-8B on 8 x A100, batch 64, context 32,000, a rate of 0.8; unless `fields` of setup or points differ."""
+    acceptance = fields.pop("acceptance", RATE)
+    options = {"model": LLAMA, "hardware": A100, "engine": engine, "speculation": speculation}
+    numbers = {"batch": 64, "context": 32_000, "tp": 8}
+    for name, value in fields.items():
+        (numbers if name in Points.__dataclass_fields__ else options)[name] = value
+    return predict(Setup(**options), acceptance, Points(**numbers))
 
 
 def test_gamma_zero_is_autoregressive_decoding() -> None:
@@ -130,8 +138,8 @@ def test_ngram_and_eagle_have_their_own_costs() -> None:
 
 def test_a_quantised_self_draft_is_quicker_and_takes_memory() -> None:
     engine = msgspec.structs.replace(ENGINE, layer_overhead_s=0.0)
-    int4 = step(engine=engine, draft_precision=Precision(weight_dtype="int4"), tp_size=1)
-    same = step(engine=engine, tp_size=1)
+    int4 = step(engine=engine, draft_precision=Precision(weight_dtype="int4"), tp=1)
+    same = step(engine=engine, tp=1)
     assert float(int4.draft_step_s) < float(same.draft_step_s)
     assert float(int4.memory.draft_weights_bytes) == pytest.approx(float(int4.memory.weights_bytes) / 4)
 
@@ -140,9 +148,7 @@ def test_a_standalone_draft_catches_up_after_full_acceptance() -> None:
     spec = SpeculationSpec(draft="tinyllama-1.1b", draft_method="streamingllm", draft_budget=512, gamma=3)
 
     def upkeep(rate: float) -> float:
-        p = predict(
-            LLAMA2, TINYLLAMA, A100, ENGINE, spec, batch=8, context=8000, tp_size=8, acceptance=constant_profile(rate)
-        )
+        p = step(spec, model=LLAMA2, draft_model=TINYLLAMA, batch=8, context=8000, acceptance=constant_profile(rate))
         return float(p.upkeep_step_s)
 
     assert upkeep(0.0) < upkeep(0.5) < upkeep(1.0)
@@ -183,7 +189,7 @@ def test_measured_vocabulary_costs_replace_the_estimate() -> None:
     engine = msgspec.structs.replace(
         ENGINE, accept_base_s=1e-3, accept_s_per_element=1e-12, upkeep_base_s=2e-3, upkeep_s_per_token=1e-6
     )
-    p = step(engine=engine, tp_size=1, batch=2)
+    p = step(engine=engine, tp=1, batch=2)
     assert float(p.accept_step_s) == pytest.approx(1e-3 + 2 * 4 * 128_256 * 1e-12)
     catch_up = next(op.time_s for op in p.terms.upkeep.ops if op.name == "catch-up")
     assert float(p.upkeep_step_s) == pytest.approx(2e-3 + 8e-6 + engine.step_overhead_s + float(catch_up))
@@ -191,10 +197,7 @@ def test_measured_vocabulary_costs_replace_the_estimate() -> None:
 
 def test_a_draft_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(ConfigError, match="vocabulary of 32000"):
-        predict(
-            LLAMA, TINYLLAMA, A100, ENGINE, SpeculationSpec(draft="tinyllama-1.1b", draft_method="full", gamma=1),
-            batch=1, context=100, acceptance=RATE,
-        )  # fmt: skip
+        step(SpeculationSpec(draft="tinyllama-1.1b", draft_method="full", gamma=1), draft_model=TINYLLAMA)
 
 
 def test_drafting_without_acceptance_is_refused() -> None:
@@ -205,8 +208,8 @@ def test_drafting_without_acceptance_is_refused() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"batch": 0}, {"batch": float("nan")}, {"batch": np.array([1.0, 1e300])}, {"context": -1}, {"tp_size": 0},
-        {"context": float("inf")}, {"gamma": -1}, {"gamma": 33}, {"draft_budget": float("nan")},
+        {"batch": 0}, {"batch": float("nan")}, {"batch": np.array([1.0, 1e300])}, {"context": -1}, {"tp": 0},
+        {"context": float("inf")}, {"gamma": -1}, {"gamma": 33}, {"budget": float("nan")},
         {"gen_len": float("nan")},
     ],
 )  # fmt: skip
@@ -229,8 +232,6 @@ def test_interval_of_the_speedup_covers_as_stated_when_terms_err_together() -> N
     p = step()
     bounds = interval(p)
     rng = np.random.default_rng(0)
-    from magicdec.perfmodel.speculative import relative_errors
-
     ours, alone = p.terms.step_seconds("group"), p.terms.autoregressive.group_seconds()
     inside = 0
     for _ in range(4000):
@@ -277,7 +278,7 @@ def test_no_input_gives_a_nan_or_a_negative_time(
         spec,
         batch=batch,
         context=context,
-        tp_size=tp,
+        tp=tp,
         acceptance=law,
         sampling=SamplingSpec(temperature=temperature),
         precision=Precision(weight_dtype=weights),
@@ -302,10 +303,7 @@ def test_an_engine_on_another_device_than_it_was_fitted_on_is_less_sure() -> Non
     """Only its fixed costs: a speedup that they hardly enter keeps its interval."""
 
     def width(hardware: HardwareProfile) -> float:
-        prediction = predict(
-            LLAMA, None, hardware, ENGINE, STREAMING, batch=64, context=32_000, tp_size=8, acceptance=RATE
-        )
-        bounds = interval(prediction)
+        bounds = interval(step(hardware=hardware))
         return float(bounds.speedup_high / bounds.speedup_low)
 
     renamed = msgspec.structs.replace(A100, name="another-device")
@@ -320,18 +318,15 @@ def test_a_machine_whose_speed_moves_widens_the_interval() -> None:
     add to its interval: both predicted apart, on such a machine."""
     memory, compute = 0.02, 0.01
 
-    def at(hardware: HardwareProfile, engine: EngineProfile) -> StepPrediction:
-        return predict(LLAMA, None, hardware, engine, STREAMING, batch=64, context=32_000, tp_size=8, acceptance=RATE)
-
     def sigma(hardware: HardwareProfile) -> float:
-        bounds = interval(at(hardware, ENGINE))
+        bounds = interval(step(hardware=hardware))
         return float(np.log(bounds.speedup_high / bounds.speedup_low)) / (2 * 1.6448536269514722)
 
     moving = msgspec.structs.replace(A100, memory_spread=memory, compute_spread=compute)
     added = np.sqrt(sigma(moving) ** 2 - sigma(A100) ** 2)
-    prediction = at(A100, ENGINE)
-    alone, step = prediction.terms.autoregressive.group_seconds(), prediction.terms.step_seconds("group")
-    faster = {group: np.exp(-memory if group == "attention" else compute) for group in step}
-    moved = sum(float(alone[g]) * faster[g] for g in step) / sum(float(step[g]) * faster[g] for g in step)
-    usual = sum(float(alone[g]) for g in step) / sum(float(step[g]) for g in step)
+    prediction = step()
+    alone, whole = prediction.terms.autoregressive.group_seconds(), prediction.terms.step_seconds("group")
+    faster = {group: np.exp(-memory if group == "attention" else compute) for group in whole}
+    moved = sum(float(alone[g]) * faster[g] for g in whole) / sum(float(whole[g]) * faster[g] for g in whole)
+    usual = sum(float(alone[g]) for g in whole) / sum(float(whole[g]) for g in whole)
     assert added == pytest.approx(abs(np.log(moved / usual)), rel=0.05)

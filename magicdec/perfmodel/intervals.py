@@ -1,0 +1,131 @@
+"""How sure a prediction is: the errors of calibration, engine and acceptance, and the intervals from them.
+
+    σ² = Σ_g (σ_g · (share_AR,g − share_SD,g))² + σ_machine² + σ_engine² + σ_tokens²
+
+The errors are taken as independent and log-normal; the 90 % interval of a value is value · exp(± Z_90 · σ).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
+from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.prediction import Prediction
+from magicdec.perfmodel.setup import draft_kv_tokens
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.hardware import HardwareProfile
+
+Z_90 = NormalDist().inv_cdf(0.95)
+"""A normal variable lies within ± this many standard deviations with probability 0.9."""
+OTHER_DEVICE_ERROR = 0.2
+"""Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and clocks differ."""
+SOURCE_ERROR = 0.05
+"""Acceptance rates of two harnesses on one task differ by about this much."""
+
+
+def is_engine_fitted_on(hw: HardwareProfile, engine: EngineProfile) -> bool:
+    """Whether the engine's fixed costs were measured with this device (or are said to hold for any)."""
+    return engine.fitted_device in ("", hw.name)
+
+
+def relative_errors(hw: HardwareProfile, engine: EngineProfile) -> dict[str, float]:
+    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs."""
+    return {
+        "gemm": hw.gemm_curve().fit.relative_error,
+        "attention": hw.attention_curve().fit.relative_error,
+        "elementwise": hw.elementwise_curve().fit.relative_error,
+        "link": hw.allreduce_curve().fit.relative_error,
+        "overhead": engine.relative_error
+        if is_engine_fitted_on(hw, engine)
+        else max(engine.relative_error, OTHER_DEVICE_ERROR),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """90 % intervals."""
+
+    speedup_low: Array
+    speedup_high: Array
+    tpot_low_s: Array
+    tpot_high_s: Array
+
+
+def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interval:
+    """The 90 % intervals of a prediction, its tokens per step being uncertain by `tokens_relative_error`.
+
+    An error of a kind of term moves the autoregressive step and the speculative one together, so that the speedup feels
+    only the difference of that term's shares.
+
+    σ_machine: the speeds of a calibrated machine's memory and processor move by themselves, the one moves all attention
+    and the other all else. They are taken to move against each other, where the speedup feels both most (and with each
+    other for the time of a token): σ_machine = (σ_memory + σ_processor) · |share_AR,attention − share_SD,attention|.
+    """
+    setup, terms = prediction.setup, prediction.terms
+    errors = relative_errors(setup.hardware, setup.engine)
+    alone = terms.autoregressive.group_seconds()
+    step = terms.step_seconds("group")
+    difference: Array = np.asarray(0.0)
+    own: Array = np.asarray(0.0)
+    for group, error in errors.items():
+        share = step[group] / prediction.step_s
+        alone_share = alone[group] / prediction.autoregressive_step_s  # type: ignore[index]  # the keys are the groups
+        difference = difference + (error * (alone_share - share)) ** 2
+        own = own + (error * share) ** 2
+    of_memory, of_processor = setup.hardware.memory_spread, setup.hardware.compute_spread
+    attention, attention_alone = (
+        step["attention"] / prediction.step_s,
+        alone["attention"] / prediction.autoregressive_step_s,
+    )
+    difference = difference + ((of_memory + of_processor) * (attention_alone - attention)) ** 2
+    own = own + (of_memory * attention + of_processor * (1.0 - attention)) ** 2
+    tokens = np.asarray(tokens_relative_error, dtype=np.float64) ** 2
+    drafts = terms.gamma > 0
+    of_speedup = np.where(drafts, np.sqrt(difference + tokens + setup.engine.speedup_relative_error**2), 0.0)
+    of_tpot = np.sqrt(own + np.where(drafts, tokens, 0.0) + setup.engine.relative_error**2)
+    return Interval(
+        speedup_low=prediction.speedup * np.exp(-Z_90 * of_speedup),
+        speedup_high=prediction.speedup * np.exp(Z_90 * of_speedup),
+        tpot_low_s=prediction.tpot_s * np.exp(-Z_90 * of_tpot),
+        tpot_high_s=prediction.tpot_s * np.exp(Z_90 * of_tpot),
+    )
+
+
+def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None, source_error: float = 0.0) -> Array:
+    """One relative standard deviation of the tokens per step: from that of the law's rates, and from which sequences
+    a batch happens to hold, whose own rates differ by the profile's `spread`. `source_error` is added to it for a
+    source unlike the others'."""
+    points = prediction.points
+    if acceptance is None or not np.any(points.gamma > 0):
+        return np.zeros(())
+    kv_len = points.context + points.gen_len / 2.0
+    read = draft_kv_tokens(prediction.setup, kv_len, points.budget)
+    gamma_max = int(points.gamma.max())
+
+    def rates(num_sigma: float) -> Array:
+        return acceptance.conditional_rates(budget=read, context=kv_len, gamma_max=gamma_max, num_sigma=num_sigma)
+
+    own = _half_range(rates(-1.0), rates(1.0), points.gamma)
+    middle = rates(0.0)
+
+    def shifted(by: Array) -> Array:
+        return _half_range(middle - by, middle + by, points.gamma) if np.any(by) else np.zeros(())
+
+    of_source = shifted(np.asarray(source_error))
+    of_batch = shifted((acceptance.spread / np.sqrt(points.batch))[..., None])
+    error: Array = np.sqrt(own**2 + of_source**2 + of_batch**2)
+    return error
+
+
+def _half_range(low_rates: Array, high_rates: Array, gamma: Any) -> Array:
+    """Half the relative difference of the tokens per step that two sets of rates give."""
+    low = expected_tokens_per_step(np.clip(low_rates, 0.0, 1.0), gamma)
+    high = expected_tokens_per_step(np.clip(high_rates, 0.0, 1.0), gamma)
+    half: Array = (high - low) / (high + low)
+    return half

@@ -1,0 +1,235 @@
+"""Speculative decoding against autoregressive decoding: acceptance joined to the time of a step.
+
+    speedup = T_autoregressive · expected_tokens_per_step / T_step
+
+`predict` is the one place where these are joined; the step's terms are composed in perfmodel/steps.py. Steady state:
+every sequence of the batch is busy, and emits `expected_tokens_per_step` on average. Ignored: overlap of the draft with
+the verification, and the scheduler of a server with continuous batching.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
+from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.memory import Memory, memory_need
+from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
+from magicdec.perfmodel.steps import StepTerms, prefill_terms, step_terms
+from magicdec.specs.speculation import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
+
+MAX_CHUNK_POINTS = 2_000_000
+BoolArray = npt.NDArray[np.bool_]
+LIMITS = {
+    "batch": (1.0, 1e7),
+    "context": (0.0, 1e12),
+    "tp": (1.0, 1e5),
+    "gen_len": (-1e12, 1e12),
+    "gamma": (0.0, float(MAX_GAMMA)),
+    "budget": (0.0, 1e12),
+}
+NAMES = {"budget": "draft budget", "gen_len": "gen-len"}
+
+
+class AcceptanceLaw(Protocol):
+    """P(position i accepted | all before accepted), by budget and context; perfmodel/acceptance.py has the laws."""
+
+    def conditional_rates(self, *, budget: Any, context: Any, gamma_max: int) -> Array:
+        """Rates of shape broadcast(budget, context) + (gamma_max,)."""
+        ...
+
+
+def tokens_per_step(rates: Array, gamma: Any) -> tuple[Array, Array]:
+    """Expected tokens per step, 1 + Σ_i Π_{j ≤ i} rate_j, and the probability that all `gamma` drafts are accepted.
+
+    `rates` has shape (..., gamma_max); `gamma`, integers up to gamma_max, broadcasts against its leading axes.
+    """
+    expected = expected_tokens_per_step(rates, gamma)
+    gamma = np.asarray(gamma, dtype=np.int64)
+    without_last = expected_tokens_per_step(rates, np.maximum(gamma - 1, 0))
+    return expected, np.where(gamma > 0, expected - without_last, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What configurations do per step. Arrays broadcast to the points' shape; seconds, tokens, bytes per device."""
+
+    setup: Setup = field(repr=False)
+    points: Points = field(repr=False)
+    terms: StepTerms = field(repr=False)
+    memory: Memory = field(repr=False)
+    expected_tokens_per_step: Array
+
+    @property
+    def autoregressive_step_s(self) -> Array:
+        return self.terms.autoregressive.total_s
+
+    @property
+    def draft_step_s(self) -> Array:
+        """One draft step."""
+        return self.terms.draft.total_s
+
+    @property
+    def verify_step_s(self) -> Array:
+        return self.terms.verify.total_s
+
+    @property
+    def accept_step_s(self) -> Array:
+        return self.terms.accept.total_s
+
+    @property
+    def upkeep_step_s(self) -> Array:
+        return self.terms.upkeep.total_s
+
+    @property
+    def step_s(self) -> Array:
+        """The whole speculative step."""
+        return self.terms.step_s
+
+    @cached_property
+    def tpot_s(self) -> Array:
+        """Seconds per emitted token of one sequence."""
+        tpot: Array = self.step_s / self.expected_tokens_per_step
+        return tpot
+
+    @cached_property
+    def tokens_per_s(self) -> Array:
+        """Of the whole batch, in steady state."""
+        rate: Array = self.points.batch / self.tpot_s
+        return rate
+
+    @cached_property
+    def speedup(self) -> Array:
+        """Over autoregressive decoding at the same batch, in steady state."""
+        ratio: Array = self.autoregressive_step_s / self.tpot_s
+        return ratio
+
+    @property
+    def valid(self) -> BoolArray:
+        """False where a sparse draft's budget is not below the context."""
+        is_sparse = self.setup.speculation.draft_method in SPARSE_METHODS
+        below: BoolArray = np.asarray(not is_sparse or self.points.budget < self.points.context)
+        return below
+
+    @cached_property
+    def ttft_s(self) -> Array:
+        """Seconds to the first token of one request, the draft's prefill included."""
+        at = self.points
+        budget = at.budget if self.setup.kind != "none" else None
+        return prefill_terms(self.setup, batch=1.0, prompt_len=at.context, tp_size=at.tp, budget=budget).total_s
+
+    @cached_property
+    def break_even_gen_len(self) -> Array:
+        """Generated tokens per sequence from which the draft's own prefill is paid back, one request after another;
+        infinite where a step saves nothing."""
+        alone = dataclasses.replace(self.setup, speculation=AUTOREGRESSIVE, draft_model=None)
+        without = prefill_terms(alone, batch=1.0, prompt_len=self.points.context, tp_size=self.points.tp).total_s
+        extra = self.points.batch * np.maximum(self.ttft_s - without, 0.0)
+        saved = self.autoregressive_step_s - self.tpot_s
+        paid: Array = np.where(saved > 0, np.ceil(extra / np.where(saved > 0, saved, 1.0)), np.inf)
+        return paid
+
+    def full(self, values: Any) -> Any:
+        """`values` at every point."""
+        return np.broadcast_to(values, self.points.shape)
+
+    def take(self, chosen: Any) -> Prediction:
+        """The predictions of some points, by their flat indices, as rows."""
+        where, shape = np.unravel_index(chosen, self.points.shape), self.points.shape
+
+        def rows(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                return value.reshape(-1)[0] if value.size == 1 else np.broadcast_to(value, shape)[where]
+            if isinstance(value, tuple):
+                taken = [rows(each) for each in value]
+                return type(value)(*taken) if hasattr(value, "_fields") else tuple(taken)
+            if dataclasses.is_dataclass(value) and not isinstance(value, Setup | type):
+                fields = {each.name: rows(getattr(value, each.name)) for each in dataclasses.fields(value)}
+                return dataclasses.replace(value, **fields)
+            return value
+
+        taken: Prediction = rows(dataclasses.replace(self, points=Points(batch=0, context=0)))
+        axes = {name: axis for name, axis in vars(self.points).items() if axis is not None and name != "is_grid"}
+        points: dict[str, Any] = {name: np.broadcast_to(axis, shape)[where] for name, axis in axes.items()}
+        return dataclasses.replace(taken, points=Points(**points))
+
+
+def _check(points: Points) -> None:
+    """Raises ConfigError unless every entry is a number within its limits (NaN is not)."""
+    for name, (low, high) in LIMITS.items():
+        if (value := getattr(points, name)) is None:
+            continue
+        array = np.asarray(value, dtype=np.float64)
+        inside = (array >= low) & (array <= high)
+        if not np.all(inside):
+            label = NAMES.get(name, name)
+            raise ConfigError(f"{label} must be between {low:g} and {high:g}, not {array[~inside].flat[0]:g}")
+
+
+def _whole(setup: Setup, points: Points) -> Points:
+    """The points with the speculation's own gamma and budget where they have none, as arrays."""
+    speculation = setup.speculation
+    gamma = np.asarray(speculation.gamma if points.gamma is None else points.gamma)
+    given = dataclasses.replace(
+        points,
+        gamma=gamma,
+        budget=speculation.draft_budget if points.budget is None else points.budget,
+    )
+    _check(given)
+    gamma = gamma.astype(np.int64)
+
+    def floats(value: Any) -> Any:
+        return None if value is None else np.asarray(value, dtype=np.float64)
+
+    return dataclasses.replace(
+        given,
+        **{name: floats(getattr(given, name)) for name in ("batch", "context", "tp", "budget", "gen_len", "max_len")},
+        gamma=np.zeros_like(gamma) if setup.kind == "none" else gamma,
+    )
+
+
+def predict(setup: Setup, acceptance: AcceptanceLaw | None, points: Points) -> Prediction:
+    """Every point; each term is evaluated on the axes that it depends on, and only then broadcast.
+
+    Raises ConfigError for a number out of range, and without an acceptance where something is drafted.
+    """
+    at = _whole(setup, points)
+    kv_len = at.context + at.gen_len / 2.0
+    read = draft_kv_tokens(setup, kv_len, at.budget)
+    expected: Array = np.ones(())
+    everything: Array = expected
+    if np.any(at.gamma > 0):
+        if acceptance is None:
+            spec = setup.speculation
+            raise ConfigError(f"draft {spec.draft} ({spec.draft_method}) needs an acceptance rate or profile")
+        rates = acceptance.conditional_rates(budget=read, context=kv_len, gamma_max=int(at.gamma.max()))
+        expected, everything = tokens_per_step(rates, at.gamma)
+    is_uncut = at.is_grid and setup.speculation.draft_method in SPARSE_METHODS
+    terms = step_terms(
+        setup, batch=at.batch, kv_len=kv_len, draft_kv_len=at.budget if is_uncut else read, gamma=at.gamma,
+        tp_size=at.tp, full_acceptance=everything,
+    )  # fmt: skip
+    held = at.context + at.gen_len if at.max_len is None else at.max_len
+    need = memory_need(setup, batch=at.batch, max_len=held, budget=at.budget, gamma=at.gamma, tp_size=at.tp)
+    return Prediction(setup=setup, points=at, terms=terms, memory=need, expected_tokens_per_step=expected)
+
+
+def predict_in_chunks(
+    setup: Setup, acceptance: AcceptanceLaw | None, points: Points, *, max_points: int = MAX_CHUNK_POINTS
+) -> Iterator[tuple[slice, Prediction]]:
+    """`predict` over slices of the first axis, the batch, of at most `max_points` points (but at least one entry): what
+    bounds the memory of large grids."""
+    shape = points.shape
+    step = max(1, max_points // max(int(np.prod(shape[1:], dtype=np.int64)), 1))
+    for start in range(0, shape[0], step):
+        part = slice(start, min(start + step, shape[0]))
+        held = points.max_len if points.max_len is None else points.max_len[part]
+        yield part, predict(setup, acceptance, dataclasses.replace(points, batch=points.batch[part], max_len=held))

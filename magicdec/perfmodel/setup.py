@@ -1,0 +1,138 @@
+"""What is predicted: a model, its draft, the device and the engine, with their number formats and way of sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.cost import Array
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.hardware import HardwareProfile
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import valid_tp_sizes
+from magicdec.specs.precision import BF16, Precision
+from magicdec.specs.speculation import AUTOREGRESSIVE, SPARSE_METHODS, SamplingSpec, SpeculationSpec
+
+AT_TEMPERATURE_ONE = SamplingSpec(temperature=1.0)
+DraftKind = Literal["none", "self", "standalone", "ngram", "eagle"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Everything about a configuration but its numbers of sequences, tokens and ranks."""
+
+    model: ModelSpec
+    hardware: HardwareProfile
+    engine: EngineProfile
+    speculation: SpeculationSpec = AUTOREGRESSIVE
+    draft_model: ModelSpec | None = None
+    sampling: SamplingSpec = AT_TEMPERATURE_ONE
+    precision: Precision = BF16
+    draft_precision: Precision | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == "standalone":
+            if self.draft_model is None:
+                raise ConfigError(f"draft {self.speculation.draft} needs the draft's model")
+            if self.draft_model.vocab_size != self.model.vocab_size:
+                raise ConfigError(
+                    f"draft {self.draft_model.name} has a vocabulary of {self.draft_model.vocab_size}, "
+                    f"{self.model.name} one of {self.model.vocab_size}: a draft needs its target's vocabulary"
+                )
+
+    @property
+    def kind(self) -> DraftKind:
+        method, draft = self.speculation.draft_method, self.speculation.draft
+        if method == "none" or draft == "none":
+            return "none"
+        if method in ("ngram", "eagle"):
+            return method
+        return "self" if self.speculation.is_self else "standalone"
+
+    @property
+    def drafter(self) -> ModelSpec:
+        """The network that drafts: the target itself, one of its layers with its own head input, or another model."""
+        if self.kind == "eagle":
+            return msgspec.structs.replace(self.model, num_hidden_layers=1)
+        return self.draft_model if self.kind == "standalone" and self.draft_model is not None else self.model
+
+    @property
+    def draft_tp_size(self) -> int | None:
+        """Ranks that the draft is confined to: as the speculation says, or as the runtime does it; None: all."""
+        if self.speculation.draft_tp_size is not None or self.kind != "standalone":
+            return self.speculation.draft_tp_size
+        return self.engine.standalone_draft_tp_size
+
+    @property
+    def drafting_precision(self) -> Precision:
+        return self.draft_precision or self.precision
+
+    @property
+    def keeps_draft_cache(self) -> bool:
+        """Whether a self-draft has KV of its own, besides the target's."""
+        in_place = self.speculation.draft_method == "streamingllm" and self.engine.streaming_in_place
+        return self.kind == "self" and self.speculation.draft_method in SPARSE_METHODS and not in_place
+
+
+def draft_tp(setup: Setup, tp_size: Any) -> Array:
+    """The ranks that the draft runs on: all, or as many as was said; a draft model that these do not split evenly, on
+    the most that do."""
+    tp = np.asarray(tp_size, dtype=np.float64)
+    chosen = setup.draft_tp_size
+    ranks: Array = tp if chosen is None else np.minimum(tp, float(chosen))
+    if setup.kind == "standalone" and ranks.size and ranks.max() > 1:
+        sizes = np.asarray(valid_tp_sizes(setup.drafter, int(ranks.max())), dtype=np.float64)
+        ranks = sizes[np.searchsorted(sizes, ranks, side="right") - 1]
+    return ranks
+
+
+def draft_kv_tokens(setup: Setup, kv_len: Any, budget: Any) -> Array:
+    """Cached tokens that one draft step reads per sequence: the budget, or all where the cache is full or shorter."""
+    tokens: Array = np.asarray(kv_len, dtype=np.float64)
+    if setup.speculation.draft_method in SPARSE_METHODS and budget is not None:
+        tokens = np.minimum(np.asarray(budget, dtype=np.float64), tokens)
+    return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """Configurations of one setup: numbers, or arrays that broadcast together (rows of one length, or axes)."""
+
+    batch: Any
+    context: Any
+    """The prompt's length. A step is the mean one, at context + gen_len / 2."""
+    tp: Any = 1
+    budget: Any = None
+    """KV slots of a sparse draft; None: the speculation's."""
+    gamma: Any = None
+    """None: the speculation's."""
+    gen_len: Any = 0.0
+    max_len: Any = None
+    """Tokens per sequence that memory must hold; None: context + gen_len."""
+    is_grid: bool = False
+    """Whether these are axes: a budget that is not below its context is then marked as invalid, not cut to it, so that
+    no term depends on axes that it need not."""
+
+    @classmethod
+    def grid(
+        cls, *, batch: Any, context: Any, tp: Any = (1,), budget: Any = (0,), gamma: Any = (0,), gen_len: float = 0.0,
+        max_len: Any = None,
+    ) -> Points:  # fmt: skip
+        """All combinations of five axes, in this order; `max_len` goes with the batch."""
+
+        def axis(values: Any, position: int) -> Any:
+            return np.asarray(values).reshape([-1 if each == position else 1 for each in range(5)])
+
+        return cls(
+            batch=axis(batch, 0), context=axis(context, 1), tp=axis(tp, 2), budget=axis(budget, 3),
+            gamma=axis(gamma, 4), gen_len=gen_len, max_len=None if max_len is None else axis(max_len, 0), is_grid=True,
+        )  # fmt: skip
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        given = (self.batch, self.context, self.tp, self.budget, self.gamma, self.gen_len)
+        return np.broadcast_shapes(*(np.shape(each) for each in given if each is not None))
