@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
+
+import numpy as np
 
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
@@ -33,3 +36,16 @@ def draft_model_for(draft: SpeculationSpec, vocab_size: int) -> Transformer | No
 def small_draft(vocab_size: int) -> Transformer:
     spec = tiny_spec(name="small", vocab_size=vocab_size, hidden_size=16, num_hidden_layers=1, intermediate_size=32)
     return load_model(spec, weights="random", seed=9)
+
+
+class TakesTurns:
+    """Each gamma in turn, each several times over."""
+
+    def __init__(self) -> None:
+        self._gammas = itertools.cycle([3, 1, 1, 0, 2, 3])
+
+    def choose(self, *, batch_size: int, context_len: float) -> int:
+        return next(self._gammas)
+
+    def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
+        pass

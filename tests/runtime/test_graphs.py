@@ -6,7 +6,6 @@ of ours, as a graph does. So whatever a part takes from the host is frozen, and 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from magicdec.runtime import attention, graphs
 from magicdec.runtime.drafter import build_drafter
@@ -24,7 +22,8 @@ from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.runtime.conftest import tiny_spec
-from tests.runtime.drafts import DRAFTS, draft_model_for
+from tests.runtime.drafts import DRAFTS, TakesTurns, draft_model_for
+from tests.runtime.pretend_gpu import Recording
 
 aten = torch.ops.aten
 WAITS_FOR_THE_DEVICE = {
@@ -36,30 +35,18 @@ WAITS_FOR_THE_DEVICE = {
 }
 
 
-class Recording(TorchDispatchMode):
-    """The operations of a part, and how to execute them again in place of their results."""
+class Recorder(TorchDispatchMode):
+    """Records the operations of a part."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._operations: list[tuple[Any, Any, Any, Any]] = []
-        self._is_first = True
+        self.recording = Recording()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert operation not in WAITS_FOR_THE_DEVICE, f"{operation} cannot be captured"
         result = operation(*args, **(kwargs or {}))
-        self._operations.append((operation, args, kwargs or {}, result))
+        self.recording.append(operation, args, kwargs or {}, result)
         return result
-
-    def replay(self) -> None:
-        """Recording has executed everything once, which counts as the first replay."""
-        if self._is_first:
-            self._is_first = False
-            return
-        for operation, args, kwargs, result in self._operations:
-            again = operation(*args, **kwargs)
-            for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
-                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
 
 
 @pytest.fixture
@@ -68,11 +55,11 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     made: list[Recording] = []
 
     def capture(part: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], Any, Any]:
-        recording = Recording()
-        with recording:
+        recorder = Recorder()
+        with recorder:
             results = part()
-        made.append(recording)
-        return recording.replay, results, pool
+        made.append(recorder.recording)
+        return recorder.recording.replay, results, pool
 
     monkeypatch.setattr(graphs, "capture", capture)
     monkeypatch.setattr(graphs, "can_capture", lambda device: True)
@@ -119,19 +106,6 @@ def test_a_queue_and_simulated_acceptance_are_replayed_too(
     result = run(tiny_model, DRAFTS["streamingllm"], SamplingSpec(), static=True, **options)
     assert recordings
     assert np.array_equal(result.num_accepted, expected.num_accepted)
-
-
-class TakesTurns:
-    """Each gamma in turn, each several times over."""
-
-    def __init__(self) -> None:
-        self._gammas = itertools.cycle([3, 1, 1, 0, 2, 3])
-
-    def choose(self, *, batch_size: int, context_len: float) -> int:
-        return next(self._gammas)
-
-    def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
-        pass
 
 
 @pytest.mark.parametrize("draft", ["topk", "streamingllm", "sparse-model"])

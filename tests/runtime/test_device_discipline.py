@@ -1,0 +1,213 @@
+"""Decoding on a pretended GPU (pretend_gpu.py): nothing of the host meets the device's tensors, captured steps never
+wait for the host, and replayed they decode what a CPU decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from magicdec.runtime import attention, generate, kernels
+from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
+from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.weights import load_model
+from magicdec.specs.speculation import SamplingSpec
+from tests.runtime.conftest import tiny_spec
+from tests.runtime.drafts import DRAFTS, TakesTurns, draft_model_for
+from tests.runtime.pretend_gpu import CLAIMED, MixedDevices, NotCapturable, PretendGPU, install
+
+PROMPTS = [[7, 3, 9, 1] * 6, [5, 2, 8, 4, 6]]
+"""Longer than a draft's budget, and shorter."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return load_model(tiny_spec(num_hidden_layers=1), weights="random", seed=3)
+
+
+@pytest.fixture
+def triton_gpu(monkeypatch: pytest.MonkeyPatch) -> PretendGPU:
+    return install(monkeypatch)
+
+
+@pytest.fixture
+def gpu(triton_gpu: PretendGPU, monkeypatch: pytest.MonkeyPatch) -> PretendGPU:
+    """In plain torch operations, which take less time than interpreted kernels."""
+    monkeypatch.setattr(attention, "fastest_kernel", lambda *tensors: None)
+    monkeypatch.setattr(kernels, "can_fuse", lambda tensor: False)
+    return triton_gpu
+
+
+def run(
+    model: Transformer, draft: str | None, *, temperature: float = 0.0, gpu: PretendGPU | None = None, **options: Any
+) -> DecodeResult:
+    spec = None if draft is None else DRAFTS[draft]
+    draft_model = None if spec is None else draft_model_for(spec, 64)
+    if gpu is not None:
+        model, draft_model = gpu.put(model), gpu.put(draft_model)
+    engine = Engine(model, batch_size=2, max_len=64)
+    engine.prefill(PROMPTS)
+    drafter = None if spec is None else build_drafter(spec, engine, draft_model)
+    options = {"max_new_tokens": [9, 14], "gamma": 0 if spec is None else 2, **options}
+    return decode(engine, drafter, SamplingSpec(temperature=temperature, seed=3), DecodeOptions(**options))
+
+
+def both(model: Transformer, draft: str | None, gpu: PretendGPU, **options: Any) -> None:
+    expected = run(model, draft, **options)
+    with gpu:
+        result = run(model, draft, gpu=gpu, **options)
+    assert result.tokens == expected.tokens
+    assert np.array_equal(result.num_accepted, expected.num_accepted)
+    assert bool(gpu.captured) == (draft != "ngram")  # which drafts on the host
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft", [None, *DRAFTS])
+def test_decoding_keeps_to_the_device(
+    draft: str | None, temperature: float, model: Transformer, gpu: PretendGPU
+) -> None:
+    """Ragged prompts that end at different times."""
+    both(model, draft, gpu, temperature=temperature)
+
+
+@pytest.mark.parametrize("draft", ["streamingllm", "topk", "model"])
+def test_a_queue_and_changing_gammas_do_too(draft: str, model: Transformer, gpu: PretendGPU) -> None:
+    expected = run(model, draft, max_new_tokens=9, queue=[[1, 2, 3]], policy=TakesTurns())
+    with gpu:
+        result = run(model, draft, gpu=gpu, max_new_tokens=9, queue=[[1, 2, 3]], policy=TakesTurns())
+    assert result.tokens == expected.tokens
+    assert gpu.captured
+
+
+def test_simulated_acceptance_does_too(model: Transformer, gpu: PretendGPU) -> None:
+    both(model, "streamingllm", gpu, simulate_acceptance=[0.8, 0.5])
+
+
+@pytest.mark.parametrize(("draft", "temperature"), [("streamingllm", 0.0), ("snapkv", 1.0)])
+def test_the_gpus_kernels_are_launched_on_its_tensors_alone(
+    draft: str, temperature: float, model: Transformer, triton_gpu: PretendGPU
+) -> None:
+    """Interpreted; sums in another order choose other tokens now and then, so only that they run is checked."""
+    with triton_gpu:
+        result = run(model, draft, gpu=triton_gpu, temperature=temperature, max_new_tokens=3)
+    assert [len(tokens) for tokens in result.tokens] == [3, 3]
+    assert triton_gpu.captured
+    wanted = {"_split_kernel"} | ({"_weigh_kernel", "_choose_kernel"} if temperature else set())
+    assert wanted < triton_gpu.launched
+
+
+@pytest.mark.parametrize("draft", [None, "streamingllm", "topk"])
+def test_the_host_waits_once_per_step(draft: str | None, model: Transformer, gpu: PretendGPU) -> None:
+    """Steps more are as many times more that it waits for the device."""
+    counts = []
+    for max_steps in (3, 7):
+        with gpu:
+            before = gpu.num_waits
+            run(model, draft, gpu=gpu, max_new_tokens=30, max_steps=max_steps)
+            counts.append(gpu.num_waits - before)
+    assert counts[1] - counts[0] == 4
+
+
+FAULTS: dict[str, tuple[Callable[[Tensor], Any], type[AssertionError]]] = {
+    "a tensor of the host": (lambda x: x + torch.ones(x.shape[-1]), MixedDevices),
+    "a product with the host's": (lambda x: x @ torch.ones(x.shape[-1]), MixedDevices),
+    "item": (lambda x: x.sum().item(), NotCapturable),
+    "bool": (lambda x: bool(x.isfinite().all()), NotCapturable),
+    "int": (lambda x: int(x.argmax()), NotCapturable),
+    "tolist": (lambda x: x.tolist(), NotCapturable),
+    "cpu": (lambda x: x.cpu(), NotCapturable),
+    "to": (lambda x: x.to("cpu"), NotCapturable),
+    "nonzero": (lambda x: x.nonzero(), NotCapturable),
+    "where": (lambda x: torch.where(x > 0), NotCapturable),
+    "a mask as an index": (lambda x: x[x > 0], NotCapturable),
+    "a list as an index": (lambda x: x[[0, 0]], NotCapturable),
+    "allclose": (lambda x: torch.allclose(x, x), NotCapturable),
+    "unique": (lambda x: x.unique(), NotCapturable),
+    "repeats that a tensor tells": (lambda x: x.repeat_interleave(x.flatten().argmax()[None], dim=0), NotCapturable),
+    "an upload": (lambda x: torch.tensor([1.0], device=x.device), NotCapturable),
+    "a copy": (lambda x: x[:1, :1, :1].copy_(torch.zeros(1, 1, 1)), NotCapturable),
+    "numpy's numbers": (lambda x: torch.from_numpy(np.zeros(3)).to(x.device), NotCapturable),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_captured_step_is_found(
+    fault: str, model: Transformer, gpu: PretendGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Put where a step judges the target's logits. On a CPU none of them shows."""
+    commit, error = FAULTS[fault]
+    verify = generate.verify
+
+    def faulty(logits_BTV: Tensor, *args: Any, **options: Any) -> Any:
+        commit(logits_BTV)
+        return verify(logits_BTV, *args, **options)
+
+    monkeypatch.setattr(generate, "verify", faulty)
+    run(model, None)
+    with gpu, pytest.raises(error):
+        run(model, None, gpu=gpu)
+
+
+def test_numpy_is_refused(gpu: PretendGPU) -> None:
+    with gpu:
+        x = torch.arange(3, device=CLAIMED)
+        for read in (x.numpy, lambda: np.asarray(x)):
+            with pytest.raises((RuntimeError, TypeError)):
+                read()
+
+
+def test_what_cuda_allows_is_let_through(gpu: PretendGPU) -> None:
+    """Numbers and tensors of one number of the host; between steps, copies and indices of the host."""
+    with gpu:
+        x = torch.arange(6.0, device=CLAIMED).view(2, 3)
+        y = x * 2 + torch.tensor(1.0)
+        y[[0, 1]] = y[[1, 0]]
+        y[0] = 5
+        y[y > 8] = 0
+        assert (y.is_cuda, y.device) == (True, CLAIMED)
+        assert y.tolist() == y.cpu().tolist() == [[5, 5, 5], [1, 3, 5]]
+        assert float(y.sum()) == 24
+
+
+@pytest.mark.parametrize(
+    "operate",
+    [
+        lambda device, host: device + host,
+        lambda device, host: host + device,
+        lambda device, host: device + host.sum(),
+        lambda device, host: host.sum() * device,
+        lambda device, host: device @ host,
+        lambda device, host: torch.cat((device, host)),
+        lambda device, host: torch.where(device > 0, device, host),
+        lambda device, host: torch.where(device > 0, device, host.sum()),
+        lambda device, host: device.gather(0, host.long()),
+        lambda device, host: device.index_select(0, host.long()[0]),
+        lambda device, host: torch.stack((device, host)),
+        lambda device, host: torch.nn.functional.embedding(host.long(), device),
+        lambda device, host: device.masked_fill(host > 0, 0.0),
+    ],
+)  # fmt: skip
+def test_devices_mix_where_torch_says_so(operate: Callable[[Tensor, Tensor], Tensor], gpu: PretendGPU) -> None:
+    """Against torch's own rules for devices, those of its fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        is_allowed = _succeeds(lambda: operate(torch.zeros(2, 2, device="cuda"), torch.zeros(2, 2)))
+    with gpu:
+        assert _succeeds(lambda: operate(torch.zeros(2, 2, device=CLAIMED), torch.zeros(2, 2))) == is_allowed
+
+
+def _succeeds(work: Callable[[], Tensor]) -> bool:
+    try:
+        work()
+    except (MixedDevices, RuntimeError):
+        return False
+    return True
