@@ -47,6 +47,7 @@ def register_commands() -> None:
         demo,
         explore,
         export,
+        observe,
         plan,
         plot,
         records,
@@ -64,6 +65,7 @@ def register_commands() -> None:
     app.command("report", epilog=report.EPILOG)(report.report_command)
     app.command("plot", epilog=plot.EPILOG)(plot.plot_command)
     app.command("export", epilog=export.EPILOG)(export.export_command)
+    app.command("observe", epilog=observe.EPILOG)(observe.observe_command)
     app.command("explore", epilog=explore.EPILOG)(explore.explore_command)
     app.command("sensitivity", epilog=sensitivity.EPILOG)(sensitivity.sensitivity_command)
     app.add_typer(records.app, name="records")

@@ -22,6 +22,10 @@ class CheckpointError(MagicdecError):
     """A checkpoint directory lacks a file or a tensor, or holds one that does not fit its configuration."""
 
 
+class ServerError(MagicdecError):
+    """A server cannot be reached, or does not answer what it is asked for."""
+
+
 class StorageError(MagicdecError):
     """A file cannot be read or written. What was recorded before is intact."""
 

@@ -1,0 +1,200 @@
+"""An observation as what the rest of the program reads: an acceptance profile for plans, and a measured record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from magicdec.errors import ConfigError
+from magicdec.live.observation import Counts, Observation
+from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
+from magicdec.perfmodel.acceptance_fit import MeasuredRates, Measurement, measured_rates
+from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
+from magicdec.records import Record, current_environment
+from magicdec.specs.speculation import SELF, DraftMethod
+
+MIN_DRAFTS = 20
+"""Fewer drafts than this say next to nothing; a profile is not written from them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """What the server drafts with, as the user says: no engine's metrics tell."""
+
+    name: str
+    method: DraftMethod
+
+    @property
+    def may_be_absent(self) -> bool:
+        """Whether a step may have no draft for want of one, which then counts as a draft that was not accepted."""
+        return self.method == "ngram"
+
+
+def parse_draft(text: str) -> Draft:
+    """ "ngram", "eagle", or a draft model's name (with its full cache). Raises ConfigError for a self-draft."""
+    if text == SELF:
+        raise ConfigError(
+            "a self-draft is named by its method on serving engines: ngram, eagle, or a draft model's name"
+        )
+    return Draft(name=text, method=text if text in ("ngram", "eagle") else "full")  # type: ignore[arg-type]
+
+
+def measurements(observation: Observation, draft: Draft, *, context: float) -> list[Measurement]:
+    """Counts by position and interval between scrapes; an interval is a cluster, since its sequences are alike."""
+    rows = []
+    for number, counts in enumerate(observation.segments):
+        reached = _blocks(counts, draft)
+        for position, accepted in enumerate(_survivors(observation, counts), 1):
+            if reached > 0:
+                rows.append(
+                    Measurement(
+                        draft_method=draft.method,
+                        budget=context,
+                        context=context,
+                        position=position,
+                        trials=reached,
+                        accepted=min(accepted, reached),
+                        sequence=number,
+                    )
+                )
+            reached = accepted
+    return rows
+
+
+def _blocks(counts: Counts, draft: Draft) -> float:
+    """Trials of position 1: verified drafts, or all steps where a draft may be absent."""
+    drafts = counts.drafts or 0.0
+    return max(counts.steps or drafts, drafts) if draft.may_be_absent else drafts
+
+
+def _survivors(observation: Observation, counts: Counts) -> tuple[float, ...]:
+    """Drafts accepted at each position; where only their sum is counted, as one rate for all positions would."""
+    if counts.accepted_by_position:
+        return counts.accepted_by_position
+    drafts, gamma = counts.drafts, observation.gamma
+    if not drafts or not gamma or counts.accepted is None:
+        return ()
+    rate = constant_rate(1.0 + counts.accepted / drafts, gamma)
+    return tuple(drafts * rate**position for position in range(1, gamma + 1))
+
+
+def constant_rate(tokens_per_step: float, gamma: int) -> float:
+    """The rate that, the same at every position, gives these tokens per step: (1 − α^(γ+1)) / (1 − α), by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        if float(expected_tokens_per_step([middle] * gamma, gamma)) < tokens_per_step:
+            low = middle
+        else:
+            high = middle
+    return 0.5 * (low + high)
+
+
+def rates(observation: Observation, draft: Draft) -> MeasuredRates | None:
+    """Conditional rates with standard errors; None where nothing was drafted."""
+    rows = [row for row in measurements(observation, draft, context=_context(observation, None)) if row.trials > 0]
+    return measured_rates(rows)[0] if rows else None
+
+
+def tokens_stderr(observation: Observation) -> float | None:
+    """Standard error of the tokens per step: of independent steps, or where greater of intervals as clusters.
+
+    Independent: Var(N) = Σ (2i − 1)·S_i − (Σ S_i)², S_i = P(N ≥ i). Clustered: a linearised ratio, as in
+    perfmodel/acceptance_fit.py.
+    """
+    counts, steps = observation.counts, observation.counts.steps
+    if not steps:
+        return None
+    survival = [value / steps for value in _survivors(observation, counts)]
+    mean = math.fsum(survival)
+    second = math.fsum((2 * i - 1) * value for i, value in enumerate(survival, 1))
+    variance = max(second - mean**2, 0.0) / steps
+    pairs = [(each.accepted or 0.0, each.steps or 0.0) for each in observation.segments]
+    groups = len(pairs)
+    if groups > 2:
+        excess = math.fsum((accepted - mean * n) ** 2 for accepted, n in pairs)
+        variance = max(variance, groups / (groups - 1) * excess / steps**2)
+    return math.sqrt(variance)
+
+
+def _context(observation: Observation, given: float | None) -> float:
+    return given or observation.context_len or 1.0
+
+
+def acceptance_profile(
+    observation: Observation, draft: Draft, *, model: str, context: float | None = None, dataset: str = ""
+) -> AcceptanceProfile:
+    """The profile that `plan --acceptance` reads.
+
+    Raises ConfigError: nothing was drafted, too little was, or the context is not known.
+    """
+    counts = observation.counts
+    if not observation.is_speculative:
+        raise ConfigError(
+            "no draft was verified in this window, so that there is no acceptance to write: the server runs without "
+            "speculation, or had no load"
+        )
+    if (counts.drafts or 0.0) < MIN_DRAFTS:
+        raise ConfigError(
+            f"{counts.drafts:.0f} drafts were verified in this window; at least {MIN_DRAFTS} are needed for a profile"
+        )
+    if context is None and observation.context_len is None:
+        raise ConfigError("this engine does not say how long its sequences are; give their length with --context")
+    where = _context(observation, context)
+    engine = observation.target.series.engine
+    by_position = bool(counts.accepted_by_position)
+    profile = fit_profile(
+        measurements(observation, draft, context=max(where, 1.0)),
+        model=model,
+        draft=draft.name,
+        dataset=dataset,
+        source=f"observed on {engine}: {counts.drafts:.0f} drafts, {counts.steps:.0f} steps",
+        spread=0.0,
+    )
+    definition = "conditional rate by position, from an engine's counters"
+    if not by_position:
+        definition = "one rate for all positions, from the tokens per step that an engine counts"
+    if draft.may_be_absent:
+        definition += "; a step without a draft counts as one that was not accepted"
+    return _described(profile, definition)
+
+
+def _described(profile: AcceptanceProfile, definition: str) -> AcceptanceProfile:
+    import msgspec
+
+    return msgspec.structs.replace(profile, definition=definition, name="observed")
+
+
+def record(observation: Observation, draft: Draft | None, *, model: str, hardware: str, tp_size: int) -> Record:
+    """The observation as a measured record.
+
+    Raises ConfigError where the engine says neither its batch nor its sequences' length.
+    """
+    counts, batch, context = observation.counts, observation.batch_size, observation.context_len
+    if not batch or not context:
+        raise ConfigError("a record needs the running batch and the sequences' length, which this window does not show")
+    found = rates(observation, draft) if draft is not None and observation.is_speculative else None
+    tokens = counts.tokens_per_step
+    return Record(
+        kind="observed",
+        source="measured",
+        model=model,
+        hardware=hardware,
+        engine=observation.target.series.engine,
+        draft=draft.name if draft and found else "none",
+        draft_method=draft.method if draft and found else "none",
+        gamma=(observation.gamma or 0) if found else 0,
+        tp_size=tp_size,
+        batch_size=max(round(batch), 1),
+        context_len=max(round(context), 1),
+        expected_tokens_per_step=tokens,
+        tokens_per_step_stderr=tokens_stderr(observation),
+        acceptance_by_position=found.rates if found else None,
+        acceptance_trials_by_position=[round(each) for each in found.trials] if found else None,
+        step_s=counts.step_s,
+        tpot_s=counts.tpot_s,
+        ttft_s=counts.ttft_s,
+        tokens_per_s=observation.tokens_per_s,
+        notes=[f"{observation.num_scrapes} scrapes", f"{counts.output_tokens or 0:.0f} tokens"],
+        environment=current_environment(),
+    )

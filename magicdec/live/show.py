@@ -1,0 +1,122 @@
+"""An observation in a terminal, and what it does not say in plain words."""
+
+from __future__ import annotations
+
+from magicdec.live.observation import Observation
+from magicdec.live.profile import Draft, rates, tokens_stderr
+from magicdec.perfmodel.acceptance_fit import MeasuredRates
+from magicdec.perfmodel.acceptance_law import PERCENTILE_95
+from magicdec.units import format_seconds
+
+SHORT_DRAFT = 0.98
+"""Drafts shorter than this share of gamma on average are worth a word."""
+
+
+def observation_lines(observation: Observation, draft: Draft) -> list[str]:
+    """The load, the times, and acceptance by position with 90 % intervals."""
+    target, counts, load = observation.target, observation.counts, observation.load
+    window = f"{observation.window_s:.0f} s, " if observation.window_s is not None else ""
+    lines = [f"{target.series.engine}, {target.name}: {window}{observation.num_scrapes} scrapes"]
+    lines.append(
+        _row(
+            "load",
+            _value(observation.batch_size, "batch {:.1f}"),
+            _value(load.running, "running {:.1f}"),
+            _value(load.waiting, "waiting {:.1f}"),
+            _value(observation.context_len, "{:.0f} tokens per sequence"),
+            _value(load.kv_usage and load.kv_usage * 100, "KV cache {:.0f} % full"),
+        )
+    )
+    lines.append(
+        _row(
+            "times",
+            f"{format_seconds(counts.tpot_s)} per output token" if counts.tpot_s else "",
+            f"{format_seconds(counts.ttft_s)} to the first" if counts.ttft_s else "",
+            _value(observation.tokens_per_s, "{:.1f} tokens/s"),
+        )
+    )
+    if observation.is_speculative:
+        lines += _speculation_lines(observation, draft)
+    return [line for line in lines if line] + notes(observation, draft)
+
+
+def _row(name: str, *values: str) -> str:
+    present = [value for value in values if value]
+    return f"  {name:<12} {', '.join(present)}" if present else ""
+
+
+def _value(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _speculation_lines(observation: Observation, draft: Draft) -> list[str]:
+    counts = observation.counts
+    mean = counts.draft_tokens / counts.drafts if counts.draft_tokens and counts.drafts else None
+    lines = [
+        _row(
+            "drafts",
+            f"{counts.drafts:.0f}",
+            _value(observation.gamma, "gamma {:.0f}"),
+            _value(mean, "{:.2f} tokens each"),
+            _value(observation.drafted_share, "in {:.1%} of the steps"),
+        )
+    ]
+    tokens, stderr = counts.tokens_per_step, tokens_stderr(observation)
+    if tokens is not None and stderr is not None:
+        lines.append(_row("tokens/step", f"{tokens:.3f} ± {PERCENTILE_95 * stderr:.3f}"))
+    found = rates(observation, draft)
+    if found is not None:
+        lines.append(_row("accepted", rates_text(found)))
+    return lines
+
+
+def rates_text(found: MeasuredRates) -> str:
+    cells = zip(found.rates, found.stderr, strict=True)
+    return "  ".join(f"{rate:.3f}±{PERCENTILE_95 * error:.3f}" for rate, error in cells) + " by position"
+
+
+def notes(observation: Observation, draft: Draft) -> list[str]:
+    """What the numbers leave out or could be mistaken for."""
+    counts, said = observation.counts, []
+    if observation.num_restarts:
+        said.append(f"the server restarted {observation.num_restarts} times; those intervals are left out")
+    if not counts.output_tokens and not counts.drafts:
+        said.append("nothing was generated in this window: the server was idle")
+    elif not observation.is_speculative:
+        said.append("no draft was verified: the server runs without speculation, or none was ever found")
+    elif not counts.accepted_by_position:
+        said.append("this engine does not count by position: one rate that gives the same tokens per step is shown")
+    if observation.is_speculative and counts.requests is None:
+        said.append("this engine does not count requests: tokens per step are over steps that had a draft")
+    if observation.window_s is None:
+        said.append("saved scrapes hold no times: no tokens per second, and gauges are of these two instants")
+    if _drafts_are_short(observation) and draft.may_be_absent:
+        said.append("what was not drafted counts as not accepted, so that the rates give the real tokens per step")
+    elif _drafts_are_short(observation):
+        said.append("drafts were often shorter than gamma (a gamma that adapts?): deep rates are underestimated")
+    missing = [
+        name
+        for name, value in (
+            ("running batch", observation.batch_size),
+            ("sequences' length", observation.context_len),
+            ("time per output token", counts.tpot_s),
+            ("time to first token", counts.ttft_s),
+        )
+        if value is None
+    ]
+    if missing and (counts.output_tokens or counts.drafts):
+        said.append(f"not shown by this server: {', '.join(missing)}" + _remedy(observation))
+    return [f"  note: {each}" for each in said]
+
+
+def _remedy(observation: Observation) -> str:
+    if observation.target.series.engine == "trtllm":
+        return " (return_perf_metrics and enable_iter_perf_stats add series)"
+    return ""
+
+
+def _drafts_are_short(observation: Observation) -> bool:
+    counts, gamma = observation.counts, observation.gamma
+    return bool(
+        counts.drafts and gamma and counts.draft_tokens and counts.draft_tokens < SHORT_DRAFT * gamma * counts.drafts
+    )

@@ -1,0 +1,143 @@
+"""An address is only read: within bounds, from its own host, and without its token being shown."""
+
+from __future__ import annotations
+
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from magicdec.errors import ConfigError, ServerError
+from magicdec.live.http import TOKEN_VARIABLE, get, parse_address
+from magicdec.live.metrics import read_address
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.server.seen.append((self.path, self.headers.get("Authorization")))
+        self.server.answers[self.path](self)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def reply(self, body: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def serve():
+    running = []
+
+    def start(answers):
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.answers, server.seen, server.daemon_threads = answers, [], True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        running.append(server)
+        return server, parse_address(f"127.0.0.1:{server.server_address[1]}")
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_redirect_to_another_host_is_not_followed(serve, monkeypatch):
+    """Neither the request nor the token reaches the other one, which here is another port."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
+    other, there = serve({"/metrics": lambda handler: handler.reply(b"vllm:x 1\n")})
+    _, here = serve({"/metrics": lambda handler: handler.reply(b"", 302, Location=f"{there}/metrics")})
+    with pytest.raises(ServerError, match="redirects to another address"):
+        get(here.at("/metrics"))
+    assert other.seen == []
+
+
+def test_a_redirect_within_the_host_is_followed(serve):
+    answers = {
+        "/metrics": lambda handler: handler.reply(b"", 307, Location="/metrics/"),
+        "/metrics/": lambda handler: handler.reply(b"x 1\n"),
+        "/loop": lambda handler: handler.reply(b"", 302, Location="/loop"),
+    }
+    _, address = serve(answers)
+    assert get(address.at("/metrics")) == b"x 1\n"
+    with pytest.raises(ServerError, match="more than 3 times"):
+        get(address.at("/loop"))
+
+
+def test_a_response_is_bounded_in_size(serve):
+    _, address = serve({"/metrics": lambda handler: handler.reply(b"x" * 5000)})
+    with pytest.raises(ServerError, match=r"more than 4\.88 KiB"):
+        get(address.at("/metrics"), limit_bytes=4999)
+    assert len(get(address.at("/metrics"), limit_bytes=5000)) == 5000
+
+
+@pytest.mark.parametrize("part", ["headers", "body"])
+def test_a_response_is_bounded_in_time_though_bytes_keep_coming(serve, part):
+    """A byte now and then renews a socket's own time-out; the whole answer's does not."""
+
+    def drip(handler):
+        text = b"HTTP/1.1 200 OK\r\nX: " if part == "headers" else b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n"
+        try:
+            handler.wfile.write(text)
+            for _ in range(100):
+                handler.wfile.write(b"x")
+                handler.wfile.flush()
+                time.sleep(0.05)
+        except OSError:
+            pass
+
+    _, address = serve({"/metrics": drip})
+    started = time.monotonic()
+    with pytest.raises(ServerError, match=r"did not answer within 0\.5 s"):
+        get(address.at("/metrics"), timeout_s=0.5)
+    assert time.monotonic() - started < 3.0
+
+
+def test_a_token_comes_from_the_environment_and_is_not_shown(serve, monkeypatch):
+    server, address = serve({"/metrics": lambda handler: handler.reply(b"", 401)})
+    monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
+    with pytest.raises(ServerError, match=TOKEN_VARIABLE) as caught:
+        get(address.at("/metrics"))
+    assert "s3cret" not in str(caught.value)
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    with pytest.raises(ServerError):
+        get(address.at("/metrics"))
+    assert [each for _, each in server.seen] == ["Bearer s3cret", None]
+
+
+@pytest.mark.parametrize("text", ["http://user:word@host", "http://host/?token=a", "http://host/#a"])
+def test_secrets_in_an_address_are_refused_without_being_repeated(text):
+    with pytest.raises(ConfigError, match=TOKEN_VARIABLE) as caught:
+        parse_address(text)
+    assert "word" not in str(caught.value).replace("password", "")
+    assert "token=a" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["ftp://host", "http://", "http://host:port", "file:///etc/passwd", "http://host:99999"]
+)
+def test_only_http_addresses_are_read(text):
+    with pytest.raises(ConfigError, match="address"):
+        parse_address(text)
+
+
+def test_metrics_are_looked_for_where_each_engine_has_them(serve):
+    """TensorRT-LLM answers /metrics with JSON, and has Prometheus's format elsewhere."""
+    server, address = serve(
+        {
+            "/metrics": lambda handler: handler.reply(b'[{"iter": 1}]'),
+            "/prometheus/metrics": lambda handler: handler.reply(b"trtllm_num_requests_running 2.0\n"),
+        }
+    )
+    assert read_address(address).total("trtllm_num_requests_running", {}) == 2.0
+    assert [path for path, _ in server.seen] == ["/metrics", "/prometheus/metrics"]
+
+
+def test_an_unreachable_server_is_one_line():
+    with pytest.raises(ServerError, match=r"cannot read http://127\.0\.0\.1:9/metrics"):
+        get(parse_address("127.0.0.1:9/metrics"))
