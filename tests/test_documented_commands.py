@@ -26,6 +26,7 @@ from magicdec.records import read_records
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, MODELS_DIRECTORY
 from magicdec.specs.engine import ENGINES_DIRECTORY
 from magicdec.specs.hardware import HARDWARE_DIRECTORY
+from tests.live.servers import Vllm, random_requests
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "demo-2-cores.jsonl"
@@ -44,6 +45,8 @@ PREPARED = ("validate kernels",)
 """Given tables that do not ship: tests/validate runs them on excerpts."""
 MAY_FAIL = ("validate",)
 """Exit with 1 where a threshold is missed, which on a busy machine a small grid may."""
+SERVER = "localhost"
+"""A command that names it needs a running server (tests/live, tests/vllm)."""
 
 
 def program() -> Any:
@@ -102,6 +105,10 @@ def prepare(directory: Path) -> None:
     (directory / "docs").symlink_to(ROOT / "docs")
     for name in ("results.jsonl", "predicted.jsonl", "grid.jsonl", "example.jsonl"):
         shutil.copy(RECORDS, directory / name)
+    server = Vllm(model="llama-3.1-8b")
+    for name, batch in (("before.txt", 1), ("after.txt", 2)):
+        server.serve(random_requests(batch))
+        (directory / name).write_text(server.scrape())
     (directory / "requests.json").write_text('{"requests": [{"prompt_len": 8000, "gen_len": 500, "weight": 3}]}')
     (directory / "plan.json").write_text(plan(PlanRequest(batch_sizes=(64,))).to_json())
 
@@ -130,7 +137,7 @@ def test_commands_that_do_not_measure_run_as_they_are_written(where: str, place:
     runner = CliRunner()
     key = read_records(RECORDS)[0].key
     for command in commands(TEXTS[where].replace(EXAMPLE_KEY, key)):
-        if kind(command) in (*SMALLER, *ELSEWHERE, *PREPARED):
+        if kind(command) in (*SMALLER, *ELSEWHERE, *PREPARED) or SERVER in command:
             continue
         words, _, target = command.partition(" > ")
         done = runner.invoke(app, shlex.split(words)[1:])
@@ -156,7 +163,7 @@ def test_commands_that_measure_run_with_smaller_numbers(where: str, place: Path,
     (place / "plan.json").write_text(plan(request).to_json())
     ran = 0
     for command in commands(TEXTS[where]):
-        if (which := kind(command)) not in SMALLER or command in done_before:
+        if (which := kind(command)) not in SMALLER or command in done_before or SERVER in command:
             continue
         done_before.add(command)
         words = [*shlex.split(command)[1:], *SMALLER[which].split()]

@@ -12,7 +12,7 @@ from magicdec.commands.options import end_progress, progress_printer
 
 EPILOG = """Examples:\n
   magicdec observe http://localhost:8000 --draft ngram -o acceptance.json\n
-  magicdec observe before.txt after.txt --draft eagle --model llama-3.1-8b -o acceptance.json\n
+  magicdec observe before.txt after.txt --draft ngram --model llama-3.1-8b -o acceptance.json\n
   magicdec plan --draft ngram --acceptance acceptance.json
 """
 

@@ -39,6 +39,14 @@ def parse_floats(text: str, option: str) -> list[float]:
         raise ConfigError(f"{option} must be numbers like 0.8 or 0.9,0.85, not '{text}'") from None
 
 
+def parse_rates(text: str | None) -> float | tuple[float, ...] | None:
+    """ "0.8" -> 0.8, "0.8,0.7" -> by position. Raises ConfigError naming the option."""
+    if text is None:
+        return None
+    rates = parse_floats(text, "--acceptance-rate")
+    return rates[0] if len(rates) == 1 else tuple(rates)
+
+
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from magicdec.commands import completion
-from magicdec.commands.options import OutputFormat, parse_ints
+from magicdec.commands.options import OutputFormat, parse_ints, parse_rates
 from magicdec.units import MILLI
 
 DEFAULT_MODEL = "llama-3.1-8b"
@@ -51,7 +51,9 @@ def plan_command(
     draft_tp: Annotated[int | None, typer.Option(help="Ranks of the draft; default: all.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
-    acceptance_rate: Annotated[float | None, typer.Option(help="One rate for every position.")] = None,
+    acceptance_rate: Annotated[
+        str | None, typer.Option(help="One rate for every position, or a list by position.")
+    ] = None,
     acceptance: Annotated[list[Path] | None, typer.Option(help="Measured acceptance profile; repeatable.")] = None,
     weight_dtype: Annotated[
         str | None, typer.Option(help="bf16, fp8, int8, int4 or fp32.", autocompletion=completion.formats)
@@ -74,7 +76,7 @@ def plan_command(
     why: Annotated[bool, typer.Option("--why", help="Show the breakdown by operation.")] = False,
 ) -> None:
     """Predict which speculative decoding pays, and by how much."""
-    from magicdec.perfmodel.acceptance import load_profile
+    from magicdec.perfmodel.drafts import load_profiles
     from magicdec.perfmodel.planner import PlanRequest, plan
     from magicdec.specs.speculation import SamplingSpec
     from magicdec.specs.workload import load_workload
@@ -94,8 +96,8 @@ def plan_command(
         draft_budgets=tuple(parse_ints(draft_budget, "--draft-budget")) if draft_budget else (),
         draft_tp_size=draft_tp,
         sampling=SamplingSpec(temperature=temperature, top_p=top_p),
-        acceptance_rate=acceptance_rate,
-        acceptance=tuple(load_profile(path) for path in acceptance or ()),
+        acceptance_rate=parse_rates(acceptance_rate),
+        acceptance=load_profiles(acceptance or (), draft=draft, method=draft_method),
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         draft_weight_dtype=draft_weight_dtype,

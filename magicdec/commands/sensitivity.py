@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from magicdec.commands import completion
-from magicdec.commands.options import OutputFormat, parse_ints
+from magicdec.commands.options import OutputFormat, parse_ints, parse_rates
 
 EPILOG = """Examples:\n
   magicdec sensitivity --batch 32 --context 65536\n
@@ -38,12 +38,14 @@ def sensitivity_command(
         str | None, typer.Option(help="streamingllm, snapkv, topk or full.", autocompletion=completion.planned_methods)
     ] = None,
     draft_budget: Annotated[str | None, typer.Option(help="KV slots per sequence, a list.")] = None,
-    acceptance_rate: Annotated[float | None, typer.Option(help="One rate for every position.")] = None,
+    acceptance_rate: Annotated[
+        str | None, typer.Option(help="One rate for every position, or a list by position.")
+    ] = None,
     acceptance: Annotated[list[Path] | None, typer.Option(help="Measured acceptance profile; repeatable.")] = None,
     output_format: Annotated[OutputFormat, typer.Option("--format", help="table, json or csv.")] = OutputFormat.TABLE,
 ) -> None:
     """Which input moves the best speedup most, and what to measure next."""
-    from magicdec.perfmodel.acceptance import load_profile
+    from magicdec.perfmodel.drafts import load_profiles
     from magicdec.perfmodel.planner import PlanRequest
     from magicdec.perfmodel.sensitivity import sensitivity
     from magicdec.reports.tables import rows_to_csv
@@ -61,8 +63,8 @@ def sensitivity_command(
             draft=draft,
             draft_method=draft_method,
             draft_budgets=tuple(parse_ints(draft_budget, "--draft-budget")) if draft_budget else (),
-            acceptance_rate=acceptance_rate,
-            acceptance=tuple(load_profile(path) for path in acceptance or ()),
+            acceptance_rate=parse_rates(acceptance_rate),
+            acceptance=load_profiles(acceptance or (), draft=draft, method=draft_method),
         )
     )
     document = result.to_document()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from magicdec.live.observation import Observation
 from magicdec.live.profile import Draft, rates, tokens_stderr
 from magicdec.perfmodel.acceptance_fit import MeasuredRates
-from magicdec.perfmodel.acceptance_law import PERCENTILE_95
+from magicdec.perfmodel.intervals import Z_90
 from magicdec.units import format_seconds
 
 SHORT_DRAFT = 0.98
@@ -63,7 +63,7 @@ def _speculation_lines(observation: Observation, draft: Draft) -> list[str]:
     ]
     tokens, stderr = counts.tokens_per_step, tokens_stderr(observation)
     if tokens is not None and stderr is not None:
-        lines.append(_row("tokens/step", f"{tokens:.3f} ± {PERCENTILE_95 * stderr:.3f}"))
+        lines.append(_row("tokens/step", f"{tokens:.3f} ± {Z_90 * stderr:.3f}"))
     found = rates(observation, draft)
     if found is not None:
         lines.append(_row("accepted", rates_text(found)))
@@ -72,7 +72,7 @@ def _speculation_lines(observation: Observation, draft: Draft) -> list[str]:
 
 def rates_text(found: MeasuredRates) -> str:
     cells = zip(found.rates, found.stderr, strict=True)
-    return "  ".join(f"{rate:.3f}±{PERCENTILE_95 * error:.3f}" for rate, error in cells) + " by position"
+    return "  ".join(f"{rate:.3f}±{Z_90 * error:.3f}" for rate, error in cells) + " by position"
 
 
 def notes(observation: Observation, draft: Draft) -> list[str]:

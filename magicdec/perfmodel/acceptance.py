@@ -6,6 +6,7 @@ a user's own measurement replaces them. What was never measured has no profile: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from magicdec.perfmodel.acceptance_fit import (
     measured_rates,
     measurements_from_rows,
 )
-from magicdec.perfmodel.acceptance_law import Array, Law, LawError, expected_tokens_per_step, survival
+from magicdec.perfmodel.acceptance_law import MAX_POSITIONS, Array, Law, LawError, expected_tokens_per_step, survival
 from magicdec.perfmodel.static_batch import speedup_static_batch, static_batch_efficiency
 
 __all__ = [
@@ -113,15 +114,26 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def constant_profile(
-    rate: float, *, model: str = "", draft: str = "self", draft_method: str = "constant", source: str = "given"
+    rate: float | Sequence[float],
+    *,
+    model: str = "",
+    draft: str = "self",
+    draft_method: str = "constant",
+    source: str = "given",
 ) -> AcceptanceProfile:
-    """One rate for every position, budget and context.
+    """One rate for every position, budget and context; or one by position, the last for all further ones.
 
-    Raises ConfigError unless the rate is between 0 and 1.
+    Raises ConfigError unless each rate is between 0 and 1.
     """
-    if not 0.0 <= rate <= 1.0:
-        raise ConfigError(f"acceptance rate must be between 0 and 1, not {rate}")
-    law = Law(rejection=1.0 - rate)
+    given = [rate] if isinstance(rate, float | int) else list(rate)
+    if not given:
+        raise ConfigError("no acceptance rate is given")
+    for each in given:
+        if not 0.0 <= each <= 1.0:
+            raise ConfigError(f"acceptance rate must be between 0 and 1, not {each}")
+    if len(given) > MAX_POSITIONS:
+        raise ConfigError(f"{len(given)} acceptance rates are given; at most {MAX_POSITIONS} positions are read")
+    law = Law(rejection=1.0 - given[0], by_position=given if len(given) > 1 else [])
     return AcceptanceProfile(model=model, draft=draft, draft_method=draft_method, source=source, law=law)
 
 

@@ -12,6 +12,9 @@ so that a draft that never errs does not drift, and levels off at 1 + G after ab
 rates fall over the first few positions and then no further. With b ≥ S the draft sees all that the target sees: only
 the floor (another model, other weights) is left.
 
+Where rates by position are given instead, they are the law: rate_i = given_i, the last one for all further positions,
+and for another rate at position 1 (another budget, context) each to the power log(that rate) / log(given_1).
+
 Ignored: the content of the block, and that the rates after a rejection differ from those after a full block.
 """
 
@@ -45,6 +48,8 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """k; None is infinity: no heterogeneity."""
     drift: float = 0.0
     drift_depth: float = 2.0
+    by_position: list[float] = []
+    """Given rates, in place of the law by position."""
 
     def __post_init__(self) -> None:
         _check("rejection", self.rejection, 0.0, 1e3)
@@ -56,6 +61,10 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         _check("floor", self.floor, 0.0, 1.0)
         if self.concentration is not None:
             _check("concentration", self.concentration, 1e-3, 1e12)
+        if len(self.by_position) > MAX_POSITIONS:
+            raise ValueError(f"'by_position' holds {len(self.by_position)} rates; at most {MAX_POSITIONS} are read")
+        for rate in self.by_position:
+            _check("by_position", rate, 0.0, 1.0)
 
     def first_rate(self, *, budget: Any, context: Any) -> Array:
         """α: P(first drafted token accepted), of shape broadcast(budget, context)."""
@@ -74,11 +83,21 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     def rates_after(self, first_rate: Any, gamma_max: int) -> Array:
         """The law by position for a given rate at position 1; shape (..., gamma_max)."""
         alpha = np.clip(np.asarray(first_rate, dtype=np.float64), 0.0, 1.0)[..., None]
+        if self.by_position:
+            return self._given_rates(alpha, gamma_max)
         before: Array = np.arange(gamma_max).astype(np.float64)
         if self.concentration is not None:
             alpha = (alpha * self.concentration + before) / (self.concentration + before)
         exponent = 1.0 + self.drift * -np.expm1(-before / self.drift_depth)
         rates: Array = alpha**exponent
+        return rates
+
+    def _given_rates(self, alpha: Array, gamma_max: int) -> Array:
+        last = len(self.by_position) - 1
+        given = np.array([self.by_position[min(position, last)] for position in range(gamma_max)])
+        first = np.clip(given[:1], 1e-12, 1.0 - 1e-12)
+        power = np.log(np.clip(alpha, 1e-12, 1.0 - 1e-12)) / np.log(first)
+        rates: Array = given**power
         return rates
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from magicdec.errors import ConfigError, unknown_choice
@@ -48,7 +50,7 @@ def draft_options(
     context: int,
     longest_context: int,
     profiles: tuple[AcceptanceProfile, ...],
-    rate: float | None,
+    rate: float | tuple[float, ...] | None,
     draft_tp_size: int | None,
     is_quantised: bool = False,
 ) -> tuple[list[DraftOption], list[dict[str, str]]]:
@@ -125,13 +127,36 @@ def _pairs(draft: str | None, method: str | None) -> list[tuple[str, DraftMethod
     return [(draft, chosen)] if method else [(draft, "streamingllm"), (draft, "full")]
 
 
+def check_profiles(profiles: Iterable[AcceptanceProfile], *, draft: str | None, method: str | None) -> None:
+    """Raises ConfigError for a profile of a draft that such a plan does not consider: it would not be used."""
+    pairs = [] if "none" in (draft, method) else _pairs(draft, method)
+    planned = " or ".join(f"{name} ({kind})" for name, kind in pairs) or "none"
+    for profile in profiles:
+        if not any(_describes(profile, name, kind) for name, kind in pairs):
+            own = f"--draft {profile.draft} --draft-method {profile.draft_method}"
+            raise ConfigError(
+                f"an acceptance profile is of draft {profile.draft} ({profile.draft_method}), the plan is for "
+                f"{planned}; plan with {own}, or leave the profile out"
+            )
+
+
+def load_profiles(paths: Iterable[Path], *, draft: str | None, method: str | None) -> tuple[AcceptanceProfile, ...]:
+    """A user's profiles for a plan of these drafts. Raises ConfigError as `check_profiles` and `load_profile` do."""
+    profiles = tuple(laws.load_profile(path) for path in paths)
+    check_profiles(profiles, draft=draft, method=method)
+    return profiles
+
+
+def _describes(profile: AcceptanceProfile, draft: str, method: DraftMethod) -> bool:
+    return profile.draft_method == method and profile.draft == draft
+
+
 def _law(
     target: ModelSpec, draft: str, method: DraftMethod, profiles: tuple[AcceptanceProfile, ...], is_quantised: bool
 ) -> AcceptanceProfile | None:
-    """A given profile of this method, else the published default of this target and draft (never for other weights)."""
+    """A given profile of this draft, else the published default of this target and draft (never for other weights)."""
     for profile in profiles:
-        same_kind = profile.draft == draft or (SELF not in (profile.draft, draft))
-        if profile.draft_method == method and same_kind:
+        if _describes(profile, draft, method):
             return profile
     return None if is_quantised else laws.default_profile(target.name, method, draft=draft)
 

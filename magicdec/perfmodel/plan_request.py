@@ -10,7 +10,7 @@ import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import memory
-from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.setup import AT_TEMPERATURE_ONE, Setup
@@ -47,7 +47,8 @@ class PlanRequest:
     draft_budgets: tuple[int, ...] = ()
     draft_tp_size: int | None = None
     sampling: SamplingSpec = AT_TEMPERATURE_ONE
-    acceptance_rate: float | None = None
+    acceptance_rate: float | tuple[float, ...] | None = None
+    """One for every position, or one by position, the last for all further ones."""
     acceptance: tuple[AcceptanceProfile, ...] = ()
     weight_dtype: str | None = None
     kv_dtype: str | None = None
@@ -85,8 +86,8 @@ class PlanRequest:
         price = self.price_per_hour_usd
         if price is not None and not 0 < price <= 1e6:
             raise ConfigError(f"the price per hour must be above 0, not {price}")
-        if self.acceptance_rate is not None and not 0.0 <= self.acceptance_rate <= 1.0:
-            raise ConfigError(f"the acceptance rate must be between 0 and 1, not {self.acceptance_rate}")
+        if self.acceptance_rate is not None:
+            constant_profile(self.acceptance_rate)  # a rate out of range is refused here
 
 
 @dataclass(frozen=True, kw_only=True)
