@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -12,7 +14,8 @@ from magicdec.commands.usage import CommandGroup, describe
 from magicdec.errors import MagicdecError
 
 USER_ERROR_EXIT_CODE = 2
-INTERRUPTED_EXIT_CODE = 130
+INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
+TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
 RUN_PACKAGES = ("torch", "tokenizers", "safetensors")
 
 app = typer.Typer(
@@ -74,6 +77,7 @@ def register_commands() -> None:
 
 def main() -> None:
     """Entry point of the `magicdec` program."""
+    signal.signal(signal.SIGTERM, _terminate)
     register_commands()
     try:
         code = app(prog_name="magicdec", standalone_mode=False)
@@ -90,6 +94,11 @@ def main() -> None:
             raise
         _fail(describe(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """What was begun is tidied up on the way out: started ranks are ended, temporary files removed."""
+    sys.exit(TERMINATED_EXIT_CODE)
 
 
 def _fail(message: str) -> NoReturn:

@@ -235,7 +235,9 @@ def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> l
     """One error of all ranks is printed by the first alone: it fails at once, and torchrun then ends the others."""
     from magicdec.measure.environment import bind_threads
     from magicdec.runtime.affinity import take_own_cores
+    from magicdec.runtime.lifeline import end_with_torchrun
 
+    end_with_torchrun()
     if take_own_cores():
         bind_threads()
     from magicdec.measure.configuration import check_devices

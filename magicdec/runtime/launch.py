@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NoReturn, TypeVar
@@ -20,6 +21,8 @@ import torch
 from magicdec.errors import MagicdecError
 from magicdec.runtime.affinity import cores_of_rank
 from magicdec.runtime.distributed import TensorParallel, join_world, leave_world
+from magicdec.runtime.lifeline import deferred_signals
+from magicdec.runtime.rank_entry import enter
 
 GRACE_S = 5.0
 ECHO_S = 1.0
@@ -47,27 +50,46 @@ def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_typ
     """
     if tp_size == 1:
         return function(TensorParallel(), *arguments)
+    receivers: list[Connection] = []
+    processes: list[SpawnProcess] = []
+    try:
+        with deferred_signals():
+            _start(tp_size, pickle.dumps((_run_rank, function, arguments, device_type)), receivers, processes)
+        return _collect(receivers, processes)
+    finally:
+        _end(processes, grace_s=0.0 if sys.exc_info()[0] else GRACE_S)
+
+
+def _end(processes: list[SpawnProcess], *, grace_s: float) -> None:
+    """Waits for all ranks to end, together so long; then kills those that have not."""
+    deadline_s = time.monotonic() + grace_s
+    for process in processes:
+        process.join(max(0.0, deadline_s - time.monotonic()))
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+
+
+def _start(tp_size: int, work: bytes, receivers: list[Connection], processes: list[SpawnProcess]) -> None:
+    """Starts the ranks, each with the end of a pipe for its answer; what is started is in the lists at once."""
+    resource_tracker.ensure_running()  # with the first process otherwise, and it unblocks the signals deferred here
     context = multiprocessing.get_context("spawn")
     port = _free_port()
-    receivers: list[Connection] = []
-    processes = []
     for rank in range(tp_size):
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(
-            target=_run_rank, args=(rank, tp_size, port, device_type, sender, function, arguments), daemon=True
-        )
+        place: dict[str, int | str] = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": tp_size,
+            "LOCAL_WORLD_SIZE": tp_size,
+        }
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        process = context.Process(target=enter, args=(os.getpid(), place, sender, work), daemon=True)
         _start_on_own_cores(process, rank, tp_size)
         sender.close()  # the child holds its own end: when it dies, the receiver sees the end of the file
         receivers.append(receiver)
         processes.append(process)
-    try:
-        return _collect(receivers, processes)
-    finally:
-        for process in processes:
-            process.join(timeout=0 if process.is_alive() and sys.exc_info()[0] else GRACE_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
 
 
 def _start_on_own_cores(process: SpawnProcess, rank: int, tp_size: int) -> None:
@@ -107,7 +129,7 @@ def _collect(receivers: list[Connection], processes: list[SpawnProcess]) -> Any:
             try:
                 failed_at_s, value = pickle.loads(ready.recv_bytes())  # from our own child process
             except EOFError:
-                raise RankDiedError(_how_it_ended(rank, processes[rank])) from None
+                raise _how_it_ended(rank, processes[rank]) from None
             if isinstance(value, MagicdecError):
                 raise value
             if failed_at_s is not None:
@@ -119,38 +141,31 @@ def _collect(receivers: list[Connection], processes: list[SpawnProcess]) -> Any:
     return result
 
 
-def _how_it_ended(rank: int, process: SpawnProcess) -> str:
+def _how_it_ended(rank: int, process: SpawnProcess) -> BaseException:
+    """Of a rank that left without an answer. An interrupt of a rank is one of the run."""
     process.join(GRACE_S)
     code = process.exitcode
+    if code == -signal.SIGINT:
+        return KeyboardInterrupt()
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         memory = "; the system does so when memory runs out" if name == "SIGKILL" else ""
-        return f"rank {rank} died: its process was ended by {name}{memory}"
-    return f"rank {rank} died: its process ended with exit code {code} and no message"
+        return RankDiedError(f"rank {rank} died: its process was ended by {name}{memory}")
+    return RankDiedError(f"rank {rank} died: its process ended with exit code {code} and no message")
 
 
-def _run_rank(
-    rank: int,
-    tp_size: int,
-    port: int,
-    device_type: str,
-    sender: Connection,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(tp_size), LOCAL_WORLD_SIZE=str(tp_size))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // tp_size))
+def _run_rank(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], device_type: str) -> None:
+    """What a rank does, its place in the environment: it answers with its result, or its failure."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
     try:
-        value = function(join_world(device_type), *arguments)
-        sender.send_bytes(pickle.dumps((None, value if rank == 0 else None)))
+        tp = join_world(device_type)
+        value = function(tp, *arguments)
+        sender.send_bytes(pickle.dumps((None, value if tp.rank == 0 else None)))
         leave_world()
     except MagicdecError as error:
         _fail(sender, error)
     except BaseException:
-        _fail(sender, RankError(f"rank {rank}: {traceback.format_exc()}"))
+        _fail(sender, RankError(f"rank {os.environ['RANK']}: {traceback.format_exc()}"))
 
 
 def _fail(sender: Connection, error: Exception) -> NoReturn:

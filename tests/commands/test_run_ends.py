@@ -1,0 +1,105 @@
+"""A run on several ranks ends as one: whichever of its processes dies, and however, none is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from magicdec.records import read_records
+from tests.processes import still_alive_after, watched
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the ranks in /proc")
+RUN = ("-m", "magicdec", "run")
+ENDLESS = ("--batch", "2", "--context", "120", "--draft-budget", "32", "--repetitions", "100000", "--gen-len", "100")
+OURS = ((sys.executable, *RUN, "--tp", "2"), "spawn_main")
+TORCHRUN = ((sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *RUN), "magicdec run")
+LAUNCHERS = pytest.mark.parametrize(("launcher", "marker"), [OURS, TORCHRUN], ids=["magicdec run --tp 2", "torchrun"])
+ENDS_WITHIN_S = 5.0
+KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
+EXIT_CODES = {KILL: -KILL, TERM: 128 + TERM, INT: 128 + INT}
+LATER = pytest.mark.slow
+"""What the others imply, as far as one knows."""
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A records file with a record in it."""
+    small = ("--batch=1", "--context=60", "--draft=none", "--repetitions=1", "--gen-len=4", "--quiet")
+    path = tmp_path / "records.jsonl"
+    subprocess.run([sys.executable, *RUN, *small, "--records", str(path)], check=True, capture_output=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (KILL, "decoding"),
+        (TERM, "decoding"),
+        (INT, "starting"),
+        pytest.param(INT, "decoding", marks=LATER),
+        pytest.param(KILL, "starting", marks=LATER),
+        pytest.param(TERM, "starting", marks=LATER),
+    ],
+)
+def test_ranks_end_with_their_parent(number: signal.Signals, moment: str) -> None:
+    """By whatever signal, while they load and while they decode; an interrupt or a termination says nothing more."""
+    launcher, marker = OURS
+    with watched(*launcher, *ENDLESS) as run:
+        ranks = run.wait_for_descendants(marker, 1 if moment == "starting" else 2)
+        if moment == "decoding":
+            run.wait_for_text("repetition 2/")
+        run.process.send_signal(number)
+        assert run.wait() == EXIT_CODES[number]
+        assert not still_alive_after(ENDS_WITHIN_S, sorted({*ranks, *run.descendants()}))
+        assert "Traceback" not in run.shown
+
+
+@pytest.mark.parametrize("moment", ["decoding", pytest.param("starting", marks=LATER)])
+def test_ranks_end_with_torchrun(moment: str) -> None:
+    """Killed, so that it cannot end them itself. What has just been started has to load its first modules for that."""
+    launcher, marker = TORCHRUN
+    with watched(*launcher, *ENDLESS) as run:
+        ranks = run.wait_for_descendants(marker, 2)
+        if moment == "decoding":
+            run.wait_for_text("repetition 2/")
+        run.process.kill()
+        assert not still_alive_after(ENDS_WITHIN_S if moment == "decoding" else 30, ranks)
+
+
+@LAUNCHERS
+def test_a_killed_rank_ends_the_run(recorded: Path, launcher: tuple[str, ...], marker: str) -> None:
+    """Within seconds, with a failing exit code and the reason; what was recorded before is all that is recorded."""
+    before = recorded.read_bytes()
+    with watched(*launcher, *ENDLESS, "--records", str(recorded)) as run:
+        ranks = run.wait_for_descendants(marker, 2)
+        run.wait_for_text("repetition 2/")
+        os.kill(ranks[1], KILL)
+        assert run.wait() not in (0, None)
+        assert not still_alive_after(ENDS_WITHIN_S, ranks)
+        assert "SIGKILL" in run.shown
+        if marker == OURS[1]:
+            assert "magicdec: rank 1 died: its process was ended by SIGKILL" in " ".join(run.shown.split())
+    assert recorded.read_bytes() == before
+    assert len(read_records(recorded)) == 1
+
+
+@LATER
+@pytest.mark.parametrize("number", [TERM, INT])
+def test_a_rank_that_is_told_to_end_ends_the_run(number: signal.Signals) -> None:
+    """A termination is named; an interrupt of a rank is one of the run."""
+    launcher, marker = OURS
+    with watched(*launcher, *ENDLESS) as run:
+        ranks = run.wait_for_descendants(marker, 2)
+        run.wait_for_text("repetition 2/")
+        os.kill(ranks[1], number)
+        assert run.wait() == (EXIT_CODES[INT] if number == INT else 2)
+        assert ("SIGTERM" in run.shown) == (number == TERM)
+        assert "Traceback" not in run.shown
+        assert not still_alive_after(ENDS_WITHIN_S, ranks)
