@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from typing import Any
 from gpu_shapes import NARROW_DRAFT, SNAPKV_RATE, STREAMING_RATE
 
 from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
+from magicdec.comparison import Comparison, pair_records
 from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
 from magicdec.perfmodel.forward import forward_pass
 from magicdec.records import Record, read_records
 from magicdec.specs.catalog import load_model_spec
-from magicdec.validate.compare import Comparison, Pair, Thresholds, pairing_key
-from magicdec.validate.predicted_records import PROFILE_DTYPES
+from magicdec.specs.precision import PROFILE_DTYPES
 
 OPEN = "not measured"
 
@@ -47,9 +46,8 @@ def print_report(output: Path, models: Sequence[str], *, is_tiny: bool) -> None:
         lines += [f"\n## {report.title}\n", "| what | to reach | measured | beside it |", "|---|---|---|---|"]
         lines += [f"| {r.what} | {r.target} | {r.measured} | {r.beside} |" for r in report.rows()]
         comparisons[report.name] = report.comparison().to_document()
-    embedded = _pairs([r for r in records if r.model == "embedded"])
-    if embedded:
-        comparison = Comparison(pairs=embedded, thresholds=Thresholds())
+    comparison = Comparison(pairs=pair_records(r for r in records if r.model == "embedded"))
+    if comparison.pairs:
         comparisons["embedded"] = comparison.to_document()
         row = _prediction_row(comparison)
         lines += ["\n## embedded, real acceptance\n", f"{row.what}: {row.measured} ({row.beside}); {row.target}"]
@@ -68,25 +66,14 @@ def print_report(output: Path, models: Sequence[str], *, is_tiny: bool) -> None:
     print(json.dumps(result))
 
 
-def _pairs(records: Sequence[Record]) -> list[Pair]:
-    """Measured rows with their predictions. The same configuration is run at several simulated acceptances."""
-
-    def key(record: Record) -> tuple[Any, ...]:
-        return (*pairing_key(record), record.draft_weight_dtype, tuple(record.simulated_acceptance or ()))
-
-    predicted = {key(r): r for r in records if r.source == "calibrated"}
-    measured = {key(r): r for r in records if r.source == "measured" and r.gamma > 0}
-    return [Pair(predicted[k], record) for k, record in measured.items() if k in predicted]
-
-
 def _prediction_row(comparison: Comparison) -> Row:
-    errors = comparison.absolute_errors("speedup")
-    regret = comparison.regret
+    speedup, regret = comparison.summaries.get("speedup"), comparison.regret
+    lost = "-" if regret is None else f"{regret:.1%}"
     return Row(
-        what="predicted speedup: mean error, and what the planned gamma loses",
+        what="predicted speedup: median error, and what the planned gamma loses",
         target="<= 5 %, <= 2 %, over >= 24 points",
-        measured=f"{statistics.fmean(errors):.1%}, {'-' if regret is None else f'{regret:.1%}'}" if errors else OPEN,
-        beside=f"{len(errors)} points",
+        measured=f"{speedup.median_error:.1%}, {lost}" if speedup else OPEN,
+        beside=f"{speedup.points if speedup else 0} points",
     )
 
 
@@ -108,7 +95,7 @@ class _ModelReport:
         return f"{self._spec.name} on {hardware.name}, copy bandwidth {hardware.memory_bytes_per_s / 1e12:.3g} TB/s"
 
     def comparison(self) -> Comparison:
-        return Comparison(pairs=_pairs(self._records), thresholds=Thresholds())
+        return Comparison(pairs=pair_records(self._records))
 
     def rows(self) -> list[Row]:
         return [

@@ -1,11 +1,16 @@
-"""Writes a finished file in one move, so that a crash or a full disk never leaves half a report."""
+"""Files in one move, so that a crash or a full disk never leaves half a report; and rows as CSV."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
+import json
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from magicdec.errors import StorageError
 
@@ -45,6 +50,24 @@ def check_writable(path: Path) -> None:
         raise StorageError(f"cannot write {path}: it is a directory")
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write {path}: {parent} is not a writable directory")
+
+
+def rows_to_csv(rows: Iterable[Mapping[str, Any]], names: Iterable[str] | None = None) -> str:
+    """Rows under `names`, or else the union of their keys in the order they first appear. Lists and mappings are JSON;
+    what is None or empty is an empty cell."""
+    rows = list(rows)
+    names = list(names if names is not None else dict.fromkeys(key for row in rows for key in row))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, list | dict | tuple):
+        return json.dumps(value, separators=(",", ":")) if value else ""
+    return "" if value is None else value
 
 
 def _umask() -> int:

@@ -131,8 +131,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     environment: Environment = Environment()
 
     @property
+    def is_speculative(self) -> bool:
+        return self.gamma > 0 and self.draft_method != "none"
+
+    @property
     def key(self) -> str:
-        """Identity of the configuration, for resuming and for pairing predicted with measured rows."""
+        """Identity of the configuration, for resuming."""
         fields = [str(getattr(self, name)) for name in CONFIGURATION_FIELDS]
         return hashlib.sha256("\x1f".join(fields).encode()).hexdigest()[:16]
 
@@ -274,3 +278,12 @@ def read_records(path: Path) -> list[Record]:
 
 def read_many(paths: Iterable[Path]) -> list[Record]:
     return [record for path in paths for record in read_records(path)]
+
+
+def record_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Every field of every record in base units, under its key; the environment's fields are columns of their own."""
+    rows = []
+    for record in records:
+        row: dict[str, Any] = {"key": record.key, **msgspec.structs.asdict(record)}
+        rows.append(row | msgspec.structs.asdict(row.pop("environment")))
+    return rows

@@ -11,17 +11,17 @@ import argparse
 import sys
 from pathlib import Path
 
+from magicdec.comparison import Comparison, Pair, pair_records
 from magicdec.records import read_records
 from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, ReportData, has_weak_baseline
 from magicdec.reports.figures import draw
 from magicdec.reports.style import PAPER, raw_svg
-from magicdec.validate.compare import Comparison, Pair, Thresholds, pair_up
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "demo-2-cores.jsonl"
 HEADINGS = (
     "batch", "context", "budget", "gamma", "step, ms: predicted / measured", "tokens per step",
-    "speedup: predicted (90 %)", "at the speed then", "measured (lowest to highest)", "baseline MBU",
+    "speedup: predicted (90 %)", "rescaled to the machine's speed", "measured (lowest to highest)", "baseline MBU",
 )  # fmt: skip
 BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
 EXAMPLE_CASES = ((1, 512), (8, 2048), (32, 4096))
@@ -30,18 +30,10 @@ PICTURE = ROOT / "docs" / "speedup.svg"
 
 
 def table() -> str:
-    records = read_records(RECORDS)
-    pairs = pair_up((r for r in records if r.source == "calibrated"), (r for r in records if r.source == "measured"))
-    environment = pairs[0].measured.environment
-    comparison = Comparison(pairs=pairs, thresholds=Thresholds())
-    steps, speedups = (sorted(comparison.absolute_errors(term)) for term in ("step_s", "speedup"))
-
-    def normalised(term: str) -> float:
-        summary = comparison.summary(term)
-        assert summary is not None
-        assert summary.normalised_median_error is not None
-        return summary.normalised_median_error
-
+    comparison = Comparison(pairs=pair_records(read_records(RECORDS)))
+    environment = comparison.pairs[0].measured.environment
+    step, speedup = comparison.summaries["step_s"], comparison.summaries["speedup"]
+    inside, total = comparison.covered
     where = f"{RECORDS.parent.name}/{RECORDS.name}"
     lines = [
         f"Measured by `make demo` on {environment.host_cpu}, torch {environment.versions['torch']}, on "
@@ -50,14 +42,14 @@ def table() -> str:
         "",
         "| " + " | ".join(HEADINGS) + " |",
         "|---" * len(HEADINGS) + "|",
-        *map(_row, pairs),
+        *map(_row, comparison.pairs),
         "",
-        f"Median error over these {len(pairs)} configurations: step time {steps[len(steps) // 2]:.1%}, speedup "
-        f"{speedups[len(speedups) // 2]:.1%}; {comparison.coverage or 0:.0%} of the measured speedups lie in their "
-        f"interval. At the speed that memory and processor had beside the runs: {normalised('step_s'):.1%} and "
-        f"{normalised('speedup'):.1%}. This shared machine changes both within minutes, one against the other, and "
-        "autoregressive decoding feels it most ([results/LOG.md](results/LOG.md)).",
-        *(["", WEAK_BASELINE_NOTE] if any(has_weak_baseline(pair.measured) for pair in pairs) else []),
+        f"Median error over these {speedup.points} configurations: step time {step.median_error:.1%}, speedup "
+        f"{speedup.median_error:.1%}; {inside} of the {total} measured speedups lie in their interval. Rescaled to the "
+        f"speed of memory and processor during the runs: {step.normalised_median_error:.1%} and "
+        f"{speedup.normalised_median_error:.1%}. On this shared machine both change within minutes, in opposite "
+        "directions, and autoregressive decoding is affected most ([results/LOG.md](results/LOG.md)).",
+        *(["", WEAK_BASELINE_NOTE] if any(has_weak_baseline(pair.measured) for pair in comparison.pairs) else []),
         "",
     ]
     return "\n".join(lines)

@@ -29,11 +29,11 @@ import numpy as np
 
 from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.calibrate.machine import device_in_catalog
+from magicdec.comparison import pair_records
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.records import Environment, Record, read_records
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, load_engine, save_engine
 from magicdec.specs.hardware import HARDWARE_DIRECTORY, HardwareProfile, save_hardware
-from magicdec.validate.compare import Pair, pairing_key
 
 CURVES = ("gemm", "attention", "elementwise")
 FEWEST_PAIRS = 12
@@ -58,7 +58,7 @@ class Measured:
         records_path = directory / "records.jsonl"
         records = read_records(records_path) if records_path.exists() else []
         self._check_records(records, records_path)
-        self.pairs = _pairs(records)
+        self.pairs = pair_records(records)
 
     @property
     def device(self) -> str:
@@ -90,17 +90,6 @@ class Measured:
                 raise ConfigError(f"{path} has predictions for {other}, but the profile is of {self.device}")
             if record.source == "measured" and record.device.partition(":")[0] != own_device:
                 raise ConfigError(f"{path} has runs on {record.device}, but the profile is of {self.device}")
-
-
-def _pairs(records: Sequence[Record]) -> list[Pair]:
-    """Measured runs with their predictions; one configuration may be run at several simulated acceptances."""
-
-    def key(record: Record) -> tuple[Any, ...]:
-        return (*pairing_key(record), *(record.simulated_acceptance or ()))
-
-    predicted = {key(record): record for record in records if record.source == "calibrated"}
-    measured = [record for record in records if record.source == "measured" and record.gamma > 0]
-    return [Pair(predicted[key(record)], record) for record in measured if key(record) in predicted]
 
 
 def _read_facts(path: Path, key: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from magicdec.commands import completion
 from magicdec.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
-    from magicdec.reports.tables import ReportData, Table
+    from magicdec.reports.data import ReportData
+    from magicdec.reports.tables import Table
 
 EPILOG = """Examples:\n
   magicdec plot heatmap --plan plan.json -o heatmap.svg\n

@@ -6,7 +6,7 @@ import importlib.util
 import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -85,7 +85,8 @@ def export_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="A .csv, .json or .parquet file to write.")],
 ) -> None:
     """Every field of every record as one table: lists and mappings as JSON text, the environment's fields beside."""
-    from magicdec.records import read_many
+    from magicdec.files import rows_to_csv
+    from magicdec.records import read_many, record_rows
 
     suffix = output.suffix.lower()
     if suffix not in EXPORT_SUFFIXES:
@@ -93,28 +94,24 @@ def export_command(
     if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise ConfigError("parquet needs pyarrow (pip install pyarrow); csv and json need nothing more")
     records = read_many(files)
-    frame = to_frame(records)
-    buffer = io.BytesIO()
-    if suffix == ".parquet":
-        frame.to_parquet(buffer, index=False)
-    elif suffix == ".csv":
-        frame.to_csv(buffer, index=False)
+    rows = record_rows(records)
+    if suffix == ".csv":
+        write_atomic(output, rows_to_csv(rows))
     else:
-        frame.to_json(buffer, orient="records", indent=1, double_precision=15)
-    write_atomic(output, buffer.getvalue())
+        buffer = io.BytesIO()
+        if suffix == ".parquet":
+            to_frame(rows).to_parquet(buffer, index=False)
+        else:
+            to_frame(rows).to_json(buffer, orient="records", indent=1, double_precision=15)
+        write_atomic(output, buffer.getvalue())
     print(f"wrote {output}: {len(records)} records")
 
 
-def to_frame(records: list[Record]) -> pd.DataFrame:
-    """A row per record, under the key and the schema's names. Whole numbers stay whole where some are missing."""
+def to_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Lists and mappings as JSON text; whole numbers stay whole where some are missing."""
     import pandas as pd
 
-    rows = []
-    for record in records:
-        row = {"key": record.key, **msgspec.structs.asdict(record)}
-        row |= msgspec.structs.asdict(row.pop("environment"))
-        rows.append({name: _flat(value) for name, value in row.items()})
-    return pd.DataFrame(rows).convert_dtypes()
+    return pd.DataFrame([{name: _flat(value) for name, value in row.items()} for row in rows]).convert_dtypes()
 
 
 def _flat(value: object) -> object:

@@ -10,7 +10,7 @@ import typer
 from magicdec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from magicdec.reports.tables import ReportData
+    from magicdec.reports.data import ReportData
 
 SUFFIXES = (".html", ".pdf")
 EPILOG = """Examples:\n
@@ -59,8 +59,7 @@ def load_report_data(records: list[Path], plan: Path | None, profile: Path | Non
     import sys
 
     from magicdec.records import read_many
-    from magicdec.reports.data import load_plan, load_profile
-    from magicdec.reports.tables import ReportData
+    from magicdec.reports.data import ReportData, load_plan, load_profile
 
     return ReportData.from_records(
         read_many(records),

@@ -258,12 +258,14 @@ def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> l
 
 
 def _print(results: list[Record], output_format: OutputFormat) -> None:
-    from magicdec.reports import tables
+    from magicdec.files import rows_to_csv
+    from magicdec.records import record_rows
+    from magicdec.reports.terminal import print_run
 
     if output_format is OutputFormat.TABLE:
-        tables.print_run(results, console())
+        print_run(results, console())
     elif output_format is OutputFormat.CSV:
-        print(tables.records_to_csv(results), end="")
+        print(rows_to_csv(record_rows(results)), end="")
     else:
         import msgspec
 

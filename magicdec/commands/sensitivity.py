@@ -45,10 +45,10 @@ def sensitivity_command(
     output_format: Annotated[OutputFormat, typer.Option("--format", help="table, json or csv.")] = OutputFormat.TABLE,
 ) -> None:
     """Which input moves the best speedup most, and what to measure next."""
+    from magicdec.files import rows_to_csv
     from magicdec.perfmodel.drafts import load_profiles
     from magicdec.perfmodel.planner import PlanRequest
     from magicdec.perfmodel.sensitivity import sensitivity
-    from magicdec.reports.tables import rows_to_csv
     from magicdec.specs.hardware import load_hardware
 
     result = sensitivity(

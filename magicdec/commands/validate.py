@@ -1,17 +1,22 @@
-"""`magicdec validate`: hold predictions against measurements: this machine's, the published ones, or a user's files."""
+"""`magicdec validate`: compare predictions with measurements: this machine's, published ones, or a user's files."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import to_builtins
 
 from magicdec.commands.options import OutputFormat, console, end_progress, progress_printer, require
 from magicdec.commands.usage import CommandGroup
 
-app = typer.Typer(help="Hold predictions against measurements.", no_args_is_help=True, cls=CommandGroup)
+if TYPE_CHECKING:
+    from magicdec.comparison import Comparison
+    from magicdec.validate.thresholds import Thresholds
+
+app = typer.Typer(help="Compare predictions with measurements.", no_args_is_help=True, cls=CommandGroup)
 
 Files = Annotated[list[Path], typer.Argument(help="CSV files (.csv or .csv.gz).")]
 PUBLISHED_EPILOG = """Examples:\n
@@ -21,6 +26,10 @@ PUBLISHED_EPILOG = """Examples:\n
 GRID_EPILOG = """Examples:\n
   magicdec validate grid --quick\n
   magicdec validate grid docs/grid.toml --profile local.toml --records grid.jsonl
+"""
+RECORDS_EPILOG = """Examples:\n
+  magicdec validate records results/grid-2-cores.jsonl\n
+  magicdec validate records predicted.jsonl measured.jsonl --format json
 """
 OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; none: the ones that ship.")]
 Format = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
@@ -72,7 +81,6 @@ def grid_command(
 
     bind_threads()
     from magicdec.calibrate.local_profile import load_local_profile
-    from magicdec.reports import tables
     from magicdec.validate.grid import QUICK_GRID, load_grid, run_grid
 
     require(not (quick and grid), "--quick is a grid of its own: give it or a grid file, not both")
@@ -80,24 +88,54 @@ def grid_command(
     show = progress_printer(quiet)
     try:
         local = load_local_profile(profile) if profile else None
-        comparison = run_grid(spec, profile=local, records=records, quick=quick, progress=show).comparison
+        run = run_grid(spec, profile=local, records=records, quick=quick, progress=show)
     finally:
         end_progress(quiet)
-    if output_format is OutputFormat.TABLE:
-        tables.print_comparison(comparison.to_document(), console())
-    elif output_format is OutputFormat.CSV:
-        print(tables.rows_to_csv(comparison.to_document()["rows"]), end="")
+    _print_comparison(run.comparison, output_format, verdict=(spec.thresholds, run.failures))
+    raise typer.Exit(1 if run.failures else 0)
+
+
+@app.command("records", epilog=RECORDS_EPILOG)
+def records_command(
+    files: Annotated[list[Path], typer.Argument(help="Records files (JSON lines) with predictions and measurements.")],
+    output_format: Format = OutputFormat.TABLE,
+) -> None:
+    """Compare the predictions in records files with the measurements: errors by term and case, coverage, regret."""
+    from magicdec.comparison import Comparison, pair_records
+    from magicdec.records import read_many
+
+    comparison = Comparison(pairs=pair_records(read_many(files)))
+    require(bool(comparison.pairs), f"{', '.join(map(str, files))}: no configuration was both predicted and measured")
+    _print_comparison(comparison, output_format)
+
+
+def _print_comparison(
+    comparison: Comparison, output_format: OutputFormat, *, verdict: tuple[Thresholds, list[str]] | None = None
+) -> None:
+    from magicdec.files import rows_to_csv
+    from magicdec.reports import terminal
+
+    document = comparison.to_document()
+    if output_format is OutputFormat.CSV:
+        print(rows_to_csv(document["rows"]), end="")
+    elif output_format is OutputFormat.JSON:
+        if verdict is not None:
+            thresholds, failures = verdict
+            document |= {"thresholds": to_builtins(thresholds), "passed": not failures, "failures": failures}
+        print(json.dumps(document, indent=1))
     else:
-        print(json.dumps(comparison.to_document(), indent=1))
-    raise typer.Exit(0 if comparison.passed else 1)
+        terminal.print_comparison(comparison, console())
+        if verdict is not None:
+            terminal.print_verdict(verdict[1], console())
 
 
 def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None:
-    from magicdec.reports import tables
+    from magicdec.files import rows_to_csv
+    from magicdec.reports.terminal import print_groups
 
     if output_format is OutputFormat.JSON:
         print(json.dumps(document))
     elif output_format is OutputFormat.CSV:
-        print(tables.rows_to_csv(document["groups"]), end="")
+        print(rows_to_csv(document["groups"]), end="")
     else:
-        tables.print_groups(document["groups"], console())
+        print_groups(document["groups"], console())

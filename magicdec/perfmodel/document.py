@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from magicdec.files import rows_to_csv
 from magicdec.perfmodel.candidates import Row
 from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.prediction import Prediction, predict
@@ -52,14 +51,7 @@ class PlanDocument:
 
     def to_csv(self) -> str:
         """Autoregressive rows and candidates as one table with a header."""
-        rows = [*self.document["autoregressive_rows"], *self.candidates]
-        text = io.StringIO()
-        writer = csv.DictWriter(
-            text, fieldnames=list({name: None for row in rows for name in row}), lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
+        return rows_to_csv([*self.document["autoregressive_rows"], *self.candidates])
 
 
 def gamma_table(

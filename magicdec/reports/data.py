@@ -16,14 +16,9 @@ from typing import Any
 
 import msgspec
 
+from magicdec.comparison import Comparison, is_paired, latest_measured, latest_predicted, pair_records
 from magicdec.errors import ConfigError, StorageError
 from magicdec.records import BASELINE_MBU_FLOOR, Record
-
-PAIR_FIELDS = (
-    "model", "draft", "draft_method", "draft_budget", "gamma", "tp_size", "batch_size", "context_len", "temperature",
-    "draft_weight_dtype", "adaptive",
-)  # fmt: skip
-"""Equal values of these pair a measured row with its prediction; hardware, engine, device and seed may differ."""
 
 CANDIDATE_FIELDS = (
     "draft", "draft_method", "draft_budget", "gamma", "tp_size", "batch_size", "context_len", "autoregressive_step_s",
@@ -38,14 +33,6 @@ WEAK_BASELINE_NOTE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
-    """One configuration, measured and predicted."""
-
-    measured: Record
-    predicted: Record
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReportData:
     """The material of one report. Every part may be empty; a figure or table without its data is left out."""
 
@@ -54,7 +41,7 @@ class ReportData:
     command: str
     measured: tuple[Record, ...]
     predicted: tuple[Record, ...]
-    pairs: tuple[Pair, ...]
+    comparison: Comparison
     plan: Mapping[str, Any] | None = None
     profile: Mapping[str, Any] | None = None
     sources: tuple[str, ...] = ()
@@ -79,30 +66,20 @@ class ReportData:
         """
         if plan is not None:
             check_plan(plan)
-        rows = list(records)
-        measured = _latest(r for r in rows if r.source == "measured")
-        planned = plan_records(plan) if plan is not None else []
-        analytical = [r for r in rows if r.source == "analytical"]
-        calibrated = [r for r in rows if r.source == "calibrated"]
-        by_key = {pair_key(r): r for r in [*planned, *analytical, *calibrated]}
-        pairs = tuple(Pair(measured=r, predicted=by_key[pair_key(r)]) for r in measured if pair_key(r) in by_key)
-        if not measured and not by_key:
+        rows = [*(plan_records(plan) if plan is not None else []), *records]
+        if not rows:
             raise ConfigError("nothing to report: give at least one record (from magicdec run) or a plan document")
         return cls(
             title=title,
             created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             command=command,
-            measured=measured,
-            predicted=tuple(by_key.values()),
-            pairs=pairs,
+            measured=tuple(latest_measured(rows)),
+            predicted=tuple(latest_predicted(rows).values()),
+            comparison=Comparison(pairs=pair_records(rows)),
             plan=plan,
             profile=profile,
             sources=tuple(sources),
         )
-
-    @property
-    def speculative_pairs(self) -> tuple[Pair, ...]:
-        return tuple(p for p in self.pairs if is_speculative(p.measured))
 
     @property
     def reference(self) -> Record | None:
@@ -113,46 +90,34 @@ class ReportData:
         """
         if self.plan is not None and self.plan.get("best"):
             return candidate_record(self.plan, self.plan["best"])
-        if self.speculative_pairs:
-            return max((p.predicted for p in self.speculative_pairs), key=_speedup)
-        rows = [r for r in (*self.measured, *self.predicted) if is_speculative(r)]
+        if self.comparison.pairs:
+            return max((p.predicted for p in self.comparison.pairs), key=_speedup)
+        rows = [r for r in (*self.measured, *self.predicted) if r.is_speculative]
         return max(rows, key=_speedup) if rows else None
 
     def find_measured(self, row: Record) -> Record | None:
-        return next((r for r in self.measured if pair_key(r) == pair_key(row)), None)
+        return next((r for r in self.measured if is_paired(r, row)), None)
 
     def find_predicted(self, row: Record) -> Record | None:
-        return next((r for r in self.predicted if pair_key(r) == pair_key(row)), None)
-
-
-def is_speculative(record: Record) -> bool:
-    return record.gamma > 0 and record.draft_method != "none"
+        return next((r for r in self.predicted if is_paired(r, row)), None)
 
 
 def has_weak_baseline(record: Record) -> bool:
     """Whether the speedup is over an autoregressive run that was measured far below the memory's bandwidth."""
     mbu = record.autoregressive_mbu
-    return is_speculative(record) and mbu is not None and mbu < BASELINE_MBU_FLOOR
-
-
-def pair_key(record: Record) -> tuple[object, ...]:
-    """Identity for pairing. An autoregressive row has no draft, whatever its other fields say."""
-    key = {name: getattr(record, name) for name in PAIR_FIELDS}
-    if not is_speculative(record):
-        key |= {"draft": "none", "draft_method": "none", "draft_budget": None, "gamma": 0}
-    return tuple(key.values())
+    return record.is_speculative and mbu is not None and mbu < BASELINE_MBU_FLOOR
 
 
 def siblings(records: Iterable[Record], row: Record, vary: str) -> list[Record]:
     """Speculative rows that differ from `row` in the field `vary` at most, ordered by it."""
-    names = [name for name in PAIR_FIELDS if name != vary]
-    found = [r for r in records if is_speculative(r) and all(getattr(r, n) == getattr(row, n) for n in names)]
+    own = {vary: getattr(row, vary)}
+    found = [r for r in records if r.is_speculative and is_paired(msgspec.structs.replace(r, **own), row)]
     return sorted(found, key=lambda r: getattr(r, vary) or 0)
 
 
 def describe(record: Record, *, symbol: str = "gamma") -> str:
     """A configuration in a few words: "StreamingLLM 256, gamma 3"."""
-    if not is_speculative(record):
+    if not record.is_speculative:
         return "autoregressive"
     budget = f" {record.draft_budget}" if record.draft_budget is not None else ""
     draft = "" if record.draft in ("self", record.draft_method) else f"{record.draft} "
@@ -167,10 +132,6 @@ def method_name(method: str) -> str:
         "eagle": "EAGLE",
     }  # fmt: skip
     return names.get(method, method)
-
-
-def _latest(records: Iterable[Record]) -> tuple[Record, ...]:
-    return tuple({r.key: r for r in records}.values())
 
 
 def _speedup(record: Record) -> float:

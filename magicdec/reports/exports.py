@@ -16,7 +16,7 @@ from typing import Any
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.records import Record
-from magicdec.reports.data import candidate_record, check_plan, describe, is_speculative
+from magicdec.reports.data import candidate_record, check_plan, describe
 
 VERSIONS = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23", "trtllm": "TensorRT-LLM 1.2"}
 SPARSE_METHODS = ("streamingllm", "snapkv", "topk")
@@ -103,7 +103,7 @@ def _heading(engine: str, plan: Deployment) -> list[str]:
     lines = [f"Written by magicdec for {VERSIONS[engine]}."]
     where = f"batch {best.batch_size}, context {best.context_len}, tp {best.tp_size}"
     where += f", {best.hardware}" if best.hardware else ""
-    lines.append(f"Plan: {plan.model}, {where}: {describe(best)}" + (_predicted(best) if is_speculative(best) else ""))
+    lines.append(f"Plan: {plan.model}, {where}: {describe(best)}" + (_predicted(best) if best.is_speculative else ""))
     lines.append("Model names are magicdec's: put the checkpoint's path or Hugging Face name in their place.")
     return lines
 
@@ -132,11 +132,11 @@ def _sparse_note(engine: str, plan: Deployment) -> list[str]:
 
 
 def _can_speculate(plan: Deployment) -> bool:
-    return is_speculative(plan.best) and plan.best.draft != "self"
+    return plan.best.is_speculative and plan.best.draft != "self"
 
 
 def _off_note(plan: Deployment) -> list[str]:
-    if is_speculative(plan.best):
+    if plan.best.is_speculative:
         return []
     return ["Speculation does not pay here: leave it off."]
 
@@ -165,10 +165,10 @@ def _vllm(plan: Deployment) -> str:
     lines = _heading("vllm", plan) + _off_note(plan)
     serve = ["vllm", "serve", shlex.quote(plan.model)]
     words = [serve, ["--tensor-parallel-size", str(best.tp_size)]]
-    if is_speculative(best) and plan.is_sparse:
+    if best.is_speculative and plan.is_sparse:
         lines += _sparse_note("vllm", plan)
     if not _can_speculate(plan):
-        return _comment(lines + (_schedule_note(plan) if is_speculative(best) else [])) + _command(words)
+        return _comment(lines + (_schedule_note(plan) if best.is_speculative else [])) + _command(words)
     config: dict[str, Any] = _vllm_draft(best) | {"num_speculative_tokens": plan.max_gamma}
     if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
         config["draft_tensor_parallel_size"] = best.draft_tp_size
@@ -203,10 +203,10 @@ def _sglang(plan: Deployment) -> str:
         ["--model-path", shlex.quote(plan.model)],
         ["--tp-size", str(best.tp_size)],
     ]
-    if is_speculative(best) and plan.is_sparse:
+    if best.is_speculative and plan.is_sparse:
         lines += _sparse_note("sglang", plan)
     if not _can_speculate(plan):
-        return _comment(lines + (_schedule_note(plan) if is_speculative(best) else [])) + _command(words)
+        return _comment(lines + (_schedule_note(plan) if best.is_speculative else [])) + _command(words)
     candidates = {gamma for _, _, gamma in plan.bands}
     gamma = best.gamma if best.gamma in candidates or not plan.varies else plan.max_gamma
     if best.draft_method == "ngram":
@@ -243,10 +243,10 @@ def _trtllm(plan: Deployment) -> str:
     best = plan.best
     lines = _heading("trtllm", plan) + _off_note(plan)
     command = f"trtllm-serve {shlex.quote(plan.model)} --tp_size {best.tp_size}"
-    if is_speculative(best) and plan.is_sparse:
+    if best.is_speculative and plan.is_sparse:
         lines += _sparse_note("trtllm", plan)
     if not _can_speculate(plan):
-        lines += _schedule_note(plan) if is_speculative(best) else []
+        lines += _schedule_note(plan) if best.is_speculative else []
         return _comment([*lines, f"Serve with: {command}"])
     lines.append(f"Serve with: {command} --extra_llm_api_options THIS_FILE.yaml")
     config = _trtllm_draft(best) | {"max_draft_len": plan.max_gamma}

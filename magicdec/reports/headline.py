@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from magicdec.records import BASELINE_MBU_FLOOR, Record
-from magicdec.reports.data import ReportData, has_weak_baseline, is_speculative, method_name
+from magicdec.reports.data import ReportData, has_weak_baseline, method_name
 from magicdec.reports.style import percent, thousands
 
 
@@ -36,7 +36,7 @@ def headline(data: ReportData) -> Headline:
     predicted = data.find_predicted(reference)
     return Headline(
         answer=_answer(reference, measured, predicted) if _was_ranked(data) else _nothing_ranked(reference),
-        certainty=_certainty(measured, predicted) if is_speculative(reference) else "",
+        certainty=_certainty(measured, predicted) if reference.is_speculative else "",
         when_not=when_not(data, reference),
         facts=tuple(_facts(reference, measured, predicted)),
     )
@@ -49,7 +49,7 @@ def _baseline_only(record: Record) -> str:
 
 def _answer(reference: Record, measured: Record | None, predicted: Record | None) -> str:
     place = _place(reference)
-    if not is_speculative(reference):
+    if not reference.is_speculative:
         return f"Do not speculate with {_model(reference.model)} at {place}: no draft that was considered pays"
     setting = f"{_draft(reference)} and γ = {reference.gamma}"
     best = measured if measured is not None and measured.speedup else predicted or reference
@@ -62,7 +62,7 @@ def _answer(reference: Record, measured: Record | None, predicted: Record | None
 
 def _was_ranked(data: ReportData) -> bool:
     """Whether any draft stands beside the baseline: a plan without acceptance rates has none."""
-    return any(is_speculative(r) for r in (*data.measured, *data.predicted))
+    return any(r.is_speculative for r in (*data.measured, *data.predicted))
 
 
 def _nothing_ranked(reference: Record) -> str:
@@ -90,7 +90,7 @@ def _certainty(measured: Record | None, predicted: Record | None) -> str:
 
 def _facts(reference: Record, measured: Record | None, predicted: Record | None) -> list[Fact]:
     facts = []
-    if is_speculative(reference):
+    if reference.is_speculative:
         if measured is not None and measured.speedup:
             facts.append(Fact(label="Measured speedup", value=f"{measured.speedup:.2f}×", detail=_range(measured)))
         if predicted is not None and predicted.speedup:
@@ -103,7 +103,7 @@ def _facts(reference: Record, measured: Record | None, predicted: Record | None)
     best = measured or predicted or reference
     if best.tokens_per_s:
         base = best.autoregressive_tokens_per_s
-        detail = f"instead of {base:,.0f}".replace(",", "\u202f") if base and is_speculative(best) else ""
+        detail = f"instead of {base:,.0f}".replace(",", "\u202f") if base and best.is_speculative else ""
         facts.append(
             Fact(label="Tokens per second", value=f"{best.tokens_per_s:,.0f}".replace(",", "\u202f"), detail=detail)
         )
@@ -156,7 +156,7 @@ def when_not(data: ReportData, reference: Record) -> str:
         if all(all(row) for row in grid["gamma"]):
             return "It pays at every batch size and context that was planned."
     for rows, word in ((data.measured, "measured"), (data.predicted, "predicted")):
-        losses = sorted({(r.batch_size, r.context_len) for r in rows if is_speculative(r) and _loses(r, rows)})
+        losses = sorted({(r.batch_size, r.context_len) for r in rows if r.is_speculative and _loses(r, rows)})
         if losses:
             places = _listing([f"batch {b} with context {thousands(c)}" for b, c in losses[:3]])
             more = f" and {len(losses) - 3} more" if len(losses) > 3 else ""
@@ -167,7 +167,7 @@ def when_not(data: ReportData, reference: Record) -> str:
 def _loses(row: Record, rows: Sequence[Record]) -> bool:
     """No configuration at the row's batch and context gains."""
     place = (row.batch_size, row.context_len)
-    return all((r.speedup or 0) < 1 for r in rows if is_speculative(r) and (r.batch_size, r.context_len) == place)
+    return all((r.speedup or 0) < 1 for r in rows if r.is_speculative and (r.batch_size, r.context_len) == place)
 
 
 def _about(tokens: float) -> str:

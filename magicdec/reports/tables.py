@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from magicdec.comparison import TERMS, Comparison
+from magicdec.files import rows_to_csv
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import (
     WEAK_BASELINE,
     WEAK_BASELINE_NOTE,
-    Pair,
     ReportData,
     candidate_record,
     describe,
     has_weak_baseline,
-    is_speculative,
     method_name,
 )
 from magicdec.reports.style import GAMMA, thousands
-from magicdec.reports.terminal import print_comparison, print_groups, print_rows, print_run, records_to_csv, rows_to_csv
 from magicdec.units import format_bytes, format_seconds
-
-__all__ = [
-    "Column", "ReportData", "Table", "all_tables", "print_comparison", "print_groups", "print_rows", "print_run",
-    "records_to_csv", "rows_to_csv",
-]  # fmt: skip
 
 Kind = Literal["text", "integer", "number", "seconds", "bytes", "percent", "signed_percent", "ratio", "rate", "mbu"]
 Value = str | float | int | None
-RATIO_FIELDS = (
-    ("autoregressive_step_s", "autoregressive step"),
-    ("draft_step_s", "draft step"),
-    ("verify_step_s", "verification"),
-    ("step_s", "speculative step"),
-    ("expected_tokens_per_step", "tokens per step"),
-    ("speedup", "speedup"),
-)
-"""The terms whose prediction is held against the measurement, each apart, so that one sees which is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +48,11 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
 
+    def without_empty(self, *names: str) -> Table:
+        """The table less those of the named columns that hold nothing."""
+        empty = {c.name for i, c in enumerate(self.columns) if all(row[i] is None for row in self.rows)}
+        return self.without(*empty.intersection(names))
+
     def without(self, *names: str) -> Table:
         """The table less the named columns."""
         kept = [i for i, column in enumerate(self.columns) if column.name not in names]
@@ -85,11 +72,8 @@ class Table:
 
     def to_csv(self) -> str:
         """Plain values in base units under the columns' names."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([c.name for c in self.columns])
-        writer.writerows([["" if v is None else v for v in row] for row in self.rows])
-        return out.getvalue()
+        names = [c.name for c in self.columns]
+        return rows_to_csv((dict(zip(names, row, strict=True)) for row in self.rows), names)
 
     def to_json(self) -> str:
         names = [c.name for c in self.columns]
@@ -121,88 +105,77 @@ def format_value(column: Column, value: Value) -> str:
 # Error of the predictions --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class TermError:
-    """Signed relative errors (predicted / measured - 1) of one term over the pairs that hold it."""
-
-    name: str
-    title: str
-    errors: tuple[float, ...]
-    labels: tuple[str, ...]
-
-    @property
-    def median_abs(self) -> float:
-        return statistics.median(abs(e) for e in self.errors)
-
-
-def term_errors(pairs: Sequence[Pair]) -> list[TermError]:
-    """Errors by term. The autoregressive step counts once per batch and context, the others per speculative pair."""
-    found = []
-    for field, title in RATIO_FIELDS:
-        errors: dict[object, tuple[float, str]] = {}
-        for pair in pairs:
-            m, p = getattr(pair.measured, field), getattr(pair.predicted, field)
-            baseline = field == "autoregressive_step_s"
-            if not m or not p or not (baseline or is_speculative(pair.measured)):
-                continue
-            key: object = pair.measured.key
-            label = label_of(pair.measured)
-            if baseline:
-                r = pair.measured
-                key = (r.model, r.tp_size, r.batch_size, r.context_len, r.temperature)
-                label = f"batch {r.batch_size}, context {r.context_len}"
-            errors[key] = (p / m - 1.0, label)
-        if errors:
-            values, labels = zip(*errors.values(), strict=True)
-            found.append(TermError(name=field, title=title, errors=values, labels=labels))
-    return found
-
-
 def label_of(record: Record) -> str:
     return f"batch {record.batch_size}, context {record.context_len}, {describe(record, symbol=GAMMA)}"
 
 
-def interval_coverage(pairs: Sequence[Pair]) -> tuple[int, int]:
-    """How many measured speedups lie in their predicted 90 % interval, and how many intervals there are."""
-    rows = [
-        p.predicted.speedup_low <= p.measured.speedup <= p.predicted.speedup_high
-        for p in pairs
-        if is_speculative(p.measured)
-        and p.measured.speedup is not None
-        and p.predicted.speedup_low is not None
-        and p.predicted.speedup_high is not None
-    ]
-    return sum(rows), len(rows)
-
-
-def error_table(data: ReportData) -> Table | None:
-    terms = term_errors(data.pairs)
-    if not terms:
+def error_table(comparison: Comparison) -> Table | None:
+    """The error statistics of each term; those normalised to the machine's speed where the records allow it."""
+    summaries = comparison.summaries
+    if not summaries:
         return None
     columns = (
         Column(name="term", title="Term"),
         Column(name="points", title="Points", kind="integer"),
-        Column(name="median_abs_error", title="Median error", kind="percent"),
-        Column(name="p90_abs_error", title="90th percentile", kind="percent"),
-        Column(name="max_abs_error", title="Largest", kind="percent"),
-        Column(name="bias", title="Bias (median)", kind="signed_percent"),
+        Column(name="median_error", title="Median error", kind="percent"),
+        Column(name="p90_error", title="90th percentile", kind="percent"),
+        Column(name="max_error", title="Largest", kind="percent"),
+        Column(name="bias", title="Bias", kind="signed_percent"),
+        Column(name="normalised_median_error", title="Median, normalised", kind="percent"),
+        Column(name="normalised_p90_error", title="90th, normalised", kind="percent"),
+        Column(name="noise_floor", title="Noise floor", kind="percent"),
     )
-    rows: list[tuple[Value, ...]] = []
-    for term in terms:
-        sizes = sorted(abs(e) for e in term.errors)
-        p90 = sizes[max(0, math.ceil(0.9 * len(sizes)) - 1)]
-        rows.append((term.title, len(sizes), term.median_abs, p90, sizes[-1], statistics.median(term.errors)))
-    inside, total = interval_coverage(data.pairs)
-    note = "Error is predicted / measured − 1. "
+    rows = tuple(
+        (TERMS[term], *(getattr(summary, column.name) for column in columns[1:])) for term, summary in summaries.items()
+    )
+    inside, total = comparison.covered
+    note = "Error is predicted / measured − 1; the bias is the median of the signed errors."
+    if any(summary.normalised_median_error is not None for summary in summaries.values()):
+        note += " Normalised: with every prediction rescaled to the machine's speed during the measurement."
     if total:
-        note += f"{inside} of {total} measured speedups lie inside their predicted 90 % interval."
-    return Table(
-        name="errors",
-        title="Error of the predictions, term by term",
-        note=note.strip(),
-        columns=columns,
-        rows=tuple(rows),
+        note += f" {inside} of {total} measured speedups lie inside their predicted 90 % interval."
+    table = Table(name="errors", title="Error of the predictions, term by term", note=note, columns=columns, rows=rows)
+    return table.without_empty(*(column.name for column in columns[-3:]))
+
+
+def case_table(comparison: Comparison) -> Table:
+    """The errors of the speedups, and what following the plan loses, by batch, context and temperature."""
+    columns = (
+        Column(name="batch_size", title="Batch", kind="integer"),
+        Column(name="context_len", title="Context", kind="integer"),
+        Column(name="temperature", title="Temperature", kind="number"),
+        Column(name="points", title="Points", kind="integer"),
+        Column(name="median_error", title="Median error", kind="percent"),
+        Column(name="p90_error", title="90th percentile", kind="percent"),
+        Column(name="other_median_error", title="Median elsewhere", kind="percent"),
+        Column(name="other_p90_error", title="90th elsewhere", kind="percent"),
+        Column(name="regret", title="Regret", kind="percent"),
     )
+    rows = tuple(tuple(getattr(case, column.name) for column in columns) for case in comparison.cases)
+    return Table(name="cases", title="Speedups by case", columns=columns, rows=rows)
+
+
+def point_table(comparison: Comparison) -> Table:
+    """Predicted and measured speedup of every point."""
+    columns = (
+        Column(name="batch_size", title="Batch", kind="integer"),
+        Column(name="context_len", title="Context", kind="integer"),
+        Column(name="configuration", title="Configuration"),
+        Column(name="predicted", title="Predicted", kind="ratio"),
+        Column(name="low", title="Low", kind="ratio"),
+        Column(name="high", title="High", kind="ratio"),
+        Column(name="measured", title="Measured", kind="ratio"),
+        Column(name="error", title="Error", kind="signed_percent"),
+    )
+    rows = tuple(
+        (
+            pair.measured.batch_size, pair.measured.context_len, describe(pair.measured, symbol=GAMMA),
+            pair.predicted.speedup, pair.predicted.speedup_low, pair.predicted.speedup_high, pair.measured.speedup,
+            pair.error("speedup"),
+        )
+        for pair in comparison.pairs
+    )  # fmt: skip
+    return Table(name="points", title="Predicted and measured speedups", columns=columns, rows=rows)
 
 
 # Results -------------------------------------------------------------------------------------------------------------
@@ -210,19 +183,17 @@ def error_table(data: ReportData) -> Table | None:
 
 def result_table(data: ReportData) -> Table | None:
     """One row per configuration: measured beside predicted."""
-    predictions = {pair.measured.key: pair.predicted for pair in data.pairs}
+    pairs = {pair.measured.key: pair for pair in data.comparison.pairs}
     rows: list[tuple[Value, ...]] = []
     for record in sorted(data.measured, key=_order):
-        guess = predictions.get(record.key)
-        speculative = is_speculative(record)
-        error = None
-        if guess is not None and guess.speedup and record.speedup and speculative:
-            error = guess.speedup / record.speedup - 1
+        pair = pairs.get(record.key)
+        speculative = record.is_speculative
         rows.append(
             (
                 record.batch_size, record.context_len, _method(record), record.draft_budget, record.gamma,
                 record.tokens_per_s, record.step_s, record.expected_tokens_per_step if speculative else None,
-                record.speedup, _interval(record), guess.speedup if guess is not None and speculative else None, error,
+                record.speedup, _interval(record), pair.predicted.speedup if pair else None,
+                pair.error("speedup") if pair else None,
                 record.autoregressive_mbu if speculative else None, record.speedup_static_batch,
                 record.refilled_tokens_per_s, record.speedup_refilled,
             )
@@ -253,9 +224,7 @@ def result_table(data: ReportData) -> Table | None:
     if any(record.adaptive for record in data.measured):
         note += " “γ up to”: chosen anew each step."
     table = Table(name="results", title="Measured configurations", note=note, columns=columns, rows=tuple(rows))
-    optional = columns[-4:]
-    unknown = [c.name for c in optional if all(row[columns.index(c)] is None for row in rows)]
-    return table.without(*unknown)
+    return table.without_empty(*(column.name for column in columns[-4:]))
 
 
 def candidate_table(data: ReportData) -> Table | None:
@@ -331,9 +300,13 @@ def gamma_table(data: ReportData) -> Table | None:
     return Table(name="gamma", title="Which γ to use", note=note, columns=columns, rows=rows)
 
 
+def _report_errors(data: ReportData) -> Table | None:
+    return error_table(data.comparison)
+
+
 def all_tables(data: ReportData) -> list[Table]:
     """The tables that the data has rows for."""
-    made = [make(data) for make in (error_table, result_table, gamma_table, candidate_table, environment_table)]
+    made = [make(data) for make in (_report_errors, result_table, gamma_table, candidate_table, environment_table)]
     return [table for table in made if table is not None]
 
 
@@ -347,12 +320,12 @@ def describe_draft(draft: str, method: str) -> str:
 
 
 def _method(record: Record) -> str:
-    name = describe_draft(record.draft, record.draft_method) if is_speculative(record) else "none"
+    name = describe_draft(record.draft, record.draft_method) if record.is_speculative else "none"
     return f"{name}, γ up to" if record.adaptive else name
 
 
 def _interval(record: Record) -> str | None:
-    if record.speedup_low is None or record.speedup_high is None or not is_speculative(record):
+    if record.speedup_low is None or record.speedup_high is None or not record.is_speculative:
         return None
     return f"{record.speedup_low:.2f}–{record.speedup_high:.2f}"
 

@@ -1,68 +1,30 @@
-"""Results on a terminal (80 columns, plain when piped), and rows as CSV."""
+"""Results on a terminal (80 columns, plain when piped)."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from magicdec.comparison import Comparison
 from magicdec.records import Record
-from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, describe, has_weak_baseline, is_speculative
+from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, describe, has_weak_baseline
 from magicdec.reports.style import GAMMA
+from magicdec.reports.tables import Column, Table, Value, case_table, error_table, format_value, point_table
 from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, JustifyMethod
 
-FRACTION_WORDS = ("mape", "error", "coverage", "regret", "gamma_exact", "gamma_within", "noise", "bias")
-"""Numbers whose name holds one of these words are fractions, shown in per cent."""
-
-COMPARISON_COLUMNS = {
-    "draft": "draft_method", "budget": "draft_budget", "gamma": "gamma", "batch": "batch_size",
-    "context": "context_len", "predicted": "predicted_speedup", "low": "speedup_low",
-    "high": "speedup_high", "measured": "measured_speedup", "error": "error_speedup",
+GROUP_FRACTIONS = {
+    "mape", "mape_all", "mape_shipped_held_out", "mape_held_out", "mape_extrapolated", "mape_8_from_2", "bias",
+    "latency_mape", "latency_mape_unfitted", "speculative_latency_mape", "speedup_mape", "speedup_mape_unfitted",
+    "speedup_coverage", "gamma_exact", "gamma_within_1", "gamma_regret", "tokens_per_step_mape",
+    "tokens_per_step_mape_iid", "acceptance_rate_mape", "acceptance_rate_mape_constant",
 }  # fmt: skip
-"""Heading and name of what `print_comparison` shows of each point."""
-
-
-def records_to_csv(records: Iterable[Record]) -> str:
-    """Every field of every record, in base units; lists and mappings as JSON, the environment's fields beside them."""
-    rows = []
-    for record in records:
-        row: dict[str, Any] = msgspec.structs.asdict(record)
-        row |= msgspec.structs.asdict(row.pop("environment"))
-        rows.append(row)
-    names = [f.name for f in msgspec.structs.fields(Record) if f.name != "environment"]
-    names += [
-        f.name
-        for f in msgspec.structs.fields(Record(source="measured", model="", batch_size=1, context_len=1).environment)
-    ]
-    return _to_csv(names, rows)
-
-
-def rows_to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Plain rows as CSV under the union of their keys, in the order they first appear."""
-    rows = list(rows)
-    return _to_csv(list(dict.fromkeys(key for row in rows for key in row)), rows)
-
-
-def _to_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([_flat(row.get(name)) for name in names] for row in rows)
-    return out.getvalue()
-
-
-def _flat(value: object) -> object:
-    if isinstance(value, list | dict | tuple):
-        return msgspec.json.encode(value).decode() if value else ""
-    return "" if value is None else value
+"""Which figures of the groups that `validate` prints are fractions, shown in per cent."""
+PLAIN = str.maketrans({"\u202f": None, "\u2212": "-", "\u2013": "-", "×": "x"})
 
 
 def print_run(results: Sequence[Record], console: Console) -> None:
@@ -86,7 +48,7 @@ def _run_row(record: Record) -> list[str]:
     def seconds(value: float | None) -> str:
         return "" if value is None else format_seconds(value)
 
-    speculative = is_speculative(record)
+    speculative = record.is_speculative
     draft = record.draft_step_s * record.gamma if speculative and record.draft_step_s is not None else None
     tokens, mbu = record.expected_tokens_per_step, record.autoregressive_mbu
     return [
@@ -121,7 +83,7 @@ def _run_details(record: Record) -> Iterable[str]:
     if record.achieved_bytes_per_s:
         rates = {name: format_rate(rate, "B") for name, rate in record.achieved_bytes_per_s.items()}
         baseline = rates.pop("autoregressive", "")
-        shown = ", ".join(f"{phase} {rate}" for phase, rate in rates.items()) if is_speculative(record) else baseline
+        shown = ", ".join(f"{phase} {rate}" for phase, rate in rates.items()) if record.is_speculative else baseline
         per_token = f"; {format_seconds(record.tpot_s)} per token of a sequence" if record.tpot_s is not None else ""
         yield f"{name}: weights and KV read at {shown or baseline}{per_token}"
     if record.static_batch_tokens_per_s is not None:
@@ -130,7 +92,7 @@ def _run_details(record: Record) -> Iterable[str]:
             f"{name}: {record.static_batch_tokens_per_s:.0f} tok/s as a static batch, until its last sequence ends"
             f"{speedup}"
         )
-    if not is_speculative(record):
+    if not record.is_speculative:
         return
     if record.simulated_acceptance:
         yield f"{name}: acceptance is simulated, {' '.join(f'{rate:g}' for rate in record.simulated_acceptance)}"
@@ -158,71 +120,65 @@ def _run_details(record: Record) -> Iterable[str]:
         yield f"{name}: {record.num_divergences} divergences from autoregressive decoding{ties}"
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Plain rows as a table; keys are the headings, fractions in per cent."""
-    plain = [{k: v for k, v in row.items() if not isinstance(v, list | dict | tuple)} for row in rows]
-    names = list(dict.fromkeys(key for row in plain for key in row))
-    if names:
-        heads = [name.removesuffix("_s").replace("_", " ") for name in names]
-        _print_table(console, heads, [[_cell(name, row.get(name)) for name in names] for row in plain])
-
-
 def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
     """One block per group: its name, then each of its other values; for rows too wide to be a table."""
     for group in groups:
         console.print(f"[bold]{group.get('name', '')}[/bold]", soft_wrap=True)
-        values = [
-            f"{name.replace('_', ' ')} {_cell(name, value)}"
-            for name, value in group.items()
-            if name != "name" and value is not None and not isinstance(value, list | dict | tuple)
-        ]
+        values = []
+        for name, value in group.items():
+            if name == "name" or value is None or isinstance(value, list | dict | tuple):
+                continue
+            shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+            values.append(f"{name.replace('_', ' ')} {f'{value:.1%}' if name in GROUP_FRACTIONS else shown}")
         console.print("  " + ", ".join(values), soft_wrap=False)
 
 
-def print_comparison(document: Mapping[str, Any], console: Console) -> None:
-    """Predicted against measured: the error of every term, point by point in speedup, and the verdict."""
-    rows = document.get("rows") or []
-    print_rows([{title: row.get(name) for title, name in COMPARISON_COLUMNS.items()} for row in rows], console)
-    summary = [{"term": term, **values} for term, values in (document.get("summary") or {}).items()]
-    if summary:
-        console.print()
-        print_rows(summary, console)
-    for name, text in (
-        ("coverage", "of the measured speedups lie in their 90 % interval"),
-        ("noise", "is the spread of repetitions, as a share of the speedup"),
-        ("prompt_noise", "is the standard error of tokens per step, from the choice of prompts"),
-        ("regret", "is lost by following the prediction instead of the measured best"),
+def print_table(table: Table, console: Console) -> None:
+    """A report's table in plain characters."""
+    cells = [[_plain(column, value) for column, value in zip(table.columns, row, strict=True)] for row in table.rows]
+    _print_table(console, [column.title.lower() for column in table.columns], cells)
+
+
+def _plain(column: Column, value: Value) -> str:
+    return value if isinstance(value, str) else format_value(column, value).translate(PLAIN)
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Predicted and measured speedups point by point, the error statistics of every term, and those of each case."""
+    if not comparison.pairs:
+        console.print("no configuration has both a prediction and a measurement")
+        return
+    print_table(point_table(comparison), console)
+    for table in (error_table(comparison), case_table(comparison)):
+        if table is not None:
+            console.print()
+            print_table(table, console)
+    console.print()
+    inside, total = comparison.covered
+    if total:
+        console.print(f"{inside} of {total} measured speedups ({inside / total:.1%}) lie in their 90 % interval")
+    for value, text in (
+        (comparison.regret, "is lost by following the prediction instead of the measured best (regret, mean of cases)"),
+        (comparison.noise, "of the speedup is the spread of its repetitions (median of points)"),
+        (comparison.prompt_noise, "is the standard error of tokens per step, from the choice of prompts"),
     ):
-        if isinstance(value := document.get(name), int | float):
-            console.print(f"{value:.1%} {text}")
-    for case in document.get("regrets") or []:
-        console.print(
-            f"  batch {case['batch_size']}, context {case['context_len']}: planned {case['planned']}; measured best "
-            f"{case['best']}; {case['regret']:.1%} lost",
-            soft_wrap=True,
-        )
-    for failure in document.get("failures") or []:
-        console.print(f"[bold]not met:[/bold] {failure}", soft_wrap=True)
-    if "passed" in document:
-        console.print("[bold]passed[/bold]" if document["passed"] else "[bold]failed[/bold]")
+        if value is not None:
+            console.print(f"{value:.1%} {text}", soft_wrap=True)
+    if (rates := comparison.memory_bytes_per_s) is not None:
+        console.print(f"memory bandwidth {format_rate(rates[0], 'B')} to {format_rate(rates[1], 'B')} during the runs")
+    for case in comparison.cases:
+        if case.regret is not None:
+            console.print(
+                f"  batch {case.batch_size}, context {case.context_len}: planned {case.planned}; measured best "
+                f"{case.best}; {case.regret:.1%} lost",
+                soft_wrap=True,
+            )
 
 
-def _cell(name: str, value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        formats: list[tuple[Callable[[str], bool], Callable[[float], str]]] = [
-            (lambda n: any(word in n for word in FRACTION_WORDS), lambda v: f"{v:.1%}"),
-            (lambda n: n.endswith("_s"), format_seconds),
-            (lambda n: "speedup" in n or n in COMPARISON_COLUMNS, lambda v: f"{v:.2f}"),
-        ]
-        for matches, show in formats:
-            if matches(name):
-                return show(value)
-        return f"{value:.3g}"
-    return str(value)
+def print_verdict(failures: Sequence[str], console: Console) -> None:
+    for failure in failures:
+        console.print(f"[bold]threshold missed:[/bold] {failure}", soft_wrap=True)
+    console.print("[bold]failed[/bold]" if failures else "[bold]passed[/bold]")
 
 
 def _print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -234,7 +190,9 @@ def _print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence
     for i, head in enumerate(heads):
         texts = [row[i] for row in rows]
         words = all(not text or not (text[0].isdigit() or text[0] in "-+") for text in texts) or i == 0
-        table.add_column(escape(head), justify="left" if words else "right", no_wrap=False, overflow="fold")
+        widest = max(len(word) for text in (head, *texts) for word in text.split() or [""])
+        justify: JustifyMethod = "left" if words else "right"
+        table.add_column(escape(head), justify=justify, no_wrap=False, overflow="fold", min_width=widest)
     for row in rows:
         table.add_row(*(escape(text) for text in row))
     console.print(table)

@@ -14,13 +14,13 @@ from pathlib import Path
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.calibrate.machine import obtain_profile
+from magicdec.comparison import Comparison, pair_records
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import ReferenceKernels
 from magicdec.measure.repetitions import benchmark
 from magicdec.perfmodel.planner import PlanDocument
 from magicdec.records import Record
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-from magicdec.validate.compare import Comparison, Thresholds, pair_up
 from magicdec.validate.grid import freeze_predictions
 from magicdec.validate.lossless import GreedyCheck, check_greedy
 from magicdec.validate.predicted_records import plan_local
@@ -94,7 +94,7 @@ def run_demo(directory: Path, *, progress: Progress) -> DemoResult:
         small_plan=small_plan,
         predicted=predicted,
         measured=measured,
-        comparison=Comparison(pairs=pair_up(predicted, measured), thresholds=Thresholds()),
+        comparison=Comparison(pairs=pair_records([*predicted, *measured])),
         greedy=greedy,
     )
 

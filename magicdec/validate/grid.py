@@ -22,6 +22,7 @@ import msgspec
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.calibrate.machine import obtain_profile
+from magicdec.comparison import Comparison, pair_records
 from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import ReferenceKernels
@@ -30,8 +31,8 @@ from magicdec.measure.session import BenchmarkSession
 from magicdec.records import Record, append_record, read_records
 from magicdec.specs.speculation import AUTOREGRESSIVE, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.units import format_seconds
-from magicdec.validate.compare import Comparison, Thresholds, pair_up
 from magicdec.validate.predicted_records import predict_records
+from magicdec.validate.thresholds import Thresholds
 
 
 class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,6 +127,8 @@ class GridRun:
     predicted: list[Record]
     measured: list[Record]
     comparison: Comparison
+    failures: list[str]
+    """Thresholds of the grid that do not hold."""
 
 
 def run_grid(
@@ -151,8 +154,9 @@ def run_grid(
 
         bandwidth = profile.hardware.memory_bytes_per_s
         measured += measure_missing(request, records, bandwidth_bytes_per_s=bandwidth, clock=clock, progress=show)
-    comparison = Comparison(pairs=pair_up(predicted, measured), thresholds=grid.thresholds)
-    return GridRun(predicted=predicted, measured=measured, comparison=comparison)
+    comparison = Comparison(pairs=pair_records([*predicted, *measured]))
+    failures = grid.thresholds.failures(comparison)
+    return GridRun(predicted=predicted, measured=measured, comparison=comparison, failures=failures)
 
 
 def _warn_of_other_temperatures(grid: GridSpec, profile: LocalProfile) -> None:

@@ -17,7 +17,7 @@ from magicdec.measure.rank import measure_request
 from magicdec.measure.utilisation import MemoryMeter, autoregressive_step_bytes, phase_bytes, planned_memory_bytes
 from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.records import Record, read_records
-from magicdec.reports.tables import print_run
+from magicdec.reports.terminal import print_run
 from magicdec.runtime.distributed import SINGLE
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec

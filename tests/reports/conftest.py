@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from samples_reports import PROFILE, grid, plan
 
+from magicdec.reports.data import ReportData
 from magicdec.reports.html import write_html
-from magicdec.reports.tables import ReportData
 from tests.headless import driver  # noqa: F401  # a fixture
 
 

@@ -9,10 +9,10 @@ import pytest
 from samples_reports import grid, measured, plan, predicted
 
 from magicdec.errors import ConfigError
+from magicdec.reports.data import ReportData
 from magicdec.reports.figures import FIGURES, Chart, draw, draw_all
 from magicdec.reports.figures.acceptance import wilson
 from magicdec.reports.style import CSS_VARIABLES, GRID, INK, MUTED, PAPER, SERIES, inline_svg, png, raw_svg
-from magicdec.reports.tables import ReportData
 
 FROM_THE_PLAN = {"heatmap", "limits", "roofline", "memory"}
 

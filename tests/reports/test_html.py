@@ -12,9 +12,10 @@ from samples_reports import grid, measured, plan, predicted
 
 from magicdec.errors import StorageError
 from magicdec.records import Environment
+from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline
 from magicdec.reports.html import render_html, write_html
-from magicdec.reports.tables import ReportData, format_value, result_table
+from magicdec.reports.tables import format_value, result_table
 
 VOID = {"meta", "link", "input", "br"}
 URL_ATTRIBUTES = {"src", "href", "xlink:href", "action", "poster", "srcset"}
@@ -161,5 +162,5 @@ def test_refilled_static_and_adaptive_results_have_their_columns() -> None:
 
 def test_an_adaptive_run_is_not_paired_with_the_prediction_of_a_fixed_gamma() -> None:
     adaptive = msgspec.structs.replace(measured(32, 4096), adaptive=True)
-    assert ReportData.from_records([adaptive, predicted(32, 4096)]).pairs == ()
-    assert len(ReportData.from_records([measured(32, 4096), predicted(32, 4096)]).pairs) == 1
+    assert ReportData.from_records([adaptive, predicted(32, 4096)]).comparison.pairs == []
+    assert len(ReportData.from_records([measured(32, 4096), predicted(32, 4096)]).comparison.pairs) == 1

@@ -10,8 +10,8 @@ from pypdf import PdfReader
 from samples_reports import measured, plan
 
 from magicdec.records import Environment
+from magicdec.reports.data import ReportData
 from magicdec.reports.pdf import MAX_ROWS, render_pdf
-from magicdec.reports.tables import ReportData
 
 NASTY = '#panic("no") *x* $y$ \\ [z] "quoted" <label> @ref // comment'
 

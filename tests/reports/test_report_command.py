@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 from magicdec.commands.report import report_command
 from magicdec.errors import ConfigError, MagicdecError, StorageError
 from magicdec.records import append_record
+from magicdec.reports.data import ReportData
 from magicdec.reports.exports import export
 from magicdec.reports.headline import headline
-from magicdec.reports.tables import ReportData, all_tables
+from magicdec.reports.tables import all_tables
 
 
 @pytest.fixture

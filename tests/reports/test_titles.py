@@ -7,8 +7,8 @@ from itertools import combinations
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from magicdec.reports.data import ReportData
 from magicdec.reports.figures import FIGURES, draw
-from magicdec.reports.tables import ReportData
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from magicdec.comparison import is_paired
 from magicdec.records import Record
-from magicdec.reports.data import ReportData, describe, is_speculative, method_name, pair_key, siblings
+from magicdec.reports.data import ReportData, describe, method_name, siblings
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import (
     BLUE,
@@ -118,7 +119,7 @@ def _gamma_rows(
 
 def _swept_reference(data: ReportData) -> Record | None:
     """The report's reference where several gammas are known for it, else the configuration with the most of them."""
-    rows = [r for r in (*data.measured, *data.predicted) if is_speculative(r)]
+    rows = [r for r in (*data.measured, *data.predicted) if r.is_speculative]
     if not rows:
         return None
 
@@ -127,7 +128,7 @@ def _swept_reference(data: ReportData) -> Record | None:
         return measured, predicted
 
     reference = data.reference
-    if reference is not None and is_speculative(reference) and (width(reference)[0] > 1 or width(reference)[1] > 2):
+    if reference is not None and reference.is_speculative and (width(reference)[0] > 1 or width(reference)[1] > 2):
         return reference
     return max(rows, key=width)
 
@@ -177,7 +178,7 @@ def _setting(record: Record) -> str:
 
 def acceptance_by_position(data: ReportData) -> Chart | None:
     """Rate of acceptance at each position, given that all before were accepted; and how many a step accepts."""
-    rows = [r for r in data.measured if r.acceptance_by_position and is_speculative(r)]
+    rows = [r for r in data.measured if r.acceptance_by_position and r.is_speculative]
     if not rows:
         return None
     rows = _comparable(rows, data.reference)
@@ -230,7 +231,7 @@ def _comparable(rows: Sequence[Record], reference: Record | None) -> list[Record
     groups: dict[tuple[object, ...], list[Record]] = defaultdict(list)
     for row in rows:
         groups[setting(row)].append(row)
-    own = [setting(r) for r in rows if reference is not None and pair_key(r) == pair_key(reference)]
+    own = [setting(r) for r in rows if reference is not None and is_paired(r, reference)]
     return groups[own[0]] if own else max(groups.values(), key=lambda g: (len({r.draft_method for r in g}), len(g)))
 
 
@@ -320,7 +321,7 @@ def acceptance_by_budget(data: ReportData) -> Chart | None:
     rows = [
         row
         for row in data.measured
-        if is_speculative(row) and row.draft_budget and row.acceptance_by_position and not row.simulated_acceptance
+        if row.is_speculative and row.draft_budget and row.acceptance_by_position and not row.simulated_acceptance
     ]
     for row in _comparable(rows, data.reference) if rows else ():
         assert row.draft_budget is not None

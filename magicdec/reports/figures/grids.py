@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from magicdec.records import Record
-from magicdec.reports.data import ReportData, describe, is_speculative
+from magicdec.reports.data import ReportData, describe
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import (
     GAMMA,
@@ -100,7 +100,7 @@ def _record_grid(data: ReportData) -> Grid | None:
     for rows, predicted in ((data.predicted, True), (data.measured, False)):
         best: dict[tuple[int, int], Cell] = {}
         for row in rows:
-            if is_speculative(row) and row.speedup:
+            if row.is_speculative and row.speedup:
                 place = (row.batch_size, row.context_len)
                 best[place] = max(best.get(place, (0.0, 0)), (row.speedup, row.gamma))
         batches, contexts = sorted({b for b, _ in best}), sorted({c for _, c in best})
@@ -166,8 +166,8 @@ def _heatmap_title(batches: Sequence[int], contexts: Sequence[int], cells: Mappi
 def throughput_latency(data: ReportData) -> Chart | None:
     """Tokens per second against the time between tokens; the frontier of each way to decode."""
     rows, context = _one_context(data)
-    baselines = _frontier([_point(r) for r in rows if not is_speculative(r)] + _implied_baselines(rows))
-    spec = _frontier([_point(r) for r in rows if is_speculative(r)])
+    baselines = _frontier([_point(r) for r in rows if not r.is_speculative] + _implied_baselines(rows))
+    spec = _frontier([_point(r) for r in rows if r.is_speculative])
     if len(spec) < 2 or len({p[2].batch_size for p in (*spec, *baselines)}) < 2:
         return None
     figure, (axes,) = new_figure(height=3.4)
@@ -227,7 +227,7 @@ def _one_context(data: ReportData) -> tuple[list[Record], int]:
         return row.model, row.hardware, row.context_len, row.temperature
 
     def batches(rows: Sequence[Record]) -> int:
-        return len({r.batch_size for r in rows if is_speculative(r)})
+        return len({r.batch_size for r in rows if r.is_speculative})
 
     best: list[Record] = []
     for candidates in (data.measured, data.predicted):
@@ -249,7 +249,7 @@ def _implied_baselines(rows: Sequence[Record]) -> list[Point]:
     return [
         (r.autoregressive_step_s, r.batch_size / r.autoregressive_step_s / r.tp_size, r)
         for r in rows
-        if is_speculative(r) and r.autoregressive_step_s
+        if r.is_speculative and r.autoregressive_step_s
     ]
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from magicdec.comparison import is_paired
 from magicdec.records import Record
-from magicdec.reports.data import ReportData, is_speculative
+from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import (
     BLUE,
@@ -52,7 +53,7 @@ def step_phases(data: ReportData) -> Chart | None:
     bars: list[Bar] = []
     totals: list[float] = []
     for word, rows in (("measured", data.measured), ("predicted", data.predicted)):
-        row = next((r for r in rows if _same(r, reference)), None)
+        row = next((r for r in rows if is_paired(r, reference)), None)
         if row is None or row.autoregressive_step_s is None or _phases(row) is None:
             continue
         bars.append((f"autoregressive\n{word}", {"autoregressive": row.autoregressive_step_s}))
@@ -88,15 +89,9 @@ def step_phases(data: ReportData) -> Chart | None:
 def _with_phases(data: ReportData) -> Record | None:
     """The reference's row, or else the fastest measured one, for which the phases are known."""
     reference = data.reference
-    rows = [r for r in (*data.measured, *data.predicted) if is_speculative(r) and _phases(r) is not None]
-    matching = [r for r in rows if reference is not None and _same(r, reference)]
+    rows = [r for r in (*data.measured, *data.predicted) if r.is_speculative and _phases(r) is not None]
+    matching = [r for r in rows if reference is not None and is_paired(r, reference)]
     return matching[0] if matching else max(rows, key=lambda r: r.speedup or 0, default=None)
-
-
-def _same(row: Record, other: Record) -> bool:
-    from magicdec.reports.data import pair_key
-
-    return pair_key(row) == pair_key(other)
 
 
 def _phases(row: Record) -> dict[str, float] | None:

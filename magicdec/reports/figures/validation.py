@@ -1,14 +1,14 @@
-"""Figures of the predictions held against the measurements."""
+"""Figures that compare predictions with measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from magicdec.comparison import TERMS, Comparison, summarise
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import BLUE, GREY, INK, MARKERS, MUTED, PAPER, RED, SERIES, Tips, new_figure, percent
-from magicdec.reports.tables import Column, Table, TermError, Value, describe_draft, label_of, term_errors
+from magicdec.reports.tables import Column, Table, Value, describe_draft, label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,8 +18,9 @@ BAND = 0.1
 
 def predicted_vs_measured(data: ReportData) -> Chart | None:
     """Speedup of every configuration: measured across, predicted upwards; on the diagonal they agree."""
-    pairs = [p for p in data.speculative_pairs if p.measured.speedup and p.predicted.speedup]
-    if not pairs:
+    pairs = [p for p in data.comparison.pairs if p.error("speedup") is not None]
+    summary = summarise("speedup", pairs)
+    if summary is None:
         return None
     figure, (axes,) = new_figure(height=3.9)
     tips = Tips("scatter")
@@ -45,16 +46,15 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
             tips.belongs(group, *bars.lines[2])
             (mark,) = axes.plot(m.speedup, p.speedup, marker, color=colour, ls="none", mec=PAPER, mew=0.5)
             tips.add(mark, f"{label_of(m)}: measured {m.speedup:.2f}×, predicted {p.speedup:.2f}×", group)
-            rows.append((label_of(m), m.speedup, p.speedup, p.speedup / m.speedup - 1))
+            rows.append((label_of(m), m.speedup, p.speedup, pair.error("speedup")))
         axes.plot([], [], marker, color=colour, ls="none", label=group)
     axes.set(xlabel="measured speedup (×)", ylabel="predicted speedup (×)", xlim=(low, high), ylim=(low, high))
     axes.set_aspect("equal")
     if len(groups) > 1:
         axes.legend(loc="upper left", handletextpad=0.2)
-    speedup = next(term for term in term_errors(pairs) if term.name == "speedup")
     return Chart(
         name="scatter",
-        title=f"Predicted speedups are off by {percent(speedup.median_abs, 1)} in the median of {_points(len(pairs))}",
+        title=f"Predicted speedups are off by {percent(summary.median_error, 1)} (median of {_points(len(pairs))})",
         caption=(
             "Each mark is one configuration. On the diagonal prediction and measurement agree; the band is ±10 %. "
             "Bars: lowest to highest repetition across, 90 % interval of the prediction upwards."
@@ -85,32 +85,31 @@ def _agreement(axes: Axes, low: float, high: float) -> None:
 
 def residuals_by_term(data: ReportData) -> Chart | None:
     """Signed error of every prediction, by term, so that one sees which term is wrong."""
-    terms = term_errors(data.pairs)
-    if not terms or sum(len(t.errors) for t in terms) < 2:
+    terms = data.comparison.summaries
+    if not terms or sum(summary.points for summary in terms.values()) < 2:
         return None
     figure, (axes,) = new_figure(height=0.75 + 0.42 * len(terms))
     tips = Tips("residuals")
     axes.axvspan(-100 * BAND, 100 * BAND, color=GREY, alpha=0.15, lw=0)
     axes.axvline(0, color=INK, lw=1)
     rows: list[tuple[Value, ...]] = []
-    for i, term in enumerate(terms):
-        for j, (error, label) in enumerate(zip(term.errors, term.labels, strict=True)):
-            offset = 0.22 * (((j * 7) % 10) / 4.5 - 1)
+    for i, (term, summary) in enumerate(terms.items()):
+        found = [(pair, error) for pair in data.comparison.pairs if (error := pair.error(term)) is not None]
+        for j, (pair, error) in enumerate(found):
+            offset, label = 0.22 * (((j * 7) % 10) / 4.5 - 1), label_of(pair.measured)
             (mark,) = axes.plot(100 * error, i + offset, "o", color=BLUE, ms=4.5, alpha=0.8, mec="none")
-            tips.add(mark, f"{label}: {term.title} predicted {100 * error:+.1f} %".replace("-", "−"))
-            rows.append((term.title, label, error))
-        middle = 100 * sorted(term.errors)[len(term.errors) // 2]
-        axes.plot([middle, middle], [i - 0.34, i + 0.34], color=RED, lw=2.2)
-    axes.set_yticks(range(len(terms)), labels=[t.title for t in terms])
+            tips.add(mark, f"{label}: {TERMS[term]} predicted {100 * error:+.1f} %".replace("-", "−"))
+            rows.append((TERMS[term], label, error))
+        axes.plot([100 * summary.bias] * 2, [i - 0.34, i + 0.34], color=RED, lw=2.2)
+    axes.set_yticks(range(len(terms)), labels=[TERMS[term] for term in terms])
     axes.set_ylim(len(terms) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
-    size = max(100 * max(abs(e) for t in terms for e in t.errors), 12) * 1.08
+    size = max(100 * max(summary.max_error for summary in terms.values()), 12) * 1.08
     axes.set(xlabel="predicted / measured − 1 (%)", xlim=(-size, size))
     columns = (Column(name="term", title="Term"), *_COLUMNS[:1], _COLUMNS[3])
-    worst = max(terms, key=lambda t: t.median_abs)
     return Chart(
         name="residuals",
-        title=_residual_title(terms, worst),
+        title=_residual_title(data.comparison),
         caption="One point per configuration and term, predicted / measured − 1. Bars: medians. The band is ±10 %.",
         figure=figure,
         tips=tips.texts,
@@ -118,12 +117,14 @@ def residuals_by_term(data: ReportData) -> Chart | None:
     )
 
 
-def _residual_title(terms: Sequence[TermError], worst: TermError) -> str:
-    if worst.median_abs < 0.03:
+def _residual_title(comparison: Comparison) -> str:
+    term, worst = max(comparison.summaries.items(), key=lambda item: item[1].median_error)
+    if worst.median_error < 0.03:
         return "No term of the prediction is off by more than 3\u202f% in the median"
-    high = sum(e > 0 for e in worst.errors) / len(worst.errors)
+    signed = [error for pair in comparison.pairs if (error := pair.error(term)) is not None]
+    high = sum(error > 0 for error in signed) / worst.points
     side = ", mostly too high" if high > 0.75 else (", mostly too low" if high < 0.25 else "")
-    return f"The weakest term is {worst.title}: {percent(worst.median_abs, 1)} off in the median{side}"
+    return f"The weakest term is {TERMS[term]}: {percent(worst.median_error, 1)} off in the median{side}"
 
 
 def _points(count: int) -> str:

@@ -1,0 +1,352 @@
+"""Predictions compared with measurements: the one pair, the one pairing key and the one set of error statistics.
+
+error           predicted / measured − 1 of one term at one configuration (a point); what is summarised below is its
+                absolute value, except for the bias
+median, p90     over the points; percentiles interpolate linearly between order statistics (numpy's default). Every
+                point has autoregressive runs of its own, so that step counts once per point like any other term
+bias            median of the signed errors
+normalised      the error that remains after scaling every predicted time to the machine's speed during the measurement:
+                t · (1 + share · (r − 1) + (1 − share) · (c − 1)), r and c = time of the memory and of the arithmetic
+                reference kernel / its time at calibration, share = the predicted part of t that follows memory speed
+noise floor     median error that a perfect prediction would show: half the difference between the medians of the even
+                and of the odd repetitions
+coverage        share of measured speedups inside their predicted 90 % interval
+regret          1 − S(planned) / S(best) per case (batch, context, temperature). The best is picked on one half of the
+                repetitions and both are scored on the other half, both ways round, so that noise does not make a lucky
+                configuration look best
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from magicdec.records import CONFIGURATION_FIELDS, Record
+
+TERMS = {
+    "autoregressive_step_s": "autoregressive step",
+    "draft_step_s": "draft step",
+    "verify_step_s": "verification",
+    "step_s": "speculative step",
+    "expected_tokens_per_step": "tokens per step",
+    "speedup": "speedup",
+}
+"""What is compared, each term apart, so that a wrong prediction shows which term is wrong."""
+SAMPLES = {
+    "autoregressive_step_s": "autoregressive_step_samples_s", "step_s": "step_samples_s", "speedup": "speedup_samples",
+}  # fmt: skip
+"""Where a measured record keeps each repetition of a term."""
+MAY_DIFFER = {
+    "kind", "hardware", "engine", "device", "dtype", "gen_len", "top_k", "top_p", "seed", "prompts", "weights",
+    "gamma_table", "num_prompts",
+}  # fmt: skip
+"""Where, on which prompts and for how long it ran: a prediction and its measurement may differ in these."""
+PAIRING_FIELDS = tuple(name for name in CONFIGURATION_FIELDS if name not in MAY_DIFFER)
+DRAFT_FIELDS = {"draft", "draft_method", "draft_budget", "gamma", "draft_weight_dtype", "adaptive"}
+CASE_FIELDS = ("model", "tp_size", "batch_size", "context_len", "temperature")
+"""What a user is given; draft, budget and gamma are what the plan chooses."""
+NUM_RESAMPLES = 2000
+AUTOREGRESSIVE_CHOICE = "autoregressive"
+
+
+def pairing_key(record: Record) -> tuple[Any, ...]:
+    """What a measured and a predicted record of one configuration have in common. Autoregressive records have no draft,
+    whatever their draft fields say; a draft on all ranks is the same with and without its number of ranks."""
+    key = {name: getattr(record, name) for name in PAIRING_FIELDS}
+    key["draft_tp_size"] = record.draft_tp_size or record.tp_size
+    key["simulated_acceptance"] = tuple(record.simulated_acceptance or ())
+    if not record.is_speculative:
+        key |= dict.fromkeys([*DRAFT_FIELDS, "draft_tp_size", "simulated_acceptance"])
+    return tuple(key.values())
+
+
+def is_paired(one: Record, other: Record) -> bool:
+    """Whether two records are of one configuration; one that states no simulated acceptance matches any."""
+    if not (one.simulated_acceptance and other.simulated_acceptance):
+        one, other = (msgspec.structs.replace(record, simulated_acceptance=None) for record in (one, other))
+    return pairing_key(one) == pairing_key(other)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A configuration's prediction and measurement."""
+
+    predicted: Record
+    measured: Record
+
+    def error(self, term: str) -> float | None:
+        """Relative error of a term; None where one side does not have it."""
+        return _relative(getattr(self.predicted, term), getattr(self.measured, term))
+
+    def normalised_error(self, term: str) -> float | None:
+        """The error at the machine's speed during the measurement; None where that is not known, or for what is not a
+        time."""
+        return _relative(self.normalised(term), getattr(self.measured, term))
+
+    def normalised(self, term: str) -> float | None:
+        """The prediction for the machine's speed during the measurement; None where that is not known."""
+        if term == "speedup":
+            scales = self._scale("autoregressive_step_s"), self._scale("step_s")
+            scale = scales[0] / scales[1] if scales[0] and scales[1] else None
+        else:
+            scale = self._scale(term)
+        predicted = getattr(self.predicted, term)
+        return None if scale is None or predicted is None else float(predicted) * scale
+
+    def _scale(self, term: str) -> float | None:
+        share = (self.predicted.memory_shares or {}).get(term)
+        memory = _relative(self.measured.reference_s, self.predicted.reference_s)
+        compute = _relative(self.measured.compute_reference_s, self.predicted.compute_reference_s)
+        if share is None or memory is None:
+            return None
+        return 1.0 + share * memory + (1.0 - share) * (compute or 0.0)
+
+    def repeat_noise(self, term: str) -> float | None:
+        """The error that the repetitions alone leave in the measured term; None with fewer than two of them."""
+        samples: list[float] | None = getattr(self.measured, SAMPLES[term]) if term in SAMPLES else None
+        if samples is None or len(samples) < 2:
+            return None
+        return abs(statistics.median(samples[::2]) / statistics.median(samples[1::2]) - 1.0) / 2.0
+
+    @property
+    def spread(self) -> float | None:
+        """(highest − lowest) / median of the measured speedup's repetitions; None with fewer than two of them."""
+        samples = self.measured.speedup_samples or []
+        return (max(samples) - min(samples)) / statistics.median(samples) if len(samples) > 1 else None
+
+    @property
+    def prompt_noise(self) -> float | None:
+        """Relative standard error of the measured tokens per step: a batch is a sample of prompts."""
+        error, mean = self.measured.tokens_per_step_stderr, self.measured.expected_tokens_per_step
+        return error / mean if error is not None and mean else None
+
+    @property
+    def measured_interval(self) -> tuple[float, float] | None:
+        """90 % interval of the measured speedup's median, from its interleaved pairs of runs."""
+        samples = self.measured.speedup_samples or []
+        return bootstrap_interval(samples) if len(samples) > 1 else None
+
+    @property
+    def is_covered(self) -> bool | None:
+        low, high, measured = self.predicted.speedup_low, self.predicted.speedup_high, self.measured.speedup
+        if low is None or high is None or measured is None:
+            return None
+        return low <= measured <= high
+
+    def to_row(self) -> dict[str, Any]:
+        """All terms of the pair as plain data."""
+        record = self.measured
+        row: dict[str, Any] = {name: getattr(record, name) for name in PAIRING_FIELDS}
+        for term in TERMS:
+            row[f"predicted_{term}"], row[f"measured_{term}"] = getattr(self.predicted, term), getattr(record, term)
+            row[f"error_{term}"] = self.error(term)
+            if term != "expected_tokens_per_step":
+                row[f"normalised_error_{term}"] = self.normalised_error(term)
+        row["speedup_low"], row["speedup_high"] = self.predicted.speedup_low, self.predicted.speedup_high
+        row["measured_speedup_low"], row["measured_speedup_high"] = self.measured_interval or (None, None)
+        row |= {"noise": self.repeat_noise("speedup"), "prompt_noise": self.prompt_noise, "is_covered": self.is_covered}
+        return row
+
+
+def _relative(predicted: float | None, measured: float | None) -> float | None:
+    return None if predicted is None or not measured else float(predicted / measured - 1.0)
+
+
+def bootstrap_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """90 % percentile interval of the median. Few samples give at most their own range."""
+    chosen = np.random.default_rng(0).integers(0, len(samples), size=(NUM_RESAMPLES, len(samples)))
+    low, high = np.quantile(np.median(np.asarray(samples)[chosen], axis=1), [0.05, 0.95])
+    return float(low), float(high)
+
+
+def latest_measured(records: Iterable[Record]) -> list[Record]:
+    """A configuration that was measured again replaces its earlier record."""
+    return list({record.key: record for record in records if record.source == "measured"}.values())
+
+
+def latest_predicted(records: Iterable[Record]) -> dict[tuple[Any, ...], Record]:
+    """By pairing key: of several predictions the calibrated one, else the last."""
+    predicted = [record for record in records if record.source != "measured"]
+    return {pairing_key(record): record for record in sorted(predicted, key=lambda r: r.source == "calibrated")}
+
+
+def pair_records(records: Iterable[Record]) -> list[Pair]:
+    """Every speculative configuration that was both predicted and measured, in the order of the measurements.
+
+    A measurement with simulated acceptance takes the prediction for just that, else one for no stated acceptance.
+    """
+    records = list(records)
+    by_key = latest_predicted(records)
+    pairs = []
+    for measured in latest_measured(records):
+        unstated = msgspec.structs.replace(measured, simulated_acceptance=None)
+        predicted = by_key.get(pairing_key(measured)) or by_key.get(pairing_key(unstated))
+        if measured.is_speculative and predicted is not None:
+            pairs.append(Pair(predicted=predicted, measured=measured))
+    return pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorSummary:
+    """The errors of one term over the points that have it; None is not known. Definitions: top of the file."""
+
+    points: int
+    median_error: float
+    p90_error: float
+    max_error: float
+    bias: float
+    normalised_median_error: float | None
+    normalised_p90_error: float | None
+    noise_floor: float | None
+
+
+def summarise(term: str, pairs: Iterable[Pair]) -> ErrorSummary | None:
+    """None where no pair has the term on both sides."""
+    pairs = list(pairs)
+    signed = _known(pair.error(term) for pair in pairs)
+    if not signed:
+        return None
+    errors = np.abs(signed)
+    normalised = np.abs(_known(pair.normalised_error(term) for pair in pairs))
+    return ErrorSummary(
+        points=len(signed),
+        median_error=float(np.median(errors)),
+        p90_error=float(np.quantile(errors, 0.9)),
+        max_error=float(errors.max()),
+        bias=statistics.median(signed),
+        normalised_median_error=float(np.median(normalised)) if normalised.size else None,
+        normalised_p90_error=float(np.quantile(normalised, 0.9)) if normalised.size else None,
+        noise_floor=_median(pair.repeat_noise(term) for pair in pairs),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One (batch, context, temperature): the errors of its speedups, those of all other points, and what following the
+    plan loses there. None is not known."""
+
+    batch_size: int
+    context_len: int
+    temperature: float
+    points: int
+    median_error: float | None
+    p90_error: float | None
+    other_median_error: float | None
+    other_p90_error: float | None
+    planned: str | None = None
+    best: str | None = None
+    regret: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All pairs of a set of records, and their statistics."""
+
+    pairs: Sequence[Pair]
+
+    @property
+    def summaries(self) -> dict[str, ErrorSummary]:
+        """By term."""
+        return {term: found for term in TERMS if (found := summarise(term, self.pairs)) is not None}
+
+    @property
+    def covered(self) -> tuple[int, int]:
+        """How many measured speedups lie in their predicted interval, and how many predictions have one."""
+        covered = _known(pair.is_covered for pair in self.pairs)
+        return sum(covered), len(covered)
+
+    @property
+    def coverage(self) -> float | None:
+        inside, total = self.covered
+        return inside / total if total else None
+
+    @property
+    def noise(self) -> float | None:
+        """Median over the points of what the repetitions of one speedup differ by."""
+        return _median(pair.spread for pair in self.pairs)
+
+    @property
+    def prompt_noise(self) -> float | None:
+        """Median over the points of the relative standard error of the measured tokens per step."""
+        return _median(pair.prompt_noise for pair in self.pairs)
+
+    @property
+    def memory_bytes_per_s(self) -> tuple[float, float] | None:
+        """Lowest and highest memory bandwidth found during the measurements."""
+        found = _known(pair.measured.memory_bytes_per_s for pair in self.pairs)
+        return (min(found), max(found)) if found else None
+
+    @property
+    def cases(self) -> list[Case]:
+        keys = [tuple(getattr(pair.measured, name) for name in CASE_FIELDS) for pair in self.pairs]
+        return [
+            summarise_case(
+                [pair for pair, own in zip(self.pairs, keys, strict=True) if own == key],
+                [pair for pair, own in zip(self.pairs, keys, strict=True) if own != key],
+            )
+            for key in dict.fromkeys(keys)
+        ]
+
+    @property
+    def regret(self) -> float | None:
+        """Mean over the cases of what following the plan loses compared with the measured best."""
+        regrets = _known(case.regret for case in self.cases)
+        return statistics.fmean(regrets) if regrets else None
+
+    def to_document(self) -> dict[str, Any]:
+        """Rows and statistics as plain data."""
+        return {
+            "rows": [pair.to_row() for pair in self.pairs],
+            "summary": {term: asdict(summary) for term, summary in self.summaries.items()},
+            "coverage": self.coverage,
+            "noise": self.noise,
+            "prompt_noise": self.prompt_noise,
+            "memory_bytes_per_s": self.memory_bytes_per_s,
+            "regret": self.regret,
+            "cases": [asdict(case) for case in self.cases],
+        }
+
+
+def _known(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return statistics.median(known) if known else None
+
+
+def summarise_case(pairs: Sequence[Pair], others: Sequence[Pair] = ()) -> Case:
+    """The statistics of one case. Autoregressive decoding, with a speedup of 1, is among the choices; the regret is
+    None where some configuration has fewer than two repetitions to split."""
+    own, other = summarise("speedup", pairs), summarise("speedup", others)
+    measured = pairs[0].measured
+    case = Case(
+        batch_size=measured.batch_size,
+        context_len=measured.context_len,
+        temperature=measured.temperature,
+        points=len(pairs),
+        median_error=own.median_error if own else None,
+        p90_error=own.p90_error if own else None,
+        other_median_error=other.median_error if other else None,
+        other_p90_error=other.p90_error if other else None,
+    )
+    samples = [pair.measured.speedup_samples or [] for pair in pairs]
+    if min(map(len, samples)) < 2:
+        return case
+    halves = [[1.0, *(statistics.median(s[start::2]) for s in samples)] for start in (0, 1)]
+    chosen = int(np.argmax([1.0, *(pair.predicted.speedup or 0.0 for pair in pairs)]))
+    losses = [1.0 - score[chosen] / score[int(np.argmax(pick))] for pick, score in (halves, halves[::-1])]
+    names = [AUTOREGRESSIVE_CHOICE, *(_name(pair.measured) for pair in pairs)]
+    best = int(np.argmax([1.0, *(statistics.median(s) for s in samples)]))
+    return Case(**asdict(case) | {"planned": names[chosen], "best": names[best], "regret": statistics.fmean(losses)})
+
+
+def _name(record: Record) -> str:
+    budget = "" if record.draft_budget is None else f" {record.draft_budget}"
+    return f"{record.draft_method}{budget}, gamma {record.gamma}"
