@@ -49,7 +49,7 @@ def write_results(directory: Path, *, device: str = "nvidia-h200", kind: str = "
 def write_runs(directory: Path, count: int, *, error: float, device: str = "nvidia-h200") -> None:
     """Predicted runs, and measured ones that took so much longer."""
     for gamma in range(1, count + 1):
-        shared = RUN | {"gamma": gamma, "device": "cuda"}
+        shared = RUN | {"draft": "self", "draft_method": "streamingllm", "gamma": gamma, "device": "cuda"}
         predicted = Record(source="calibrated", hardware=device, step_s=0.01, speedup=1.5, **shared)
         measured = Record(source="measured", step_s=0.01 * (1 + error), speedup=1.5, **shared)
         for record in (predicted, measured):
