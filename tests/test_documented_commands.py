@@ -109,6 +109,7 @@ def prepare(directory: Path) -> None:
     for name, batch in (("before.txt", 1), ("after.txt", 2)):
         server.serve(random_requests(batch))
         (directory / name).write_text(server.scrape())
+    (directory / "trace.jsonl").write_text('{"accepted_lengths": [2, 0, 3, 1]}\n[1, 3, 3]\n')
     (directory / "requests.json").write_text('{"requests": [{"prompt_len": 8000, "gen_len": 500, "weight": 3}]}')
     (directory / "plan.json").write_text(plan(PlanRequest(batch_sizes=(64,))).to_json())
 

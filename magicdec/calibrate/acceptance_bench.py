@@ -1,5 +1,6 @@
-"""Measures a checkpoint's acceptance by position, from real speculative blocks, for many budgets and methods.
+"""Measures a draft's acceptance by position, from real speculative blocks, for many budgets and methods.
 
+The draft is the target itself with a sparse cache, another checkpoint with a sparse or a full one, or n-gram lookup.
 All budgets and methods of a context share one prefill, and each continues every prompt by the same number of tokens.
 Many prompts with few tokens each say more than the reverse (blocks of one prompt are alike), and make the shared
 prefill the greater part of the cost. The prompts are other ones than measured runs use (the calibration half of the
@@ -13,19 +14,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from magicdec.errors import ConfigError
-from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.errors import ConfigError, unknown_choice
+from magicdec.measure.configuration import MODEL_METHODS, BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
 from magicdec.runtime.generate import INACTIVE, DecodeResult
-from magicdec.specs.speculation import DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import SELF, SPARSE_METHODS, DraftMethod, SamplingSpec, SpeculationSpec
+
+DRAFTS_METHODS: dict[str, tuple[str, ...]] = {SELF: SPARSE_METHODS, "ngram": ("ngram",)}
+"""Methods of the drafts that are no model; a model's are `MODEL_METHODS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceRequest:
-    """What to measure: every method × budget below each context."""
+    """What to measure: every method × budget below each context. Methods without a budget are measured once."""
 
     model: str = "embedded"
+    draft: str = SELF
+    """The target itself, "ngram", or a draft model's checkpoint."""
     draft_methods: tuple[DraftMethod, ...] = ("streamingllm",)
     draft_budgets: tuple[int, ...] = (64, 128, 256, 512, 1024)
     context_lens: tuple[int, ...] = (4096,)
@@ -41,6 +47,10 @@ class AcceptanceRequest:
     def __post_init__(self) -> None:
         if self.num_prompts < 2:
             raise ConfigError("at least 2 prompts are needed to tell the spread between sequences")
+        allowed = DRAFTS_METHODS.get(self.draft, MODEL_METHODS)
+        for method in self.draft_methods:
+            if method not in allowed:
+                raise unknown_choice(f"method of draft {self.draft}", method, allowed)
         if not 1 <= self.gamma <= self.gen_len:
             raise ConfigError(f"gamma must be between 1 and the {self.gen_len} generated tokens, not {self.gamma}")
 
@@ -73,19 +83,18 @@ def measure_acceptance(
     counts = AcceptanceCounts()
     for context in request.context_lens:
         speculations = [
-            SpeculationSpec(draft="self", draft_method=method, draft_budget=budget, gamma=request.gamma)
+            SpeculationSpec(draft=request.draft, draft_method=method, draft_budget=budget, gamma=request.gamma)
             for method in request.draft_methods
-            for budget in request.draft_budgets
-            if budget < context
+            for budget in (request.draft_budgets if method in SPARSE_METHODS else (None,))
+            if budget is None or budget < context
         ]
         session = BenchmarkSession(_benchmark_request(request, context, speculations), progress=progress)
         counts.prefill_s[context] = session.prefill_s
         for speculation in speculations:
-            progress(f"acceptance: {speculation.draft_method} {speculation.draft_budget} at context {context}")
+            progress(f"acceptance: {speculation.draft_method} {speculation.draft_budget or ''} at context {context}")
             started = time.perf_counter()
             result = session.run(speculation, run_to_end=True)
-            assert speculation.draft_budget is not None
-            key = (speculation.draft_method, speculation.draft_budget, context)
+            key = (speculation.draft_method, speculation.draft_budget or context, context)
             counts.decode_s[key] = time.perf_counter() - started
             counts.rows.extend(_counts(result, speculation, context=context, temperature=request.temperature))
     return counts
@@ -120,7 +129,7 @@ def _counts(
                 rows.append(
                     {
                         "draft_method": speculation.draft_method,
-                        "budget": speculation.draft_budget,
+                        "budget": speculation.draft_budget or context,
                         "context": context,
                         "position": position,
                         "trials": trials,
@@ -143,6 +152,7 @@ def fit_profiles(request: AcceptanceRequest, counts: AcceptanceCounts) -> list[A
         fit_profile(
             [row for row in rows if row["draft_method"] == method],
             model=request.model,
+            draft=request.draft,
             dataset=request.prompts,
             source=f"measured on {num_blocks(method)} speculative blocks of {request.num_prompts} prompts per context",
         )

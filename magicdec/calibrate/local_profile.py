@@ -2,12 +2,13 @@
 
 PROFILE.toml              hardware       (magicdec plan --hardware)
 PROFILE.engine.toml       engine         (magicdec plan --engine)
-PROFILE.acceptance.*.json acceptance     (magicdec plan --acceptance), one file per draft method
+PROFILE.acceptance.*.json acceptance     (magicdec plan --acceptance), one file per draft and method
 PROFILE.points.json       the timings that the first two were fitted to, each with its spread between rounds
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile, save_profile
 from magicdec.specs.engine import EngineProfile, load_engine, save_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware, save_hardware
+from magicdec.specs.speculation import SELF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class LocalProfile:
         save_engine(self.engine, engine_path(path))
         files = [path, engine_path(path)]
         for profile in self.acceptance:
-            files.append(acceptance_path(path, profile.draft_method))
+            files.append(acceptance_path(path, profile.draft_method, draft=profile.draft))
             save_profile(profile, files[-1])
         return files
 
@@ -74,8 +76,10 @@ def engine_path(path: Path) -> Path:
     return path.with_suffix(".engine.toml")
 
 
-def acceptance_path(path: Path, draft_method: str) -> Path:
-    return path.with_suffix(f".acceptance.{draft_method}.json")
+def acceptance_path(path: Path, draft_method: str, *, draft: str = SELF) -> Path:
+    """A self-draft's file is named by its method, another draft's by itself too."""
+    of = [re.sub(r"[^\w.-]+", "-", draft).strip("-")] if draft not in (SELF, draft_method) else []
+    return path.with_suffix("." + ".".join(["acceptance", *of, draft_method, "json"]))
 
 
 def load_local_profile(path: Path) -> LocalProfile:

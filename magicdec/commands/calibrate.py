@@ -9,6 +9,7 @@ import typer
 
 from magicdec.commands import completion
 from magicdec.commands.options import end_progress, parse_ints, progress_printer
+from magicdec.specs.speculation import SELF
 from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ CALIBRATE_EPILOG = """Examples:\n
 """
 PROFILE_EPILOG = """Examples:\n
   magicdec profile-acceptance -o local.toml --draft-budget 64,256,1024\n
-  magicdec profile-acceptance --model path/to/checkpoint --prompts texts/ --draft-method streamingllm,snapkv
+  magicdec profile-acceptance --model path/to/checkpoint --prompts texts/ --draft-method streamingllm,snapkv\n
+  magicdec profile-acceptance --draft ngram --prompts recall
 """
 
 
@@ -87,12 +89,16 @@ def profile_acceptance_command(
         Path, typer.Option("--output", "-o", help="PROFILE.toml whose acceptance files are written beside it.")
     ] = Path("local.toml"),
     model: Model = "embedded",
+    draft: Annotated[
+        str, typer.Option(help="self, ngram, or a draft model's checkpoint.", autocompletion=completion.models)
+    ] = SELF,
     draft_method: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="streamingllm, snapkv, topk; a list measures each.", autocompletion=completion.profiled_methods
+            help="streamingllm, snapkv, topk; a model's: full, streamingllm; a list measures each.",
+            autocompletion=completion.profiled_methods,
         ),
-    ] = "streamingllm",
+    ] = None,
     draft_budget: Annotated[str, typer.Option(help="Budgets to measure.")] = "64,128,256,512,1024",
     context: Annotated[str, typer.Option(help="Contexts to measure.")] = "4096",
     num_prompts: Annotated[int, typer.Option(min=2, help="Prompts per context.")] = 32,
@@ -107,7 +113,7 @@ def profile_acceptance_command(
     device: DeviceOption = "cpu",
     quiet: Quiet = False,
 ) -> None:
-    """Measure a checkpoint's acceptance by position, budget and context, for `plan --acceptance`."""
+    """Measure a draft's acceptance by position, budget and context, for `plan --acceptance`."""
     from magicdec.measure.environment import bind_threads
 
     bind_threads()
@@ -115,9 +121,11 @@ def profile_acceptance_command(
     from magicdec.calibrate.local_profile import acceptance_path
     from magicdec.perfmodel.acceptance import save_profile
 
+    methods = draft_method or {SELF: "streamingllm", "ngram": "ngram"}.get(draft, "full")
     request = AcceptanceRequest(
         model=model,
-        draft_methods=tuple(draft_method.split(",")),  # type: ignore[arg-type]  # SpeculationSpec checks each
+        draft=draft,
+        draft_methods=tuple(methods.split(",")),  # type: ignore[arg-type]  # AcceptanceRequest checks each
         draft_budgets=tuple(parse_ints(draft_budget, "--draft-budget")),
         context_lens=tuple(parse_ints(context, "--context")),
         num_prompts=num_prompts,
@@ -135,7 +143,7 @@ def profile_acceptance_command(
         end_progress(quiet)
     for profile in fit_profiles(request, counts):
         _print_profile(profile)
-        path = acceptance_path(output, profile.draft_method)
+        path = acceptance_path(output, profile.draft_method, draft=profile.draft)
         save_profile(profile, path)
         print(f"  all budgets took {counts.cost_ratio(profile.draft_method):.1f} x the longest alone; wrote {path}")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 from magicdec.errors import ConfigError
 from magicdec.live.observation import Counts, Observation
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
 from magicdec.perfmodel.acceptance_fit import MeasuredRates, Measurement, measured_rates
+from magicdec.perfmodel.acceptance_import import ImportedAcceptance
 from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
 from magicdec.records import Record, current_environment
 from magicdec.specs.speculation import SELF, DraftMethod
@@ -159,9 +162,17 @@ def acceptance_profile(
     return _described(profile, definition)
 
 
-def _described(profile: AcceptanceProfile, definition: str) -> AcceptanceProfile:
-    import msgspec
+def imported_profile(
+    found: ImportedAcceptance, draft: Draft, *, model: str, context: float, dataset: str = ""
+) -> AcceptanceProfile:
+    """The profile of a file's counts, at one length of sequences."""
+    rows = found.measurements(draft_method=draft.method, budget=context, context=context)
+    source = f"{found.kind}: {found.num_steps:.0f} steps of {len(found.sequences)} sequences"
+    profile = fit_profile(rows, model=model, draft=draft.name, dataset=dataset, source=source)
+    return _described(profile, f"conditional rate by position, from {found.kind}")
 
+
+def _described(profile: AcceptanceProfile, definition: str) -> AcceptanceProfile:
     return msgspec.structs.replace(profile, definition=definition, name="observed")
 
 

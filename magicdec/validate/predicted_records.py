@@ -108,7 +108,8 @@ def _record(
 
 def _rates(request: BenchmarkRequest, speculation: SpeculationSpec, profile: LocalProfile) -> list[float] | None:
     """The acceptance profile's conditional rates at the configuration; None where no profile describes its method."""
-    law = next((p for p in profile.acceptance if p.draft_method == speculation.draft_method), None)
+    kind = speculation.draft, speculation.draft_method
+    law = next((p for p in profile.acceptance if (p.draft, p.draft_method) == kind), None)
     if law is None or not speculation.gamma:
         return None
     rates = law.conditional_rates(

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.calibrate.acceptance_bench import AcceptanceCounts, AcceptanceRequest, fit_profiles, measure_acceptance
+from magicdec.calibrate.acceptance_bench import (
+    AcceptanceCounts,
+    AcceptanceRequest,
+    _benchmark_request,
+    fit_profiles,
+    measure_acceptance,
+)
+from magicdec.errors import ConfigError
+from magicdec.measure.session import BenchmarkSession
 from magicdec.runtime.engine import Engine
+from magicdec.specs.speculation import AUTOREGRESSIVE
 
 REQUEST = AcceptanceRequest(
     draft_methods=("streamingllm", "snapkv"),
@@ -74,3 +85,64 @@ def test_the_cost_of_all_budgets_is_told_against_the_longest_alone() -> None:
     counts = AcceptanceCounts(prefill_s={512: 10.0}, decode_s=decode_s)
     assert counts.cost_ratio("streamingllm") == pytest.approx(15 / 13)
     assert counts.cost_ratio("snapkv") == 1.0
+
+
+def test_a_draft_model_that_is_the_target_accepts_everything() -> None:
+    """The embedded model as a draft model of itself, with a full cache: p = q at every position."""
+    request = AcceptanceRequest(
+        draft="embedded", draft_methods=("full",), context_lens=(128,), num_prompts=2, gen_len=12, gamma=3
+    )
+    (profile,) = fit_profiles(request, measure_acceptance(request))
+    (measured,) = profile.measured
+    assert (profile.draft, profile.draft_method) == ("embedded", "full")
+    assert (measured.budget, measured.context) == (128.0, 128.0)
+    assert measured.rates == [1.0, 1.0, 1.0]
+
+
+def looked_up(tokens: list[int], gamma: int) -> list[int]:
+    """What followed the longest (at most 3 tokens), then latest, earlier match of the end; then that stretch again."""
+    for length in (3, 2, 1):
+        for end in range(len(tokens) - 2, length - 2, -1):
+            if tokens[end - length + 1 : end + 1] == tokens[-length:]:
+                since = tokens[end + 1 :]
+                return [since[i % len(since)] for i in range(gamma)]
+    return [tokens[-1]] * gamma
+
+
+def replayed(prompt: list[int], emitted: list[int], *, gamma: int, gen_len: int) -> list[int]:
+    """Accepted drafts of each step, for a text that is known beforehand."""
+    lengths, done = [], 0
+    while done < gen_len:
+        proposed = looked_up(prompt + emitted[:done], gamma)
+        accepted = next((i for i in range(gamma) if proposed[i] != emitted[done + i]), gamma)
+        lengths.append(accepted)
+        done += accepted + 1
+    return lengths
+
+
+def test_ngram_counts_are_those_of_lookups_in_the_emitted_text() -> None:
+    """Greedy text does not depend on drafts: replaying lookups over the autoregressive text gives the same counts."""
+    gamma, gen_len = 2, 24
+    request = AcceptanceRequest(
+        draft="ngram", draft_methods=("ngram",), context_lens=(128,), num_prompts=3, gen_len=gen_len, gamma=gamma,
+        temperature=0.0,
+    )  # fmt: skip
+    session = BenchmarkSession(_benchmark_request(replace(request, gen_len=gen_len + gamma + 1), 128, []))
+    alone = session.run(AUTOREGRESSIVE, run_to_end=True)
+    lengths = [
+        each
+        for prompt, tokens in zip(session.prompts, alone.tokens, strict=True)
+        for each in replayed(prompt, tokens, gamma=gamma, gen_len=gen_len)
+    ]
+    assert any(lengths)
+    rows = measure_acceptance(request).rows
+    for position in (1, 2):
+        cell = [row for row in rows if row["position"] == position]
+        assert sum(row["trials"] for row in cell) == sum(each >= position - 1 for each in lengths)
+        assert sum(row["accepted"] for row in cell) == sum(each >= position for each in lengths)
+
+
+def test_methods_that_do_not_go_with_a_draft_are_refused() -> None:
+    for draft, method in (("ngram", "full"), ("self", "full"), ("embedded", "snapkv")):
+        with pytest.raises(ConfigError, match=f"method of draft {draft}"):
+            AcceptanceRequest(draft=draft, draft_methods=(method,))  # type: ignore[arg-type]

@@ -1,0 +1,212 @@
+"""Acceptance from files that engines and studies write, as counts by position.
+
+    traces      JSON lines, one per sequence: [2, 0, 3, ...] or {"accepted_lengths": [2, 0, 3, ...]}, drafts accepted in
+                each step (0..gamma), the token that the verification adds not counted
+    vLLM        `vllm bench serve --save-result`: spec_decode_num_drafts, spec_decode_per_position_acceptance_rates
+                (vllm/benchmarks/serve.py; unconditional rates, over drafts)
+    vLLM's log  "SpecDecoding metrics: ..." lines (vllm/v1/spec_decode/metrics.py)
+    SGLang      JSON lines of /generate's answers: meta_info.spec_correct_drafts_histogram, before 0.5.2x
+                spec_accept_histogram (srt/managers/tokenizer_manager.py): steps by the drafts accepted in them
+    Spec-Bench  JSON lines of model_answer: choices[].accept_lengths (evaluation/eval.py); tokens per step, the added
+                one with them, unless a 0 is among them: some methods append the drafts alone
+
+Each becomes trials and accepted by position: a step with N accepted drafts tried positions 1 to min(N + 1, gamma).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance_fit import Measurement
+from magicdec.perfmodel.acceptance_law import MAX_POSITIONS
+from magicdec.specs.speculation import DraftMethod
+from magicdec.units import MIB
+
+LIMIT_BYTES = 256 * MIB
+SPEC_BENCH = "Spec-Bench answers"
+LOG_LINE = re.compile(
+    r"SpecDecoding metrics: Mean acceptance length: ([\d.]+).*?Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
+    r"Per-position acceptance rate: ([\d., ]+?), (?:Avg|$)"
+)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of one sequence (or of all, where a file does not tell them apart): `survivors[i]` of them accepted at
+    least i drafts, so that `survivors[0]` is their number."""
+
+    survivors: tuple[float, ...]
+
+    @classmethod
+    def of_lengths(cls, accepted: Sequence[int], gamma: int) -> Steps:
+        return cls(tuple(float(sum(each >= i for each in accepted)) for i in range(gamma + 1)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedAcceptance:
+    """What a file holds, and which kind of file it is."""
+
+    kind: str
+    sequences: tuple[Steps, ...]
+
+    @property
+    def num_steps(self) -> float:
+        return sum(each.survivors[0] for each in self.sequences)
+
+    def measurements(self, *, draft_method: DraftMethod, budget: float, context: float) -> list[Measurement]:
+        """Rows for `fit_profile`; sequences are clusters."""
+        return [
+            Measurement(
+                draft_method=draft_method,
+                budget=budget,
+                context=context,
+                position=position,
+                trials=tried,
+                accepted=accepted,
+                sequence=number if len(self.sequences) > 1 else None,
+            )
+            for number, steps in enumerate(self.sequences)
+            for position, (tried, accepted) in enumerate(zip(steps.survivors[:-1], steps.survivors[1:], strict=True), 1)
+            if tried > 0
+        ]
+
+
+def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptance:
+    """Reads a file of any of the formats above.
+
+    `gamma`: drafted tokens per step; None: as many as were ever accepted, or as the file says.
+
+    Raises ConfigError naming the file, and the line, where it is none of them.
+    """
+    try:
+        if path.stat().st_size > LIMIT_BYTES:
+            raise ConfigError(f"{path} is larger than the {LIMIT_BYTES // MIB} MiB that are read")
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    if logged := LOG_LINE.findall(text):
+        return ImportedAcceptance(kind="vLLM log", sequences=tuple(_logged(*each) for each in logged))
+    documents = _documents(text, path)
+    first = documents[0][1]
+    for kind, is_it, read in READERS:
+        if is_it(first):
+            found = _read_all(path, documents, read)
+            if kind == SPEC_BENCH and not any(0 in lengths for lengths in found):
+                found = [[each - 1 for each in lengths] for lengths in found]
+            return ImportedAcceptance(kind=kind, sequences=_steps(path, found, gamma))
+    raise ConfigError(
+        f"{path} is no trace (JSON lines of accepted_lengths), no vLLM benchmark or log with speculation, no SGLang "
+        "answers with a histogram of accepted drafts, and no Spec-Bench answers"
+    )
+
+
+def _documents(text: str, path: Path) -> list[tuple[int, Any]]:
+    """The whole as one JSON document, or one for each line, with the number of the line."""
+    try:
+        return [(1, json.loads(text))]
+    except ValueError:
+        pass
+    documents = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                documents.append((number, json.loads(line)))
+            except ValueError as error:
+                raise ConfigError(f"{path}, line {number} is not JSON: {error}") from None
+    if not documents:
+        raise ConfigError(f"{path} is empty")
+    return documents
+
+
+def _read_all(path: Path, documents: list[tuple[int, Any]], read: Callable[[Any], list[Any]]) -> list[Any]:
+    found: list[Any] = []
+    for number, document in documents:
+        try:
+            found += read(document)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else error
+            raise ConfigError(f"{path}, line {number}: {what}") from None
+    return found
+
+
+def _steps(path: Path, found: list[Any], gamma: int | None) -> tuple[Steps, ...]:
+    deepest = max((_deepest(each) for each in found), default=0)
+    if gamma is not None and deepest > gamma:
+        raise ConfigError(f"{path} has steps with {deepest} accepted drafts, more than gamma {gamma}")
+    depth = gamma or deepest
+    if not 1 <= depth <= MAX_POSITIONS:
+        raise ConfigError(f"{path} has steps with up to {depth} accepted drafts; 1 to {MAX_POSITIONS} are read")
+    return tuple(each if isinstance(each, Steps) else Steps.of_lengths(each, depth) for each in found)
+
+
+def _deepest(found: Any) -> int:
+    return len(found.survivors) - 1 if isinstance(found, Steps) else max(found, default=0)
+
+
+def _lengths(values: Any) -> list[int]:
+    if not all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values):
+        raise ValueError("accepted lengths must be whole numbers from 0 on")
+    return list(values)
+
+
+def _trace(document: Any) -> list[Any]:
+    return [_lengths(document["accepted_lengths"] if isinstance(document, dict) else document)]
+
+
+def _vllm_benchmark(document: Any) -> list[Any]:
+    drafts = float(document["spec_decode_num_drafts"])
+    rates = [float(rate) for rate in document["spec_decode_per_position_acceptance_rates"]]
+    return [_from_survival(drafts, rates)]
+
+
+def _from_survival(drafts: float, rates: Sequence[float]) -> Steps:
+    """From unconditional rates; rounding may leave a later one above an earlier one, which it cannot be."""
+    survivors = [drafts]
+    for rate in rates:
+        if not 0.0 <= rate <= 1.0 + 1e-9:
+            raise ValueError(f"an acceptance rate must be between 0 and 1, not {rate:g}")
+        survivors.append(min(drafts * rate, survivors[-1]))
+    if drafts < 1 or len(survivors) < 2:
+        raise ValueError("no draft was verified")
+    return Steps(tuple(survivors))
+
+
+def _logged(mean: str, accepted: str, drafted: str, rates: str) -> Steps:
+    by_position = [float(rate) for rate in rates.split(",")]
+    emitted = float(mean) - 1.0
+    drafts = float(accepted) / emitted if emitted > 0 else float(drafted) / len(by_position)
+    return _from_survival(max(drafts, 1.0), by_position)
+
+
+def _histogram_of(document: Any) -> Any:
+    meta = document.get("meta_info", document) if isinstance(document, dict) else {}
+    return meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram")
+
+
+def _sglang(document: Any) -> list[Any]:
+    histogram = _histogram_of(document)
+    if not histogram:
+        raise ValueError("no histogram of accepted drafts")
+    return [[number for number, steps in enumerate(histogram) for _ in range(int(steps))]]
+
+
+def _spec_bench(document: Any) -> list[Any]:
+    return [_lengths(choice["accept_lengths"]) for choice in document["choices"]]
+
+
+def _is_mapping_with(*names: str) -> Callable[[Any], bool]:
+    return lambda document: isinstance(document, dict) and all(name in document for name in names)
+
+
+READERS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], list[Any]]], ...] = (
+    ("trace", lambda document: isinstance(document, list) or _is_mapping_with("accepted_lengths")(document), _trace),
+    ("vLLM benchmark", _is_mapping_with("spec_decode_per_position_acceptance_rates"), _vllm_benchmark),
+    ("SGLang answers", lambda document: bool(_histogram_of(document)), _sglang),
+    (SPEC_BENCH, _is_mapping_with("choices", "question_id"), _spec_bench),
+)
