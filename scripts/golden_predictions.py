@@ -50,7 +50,7 @@ def rounded(value: Any) -> Any:
 def predictions() -> dict[str, dict[str, Any]]:
     """The best row of each request, to five digits."""
     rows = {name: plan(PlanRequest(**request)).best for name, request in REQUESTS.items()}
-    return {name: {key: rounded(row[key]) for key in KEYS} for name, row in rows.items()}
+    return {name: {key: rounded(getattr(row, key)) for key in KEYS} for name, row in rows.items()}
 
 
 if __name__ == "__main__":

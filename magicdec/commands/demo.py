@@ -47,7 +47,7 @@ def demo_command(
         write_atomic(output / "plan.json", result.plan.to_json())
         data = ReportData.from_records(
             [*result.predicted, *result.measured],
-            plan=result.plan.to_dict(),
+            plan=result.plan,
             title="magicdec demo",
             sources=[str(records)],
         )
@@ -60,14 +60,14 @@ def demo_command(
 
 def _print_summary(result: DemoResult, output: Path, elapsed_s: float) -> None:
     small = next(r for r in result.measured if r.batch_size == 1 and r.gamma > 0)
-    verdict = "does not pay" if result.small_plan.best["gamma"] == 0 else "pays"
+    verdict = "does not pay" if result.small_plan.best.gamma == 0 else "pays"
     print(
         f"batch 1, context {small.context_len}: the plan says speculation {verdict}; "
         f"gamma {small.gamma} measured {small.speedup:.2f}x"
     )
     for check in result.greedy:
         print(f"greedy output against autoregressive, {check}")
-    if result.plan.best["gamma"] == 0:
+    if result.plan.best.gamma == 0:
         print("batch 32, context 4096: the plan says speculation does not pay on this machine")
     else:
         chosen = result.chosen
@@ -78,7 +78,7 @@ def _print_summary(result: DemoResult, output: Path, elapsed_s: float) -> None:
         )
         samples = ", ".join(f"{sample:.2f}" for sample in chosen.speedup_samples or [])
         print(
-            f"speedup: predicted {best['speedup']:.2f}x ({best['speedup_low']:.2f} to {best['speedup_high']:.2f}), "
+            f"speedup: predicted {best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f}), "
             f"measured {chosen.speedup:.2f}x (repetitions {samples})"
         )
         pair = next(pair for pair in result.comparison.pairs if pair.measured.key == chosen.key)

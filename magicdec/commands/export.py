@@ -23,7 +23,7 @@ def export_command(
 ) -> None:
     """Write a plan as a serving engine's flags, and say what of it the engine does not support."""
     from magicdec.files import write_atomic
-    from magicdec.reports.data import load_plan
+    from magicdec.plan_document import load_plan
     from magicdec.reports.exports import export
 
     text = export(engine, load_plan(plan))

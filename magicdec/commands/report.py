@@ -58,8 +58,9 @@ def load_report_data(records: list[Path], plan: Path | None, profile: Path | Non
     import shlex
     import sys
 
+    from magicdec.plan_document import load_plan
     from magicdec.records import read_many
-    from magicdec.reports.data import ReportData, load_plan, load_profile
+    from magicdec.reports.data import ReportData, load_profile
 
     return ReportData.from_records(
         read_many(records),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from magicdec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from magicdec.runtime.adaptive import TableGamma
+from magicdec.plan_document import Candidate, Formats, Plan, load_plan
 
 OPTION_OF_KEY = {
     "draft": "draft",
@@ -24,8 +21,6 @@ OPTION_OF_KEY = {
 """Keys of a plan's row, and the run's option that each sets."""
 NOT_RUN = "eagle"
 """The draft method that is planned for and not run."""
-OPTION_OF_REQUEST = {name: name for name in ("gen_len", "temperature", "top_k", "top_p")}
-"""Of the plan's request, likewise: both have the same names."""
 DTYPE_OF_FORMAT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """A plan's number format, and the run's dtype: that of weights and KV caches alike."""
 FORMATS_OF_DTYPE = {"weight_dtype": "weights", "kv_dtype": "a KV cache", "draft_kv_dtype": "a draft's KV cache"}
@@ -38,58 +33,54 @@ def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool 
 
     With `is_draft_given` the command line says what drafts, so that the plan's own draft need not be one that runs;
     with `is_dtype_given` likewise for the plan's number formats.
-    Raises ConfigError when the file is no plan, or plans a draft or a number format that cannot be run.
+    Raises ConfigError when the file is no plan, or plans a draft or a number format that cannot be run; StorageError
+    when it cannot be read.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read plan {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}; write it with `magicdec plan --format json`") from error
-    if not isinstance(document, dict) or document.get("kind") != "plan":
-        raise ConfigError(f"{path} is no plan; write one with `magicdec plan --format json`")
-    try:
-        best, candidates, request = document["best"], document["candidates"], document["request"]
-        if not is_draft_given:
-            _check_runs(path, document)
-        rows = [best, *_runner_up(best, candidates)]
-        common = {"model": request.get("model") or document["model"]}
-        common |= {option: request[key] for key, option in OPTION_OF_REQUEST.items() if request.get(key) is not None}
-        common = {name: value for name, value in common.items() if name != "gen_len" or value}  # 0: not planned
-        formats = {name: value for name, value in request.items() if name.endswith("_dtype")}
-        common |= _dtypes(path, formats | document.get("precision", {}), is_dtype_given=is_dtype_given)
-        common["gamma_table"] = _gamma_table(document.get("gamma_table"))
-        return [_options(row, common) for row in rows]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{path} is not a whole plan: {error!r}") from error
+    from magicdec.runtime.adaptive import TableGamma
+
+    plan = load_plan(path)
+    if not is_draft_given:
+        _check_runs(path, plan)
+    request, table = plan.request, plan.gamma_table
+    common: dict[str, Any] = {
+        "model": request.model,
+        "temperature": request.temperature,
+        "gamma_table": TableGamma(
+            batch_sizes=tuple(table.batch_sizes),
+            context_lens=tuple(table.context_lens),
+            gammas=tuple(tuple(row) for row in table.gamma),
+        ),
+        **_dtypes(path, plan.precision, is_dtype_given=is_dtype_given),
+    }
+    given = {"gen_len": request.gen_len or None, "top_k": request.top_k, "top_p": request.top_p}  # 0: not planned
+    common |= {name: value for name, value in given.items() if value is not None}
+    return [_options(row, common) for row in [plan.best, *_runner_up(plan)]]
 
 
-def _check_runs(path: Path, document: dict[str, Any]) -> None:
+def _check_runs(path: Path, plan: Plan) -> None:
     """Raises ConfigError, naming what can be run instead, when the plan's draft cannot."""
-    best, candidates = document["best"], document["candidates"]
-    if best["draft_method"] == NOT_RUN:
-        others = [row for row in candidates if row["draft_method"] != NOT_RUN]
+    if plan.best.draft_method == NOT_RUN:
+        others = [row for row in plan.candidates if row.draft_method != NOT_RUN]
         instead = f"its best that is run: {_flags(others[0])}" if others else "plan again with another --draft"
         raise ConfigError(f"{path} drafts with {NOT_RUN}, which is planned for but not run; {instead}")
-    unknown = document.get("needs_acceptance") or []
-    if not candidates and unknown:
-        first = unknown[0]
-        drafts = ", ".join(f"{each['draft']}/{each['draft_method']}" for each in unknown)
+    if not plan.candidates and plan.needs_acceptance:
+        first = plan.needs_acceptance[0]
+        drafts = ", ".join(f"{each.draft}/{each.draft_method}" for each in plan.needs_acceptance)
         raise ConfigError(
-            f"{path} holds no draft to run: the acceptance of {drafts} on {document['model']} is not known; "
+            f"{path} holds no draft to run: the acceptance of {drafts} on {plan.model} is not known; "
             f"plan with --acceptance-rate or --acceptance, or name a draft here, such as "
-            f"--draft {first['draft'] if first['draft_method'] != NOT_RUN else 'self'}"
+            f"--draft {first.draft if first.draft_method != NOT_RUN else 'self'}"
         )
 
 
-def _dtypes(path: Path, formats: dict[str, str | None], *, is_dtype_given: bool) -> dict[str, str]:
+def _dtypes(path: Path, formats: Formats, *, is_dtype_given: bool) -> dict[str, str]:
     """The run's dtype, unless it is given, and the format of the draft's weights where it differs."""
-    weights, draft_weights = formats.get("weight_dtype"), formats.get("draft_weight_dtype")
-    options = {"draft_weight_dtype": draft_weights} if draft_weights and draft_weights != weights else {}
-    if is_dtype_given or weights is None:
+    weights, draft_weights = formats.weight_dtype, formats.draft_weight_dtype
+    options = {"draft_weight_dtype": draft_weights} if draft_weights != weights else {}
+    if is_dtype_given:
         return options
     dtype = DTYPE_OF_FORMAT.get(weights, "bfloat16")
-    planned = {what: formats.get(name) or weights for name, what in FORMATS_OF_DTYPE.items()}
+    planned = {what: getattr(formats, name) for name, what in FORMATS_OF_DTYPE.items()}
     lacking = [f"{what} in {value}" for what, value in planned.items() if DTYPE_OF_FORMAT.get(value) != dtype]
     if lacking:
         raise ConfigError(
@@ -98,35 +89,32 @@ def _dtypes(path: Path, formats: dict[str, str | None], *, is_dtype_given: bool)
     return options | {"dtype": dtype}
 
 
-def _flags(row: dict[str, Any]) -> str:
-    names = {"draft": "--draft", "draft_method": "--draft-method", "draft_budget": "--draft-budget", "gamma": "--gamma"}
-    return " ".join(f"{flag} {row[key]}" for key, flag in names.items() if row[key] is not None)
+def _flags(row: Candidate) -> str:
+    flags = {
+        "--draft": row.draft, "--draft-method": row.draft_method, "--draft-budget": row.draft_budget,
+        "--gamma": row.gamma,
+    }  # fmt: skip
+    return " ".join(f"{flag} {value}" for flag, value in flags.items() if value is not None)
 
 
-def _gamma_table(table: dict[str, Any] | None) -> TableGamma | None:
-    if table is None:
-        return None
-    from magicdec.runtime.adaptive import TableGamma
+def _runner_up(plan: Plan) -> list[Candidate]:
+    """The next best that can be run, of the same batch, context and devices where there is one."""
 
-    gammas = tuple(tuple(int(gamma) for gamma in row) for row in table["gamma"])
-    axes = [tuple(int(value) for value in table[name]) for name in ("batch_sizes", "context_lens")]
-    if len(gammas) != len(axes[0]) or any(len(row) != len(axes[1]) for row in gammas):
-        raise ValueError("gamma_table's rows do not fit its batch_sizes and context_lens")
-    return TableGamma(batch_sizes=axes[0], context_lens=axes[1], gammas=gammas)
+    def values(row: Candidate, *names: str) -> list[Any]:
+        return [getattr(row, name) for name in names]
 
-
-def _runner_up(best: dict[str, Any], candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
     others = [
         row
-        for row in candidates
-        if row["draft_method"] != NOT_RUN and any(row[key] != best[key] for key in OPTION_OF_KEY)
+        for row in plan.candidates
+        if row.draft_method != NOT_RUN and values(row, *OPTION_OF_KEY) != values(plan.best, *OPTION_OF_KEY)
     ]
-    alike = [row for row in others if all(row[k] == best[k] for k in ("batch_size", "context_len", "tp_size"))]
+    place = ("batch_size", "context_len", "tp_size")
+    alike = [row for row in others if values(row, *place) == values(plan.best, *place)]
     return (alike or others)[:1]
 
 
-def _options(row: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
-    options = common | {option: row[key] for key, option in OPTION_OF_KEY.items()}
+def _options(row: Candidate, common: dict[str, Any]) -> dict[str, Any]:
+    options = common | {option: getattr(row, key) for key, option in OPTION_OF_KEY.items()}
     if options["draft"] == "none":  # a draft named on the command line takes its method, budget and gamma from there
         for name in ("draft_method", "draft_budget", "gamma", "draft_tp"):
             del options[name]

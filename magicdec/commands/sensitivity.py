@@ -75,8 +75,8 @@ def sensitivity_command(
         print(rows_to_csv(document["inputs"]), end="")
         return
     best = result.configuration
-    budget = f" {best['draft_budget']}" if best["draft_budget"] else ""
-    print(f"{model}: {best['draft_method']}{budget}, gamma {best['gamma']}: {result.speedup:.2f}x")
+    budget = f" {best.draft_budget}" if best.draft_budget else ""
+    print(f"{model}: {best.draft_method}{budget}, gamma {best.gamma}: {result.speedup:.2f}x")
     print(f"{'input':<36}{'+10 % gives':>12}{'its error':>11}{'moves the speedup':>19}")
     for each in result.inputs:
         sigma = "-" if each.sigma is None else f"{each.sigma:.1%}"

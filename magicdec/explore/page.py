@@ -7,9 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from magicdec.errors import MagicdecError
 from magicdec.explore.state import CONTROLS, Catalog, State
-from magicdec.perfmodel.planner import PlanDocument, plan
+from magicdec.perfmodel.planner import Plan, plan
+from magicdec.plan_document import Candidate
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import Chart, draw
 from magicdec.reports.headline import headline
@@ -34,11 +37,11 @@ class Explorer:
         self._templates = template_environment(TEMPLATES)
         self._plan = lru_cache(maxsize=REMEMBERED)(self._planned)
 
-    def plan(self, query: str) -> PlanDocument:
+    def plan(self, query: str) -> Plan:
         """The planner's answer to a link. Raises MagicdecError, as `magicdec plan` does."""
         return self._plan(self.catalog.read(query))
 
-    def _planned(self, state: State) -> PlanDocument:
+    def _planned(self, state: State) -> Plan:
         return plan(self.catalog.request(state))
 
     def answer(self, query: str) -> str:
@@ -66,14 +69,14 @@ class Explorer:
 
     def _answered(self, query: str) -> dict[str, Any]:
         state = self.catalog.read(query)
-        document = self._plan(state).document
+        document = self._plan(state)
         data = _report_data(document)
         leading = _leading_drafts(document)
         return {
             "headline": headline(data),
             "table": table_view(leading) if leading is not None else None,
-            "notes": document["notes"],
-            "needs_acceptance": document["needs_acceptance"],
+            "notes": document.notes,
+            "needs_acceptance": document.needs_acceptance,
             "command": self.catalog.command(state),
             "query": state.query(),
         }
@@ -93,7 +96,7 @@ class Explorer:
             return None if chart is None else raw_svg(chart.standalone(), background=PAPER)
 
     def _chart(self, name: str, query: str) -> Chart | None:
-        return draw(name, _report_data(self.plan(query).document))
+        return draw(name, _report_data(self.plan(query)))
 
 
 def script() -> str:
@@ -110,16 +113,16 @@ def style() -> str:
     )
 
 
-def _report_data(document: dict[str, Any]) -> ReportData:
+def _report_data(document: Plan) -> ReportData:
     return ReportData.from_records([], document)
 
 
-def _leading_drafts(document: dict[str, Any]) -> Table | None:
+def _leading_drafts(document: Plan) -> Table | None:
     """The candidates' best gamma for each draft and budget (the planner puts the best first)."""
-    best: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in document["candidates"]:
-        best.setdefault(tuple(row[name] for name in DRAFT_FIELDS), row)
-    table = candidate_table(_report_data(document | {"candidates": list(best.values())}))
+    best: dict[tuple[Any, ...], Candidate] = {}
+    for row in document.candidates:
+        best.setdefault(tuple(getattr(row, name) for name in DRAFT_FIELDS), row)
+    table = candidate_table(_report_data(msgspec.structs.replace(document, candidates=list(best.values()))))
     return None if table is None else table.without("batch_size", "context_len", "tp_size")
 
 

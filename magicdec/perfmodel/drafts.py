@@ -10,6 +10,7 @@ from typing import Any
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.plan_document import NeedsAcceptance
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import DRAFT_METHODS, SELF, SPARSE_METHODS, DraftMethod, SpeculationSpec
@@ -53,7 +54,7 @@ def draft_options(
     rate: float | tuple[float, ...] | None,
     draft_tp_size: int | None,
     is_quantised: bool = False,
-) -> tuple[list[DraftOption], list[dict[str, str]]]:
+) -> tuple[list[DraftOption], list[NeedsAcceptance]]:
     """The drafts to rank, and those that would need a measured acceptance first.
 
     Raises ConfigError for an unknown draft or method, and for a budget that is not below the context.
@@ -67,7 +68,7 @@ def draft_options(
         draft = draft or (method if method in ("ngram", "eagle") else SELF)
         usable = usable if budgets else (min(RATE_BUDGET, max(8, context // 2)),)
     options: list[DraftOption] = []
-    lacking: list[dict[str, str]] = []
+    lacking: list[NeedsAcceptance] = []
     for name, kind in _pairs(draft, method):
         model = None if name in NAMED_DRAFTS else _draft_model(name, target)
         if rate is not None:
@@ -77,7 +78,7 @@ def draft_options(
         if law is None:
             weights = " with other weights than its target's" if is_quantised else ""
             reason = f"no published acceptance of {name}/{kind}{weights} for {target.name}; measure it, or give a rate"
-            lacking.append({"draft": name, "draft_method": kind, "reason": reason})
+            lacking.append(NeedsAcceptance(draft=name, draft_method=kind, reason=reason))
             continue
         options.append(
             DraftOption(

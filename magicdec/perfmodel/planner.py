@@ -1,41 +1,57 @@
 """The planner: which draft, method, budget and gamma, on how many devices and at which batch; or no speculation at all.
 
-    document = plan(PlanRequest(model="llama-3.1-8b", hardware=("a100-sxm-80gb",), tp_size=8, batch_sizes=(64,)))
-    document.best["gamma"], document.best["speedup"]
+    answer = plan(PlanRequest(model="llama-3.1-8b", hardware=("a100-sxm-80gb",), tp_size=8, batch_sizes=(64,)))
+    answer.best.gamma, answer.best.speedup, answer.best.verdict
 
-With batch sizes given, each (hardware, batch, context) is answered for itself. Without them the batch is searched too,
-under the latency limits and the memory. Every candidate is evaluated: the search is exhaustive over the grid.
+Each (device, context) is a case, answered for itself (perfmodel/search.py): tokens per second are compared within a
+case only. With batch sizes given, the best is the best of these; without them the batch is searched too, under the
+latency limits and the memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 
 from magicdec.errors import CapacityError
-from magicdec.perfmodel import candidates
 from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step, static_batch_efficiency
-from magicdec.perfmodel.candidates import Row
-from magicdec.perfmodel.document import SCHEMA_VERSION, PlanDocument, gamma_table
 from magicdec.perfmodel.drafts import NAMED_DRAFTS, RATE_BUDGET, DraftOption, draft_options
-from magicdec.perfmodel.intervals import is_engine_fitted_on
+from magicdec.perfmodel.gamma_table import gamma_table
+from magicdec.perfmodel.plan_notes import notes
 from magicdec.perfmodel.plan_request import DEFAULT_MAX_GAMMA, Device, Lengths, PlanRequest, resolve
-from magicdec.perfmodel.prediction import predict
-from magicdec.perfmodel.search import answer, best_autoregressive, finish
+from magicdec.perfmodel.plan_rows import breakdown, candidates
+from magicdec.perfmodel.prediction import Prediction, predict
+from magicdec.perfmodel.search import Found, best_autoregressive, search
 from magicdec.perfmodel.setup import Points
+from magicdec.plan_document import Candidate, Case, Formats, MemoryUse, NeedsAcceptance, Plan, Request
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SPARSE_METHODS, DraftMethod
 from magicdec.units import format_seconds
 
-__all__ = ["PlanDocument", "PlanRequest", "plan"]
+__all__ = ["Plan", "PlanRequest", "plan"]
 
 
-def plan(request: PlanRequest) -> PlanDocument:
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One case's answer, and where it came from."""
+
+    device: Device
+    case: Case
+    alone: list[Candidate]
+    drafted: list[Candidate]
+    option: DraftOption | None
+    """The draft of the best configuration."""
+    point: Points
+    """The best configuration."""
+
+
+def plan(request: PlanRequest) -> Plan:
     """Answers a request.
 
     Raises:
@@ -43,7 +59,8 @@ def plan(request: PlanRequest) -> PlanDocument:
         CapacityError: the model fits on no number of the devices, or not with this batch and context.
     """
     model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
-    shortest, longest = _check_lengths(request, model)
+    request, refused = _readable(request, model)
+    shortest, longest = _prompt_lens(request)
     options, lacking = draft_options(
         target=model,
         draft=request.draft,
@@ -56,344 +73,226 @@ def plan(request: PlanRequest) -> PlanDocument:
         draft_tp_size=request.draft_tp_size,
         is_quantised=request.draft_weight_dtype not in (None, request.weight_dtype or "bf16"),
     )
-    rows: list[Row] = []
-    baselines: list[Row] = []
     devices = [resolve(request, model, hardware, options) for hardware in request.hardware]
-    refused: list[str] = []
+    answers: list[Answer] = []
     for device in devices:
-        try:
-            rows.extend(answer(device))
-        except CapacityError as error:
-            if len(devices) == 1:
-                raise
-            refused.append(str(error))
-            continue
-        baselines.extend(best_autoregressive(device))
-    if not rows:
+        for lengths in device.lengths:
+            try:
+                found = _answer(device, lengths)
+            except CapacityError as error:
+                refused.append(str(error))
+                continue
+            if found is not None:
+                answers.append(found)
+    if not answers:
         raise CapacityError("; ".join(refused)) if refused else _too_slow(request)
-    document = _document(request, devices, rows, baselines, lacking)
-    document["notes"].extend(refused)
-    return PlanDocument(document)
+    first = answers[0]
+    return Plan(
+        **msgspec.structs.asdict(first.case),
+        model=model.name,
+        engine=first.device.engine.name,
+        request=_request_record(request),
+        precision=_formats(first.device),
+        other_cases=[each.case for each in answers[1:]],
+        needs_acceptance=[_with_paying_rate(first, each) for each in lacking],
+        notes=[*notes(devices, first.device, first.case.best, first.drafted), *refused],
+        autoregressive_rows=[row for each in answers for row in each.alone],
+        candidates=[row for each in answers for row in each.drafted],
+    )
 
 
 def _too_slow(request: PlanRequest) -> CapacityError:
     """The error for limits that nothing keeps, naming the least that one sequence alone reaches."""
     free = plan(dataclasses.replace(request, tpot_limit_s=None, ttft_limit_s=None, batch_sizes=(1,), workload=None))
-    rows = [*free.document["autoregressive_rows"], *free.candidates]
-    tpot, ttft = (min(row[name] for row in rows) for name in ("tpot_s", "ttft_s"))
+    tpot, ttft = min(row.tpot_s for row in free.rows), min(row.ttft_s for row in free.rows)
     return CapacityError(
         f"nothing keeps the limits on latency; at batch 1 it takes at least {format_seconds(tpot)} per token and "
         f"{format_seconds(ttft)} to the first one"
     )
 
 
-def _check_lengths(request: PlanRequest, model: ModelSpec) -> tuple[int, int]:
-    """The shortest and the longest prompt of a request. Raises CapacityError for lengths that the model cannot read."""
-    if request.workload is not None:
-        prompts = [request.workload.mean_prompt_len]
-        longest = request.workload.max_len
-    else:
-        prompts = [float(context) for context in request.context_lens]
-        longest = max(request.context_lens) + request.gen_len
-    if longest > model.max_position_embeddings:
-        raise CapacityError(
+def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list[str]]:
+    """The request with the contexts that the model can read, and why the others are refused. Raises CapacityError where
+    it can read none."""
+
+    def refusal(longest: int) -> str:
+        return (
             f"{model.name} reads at most {model.max_position_embeddings} tokens; {longest}, prompt and "
             "output together, is too long"
         )
-    return int(min(prompts)), int(max(prompts))
+
+    room = model.max_position_embeddings
+    if request.workload is not None:
+        if request.workload.max_len > room:
+            raise CapacityError(refusal(request.workload.max_len))
+        return request, []
+    kept = tuple(context for context in request.context_lens if context + request.gen_len <= room)
+    refused = [refusal(each + request.gen_len) for each in request.context_lens if each not in kept]
+    if not kept:
+        raise CapacityError(refused[0])
+    return (dataclasses.replace(request, context_lens=kept) if refused else request), refused
 
 
-def _objective(row: Row) -> tuple[bool, bool, float]:
-    return bool(row["within_limits"]), bool(row["fits"]), float(row["tokens_per_s_per_gpu"])
+def _prompt_lens(request: PlanRequest) -> tuple[int, int]:
+    """The shortest and the longest prompt of a request."""
+    if request.workload is not None:
+        return int(request.workload.mean_prompt_len), int(request.workload.mean_prompt_len)
+    return min(request.context_lens), max(request.context_lens)
 
 
-def _ranked(drafted: list[Row]) -> list[Row]:
+def _answer(device: Device, lengths: Lengths) -> Answer | None:
+    """One case; None where nothing keeps the latency limits. Raises CapacityError where nothing fits."""
+    baseline = best_autoregressive(device, lengths)
+    found = search(device, lengths, baseline)
+    alone = [row for each in found if each.option is None for row in each.rows]
+    drafted = _ranked([row for each in found if each.option is not None for row in each.rows])
+    if not alone and not drafted:
+        return None
+    of_one_source = [row for row in drafted if row.acceptance_source == drafted[0].acceptance_source]
+    best = max([*alone, *of_one_source], key=_objective)
+    origin = next(each for each in found if best in each.rows)
+    prediction = origin.prediction.take([origin.rows.index(best)])
+    best = _with_static_batch(device, lengths, origin, best)
+    frontier = _pareto([*alone, *drafted])
+    case = Case(
+        hardware=device.hardware.name,
+        context_len=best.context_len,
+        best=best,
+        autoregressive=_alone(device, lengths, prediction.points, alone, best, baseline),
+        best_autoregressive=baseline,
+        best_by_batch=[] if device.searches_batch else _best_by_batch([*alone, *drafted]),
+        pareto=frontier,
+        gamma_table=gamma_table(device, best),
+        breakdown=breakdown(prediction),
+        memory=_memory(device, lengths, origin.option, best, prediction),
+    )
+    return Answer(device=device, case=case, alone=alone, drafted=drafted, option=origin.option, point=prediction.points)
+
+
+def _objective(row: Candidate) -> tuple[bool, bool, float]:
+    return row.within_limits, row.fits, row.tokens_per_s_per_gpu
+
+
+def _ranked(drafted: list[Candidate]) -> list[Candidate]:
     """Best first. Sources of acceptance are ranked by the best lower end of an interval that each reaches, which holds
     their difference; rows of one source by what they are expected to do."""
     reached: dict[str, float] = {}
     for row in drafted:
-        if row["fits"] and row["within_limits"]:
-            low = row["tokens_per_s_per_gpu"] * row["speedup_low"] / row["speedup"]
-            reached[row["acceptance_source"]] = max(reached.get(row["acceptance_source"], 0.0), low)
+        if row.fits and row.within_limits:
+            low = row.tokens_per_s_per_gpu * row.speedup_low / row.speedup
+            reached[row.acceptance_source] = max(reached.get(row.acceptance_source, 0.0), low)
 
-    def key(row: Row) -> tuple[bool, bool, float, float]:
+    def key(row: Candidate) -> tuple[bool, bool, float, float]:
         within, fits, rate = _objective(row)
-        return within, fits, reached.get(row["acceptance_source"], 0.0), rate
+        return within, fits, reached.get(row.acceptance_source, 0.0), rate
 
     return sorted(drafted, key=key, reverse=True)
 
 
-def _document(
-    request: PlanRequest, devices: list[Device], rows: list[Row], baselines: list[Row], lacking: list[dict[str, str]]
-) -> dict[str, Any]:
-    best_alone = {(row["hardware"], row["context_len"]): row for row in baselines}
-    for row in [*rows, *baselines]:
-        alone = best_alone.get((row["hardware"], row["context_len"]), row)
-        row["speedup_vs_best_autoregressive"] = row["tokens_per_s_per_gpu"] / alone["tokens_per_s_per_gpu"]
-    drafted = _ranked([row for row in rows if row["gamma"] > 0])
-    alone_rows = [row for row in rows if row["gamma"] == 0]
-    of_one_source = [row for row in drafted if row["acceptance_source"] == drafted[0]["acceptance_source"]]
-    best = max([*alone_rows, *of_one_source], key=_objective)
-    device = next(each for each in devices if each.hardware.name == best["hardware"])
-    alone = _alone(device, best)
-    alone["speedup_vs_best_autoregressive"] = best["speedup_vs_best_autoregressive"] / best["speedup"]
-    frontier = _pareto([row for row in rows if row["context_len"] == best["context_len"]])
-    detail = _detail(device, best)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "plan",
-        "model": device.model.name,
-        "hardware": device.hardware.name,
-        "engine": device.engine.name,
-        "request": _request_record(request),
-        "precision": _formats(device),
-        "best": best,
-        "autoregressive": alone,
-        "best_autoregressive": baselines,
-        "best_by_case": _best_by_case(rows),
-        "pareto": frontier,
-        "best_latency": frontier[0] if frontier else None,
-        "best_throughput": frontier[-1] if frontier else None,
-        "needs_acceptance": [
-            {**each, "break_even_acceptance_rate": _paying_rate(device, best, each)} for each in lacking
-        ],
-        **detail,
-        "gamma_table": _gamma_table(device, best),
-        "notes": _notes(device, devices, best, drafted),
-        "autoregressive_rows": alone_rows,
-        "candidates": drafted,
-    }
+def _best_by_batch(rows: list[Candidate]) -> list[Candidate]:
+    best: dict[int, Candidate] = {}
+    for row in rows:
+        if row.batch_size not in best or _objective(row) > _objective(best[row.batch_size]):
+            best[row.batch_size] = row
+    return list(best.values())
 
 
-def _point(device: Device, best: Row) -> tuple[Lengths, Points]:
-    """The best row as a point to evaluate again."""
-    lengths = next(each for each in device.lengths if round(each.prompt_len) == best["context_len"])
-    batch = np.asarray([float(best["batch_size"])])
-    return lengths, Points(
-        batch=batch,
-        context=np.asarray([lengths.prompt_len]),
-        tp=np.asarray([float(best["tp_size"])]),
-        budget=np.asarray([float(best["draft_budget"] or 0)]),
-        gamma=np.asarray([best["gamma"]], dtype=np.int64),
-        gen_len=lengths.growth,
-        max_len=lengths.max_len(batch),
+def _pareto(rows: list[Candidate]) -> list[Candidate]:
+    """Rows that no other beats in both latency and throughput per device, quickest first."""
+    frontier: list[Candidate] = []
+    highest = 0.0
+    for row in sorted(rows, key=lambda each: (each.tpot_s, -each.tokens_per_s_per_gpu)):
+        if row.fits and row.within_limits and row.tokens_per_s_per_gpu > highest:
+            highest = row.tokens_per_s_per_gpu
+            frontier.append(row)
+    return frontier
+
+
+def _alone(
+    device: Device, lengths: Lengths, point: Points, alone: list[Candidate], best: Candidate, baseline: Candidate | None
+) -> Candidate:
+    """Autoregressive decoding at the best row's tp and batch, within the limits or not."""
+    for row in alone:
+        if (row.tp_size, row.batch_size) == (best.tp_size, best.batch_size):
+            return row
+    at = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=None)
+    rate = baseline.tokens_per_s_per_gpu if baseline is not None else None
+    return candidates(device, lengths, predict(device.setup(None), None, at), None, baseline=rate)[0]
+
+
+def _with_static_batch(device: Device, lengths: Lengths, origin: Found, best: Candidate) -> Candidate:
+    """The best row with what it keeps in a batch that waits for its slowest sequence, where a length is generated."""
+    option, gen_len = origin.option, device.request.gen_len
+    if option is None or option.acceptance is None or gen_len == 0:
+        return best
+    kept = static_batch_efficiency(
+        option.acceptance,
+        budget=best.draft_budget,
+        context=lengths.prompt_len + lengths.growth / 2.0,
+        gamma=best.gamma,
+        batch_size=best.batch_size,
+        gen_len=gen_len,
+    )
+    return msgspec.structs.replace(best, speedup_static_batch=best.speedup * kept)
+
+
+def _memory(
+    device: Device, lengths: Lengths, option: DraftOption | None, best: Candidate, prediction: Prediction
+) -> MemoryUse:
+    sizes = {name: float(np.ravel(value)[0]) for name, value in vars(prediction.memory).items()}
+    where = device.tp_sizes.index(best.tp_size)
+    drafted = device.largest_batches(lengths, option=option, budget=best.draft_budget, gamma=best.gamma)
+    return MemoryUse(
+        **sizes,
+        largest_batch=float(drafted[where]),
+        largest_autoregressive_batch=float(device.largest_batches(lengths)[where]),
     )
 
 
-def _alone(device: Device, best: Row) -> Row:
-    """Autoregressive decoding at the best row's tp, batch and context, within the limits or not."""
-    lengths, point = _point(device, best)
-    point = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=np.zeros_like(point.budget))
-    row = candidates.rows(predict(device.setup(None), None, point), None)[0]
-    finish(device, lengths, row)
-    return row
-
-
-def _detail(device: Device, best: Row) -> dict[str, Any]:
-    """Breakdown and memory of the best configuration, and what a static batch of it would lose."""
-    option = _option_of(device, best)
-    setup = device.setup(option)
-    lengths, point = _point(device, best)
-    prediction = predict(setup, option.acceptance if option else None, point)
-    if option is not None and option.acceptance is not None and device.request.gen_len > 0:
-        kept = static_batch_efficiency(
-            option.acceptance,
-            budget=best["draft_budget"],
-            context=lengths.prompt_len + lengths.growth / 2.0,
-            gamma=best["gamma"],
-            batch_size=best["batch_size"],
-            gen_len=device.request.gen_len,
-        )
-        best["speedup_static_batch"] = best["speedup"] * kept
-    need = prediction.memory
-    sizes = {
-        name: float(np.ravel(getattr(need, name))[0])
-        for name in (
-            "weights_bytes",
-            "kv_bytes",
-            "draft_weights_bytes",
-            "draft_kv_bytes",
-            "workspace_bytes",
-            "capacity_bytes",
-        )
-    }
-    where = device.tp_sizes.index(best["tp_size"])
-    budget, gamma = best["draft_budget"], best["gamma"]
-    drafted = device.largest_batches(lengths, option=option, budget=budget, gamma=gamma)
-    sizes["largest_batch"] = float(drafted[where])
-    sizes["largest_autoregressive_batch"] = float(device.largest_batches(lengths)[where])
-    return {"breakdown": candidates.breakdown(prediction), "memory": sizes}
-
-
-def _paying_rate(device: Device, best: Row, lacking: dict[str, str]) -> float | None:
+def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptance:
     """The least rate, alike at all positions, from which a draft would pay at the best row's batch, context and tp (a
     sparse one with a budget of RATE_BUDGET); None where none does. Steps are those at a rate of 0.8."""
-    lengths, point = _point(device, best)
-    method = cast(DraftMethod, lacking["draft_method"])
-    budget = min(RATE_BUDGET, max(8, int(lengths.prompt_len) // 2)) if method in SPARSE_METHODS else 0
+    device, context = answer.device, answer.case.context_len
+    method = cast(DraftMethod, lacking.draft_method)
+    budget = min(RATE_BUDGET, max(8, context // 2)) if method in SPARSE_METHODS else 0
     usual = constant_profile(0.8)
     option = DraftOption(
-        draft=lacking["draft"],
+        draft=lacking.draft,
         method=method,
-        model=None if lacking["draft"] in NAMED_DRAFTS else load_model_spec(lacking["draft"]),
+        model=None if lacking.draft in NAMED_DRAFTS else load_model_spec(lacking.draft),
         budgets=(budget,),
         acceptance=usual,
         draft_tp_size=device.request.draft_tp_size,
     )
     gammas = np.arange(1, DEFAULT_MAX_GAMMA + 1)
-    prediction = predict(device.setup(option), usual, dataclasses.replace(point, budget=float(budget), gamma=gammas))
+    at = dataclasses.replace(answer.point, budget=float(budget), gamma=gammas)
     rates = np.linspace(0.0, 1.0, 201)
     tokens = expected_tokens_per_step(np.repeat(rates[:, None, None], len(gammas), axis=-1), gammas)
-    at_rates = dataclasses.replace(prediction, expected_tokens_per_step=tokens)
-    pays = np.flatnonzero(at_rates.speedup.max(axis=-1) > 1.0)
-    return float(rates[pays[0]]) if len(pays) else None
+    prediction = predict(device.setup(option), usual, at)
+    speedups = dataclasses.replace(prediction, expected_tokens_per_step=tokens).speedup
+    pays = np.flatnonzero(speedups.max(axis=-1) > 1.0)
+    return msgspec.structs.replace(lacking, break_even_acceptance_rate=float(rates[pays[0]]) if len(pays) else None)
 
 
-def _option_of(device: Device, row: Row) -> DraftOption | None:
-    for option in device.options:
-        if row["gamma"] > 0 and (option.draft, option.method) == (row["draft"], row["draft_method"]):
-            return option
-    return None
-
-
-def _request_record(request: PlanRequest) -> dict[str, Any]:
+def _request_record(request: PlanRequest) -> Request:
     """The request in plain values: names for specs."""
-    record: dict[str, Any] = {}
-    for key, value in request.__dict__.items():
-        if key == "acceptance":
-            record[key] = [profile.name or profile.source for profile in value]
-        elif key == "hardware":
-            record[key] = [each if isinstance(each, str) else each.name for each in value]
-        elif key == "workload":
-            record[key] = msgspec.to_builtins(value) if value is not None else None
-        elif key == "sampling":
-            record.update(temperature=value.temperature, top_k=value.top_k, top_p=value.top_p)
-        else:
-            record[key] = value.name if isinstance(value, ModelSpec | EngineProfile) else value
-    return record
+    given: dict[str, Any] = dict(vars(request))
+    sampling = given.pop("sampling")
+    given |= {
+        "acceptance": [profile.name or profile.source for profile in request.acceptance],
+        "hardware": [each if isinstance(each, str) else each.name for each in request.hardware],
+        "workload": msgspec.to_builtins(request.workload),
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+    }
+    names = {key: value.name if isinstance(value, ModelSpec | EngineProfile) else value for key, value in given.items()}
+    return msgspec.convert(names, Request)
 
 
-def _formats(device: Device) -> dict[str, str]:
-    """Number formats of the target and, with `draft_` before the name, of the draft."""
-    draft = msgspec.structs.asdict(device.draft_precision)
-    return msgspec.structs.asdict(device.precision) | {f"draft_{name}": value for name, value in draft.items()}
-
-
-def _best_by_case(rows: list[Row]) -> list[Row]:
-    """The best row of each device, context and (where it was given) batch."""
-    cases: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        case = (row["hardware"], row["context_len"], row["batch_size"])
-        if case not in cases or _objective(row) > _objective(cases[case]):
-            cases[case] = row
-    return list(cases.values())
-
-
-def _pareto(rows: list[Row]) -> list[Row]:
-    """Rows that no other beats in both latency and throughput per device, quickest first."""
-    frontier: list[Row] = []
-    highest = 0.0
-    for row in sorted(rows, key=lambda each: (each["tpot_s"], -each["tokens_per_s_per_gpu"])):
-        if row["fits"] and row["within_limits"] and row["tokens_per_s_per_gpu"] > highest:
-            highest = row["tokens_per_s_per_gpu"]
-            frontier.append(row)
-    return frontier
-
-
-TABLE_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
-TABLE_CONTEXTS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
-
-
-def _gamma_table(device: Device, best: Row) -> dict[str, Any]:
-    limit = device.model.max_position_embeddings - device.request.gen_len
-    batches = sorted({*TABLE_BATCHES, best["batch_size"]})
-    contexts = sorted({*(each for each in TABLE_CONTEXTS if each <= limit), best["context_len"]})
-    return gamma_table(
-        [(device.setup(option), option) for option in device.options],
-        tp_size=best["tp_size"],
-        batch_sizes=batches,
-        context_lens=contexts,
-        gammas=device.gammas,
-        gen_len=device.request.gen_len,
-    )
-
-
-def _notes(device: Device, devices: list[Device], best: Row, drafted: list[Row]) -> list[str]:
-    notes = []
-    for each in devices:
-        if not each.hardware.is_measured:
-            notes.append(
-                f"no kernels were measured on {each.hardware.name}: its curves are estimates, with wider intervals"
-            )
-    for option in device.options:
-        limit = (
-            option.model.max_position_embeddings if option.model is not None else device.model.max_position_embeddings
-        )
-        if option.method == "full" and limit < best["context_len"]:
-            notes.append(
-                f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow this context"
-            )
-    for option in device.options:
-        measured, asked = option.acceptance, device.request.sampling.temperature
-        if measured is not None and measured.temperature is not None and measured.temperature != asked:
-            notes.append(
-                f"acceptance of {option.draft}/{option.method} was measured at temperature {measured.temperature:g}, "
-                f"not {asked:g}"
-            )
-    if best["acceptance_extrapolated"]:
-        notes.append(_extrapolation_note(device, best, drafted))
-    if not device.engine.fitted_on:
-        notes.append(
-            f"engine profile {device.engine.name} is not fitted to measurements: its fixed costs are estimates"
-        )
-    elsewhere = [each.hardware.name for each in devices if not is_engine_fitted_on(each.hardware, each.engine)]
-    if elsewhere:
-        notes.append(
-            f"engine profile {device.engine.name} was fitted on {device.engine.fitted_device}: "
-            f"its fixed costs on {', '.join(elsewhere)} are less sure, which is in the intervals"
-        )
-    if len({row["acceptance_source"] for row in drafted}) > 1:
-        notes.append(
-            "acceptance comes from different sources, which is in the intervals of all but the first: "
-            "a measured profile of each method on the same task would rank them better"
-        )
-    if best["gamma"] == 0 and drafted and max(row["speedup"] for row in drafted) <= 1.0:
-        notes.append("speculation does not pay here: decode autoregressively")
-    for each in devices:
-        node = each.hardware.link.num_gpus_per_node
-        if each.hardware.kind == "gpu" and max(each.tp_sizes) > node:
-            notes.append(
-                f"tp {max(each.tp_sizes)} is more than the {node} devices of a node of {each.hardware.name}: links "
-                "between nodes are not modelled, so its times are too short"
-            )
-    return notes
-
-
-def _extrapolation_note(device: Device, best: Row, drafted: list[Row]) -> str:
-    """Where the best row's acceptance was measured, and what the best row there is expected to do."""
-    option = _option_of(device, best)
-    assert option is not None
-    measured = option.acceptance
-    assert measured is not None
-    where = " and ".join(
-        f"{what} {_range(values)}"
-        for what, values in (("budget", measured.measured_budgets), ("context", measured.measured_contexts))
-        if values
-    )
-    note = (
-        f"acceptance of {best['draft']}/{best['draft_method']} was measured at {where}: the best row extrapolates it, "
-        "with a wider interval"
-    )
-    same = ("draft", "draft_method", "hardware", "tp_size", "batch_size", "context_len")
-    inside = [row for row in drafted if not row["acceptance_extrapolated"] and all(row[k] == best[k] for k in same)]
-    if inside:
-        row = max(inside, key=_objective)
-        note += (
-            f"; within it budget {row['draft_budget']}, gamma {row['gamma']} gives {row['speedup']:.2f}x "
-            f"({row['speedup_low']:.2f}-{row['speedup_high']:.2f})"
-        )
-    return note
-
-
-def _range(values: list[float]) -> str:
-    return f"{min(values):.0f}" + (f" to {max(values):.0f}" if len(values) > 1 else "")
+def _formats(device: Device) -> Formats:
+    draft = device.draft_precision
+    return Formats(
+        weight_dtype=device.precision.weight_dtype, kv_dtype=device.precision.kv_dtype,
+        draft_weight_dtype=draft.weight_dtype, draft_kv_dtype=draft.kv_dtype,
+    )  # fmt: skip

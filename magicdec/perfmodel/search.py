@@ -1,25 +1,29 @@
-"""The search: every budget, gamma, tp and batch of each draft on one device, under its memory and latency limits."""
+"""The search: every budget, gamma, tp and batch of each draft for one device and context, under memory and limits.
+
+Exhaustive: `predict` evaluates the whole grid of a draft at once, and what is kept of it keeps its prediction.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from magicdec.errors import CapacityError
-from magicdec.perfmodel import candidates
-from magicdec.perfmodel.candidates import SECONDS_PER_HOUR, Row
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.intervals import SOURCE_ERROR
 from magicdec.perfmodel.plan_request import DEFAULT_BATCH, MAX_BATCH, Device, Lengths
+from magicdec.perfmodel.plan_rows import candidates
 from magicdec.perfmodel.prediction import BoolArray, Prediction, predict
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.steps import prefill_terms
+from magicdec.plan_document import Candidate
 from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import Precision
-from magicdec.units import MEGA
 
 MAX_EVERY_BATCH = 512
 """Up to here every batch size is searched: waves of blocks make neighbours differ by several percent."""
@@ -28,31 +32,40 @@ MAX_CANDIDATES = 1000
 MAX_SUGGESTED_TP = 64
 
 
-def answer(device: Device) -> list[Row]:
-    """Rows of every context: the autoregressive ones, then each draft's.
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What was kept of one draft (None: autoregressive decoding) in one case: its candidates, and their prediction in
+    rows of the same order."""
+
+    option: DraftOption | None
+    prediction: Prediction
+    rows: list[Candidate]
+
+
+def search(device: Device, lengths: Lengths, baseline: Candidate | None) -> list[Found]:
+    """Autoregressive decoding first, then each draft. `baseline`: autoregressive decoding at its best batch.
 
     Raises CapacityError when not even autoregressive decoding fits.
     """
-    rows: list[Row] = []
-    sources = {option.acceptance.source for option in device.options if option.acceptance is not None}
-    for lengths in device.lengths:
-        batches = _batches(device, lengths)
-        _check_capacity(device, lengths, batches)
-        rows.extend(_rows(device, None, lengths, batches))
-        for index, option in enumerate(device.options):
-            error = SOURCE_ERROR if len(sources) > 1 and index > 0 else 0.0
-            rows.extend(_rows(device, option, lengths, batches, error))
-    return rows
+    batches = searched_batches(device, lengths)
+    _check_capacity(device, lengths, batches)
+    rate = baseline.tokens_per_s_per_gpu if baseline is not None else None
+    found = [_found(device, option, lengths, batches, rate) for option in (None, *device.options)]
+    return [each for each in found if each is not None]
 
 
-def best_autoregressive(device: Device) -> list[Row]:
-    """Autoregressive decoding at its own best batch and tp, per context, within the latency limits."""
+def best_autoregressive(device: Device, lengths: Lengths) -> Candidate | None:
+    """Autoregressive decoding at its own best batch and tp, within the latency limits; None where it keeps them at no
+    batch."""
     searching = dataclasses.replace(device, searches_batch=True, options=())
-    found = [_rows(searching, None, lengths, _batches(searching, lengths)) for lengths in device.lengths]
-    return [max(rows, key=lambda row: float(row["tokens_per_s_per_gpu"])) for rows in found if rows]
+    found = _found(searching, None, lengths, searched_batches(searching, lengths), None)
+    if found is None:
+        return None
+    best = max(found.rows, key=lambda row: row.tokens_per_s_per_gpu)
+    return msgspec.structs.replace(best, speedup_vs_best_autoregressive=1.0)
 
 
-def _batches(device: Device, lengths: Lengths) -> Array:
+def searched_batches(device: Device, lengths: Lengths) -> Array:
     """The batch sizes to evaluate: the given ones, or a geometric range up to the largest that fits."""
     if not device.searches_batch:
         return np.asarray(device.request.batch_sizes or (DEFAULT_BATCH,), dtype=np.float64)
@@ -66,42 +79,32 @@ def _batches(device: Device, lengths: Lengths) -> Array:
     return np.asarray(sorted({*every.tolist(), *(float(round(each)) for each in beyond.tolist())}))
 
 
-def _rows(
-    device: Device, option: DraftOption | None, lengths: Lengths, batches: Array, source_error: float = 0.0
-) -> list[Row]:
-    """The rows of one draft at one context: every point, or where the batch is searched those worth a look."""
+def source_error(device: Device, option: DraftOption | None) -> float:
+    """How far acceptance rates of this draft's source may lie from those of the first draft's."""
+    sources = {each.acceptance.source for each in device.options if each.acceptance is not None}
+    return SOURCE_ERROR if len(sources) > 1 and option is not None and option is not device.options[0] else 0.0
+
+
+def _found(
+    device: Device, option: DraftOption | None, lengths: Lengths, batches: Array, baseline: float | None
+) -> Found | None:
+    """Of one draft every point, or where the batch is searched those worth a look; None where there are none."""
     gammas = device.gammas if option is not None else (0,)
     if not len(batches) or (option is not None and gammas == (0,)):
-        return []
+        return None
     setup, law = device.setup(option), option.acceptance if option is not None else None
     points = Points.grid(
         batch=batches, context=(lengths.prompt_len,), tp=device.tp_sizes, gamma=gammas,
         budget=option.budgets if option is not None else (0,), gen_len=lengths.growth, max_len=lengths.max_len(batches),
     )  # fmt: skip
-    prediction = predict(setup, law, points)
-    chosen = _select(device, prediction, _allowed(device, lengths, prediction))
+    whole = predict(setup, law, points)
+    chosen = _select(device, whole, _allowed(device, lengths, whole))
     if not len(chosen):
-        return []
-    rows = candidates.rows(prediction.take(chosen), law, source_error=source_error)
-    for row in rows:
-        finish(device, lengths, row)
-    return rows
-
-
-def finish(device: Device, lengths: Lengths, row: Row) -> None:
-    """What a row says of the request as a whole: replicas, limits, and a workload's prefill."""
-    request = device.request
-    row["num_replicas"] = max(1, (request.num_gpus or row["tp_size"]) // row["tp_size"])
-    row["within_limits"] = bool(
-        (request.tpot_limit_s is None or row["tpot_s"] <= request.tpot_limit_s)
-        and (request.ttft_limit_s is None or row["ttft_s"] <= request.ttft_limit_s)
-    )
-    if lengths.workload is not None:
-        decode_s = lengths.workload.mean_gen_len * row["tpot_s"] / row["batch_size"]
-        request_s = row["ttft_s"] + decode_s
-        row["prefill_share"] = row["ttft_s"] / request_s
-        row["requests_per_s"] = row["num_replicas"] / request_s
-        row["gpu_hours_per_million_requests"] = request_s * row["tp_size"] / SECONDS_PER_HOUR * MEGA
+        return None
+    prediction = whole.take(chosen)
+    error = source_error(device, option)
+    rows = candidates(device, lengths, prediction, law, baseline=baseline, source_error=error)
+    return Found(option=option, prediction=prediction, rows=rows)
 
 
 def _allowed(device: Device, lengths: Lengths, result: Prediction) -> BoolArray:
@@ -117,18 +120,20 @@ def _allowed(device: Device, lengths: Lengths, result: Prediction) -> BoolArray:
     return allowed
 
 
-def _select(device: Device, result: Prediction, allowed: BoolArray) -> Any:
+def _select(device: Device, result: Prediction, allowed: BoolArray) -> npt.NDArray[np.int64]:
     """Flat indices: of all allowed points, fastest first; or where the batch is searched, of those that no other of
     this draft beats in both latency and throughput per device."""
     flat = np.flatnonzero(allowed)
     if not device.searches_batch:
         order = np.argsort(-result.full(result.speedup).ravel()[flat], kind="stable")
-        return flat[order[:MAX_CANDIDATES]]
+        fastest: npt.NDArray[np.int64] = flat[order[:MAX_CANDIDATES]]
+        return fastest
     rate = result.full(result.tokens_per_s / result.points.tp).ravel()[flat]
     latency = result.full(result.tpot_s).ravel()[flat]
     order = np.lexsort((-rate, latency))
     highest = np.maximum.accumulate(np.concatenate([[0.0], rate[order][:-1]]))
-    return flat[order[rate[order] > highest]]
+    unbeaten: npt.NDArray[np.int64] = flat[order[rate[order] > highest]]
+    return unbeaten
 
 
 def _check_capacity(device: Device, lengths: Lengths, batches: Array) -> None:

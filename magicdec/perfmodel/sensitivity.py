@@ -18,13 +18,13 @@ import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.candidates import Row
 from magicdec.perfmodel.drafts import draft_options
 from magicdec.perfmodel.intervals import relative_errors
 from magicdec.perfmodel.plan_request import resolve
 from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
+from magicdec.plan_document import Candidate
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.model import ModelSpec
 
@@ -70,7 +70,7 @@ class Input:
 class Sensitivity:
     """The best drafted configuration, and the inputs: those whose uncertainty costs most first."""
 
-    configuration: Row
+    configuration: Candidate
     speedup: float
     inputs: tuple[Input, ...]
 
@@ -83,7 +83,7 @@ class Sensitivity:
         """Plain data."""
         return {
             "kind": "sensitivity",
-            "configuration": self.configuration,
+            "configuration": msgspec.structs.asdict(self.configuration),
             "speedup": self.speedup,
             "inputs": [asdict(each) for each in self.inputs],
             "measure_next": self.measure_next,
@@ -115,28 +115,28 @@ def sensitivity(request: PlanRequest) -> Sensitivity:
     return Sensitivity(configuration=best, speedup=speedup, inputs=tuple(found))
 
 
-def _state(request: PlanRequest, best: Row) -> tuple[State, Points]:
+def _state(request: PlanRequest, best: Candidate) -> tuple[State, Points]:
     """What the best row was predicted from, and its point."""
     if request.workload is not None:
         raise ConfigError("sensitivity takes a context, not a workload")
     model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
-    context, budget = int(best["context_len"]), best["draft_budget"]
+    context, budget = int(best.context_len), best.draft_budget
     options, _ = draft_options(
-        target=model, draft=best["draft"], method=best["draft_method"], budgets=(budget,) if budget else (),
+        target=model, draft=best.draft, method=best.draft_method, budgets=(budget,) if budget else (),
         context=context, longest_context=context, profiles=request.acceptance, rate=request.acceptance_rate,
         draft_tp_size=request.draft_tp_size,
         is_quantised=request.draft_weight_dtype not in (None, request.weight_dtype or "bf16"),
     )  # fmt: skip
-    hardware = next(h for h in request.hardware if best["hardware"] in (h, getattr(h, "name", None)))
+    hardware = next(h for h in request.hardware if best.hardware in (h, getattr(h, "name", None)))
     device = resolve(request, model, hardware, options)
     acceptance = options[0].acceptance
     assert acceptance is not None  # the row was predicted with it
     points = Points(
-        batch=np.asarray([float(best["batch_size"])]),
+        batch=np.asarray([float(best.batch_size)]),
         context=np.asarray([float(context)]),
-        tp=np.asarray([float(best["tp_size"])]),
+        tp=np.asarray([float(best.tp_size)]),
         budget=np.asarray([float(budget or 0)]),
-        gamma=np.asarray([best["gamma"]], dtype=np.int64),
+        gamma=np.asarray([best.gamma], dtype=np.int64),
         gen_len=float(request.gen_len),
     )
     return (device.setup(options[0]), acceptance), points

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from magicdec.errors import ConfigError, unknown_choice
+from magicdec.plan_document import GammaTable, Plan, Verdict
 from magicdec.records import Record
-from magicdec.reports.data import candidate_record, check_plan, describe
+from magicdec.reports.data import candidate_record, describe
 
 VERSIONS = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23", "trtllm": "TensorRT-LLM 1.2"}
-SPARSE_METHODS = ("streamingllm", "snapkv", "topk")
 PROMPT_LOOKUP_MAX = 4
 Band = tuple[int, int, int]
 
@@ -30,6 +30,7 @@ class Deployment:
 
     model: str
     best: Record
+    verdict: Verdict
     bands: tuple[Band, ...]
     """(first batch, last batch, gamma), without gaps from batch 1 on, at the best configuration's context."""
 
@@ -39,17 +40,17 @@ class Deployment:
 
     @property
     def is_sparse(self) -> bool:
-        return self.best.draft_method in SPARSE_METHODS
+        return self.best.draft_budget is not None
 
     @property
     def varies(self) -> bool:
         return len({gamma for _, _, gamma in self.bands}) > 1
 
 
-def export(engine: str, plan: Mapping[str, Any]) -> str:
+def export(engine: str, plan: Plan) -> str:
     """The text to paste for `engine`: comments, then a command or a configuration file.
 
-    Raises ConfigError for an unknown engine, and for a plan that is damaged or does not fit in memory.
+    Raises ConfigError for an unknown engine, and for a plan that does not fit in memory.
     """
     writers: dict[str, Callable[[Deployment], str]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
     if engine not in writers:
@@ -57,13 +58,10 @@ def export(engine: str, plan: Mapping[str, Any]) -> str:
     return writers[engine](read_deployment(plan))
 
 
-def read_deployment(plan: Mapping[str, Any]) -> Deployment:
-    """Raises ConfigError where the plan is not valid."""
-    check_plan(plan)
-    best = plan["best"]
-    if not best:
-        raise ConfigError("the plan has no best configuration to export")
-    if best.get("fits") is False:
+def read_deployment(plan: Plan) -> Deployment:
+    """Raises ConfigError where the plan cannot be run, or names what no command line can hold."""
+    best = plan.best
+    if not best.fits:
         raise ConfigError(
             "the plan's best configuration does not fit in memory: plan with more devices or a smaller batch"
         )
@@ -71,23 +69,25 @@ def read_deployment(plan: Mapping[str, Any]) -> Deployment:
     for name in (record.model, record.draft):
         if not name or not name.isprintable():
             raise ConfigError(f"the plan's name {name!r} cannot be written into a command")
-    return Deployment(model=record.model, best=record, bands=tuple(batch_bands(plan, record.context_len)))
+    return Deployment(
+        model=record.model,
+        best=record,
+        verdict=best.verdict,
+        bands=tuple(batch_bands(plan.gamma_table, record.context_len)),
+    )
 
 
-def batch_bands(plan: Mapping[str, Any], context_len: int) -> list[Band]:
+def batch_bands(table: GammaTable, context_len: int) -> list[Band]:
     """Ranges of the batch size with one gamma each, from the plan's table at the context nearest to `context_len`.
 
-    A gamma holds from its batch size up to the next one of the table. The plan must have been checked.
+    A gamma holds from its batch size up to the next one of the table.
     """
-    table = plan.get("gamma_table")
-    if not table:
-        return []
-    batches, contexts = table["batch_sizes"], table["context_lens"]
+    batches, contexts = table.batch_sizes, table.context_lens
     column = min(range(len(contexts)), key=lambda i: abs(contexts[i] - context_len))
     starts = [1, *batches[1:]]
     ends = [start - 1 for start in starts[1:]] + [batches[-1]]
     bands: list[Band] = []
-    for start, end, row in zip(starts, ends, table["gamma"], strict=True):
+    for start, end, row in zip(starts, ends, table.gamma, strict=True):
         if bands and bands[-1][2] == row[column]:
             bands[-1] = (bands[-1][0], end, row[column])
         else:
@@ -103,18 +103,17 @@ def _heading(engine: str, plan: Deployment) -> list[str]:
     lines = [f"Written by magicdec for {VERSIONS[engine]}."]
     where = f"batch {best.batch_size}, context {best.context_len}, tp {best.tp_size}"
     where += f", {best.hardware}" if best.hardware else ""
-    lines.append(f"Plan: {plan.model}, {where}: {describe(best)}" + (_predicted(best) if best.is_speculative else ""))
+    lines.append(f"Plan: {plan.model}, {where}: {describe(best)}" + (_predicted(plan) if best.is_speculative else ""))
     lines.append("Model names are magicdec's: put the checkpoint's path or Hugging Face name in their place.")
     return lines
 
 
-def _predicted(best: Record) -> str:
-    if best.speedup is None:
-        return ""
-    interval = ""
-    if best.speedup_low is not None and best.speedup_high is not None:
-        interval = f" (90 % interval {best.speedup_low:.2f} to {best.speedup_high:.2f})"
-    return f", predicted speedup {best.speedup:.2f}{interval}"
+def _predicted(plan: Deployment) -> str:
+    best = plan.best
+    return (
+        f", predicted speedup {best.speedup:.2f} (90 % interval {best.speedup_low:.2f} to {best.speedup_high:.2f}): "
+        f"{plan.verdict}"
+    )
 
 
 def _sparse_note(engine: str, plan: Deployment) -> list[str]:

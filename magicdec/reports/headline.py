@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from magicdec.plan_document import GammaTable
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, has_weak_baseline, method_name
 from magicdec.reports.style import percent, thousands
@@ -38,7 +39,7 @@ def headline(data: ReportData) -> Headline:
         answer=_answer(reference, measured, predicted) if _was_ranked(data) else _nothing_ranked(reference),
         certainty=_certainty(measured, predicted) if reference.is_speculative else "",
         when_not=when_not(data, reference),
-        facts=tuple(_facts(reference, measured, predicted)),
+        facts=(*_facts(reference, measured, predicted), *_verdict(data)),
     )
 
 
@@ -110,6 +111,15 @@ def _facts(reference: Record, measured: Record | None, predicted: Record | None)
     return facts
 
 
+def _verdict(data: ReportData) -> list[Fact]:
+    """The plan's verdict on its best configuration."""
+    if data.plan is None or not data.plan.best.is_speculative:
+        return []
+    gain = data.plan.best.speedup_vs_best_autoregressive
+    detail = f"{gain:.2f}× autoregressive decoding at its best batch" if gain is not None else ""
+    return [Fact(label="Verdict", value=data.plan.best.verdict, detail=detail)]
+
+
 def _range(record: Record) -> str:
     if record.speedup_low is None or record.speedup_high is None:
         return ""
@@ -138,23 +148,8 @@ def _place(record: Record) -> str:
 
 def when_not(data: ReportData, reference: Record) -> str:
     """Where to leave speculation off: from the plan's table, else from the rows that lost."""
-    grid = (data.plan or {}).get("gamma_table")
-    if grid:
-        never = [b for b, row in zip(grid["batch_sizes"], grid["gamma"], strict=True) if not any(row)]
-        starts = dict(zip(grid["batch_sizes"], grid.get("break_even_context") or [], strict=False))
-        parts = []
-        if len(never) == len(grid["batch_sizes"]):
-            return "It pays at no batch size and context that was planned."
-        if never:
-            longest = thousands(max(grid["context_lens"]))
-            parts.append(f"at batch {_listing(never)}, where it pays at no context up to {longest}")
-        start = starts.get(reference.batch_size)
-        if start and reference.batch_size not in never and start > min(grid["context_lens"]):
-            parts.append(f"below a context of {_about(start)} at batch {reference.batch_size}")
-        if parts:
-            return f"Leave it off {'; and '.join(parts)}."
-        if all(all(row) for row in grid["gamma"]):
-            return "It pays at every batch size and context that was planned."
+    if data.plan is not None:
+        return _when_not_planned(data.plan.gamma_table, reference)
     for rows, word in ((data.measured, "measured"), (data.predicted, "predicted")):
         losses = sorted({(r.batch_size, r.context_len) for r in rows if r.is_speculative and _loses(r, rows)})
         if losses:
@@ -162,6 +157,27 @@ def when_not(data: ReportData, reference: Record) -> str:
             more = f" and {len(losses) - 3} more" if len(losses) > 3 else ""
             return f"Leave it off at {places}{more}: there every configuration {word} was slower with it."
     return ""
+
+
+def _when_not_planned(grid: GammaTable, reference: Record) -> str:
+    pays = {
+        batch: [verdict == "pays" for verdict, fits in zip(verdicts, room, strict=True) if fits]
+        for batch, verdicts, room in zip(grid.batch_sizes, grid.verdict, grid.fits, strict=True)
+    }
+    never = [batch for batch, cells in pays.items() if cells and not any(cells)]
+    if not any(any(cells) for cells in pays.values()):
+        return "It surely pays at no batch size and context that was planned."
+    parts = []
+    if never:
+        parts.append(
+            f"at batch {_listing(never)}, where it surely pays at no context up to {thousands(max(grid.context_lens))}"
+        )
+    start = dict(zip(grid.batch_sizes, grid.break_even_context, strict=True)).get(reference.batch_size)
+    if start and reference.batch_size not in never and start > min(grid.context_lens):
+        parts.append(f"below a context of {_about(start)} at batch {reference.batch_size}")
+    if parts:
+        return f"Leave it off {'; and '.join(parts)}."
+    return "It pays at every batch size and context that was planned." if all(map(all, pays.values())) else ""
 
 
 def _loses(row: Record, rows: Sequence[Record]) -> bool:

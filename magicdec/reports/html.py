@@ -50,8 +50,8 @@ def render_html(data: ReportData) -> str:
             tables=tables,
             sections=_sections(charts, tables),
             commands=commands_to_reproduce(data),
-            notes=(data.plan or {}).get("notes") or [],
-            needs_acceptance=(data.plan or {}).get("needs_acceptance") or [],
+            notes=data.plan.notes if data.plan is not None else [],
+            needs_acceptance=data.plan.needs_acceptance if data.plan is not None else [],
             style=_raw("report.css"),
             script=_raw("report.js"),
         )

@@ -65,7 +65,7 @@ def _document(data: ReportData) -> dict[str, Any]:
         "sections": sections,
         "environment": _environment(environment) if environment is not None else [],
         "commands": commands_to_reproduce(data),
-        "notes": list((data.plan or {}).get("notes") or []),
+        "notes": list(data.plan.notes) if data.plan is not None else [],
     }
 
 

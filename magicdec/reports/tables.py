@@ -229,17 +229,16 @@ def result_table(data: ReportData) -> Table | None:
 
 def candidate_table(data: ReportData) -> Table | None:
     """The plan's candidates, fastest first."""
-    plan = data.plan or {}
-    candidates = [(candidate_record(plan, row), row.get("fits")) for row in plan.get("candidates") or []]
-    if not candidates:
+    if data.plan is None or not data.plan.candidates:
         return None
     rows: list[tuple[Value, ...]] = []
-    for record, fits in sorted(candidates, key=lambda c: -(c[0].speedup or 0.0)):
+    for row in sorted(data.plan.candidates, key=lambda each: -each.speedup):
+        record = candidate_record(data.plan, row)
         rows.append(
             (
-                record.batch_size, record.context_len, _method(record), record.draft_budget, record.gamma,
-                record.tp_size, record.step_s, record.expected_tokens_per_step, record.tokens_per_s, record.speedup,
-                _interval(record), record.bound_by, None if fits is None else ("no" if fits is False else "yes"),
+                row.batch_size, row.context_len, _method(record), row.draft_budget, row.gamma, row.tp_size, row.step_s,
+                row.expected_tokens_per_step, row.tokens_per_s, row.speedup, _interval(record), row.verdict,
+                row.bound_by, "yes" if row.fits else "no",
             )
         )  # fmt: skip
     columns = (
@@ -254,6 +253,7 @@ def candidate_table(data: ReportData) -> Table | None:
         Column(name="tokens_per_s", title="Tokens/s", kind="rate"),
         Column(name="speedup", title="Speedup", kind="ratio"),
         Column(name="interval", title="90 % interval"),
+        Column(name="verdict", title="Verdict"),
         Column(name="bound_by", title="Bound by"),
         Column(name="fits", title="Fits"),
     )
@@ -283,21 +283,24 @@ def environment_table(data: ReportData) -> Table | None:
 
 def gamma_table(data: ReportData) -> Table | None:
     """The plan's best gamma by batch and context; 0 where speculation does not pay."""
-    grid = (data.plan or {}).get("gamma_table")
-    if not grid:
+    if data.plan is None:
         return None
-    contexts = grid["context_lens"]
+    grid = data.plan.gamma_table
     columns = (
         Column(name="batch_size", title="Batch", kind="integer"),
-        *(Column(name=f"context_{c}", title=thousands(c), kind="integer") for c in contexts),
+        *(Column(name=f"context_{c}", title=thousands(c), kind="integer") for c in grid.context_lens),
         Column(name="break_even_context", title="Pays from context", kind="integer"),
     )
-    break_even = grid.get("break_even_context") or [None] * len(grid["batch_sizes"])
-    rows = tuple(
-        (b, *gammas, start) for b, gammas, start in zip(grid["batch_sizes"], grid["gamma"], break_even, strict=True)
+    rows = []
+    for batch, gammas, fits, start in zip(
+        grid.batch_sizes, grid.gamma, grid.fits, grid.break_even_context, strict=True
+    ):
+        rows.append((batch, *(gamma if fit else None for gamma, fit in zip(gammas, fits, strict=True)), start))
+    note = (
+        "Best γ for each batch size (rows) and context length (columns); 0 = leave speculation off; "
+        "empty = does not fit in memory."
     )
-    note = "Best γ for each batch size (rows) and context length (columns); 0 = leave speculation off."
-    return Table(name="gamma", title="Which γ to use", note=note, columns=columns, rows=rows)
+    return Table(name="gamma", title="Which γ to use", note=note, columns=columns, rows=tuple(rows))
 
 
 def _report_errors(data: ReportData) -> Table | None:

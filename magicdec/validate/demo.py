@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 from magicdec.calibrate.local_profile import LocalProfile
@@ -18,9 +19,9 @@ from magicdec.comparison import Comparison, pair_records
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import ReferenceKernels
 from magicdec.measure.repetitions import benchmark
-from magicdec.perfmodel.planner import PlanDocument
+from magicdec.plan_document import Plan
 from magicdec.records import Record
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.validate.grid import freeze_predictions
 from magicdec.validate.lossless import GreedyCheck, check_greedy
 from magicdec.validate.predicted_records import plan_local
@@ -50,8 +51,8 @@ class DemoResult:
     """What the demo found. `chosen` is the measured row of the plan's best configuration at the main workload."""
 
     profile: LocalProfile
-    plan: PlanDocument
-    small_plan: PlanDocument
+    plan: Plan
+    small_plan: Plan
     predicted: list[Record]
     measured: list[Record]
     comparison: Comparison
@@ -64,7 +65,7 @@ class DemoResult:
             record
             for record in self.measured
             if (record.batch_size, record.draft_budget, record.gamma)
-            == (best["batch_size"], best["draft_budget"], best["gamma"])
+            == (best.batch_size, best.draft_budget, best.gamma)
         )
 
 
@@ -99,15 +100,13 @@ def run_demo(directory: Path, *, progress: Progress) -> DemoResult:
     )
 
 
-def around(plan: PlanDocument, *, gammas: tuple[int, ...], other_budgets: bool = False) -> tuple[SpeculationSpec, ...]:
+def around(plan: Plan, *, gammas: tuple[int, ...], other_budgets: bool = False) -> tuple[SpeculationSpec, ...]:
     """The plan's best configuration (its best drafted one, where speculation does not pay), other gammas at its budget,
     and, if asked, its gamma at other budgets."""
-    best = plan.best if plan.best["gamma"] else plan.candidates[0]
-    budget, gamma = int(best["draft_budget"]), int(best["gamma"])
+    best = plan.best if plan.best.gamma else plan.candidates[0]
+    budget, gamma = cast(int, best.draft_budget), best.gamma
+    method = cast(DraftMethod, best.draft_method)
     pairs = {(budget, gamma), *((budget, g) for g in gammas)}
     if other_budgets:
         pairs |= {(b, gamma) for b in BUDGETS}
-    return tuple(
-        SpeculationSpec(draft="self", draft_method=best["draft_method"], draft_budget=b, gamma=g)
-        for b, g in sorted(pairs)
-    )
+    return tuple(SpeculationSpec(draft="self", draft_method=method, draft_budget=b, gamma=g) for b, g in sorted(pairs))

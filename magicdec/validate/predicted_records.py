@@ -12,9 +12,9 @@ import msgspec
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest, configuration_fields
-from magicdec.perfmodel.candidates import Row
 from magicdec.perfmodel.plan_request import DEFAULT_MAX_GAMMA
-from magicdec.perfmodel.planner import PlanDocument, PlanRequest, plan
+from magicdec.perfmodel.planner import Plan, PlanRequest, plan
+from magicdec.plan_document import Candidate
 from magicdec.records import Record, current_environment
 from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
@@ -35,7 +35,7 @@ def plan_local(
     draft_budgets: tuple[int, ...] = (),
     method: str | None = None,
     draft_weight_dtype: str | None = None,
-) -> PlanDocument:
+) -> Plan:
     """A plan for a measured configuration's model, batch and context on the calibrated machine."""
     dtype = PROFILE_DTYPES[request.dtype]
     return plan(
@@ -78,8 +78,8 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
                 f"`magicdec profile-acceptance --draft-method {method}` beside the profile"
             )
         slower = plan_local(request, slow_profile, draft_budgets=budgets, method=method, draft_weight_dtype=weights)
-        rows = {(row["draft_budget"], row["gamma"]): row for row in document.candidates}
-        slow_rows = {(row["draft_budget"], row["gamma"]): row for row in slower.candidates}
+        rows = {(row.draft_budget, row.gamma): row for row in document.candidates}
+        slow_rows = {(row.draft_budget, row.gamma): row for row in slower.candidates}
         if not predicted:
             pair = document.autoregressive, slower.autoregressive
             predicted.append(_record(request, AUTOREGRESSIVE, *pair, profile))
@@ -90,7 +90,7 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
 
 
 def _record(
-    request: BenchmarkRequest, speculation: SpeculationSpec, row: Row, slow_row: Row, profile: LocalProfile
+    request: BenchmarkRequest, speculation: SpeculationSpec, row: Candidate, slow_row: Candidate, profile: LocalProfile
 ) -> Record:
     return Record(
         source="calibrated",
@@ -98,8 +98,12 @@ def _record(
         engine=profile.engine.name,
         environment=current_environment(),
         **configuration_fields(request, speculation),
-        **{name: row[name] for name in PREDICTED_FIELDS},
-        memory_shares={name: (slow_row[name] / row[name] - 1.0) / (SLOWER - 1.0) for name in MEMORY_TERMS if row[name]},
+        **{name: getattr(row, name) for name in PREDICTED_FIELDS},
+        memory_shares={
+            name: (getattr(slow_row, name) / seconds - 1.0) / (SLOWER - 1.0)
+            for name in MEMORY_TERMS
+            if (seconds := getattr(row, name))
+        },
         reference_s=profile.hardware.reference_s,
         compute_reference_s=profile.hardware.compute_reference_s,
         acceptance_by_position=_rates(request, speculation, profile),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -16,8 +17,9 @@ from magicdec.commands.run_plan import read_plan
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.measure.configuration import BenchmarkRequest, check_request, memory_elements
 from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.plan_document import Formats, GammaTable, NeedsAcceptance, Plan
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.speculation import SpeculationSpec
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 
 SMALL = ("--batch", "2", "--context", "120", "--gen-len", "6", "--repetitions", "1", "--quiet", "--format", "json")
 
@@ -78,19 +80,30 @@ def test_what_cannot_be_drafted_or_divided_is_one_line(arguments: tuple[str, ...
     assert message in done.stderr
 
 
-def plan_file(path: Path) -> Path:
-    row = {"draft": "self", "draft_method": "streamingllm", "draft_budget": 32, "draft_tp_size": None, "gamma": 2}
-    row |= {"tp_size": 1, "batch_size": 2, "context_len": 120}
-    rows = [row, {**row, "draft_budget": 48, "batch_size": 4}, {**row, "draft_method": "snapkv"}]
-    request = {"model": "embedded", "gen_len": 5, "temperature": 0.0, "top_k": None, "top_p": None}
-    document = {"kind": "plan", "model": "embedded", "request": request, "best": row, "candidates": rows}
-    path.write_text(json.dumps(document))
+def plan_of(**changes: Any) -> Plan:
+    """A plan of the embedded model whose best is a streamingllm draft, with some of its parts changed."""
+    request = PlanRequest(
+        model="embedded", batch_sizes=(2,), context_lens=(120,), gen_len=5, draft="self", draft_budgets=(32,), gamma=2,
+        acceptance_rate=0.9, tp_size=1, sampling=SamplingSpec(), weight_dtype="fp32", kv_dtype="fp32",
+    )  # fmt: skip
+    answer = plan(request)
+    row = answer.candidates[0]
+    rows = [
+        row,
+        msgspec.structs.replace(row, draft_budget=48, batch_size=4),
+        msgspec.structs.replace(row, draft_method="snapkv"),
+    ]
+    return msgspec.structs.replace(answer, **{"best": row, "candidates": rows} | changes)
+
+
+def plan_file(path: Path, **changes: Any) -> Path:
+    path.write_text(plan_of(**changes).to_json())
     return path
 
 
 def test_a_plan_runs_its_best_and_runner_up_and_options_override(tmp_path: Path) -> None:
-    plan = plan_file(tmp_path / "plan.json")
-    rows = rows_of(run("--plan", str(plan), "--gamma", "1,3", "--repetitions", "1", "--quiet", "--format", "json"))
+    path = plan_file(tmp_path / "plan.json")
+    rows = rows_of(run("--plan", str(path), "--gamma", "1,3", "--repetitions", "1", "--quiet", "--format", "json"))
     found = [(row.get("draft_method", "none"), row.get("gamma", 0)) for row in rows]
     assert found == [("none", 0), ("streamingllm", 1), ("streamingllm", 3), ("snapkv", 1), ("snapkv", 3)]
     assert {(r["batch_size"], r["context_len"], r["gen_len"], r.get("temperature", 0.0)) for r in rows} == {
@@ -100,18 +113,16 @@ def test_a_plan_runs_its_best_and_runner_up_and_options_override(tmp_path: Path)
 
 def test_a_plan_whose_draft_cannot_be_run_names_what_can(tmp_path: Path) -> None:
     """The plan's own best that is run; without any known acceptance, what to give; a draft named here is enough."""
-    path = plan_file(tmp_path / "plan.json")
-    document = json.loads(path.read_text())
-    eagle = {**document["best"], "draft": "eagle", "draft_method": "eagle", "draft_budget": None, "gamma": 4}
-    path.write_text(json.dumps({**document, "best": eagle, "candidates": [eagle, *document["candidates"]]}))
+    answer = plan_of()
+    eagle = msgspec.structs.replace(answer.best, draft="eagle", draft_method="eagle", draft_budget=None, gamma=4)
+    path = plan_file(tmp_path / "plan.json", best=eagle, candidates=[eagle, *answer.candidates])
     instead = "its best that is run: --draft self --draft-method streamingllm --draft-budget 32 --gamma 2"
     with pytest.raises(ConfigError, match=instead):
         read_plan(path)
     runner_up = read_plan(path, is_draft_given=True)[1]
     assert (runner_up["draft_method"], runner_up["draft_budget"]) == ("streamingllm", "32")
-    alone = {**document["best"], "draft": "none", "draft_method": "none", "draft_budget": None, "gamma": 0}
-    unknown = [{"draft": "self", "draft_method": "snapkv", "reason": "not published"}]
-    path.write_text(json.dumps({**document, "best": alone, "candidates": [], "needs_acceptance": unknown}))
+    unknown = [NeedsAcceptance(draft="self", draft_method="snapkv", reason="not published")]
+    plan_file(path, best=answer.autoregressive, candidates=[], needs_acceptance=unknown)
     with pytest.raises(ConfigError, match="acceptance of self/snapkv on embedded is not known; plan with"):
         read_plan(path)
     (options,) = read_plan(path, is_draft_given=True)
@@ -123,8 +134,7 @@ FORMATS = {"weight_dtype": "bf16", "kv_dtype": "bf16", "draft_weight_dtype": "in
 
 def test_a_plans_number_formats_are_run_unless_given(tmp_path: Path) -> None:
     """A plan in bf16 with an int8 draft runs so, on a CPU too; the options override either."""
-    path = plan_file(tmp_path / "plan.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "precision": FORMATS}))
+    path = plan_file(tmp_path / "plan.json", precision=Formats(**FORMATS))
     options = ("--plan", str(path), "--repetitions", "1", "--quiet", "--format", "json")
     for extra, dtype, draft in (
         ((), "bfloat16", "int8"),
@@ -141,13 +151,10 @@ def test_a_plans_number_formats_are_run_unless_given(tmp_path: Path) -> None:
         (dict.fromkeys(FORMATS, "bf16"), {"dtype": "bfloat16"}),
         (dict.fromkeys(FORMATS, "fp32"), {"dtype": "float32"}),
         ({**FORMATS, "draft_weight_dtype": "fp8"}, {"dtype": "bfloat16", "draft_weight_dtype": "fp8"}),
-        ({}, {}),
     ],
 )
 def test_the_dtype_of_a_plan(tmp_path: Path, formats: dict[str, str], options: dict[str, str]) -> None:
-    """A plan of before formats were written sets none."""
-    path = plan_file(tmp_path / "plan.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "precision": formats}))
+    path = plan_file(tmp_path / "plan.json", precision=Formats(**formats))
     for row in read_plan(path):
         assert {name: row[name] for name in ("dtype", "draft_weight_dtype") if name in row} == options
 
@@ -172,8 +179,7 @@ def test_a_plan_states_its_formats_for_the_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_plan_in_a_format_that_cannot_be_run(tmp_path: Path, formats: dict[str, str], message: str) -> None:
-    path = plan_file(tmp_path / "plan.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "precision": FORMATS | formats}))
+    path = plan_file(tmp_path / "plan.json", precision=Formats(**(FORMATS | formats)))
     with pytest.raises(ConfigError, match=message):
         read_plan(path)
     assert "dtype" not in read_plan(path, is_dtype_given=True)[0]
@@ -191,24 +197,34 @@ def test_bfloat16_on_a_device_without_it_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_gamma_is_chosen_from_a_plans_table(tmp_path: Path) -> None:
     """Up to the table's largest gamma, at the table's entry for this batch and context; the record says so."""
-    path = plan_file(tmp_path / "plan.json")
-    document = json.loads(path.read_text())
-    table = {"batch_sizes": [1, 2, 8], "context_lens": [64, 128, 4096], "gamma": [[0, 0, 0], [5, 1, 6], [3, 3, 3]]}
-    path.write_text(json.dumps({**document, "gamma_table": table}))
+    cells = [[1.0] * 3] * 3
+    table = GammaTable(
+        tp_size=1, batch_sizes=[1, 2, 8], context_lens=[64, 128, 4096], gamma=[[0, 0, 0], [5, 1, 6], [3, 3, 3]],
+        speedup=cells, verdict=[["pays"] * 3] * 3, fits=[[True] * 3] * 3, break_even_gen_len=[[None] * 3] * 3,
+        break_even_context=[None] * 3,
+    )  # fmt: skip
+    path = plan_file(tmp_path / "plan.json", gamma_table=table)
     options = ("--plan", str(path), "--adaptive", "--repetitions", "1", "--quiet", "--format", "json")
     for row in rows_of(run(*options))[1:]:
         assert (row["gamma"], row["adaptive"], len(row["gamma_table"])) == (6, True, 12)
         drafted = row["acceptance_trials_by_position"]
         assert drafted[0] > 0
         assert drafted[1:] == [0] * 5
-    path.write_text(json.dumps({**document, "gamma_table": {**table, "gamma": [[1]]}}))
-    with pytest.raises(ConfigError, match="rows do not fit"):
+    document = json.loads(path.read_text())
+    document["gamma_table"]["gamma"] = [[1]]
+    path.write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="gamma must have a row per batch size"):
         read_plan(path)
 
 
 def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    for text, message in (("{", "not JSON"), ("[]", "is no plan"), ('{"kind": "plan"}', "not a whole plan")):
+    for text, message in (
+        ("{", "not valid JSON"),
+        ("[]", "is no plan"),
+        ('{"kind": "plan", "schema_version": 1}', "schema version 1, this program reads 2; write one with"),
+        ('{"kind": "plan", "schema_version": 2}', "not a whole plan"),
+    ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
             read_plan(path)

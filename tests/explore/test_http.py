@@ -14,14 +14,15 @@ import urllib.error
 import urllib.request
 from html import unescape
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.explore.page import FIGURES, Explorer
 from magicdec.explore.server import Server
 from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.plan_document import Candidate
 
 FIXED = "draft=streamingllm&budget=512&gamma=3&batch=48&context=65536"
 
@@ -34,7 +35,7 @@ def get(server: Server, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def direct() -> dict[str, Any]:
+def direct() -> Candidate:
     request = PlanRequest(
         draft_method="streamingllm", draft_budgets=(512,), gamma=3, batch_sizes=(48,), context_lens=(65_536,)
     )
@@ -44,14 +45,14 @@ def direct() -> dict[str, Any]:
 def test_the_answer_is_the_planners(server: Server) -> None:
     status, text = get(server, f"/answer?{FIXED}")
     assert status == 200
-    assert f"{direct()['speedup']:.2f}×" in text
-    assert json.loads(get(server, f"/plan.json?{FIXED}")[1])["best"] == json.loads(json.dumps(direct()))
+    assert f"{direct().speedup:.2f}×" in text
+    assert json.loads(get(server, f"/plan.json?{FIXED}")[1])["best"] == msgspec.to_builtins(direct())
 
 
 def test_the_page_holds_the_answer_without_scripts(server: Server) -> None:
     status, text = get(server, f"/?{FIXED}")
     assert status == 200
-    assert f"{direct()['speedup']:.2f}×" in text
+    assert f"{direct().speedup:.2f}×" in text
     assert re.search(r'<input id="control-batch"[^>]*value="48"', text)
     assert "<option selected>streamingllm</option>" in text
 

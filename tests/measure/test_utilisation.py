@@ -58,8 +58,8 @@ def test_planned_memory_is_what_plan_says() -> None:
             acceptance_rate=0.8, sampling=SamplingSpec(temperature=1.0), weight_dtype="fp32", kv_dtype="fp32",
         )
     )  # fmt: skip
-    (row,) = (row for row in planned.candidates if row["gamma"] == 3)
-    assert planned_memory_bytes(request) == pytest.approx(row["memory_bytes_per_gpu"])
+    (row,) = (row for row in planned.candidates if row.gamma == 3)
+    assert planned_memory_bytes(request) == pytest.approx(row.memory_bytes_per_gpu)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak starts anew on Linux only")

@@ -17,6 +17,7 @@ from magicdec.perfmodel.intervals import tokens_error
 from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
+from magicdec.plan_document import Case, parse_plan, verdict_of
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
@@ -59,8 +60,8 @@ def test_the_best_equals_brute_force() -> None:
         one = predict(setup_of(spec), STREAMING, Points(batch=64, context=32_768, tp=8))
         speedups[budget, gamma] = float(one.speedup)
     best = max(speedups, key=lambda key: speedups[key])
-    assert (document.best["draft_budget"], document.best["gamma"]) == best
-    assert document.best["speedup"] == pytest.approx(speedups[best])
+    assert (document.best.draft_budget, document.best.gamma) == best
+    assert document.best.speedup == pytest.approx(speedups[best])
     assert len(document.candidates) == len(speedups)
 
 
@@ -83,46 +84,47 @@ def test_the_search_under_a_latency_limit_equals_brute_force() -> None:
         for gamma, tpot, fits in zip(gammas.tolist(), row.tpot_s, row.memory.fits, strict=True):
             if fits and tpot <= limit:
                 best = max(best, (batch / float(tpot) / tp, (tp, batch, gamma)))
-    assert document.best["tpot_s"] <= limit
-    assert (document.best["tp_size"], document.best["batch_size"], document.best["gamma"]) == best[1]
-    assert document.best["num_replicas"] == 8 // document.best["tp_size"]
+    assert document.best.tpot_s <= limit
+    assert (document.best.tp_size, document.best.batch_size, document.best.gamma) == best[1]
+    assert document.best.num_replicas == 8 // document.best.tp_size
 
 
 def test_the_document_holds_what_was_promised() -> None:
-    document = plan(PlanRequest(**CASE)).to_dict()
-    assert document["schema_version"] == 1
-    assert document["kind"] == "plan"
-    for row in [document["best"], document["autoregressive"], *document["candidates"]]:
+    document = plan(PlanRequest(**CASE))
+    assert document.schema_version == 2
+    assert document.kind == "plan"
+    written = json.loads(document.to_json())
+    for row in [written["best"], written["autoregressive"], *written["candidates"]]:
         assert set(row) >= ISSUE_KEYS
-    assert {"autoregressive", "draft", "verify"} <= set(document["breakdown"])
-    for rows in document["breakdown"].values():
+    assert parse_plan(document.to_json()) == document
+    assert {"autoregressive", "draft", "verify"} <= set(document.breakdown)
+    for rows in document.breakdown.values():
         for row in rows:
-            assert row["time_s"] > 0
-            assert row["bound_by"] in {"weights", "kv", "compute", "link", "overhead"}
-    assert sum(r["time_s"] for r in document["breakdown"]["verify"]) == pytest.approx(document["best"]["verify_step_s"])
-    assert json.loads(plan(PlanRequest(**CASE)).to_json())["best"]["gamma"] == document["best"]["gamma"]
-    assert len(plan(PlanRequest(**CASE)).to_csv().splitlines()) == 2 + len(document["candidates"])
+            assert row.time_s > 0
+            assert row.bound_by in {"weights", "kv", "compute", "link", "overhead"}
+    assert sum(r.time_s for r in document.breakdown["verify"]) == pytest.approx(document.best.verify_step_s)
+    assert len(plan(PlanRequest(**CASE)).to_csv().splitlines()) == 2 + len(document.candidates)
 
 
 def test_an_operation_is_never_faster_than_the_datasheet_by_much() -> None:
     """Weights may come from L2 between calls, so a factor of 0.8 is allowed."""
-    for rows in plan(PlanRequest(**CASE)).to_dict()["breakdown"].values():
+    for rows in plan(PlanRequest(**CASE)).breakdown.values():
         for row in rows:
-            if row["bound_by"] in ("weights", "kv", "compute"):
-                assert row["time_s"] > 0.8 * row["ceiling_s"]
+            if row.bound_by in ("weights", "kv", "compute"):
+                assert row.time_s > 0.8 * row.ceiling_s
 
 
 def test_where_speculation_does_not_pay_the_best_is_autoregressive() -> None:
     best = plan(PlanRequest(**{**CASE, "batch_sizes": (1,), "context_lens": (1024,)})).best
-    assert (best["gamma"], best["draft_method"], best["speedup"]) == (0, "none", 1.0)
-    assert best["speedup_low"] == best["speedup_high"] == 1.0
+    assert (best.gamma, best.draft_method, best.speedup) == (0, "none", 1.0)
+    assert best.speedup_low == best.speedup_high == 1.0
 
 
 def test_a_draft_without_acceptance_is_listed_and_not_ranked() -> None:
-    document = plan(PlanRequest(**CASE)).to_dict()
-    lacking = {(row["draft"], row["draft_method"]) for row in document["needs_acceptance"]}
+    document = plan(PlanRequest(**CASE))
+    lacking = {(row.draft, row.draft_method) for row in document.needs_acceptance}
     assert {("self", "topk"), ("ngram", "ngram"), ("eagle", "eagle")} <= lacking
-    ranked = {(row["draft"], row["draft_method"]) for row in document["candidates"]}
+    ranked = {(row.draft, row.draft_method) for row in document.candidates}
     assert ("self", "streamingllm") in ranked
     assert not ranked & lacking
 
@@ -131,38 +133,38 @@ def test_candidates_of_another_source_carry_the_difference_in_their_interval() -
     together = plan(PlanRequest(**{**CASE, "acceptance": (STREAMING, SNAPKV)}, draft_budgets=(512,)))
     widths = {}
     for row in together.candidates:
-        widths[row["draft_method"], row["gamma"]] = row["speedup_high"] / row["speedup_low"]
+        widths[row.draft_method, row.gamma] = row.speedup_high / row.speedup_low
     assert all(widths["snapkv", g] > widths["streamingllm", g] for g in range(1, 9))
-    assert any("different sources" in note for note in together.document["notes"])
+    assert any("different sources" in note for note in together.notes)
 
 
 def test_another_source_must_win_by_more_than_the_sources_differ() -> None:
     def method(rejection: float) -> str:
         other = msgspec.structs.replace(SNAPKV, law=msgspec.structs.replace(SNAPKV.law, rejection=rejection))
         best = plan(PlanRequest(**{**CASE, "acceptance": (STREAMING, other)}, draft_budgets=(512,))).best
-        return str(best["draft_method"])
+        return str(best.draft_method)
 
     assert method(0.19) == "streamingllm"
     assert method(0.05) == "snapkv"
 
 
 def test_the_gamma_table_equals_a_plan_of_each_cell() -> None:
-    table = plan(PlanRequest(**CASE, draft="self", draft_budgets=(128,))).document["gamma_table"]
+    table = plan(PlanRequest(**CASE, draft="self", draft_budgets=(128,))).gamma_table
     for row, column in ((0, 2), (5, 5), (6, 6), (7, 4)):
-        batch, context = table["batch_sizes"][row], table["context_lens"][column]
+        batch, context = table.batch_sizes[row], table.context_lens[column]
         cell = {**CASE, "batch_sizes": (batch,), "context_lens": (context,)}
         try:
             best = plan(PlanRequest(**cell, draft="self", draft_budgets=(128,))).best
         except CapacityError:
-            assert not table["fits"][row][column]
+            assert not table.fits[row][column]
             continue
-        assert table["gamma"][row][column] == best["gamma"]
-        assert table["speedup"][row][column] == pytest.approx(best["speedup"])
+        assert table.gamma[row][column] == best.gamma
+        assert table.speedup[row][column] == pytest.approx(best.speedup)
 
 
 def test_break_even_contexts_are_where_the_speedup_is_one() -> None:
-    table = plan(PlanRequest(**CASE, draft="self", draft_budgets=(128,))).document["gamma_table"]
-    for batch, context in zip(table["batch_sizes"], table["break_even_context"], strict=True):
+    table = plan(PlanRequest(**CASE, draft="self", draft_budgets=(128,))).gamma_table
+    for batch, context in zip(table.batch_sizes, table.break_even_context, strict=True):
         if context is None:
             continue
         spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=128, gamma=1)
@@ -171,16 +173,17 @@ def test_break_even_contexts_are_where_the_speedup_is_one() -> None:
 
 
 def test_autoregressive_decoding_is_compared_at_its_own_best_batch() -> None:
-    document = plan(PlanRequest(**CASE)).document
-    (alone,) = document["best_autoregressive"]
-    assert alone["batch_size"] == document["memory"]["largest_autoregressive_batch"] > 64
-    ratio = document["best"]["tokens_per_s_per_gpu"] / alone["tokens_per_s_per_gpu"]
-    assert document["best"]["speedup_vs_best_autoregressive"] == pytest.approx(ratio)
+    document = plan(PlanRequest(**CASE))
+    alone = document.best_autoregressive
+    assert alone is not None
+    assert alone.batch_size == document.memory.largest_autoregressive_batch > 64
+    ratio = document.best.tokens_per_s_per_gpu / alone.tokens_per_s_per_gpu
+    assert document.best.speedup_vs_best_autoregressive == pytest.approx(ratio)
 
 
 def test_no_row_of_the_frontier_beats_another_in_both() -> None:
-    rows = plan(PlanRequest(num_gpus=8, context_lens=(8192,), acceptance=(STREAMING,))).document["pareto"]
-    latencies, rates = [r["tpot_s"] for r in rows], [r["tokens_per_s_per_gpu"] for r in rows]
+    rows = plan(PlanRequest(num_gpus=8, context_lens=(8192,), acceptance=(STREAMING,))).pareto
+    latencies, rates = [r.tpot_s for r in rows], [r.tokens_per_s_per_gpu for r in rows]
     assert latencies == sorted(latencies)
     assert rates == sorted(rates)
     assert len(rows) > 5
@@ -191,15 +194,54 @@ def test_a_workload_reports_prefill_and_keeps_to_the_memory() -> None:
         requests=(RequestShape(prompt_len=4000, gen_len=500), RequestShape(prompt_len=30_000, gen_len=200))
     )
     best = plan(PlanRequest(workload=mix, num_gpus=8, acceptance=(STREAMING,))).best
-    assert best["fits"]
-    assert 0.0 < best["prefill_share"] < 1.0
-    assert best["gpu_hours_per_million_requests"] > 0
+    assert best.fits
+    assert 0.0 < best.prefill_share < 1.0
+    assert best.gpu_hours_per_million_requests > 0
 
 
 def test_several_devices_are_answered_side_by_side() -> None:
-    document = plan(PlanRequest(**CASE, hardware=("a100-sxm-80gb", "h100-sxm-80gb"))).document
-    assert {row["hardware"] for row in document["best_by_case"]} == {"a100-sxm-80gb", "h100-sxm-80gb"}
-    assert document["best"]["hardware"] == document["hardware"]
+    document = plan(PlanRequest(**CASE, hardware=("a100-sxm-80gb", "h100-sxm-80gb")))
+    assert [case.hardware for case in document.cases] == ["a100-sxm-80gb", "h100-sxm-80gb"]
+    assert document.best.hardware == document.hardware == "a100-sxm-80gb"
+
+
+def test_each_case_is_answered_as_if_it_were_asked_alone() -> None:
+    """Two contexts on two devices: best, table, frontier and baseline of each are those of a plan of its own."""
+    devices, contexts = ("a100-sxm-80gb", "h100-sxm-80gb"), (4096, 65_536)
+    together = plan(PlanRequest(**{**CASE, "hardware": devices, "context_lens": contexts}, draft_budgets=(512,)))
+    assert [(case.hardware, case.context_len) for case in together.cases] == list(itertools.product(devices, contexts))
+    for case in together.cases:
+        request = {**CASE, "hardware": (case.hardware,), "context_lens": (case.context_len,), "draft_budgets": (512,)}
+        alone = plan(PlanRequest(**request))
+        for name in Case.__struct_fields__:
+            assert getattr(case, name) == getattr(alone, name), name
+
+
+def test_a_context_that_the_model_cannot_read_refuses_itself_alone() -> None:
+    document = plan(PlanRequest(**{**CASE, "context_lens": (8192, 200_000)}))
+    assert [case.context_len for case in document.cases] == [8192]
+    assert any("reads at most 131072 tokens; 200000" in note for note in document.notes)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "gain", "verdict"),
+    [
+        (1.1, 1.5, 1.2, "pays"), (1.1, 1.5, None, "pays"), (1.1, 1.5, 0.9, "unclear"), (0.9, 1.5, 1.2, "unclear"),
+        (0.5, 0.9, 0.7, "does not pay"), (1.0, 1.0, 1.0, "does not pay"),
+    ],
+)  # fmt: skip
+def test_the_verdict(low: float, high: float, gain: float | None, verdict: str) -> None:
+    assert verdict_of(speedup_low=low, speedup_high=high, gain_over_best_autoregressive=gain) == verdict
+
+
+def test_rows_and_table_give_one_verdict() -> None:
+    """The table's cell at the best row's batch and context is that row's."""
+    for context in (1024, 8192, 32_768):
+        document = plan(PlanRequest(**{**CASE, "context_lens": (context,)}))
+        table, best = document.gamma_table, max(document.candidates, key=lambda row: row.speedup)
+        row, column = table.batch_sizes.index(64), table.context_lens.index(context)
+        expected = best.verdict if best.speedup > 1.0 else "does not pay"
+        assert (table.verdict[row][column], table.fits[row][column]) == (expected, True)
 
 
 def test_a_device_that_is_too_small_is_noted_beside_one_that_is_not() -> None:
@@ -211,21 +253,21 @@ def test_a_device_that_is_too_small_is_noted_beside_one_that_is_not() -> None:
         tp_size=4,
         acceptance_rate=0.8,
     )
-    document = plan(request).document
-    assert {row["hardware"] for row in document["best_by_case"]} == {"h200-sxm-141gb"}
-    assert any("does not fit on 4 x l4-24gb" in note for note in document["notes"])
+    document = plan(request)
+    assert [case.hardware for case in document.cases] == ["h200-sxm-141gb"]
+    assert any("does not fit on 4 x l4-24gb" in note for note in document.notes)
 
 
 def test_acceptance_measured_at_another_temperature_is_noted() -> None:
     greedy = msgspec.structs.replace(STREAMING, temperature=0.0)
-    notes = plan(PlanRequest(**{**CASE, "acceptance": (greedy,)}, draft="self")).document["notes"]
+    notes = plan(PlanRequest(**{**CASE, "acceptance": (greedy,)}, draft="self")).notes
     assert any("measured at temperature 0, not 1" in note for note in notes)
 
 
 def test_a_static_batch_is_slower_than_the_steady_state_when_sequences_differ() -> None:
     spread = msgspec.structs.replace(STREAMING, spread=0.05)
     best = plan(PlanRequest(**{**CASE, "acceptance": (spread,)}, gen_len=256)).best
-    assert 0.5 * best["speedup"] < best["speedup_static_batch"] < best["speedup"]
+    assert 0.5 * best.speedup < best.speedup_static_batch < best.speedup
 
 
 @pytest.mark.parametrize(
@@ -260,20 +302,20 @@ def test_the_impossible_gets_a_reason(fields: dict[str, Any], message: str) -> N
 
 def test_one_rate_belongs_to_the_draft_named_and_to_one_budget() -> None:
     rows = plan(PlanRequest(**{**CASE, "acceptance": ()}, acceptance_rate=0.8)).candidates
-    assert {(row["draft_method"], row["draft_budget"]) for row in rows} == {("streamingllm", 512)}
-    assert constant_profile(0.8).source == rows[0]["acceptance_source"]
+    assert {(row.draft_method, row.draft_budget) for row in rows} == {("streamingllm", 512)}
+    assert constant_profile(0.8).source == rows[0].acceptance_source
 
 
 def test_a_self_draft_with_other_weights_needs_its_own_acceptance() -> None:
     quantised = PlanRequest(**{**CASE, "acceptance": ()}, draft="self", draft_method="full", draft_weight_dtype="int4")
-    document = plan(quantised).document
-    assert document["best"]["gamma"] == 0
-    assert [row["draft_method"] for row in document["needs_acceptance"]] == ["full"]
+    document = plan(quantised)
+    assert document.best.gamma == 0
+    assert [row.draft_method for row in document.needs_acceptance] == ["full"]
 
 
 def test_a_price_gives_a_cost() -> None:
     best = plan(PlanRequest(**CASE, price_per_hour_usd=2.0)).best
-    assert best["cost_per_million_tokens_usd"] == pytest.approx(2.0 / 3600 / best["tokens_per_s_per_gpu"] * 1e6)
+    assert best.cost_per_million_tokens_usd == pytest.approx(2.0 / 3600 / best.tokens_per_s_per_gpu * 1e6)
 
 
 def test_a_draft_that_the_ranks_do_not_split_runs_on_the_most_that_do() -> None:
@@ -286,17 +328,17 @@ def test_a_draft_that_the_ranks_do_not_split_runs_on_the_most_that_do() -> None:
         acceptance_rate=0.6,
         engine="ours",
     )
-    assert {row["draft_tp_size"] for row in plan(request).candidates} == {6}
+    assert {row.draft_tp_size for row in plan(request).candidates} == {6}
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle", "topk"])
 def test_a_draft_that_needs_acceptance_says_from_which_rate_it_would_pay(method: str) -> None:
     case = {"tp_size": 8, "batch_sizes": (64,), "context_lens": (32_768,)}
-    lacking = {each["draft_method"]: each for each in plan(PlanRequest(**case)).document["needs_acceptance"]}
-    rate = lacking[method]["break_even_acceptance_rate"]
+    lacking = {each.draft_method: each for each in plan(PlanRequest(**case)).needs_acceptance}
+    rate = lacking[method].break_even_acceptance_rate
     assert 0.05 < rate < 0.95
     above, below = (
-        plan(PlanRequest(**case, draft_method=method, acceptance_rate=rate + shift)).candidates[0]["speedup"]
+        plan(PlanRequest(**case, draft_method=method, acceptance_rate=rate + shift)).candidates[0].speedup
         for shift in (0.01, -0.015)
     )
     assert below < 1.0 < above
@@ -305,8 +347,8 @@ def test_a_draft_that_needs_acceptance_says_from_which_rate_it_would_pay(method:
 def test_a_draft_that_can_never_pay_says_so() -> None:
     """At batch 1 and a short context a step of the same model costs as much with a sparse cache."""
     document = plan(PlanRequest(draft_method="topk", batch_sizes=(1,), context_lens=(512,), tp_size=8))
-    assert document.document["needs_acceptance"][0]["break_even_acceptance_rate"] is None
-    assert document.best["gamma"] == 0
+    assert document.needs_acceptance[0].break_even_acceptance_rate is None
+    assert document.best.gamma == 0
 
 
 def test_a_small_batch_is_less_certain_where_sequences_differ() -> None:

@@ -22,7 +22,7 @@ REQUEST = PlanRequest(
 
 
 def difference(low: PlanRequest, high: PlanRequest) -> float:
-    low_s, high_s = (plan(each).candidates[0]["speedup"] for each in (low, high))
+    low_s, high_s = (plan(each).candidates[0].speedup for each in (low, high))
     return math.log(high_s / low_s) / math.log(1.1 / 0.9)
 
 
@@ -40,7 +40,7 @@ def test_elasticities_are_the_differences_of_plans() -> None:
     assert found["memory bandwidth"].elasticity == pytest.approx(difference(hardware(0.9), hardware(1.1)), rel=1e-6)
     assert found["overhead per layer"].elasticity == pytest.approx(difference(engine(0.9), engine(1.1)), rel=1e-6)
     assert found["rejection rate at position 1"].elasticity < 0
-    assert sensitivity(REQUEST).speedup == pytest.approx(plan(REQUEST).candidates[0]["speedup"], rel=1e-9)
+    assert sensitivity(REQUEST).speedup == pytest.approx(plan(REQUEST).candidates[0].speedup, rel=1e-9)
 
 
 def test_inputs_are_sorted_by_what_their_uncertainty_costs() -> None:

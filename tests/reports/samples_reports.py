@@ -10,7 +10,21 @@ import math
 import random
 from typing import Any
 
+import msgspec
+
+from magicdec.plan_document import (
+    Candidate,
+    Formats,
+    GammaTable,
+    MemoryUse,
+    NeedsAcceptance,
+    Operation,
+    Plan,
+    Request,
+    verdict_of,
+)  # fmt: skip
 from magicdec.records import Environment, Record
+from magicdec.reports.data import SHARED_FIELDS
 
 ENVIRONMENT = Environment(
     created_utc="2026-01-02T03:04:05+00:00",
@@ -126,69 +140,103 @@ def grid() -> list[Record]:
     return [make(*point) for point in points for make in (predicted, measured)]
 
 
-def candidate(batch: int, context: int, budget: int, gamma: int) -> dict[str, Any]:
+def candidate(batch: int, context: int, budget: int, gamma: int) -> Candidate:
     row = predicted(batch, context, "streamingllm", budget, gamma)
-    names = (
-        "draft", "draft_method", "draft_budget", "gamma", "tp_size", "batch_size", "context_len",
-        "autoregressive_step_s", "draft_step_s", "verify_step_s", "accept_step_s", "step_s",
-        "expected_tokens_per_step", "tpot_s", "tokens_per_s", "speedup", "speedup_low", "speedup_high", "bound_by",
+    shared = {name: getattr(row, name) for name in SHARED_FIELDS}
+    filled = {
+        "hardware": "local-cpu", "autoregressive_step_s": row.autoregressive_step_s, "draft_step_s": 0.0,
+        "verify_step_s": 0.0, "accept_step_s": 0.0, "expected_tokens_per_step": 1.0, "speedup_low": 1.0,
+        "speedup_high": 1.0, "bound_by": "kv",
+    }  # fmt: skip
+    values = filled | {name: value for name, value in shared.items() if value is not None}
+    values |= {"draft_budget": row.draft_budget, "draft_tp_size": None, "memory_bytes_per_gpu": 1.2e9}
+    return Candidate(
+        **values, num_replicas=1, upkeep_step_s=0.0, tpot_low_s=0.9 * row.tpot_s, tpot_high_s=1.1 * row.tpot_s,
+        ttft_s=1.0, tokens_per_s_per_gpu=row.tokens_per_s, speedup_vs_best_autoregressive=row.speedup,
+        verdict=verdict_of(
+            speedup_low=values["speedup_low"], speedup_high=values["speedup_high"],
+            gain_over_best_autoregressive=row.speedup,
+        ),
+        break_even_gen_len=None, fits=True, within_limits=True, cost_per_million_tokens_usd=None,
+        acceptance_source="made up", acceptance_extrapolated=False,
     )  # fmt: skip
-    document = {name: getattr(row, name) for name in names}
-    return document | {"tokens_per_s_per_gpu": row.tokens_per_s, "memory_bytes_per_gpu": 1.2e9, "fits": True}
 
 
-def ops(scale: float, query_len: int) -> list[dict[str, Any]]:
+def ops(scale: float, query_len: int) -> list[Operation]:
     rows = [
         ("qkv", 0.6e-3, "weights", 2.1e8 * query_len, 6e6), ("attention", 85e-3, "kv", 8e8 * query_len, 805e6),
         ("mlp", 1.8e-3, "compute", 5.6e8 * query_len, 5e6), ("lm_head", 1.2e-3, "compute", 2.5e8 * query_len, 2e6),
         ("norms", 0.4e-3, "overhead", 1e6, 1e6), ("sampling", 0.5e-3, "overhead", 5e6, 4e6),
     ]  # fmt: skip
     return [
-        {"op": op, "time_s": t * (scale if op == "attention" else 1) * (1 + 0.3 * (query_len - 1)),
-         "ceiling_s": 0.7 * t * (scale if op == "attention" else 1), "bound_by": bound,
-         "flops": f * (scale if op == "attention" else 1), "bytes": b * (scale if op == "attention" else 1)}
+        Operation(
+            op=op, time_s=t * (scale if op == "attention" else 1) * (1 + 0.3 * (query_len - 1)),
+            ceiling_s=0.7 * t * (scale if op == "attention" else 1), bound_by=bound,
+            flops=f * (scale if op == "attention" else 1), bytes=b * (scale if op == "attention" else 1),
+        )
         for op, t, bound, f, b in rows
     ]  # fmt: skip
 
 
-def plan() -> dict[str, Any]:
+def gamma_table() -> GammaTable:
     batches, contexts = [1, 4, 16, 32, 64], [512, 1024, 2048, 4096]
-    best_gamma, best_speedup = [], []
-    for batch in batches:
-        row = []
-        for context in contexts:
-            options = {g: predicted(batch, context, "streamingllm", 256, g).speedup or 1 for g in range(7)}
-            row.append(max(options.items(), key=lambda item: item[1]))
-        best_gamma.append([g for g, _ in row])
-        best_speedup.append([s for _, s in row])
-    break_even = [next((c for c, g in zip(contexts, row, strict=True) if g), None) for row in best_gamma]
+    best = [
+        [max((predicted(b, c, "streamingllm", 256, g).speedup or 1, g) for g in range(7)) for c in contexts]
+        for b in batches
+    ]
+    return GammaTable(
+        tp_size=1,
+        batch_sizes=batches,
+        context_lens=contexts,
+        gamma=[[g for _, g in row] for row in best],
+        speedup=[[s for s, _ in row] for row in best],
+        verdict=[
+            [
+                verdict_of(speedup_low=s * 0.92, speedup_high=s * 1.08 if g else 1, gain_over_best_autoregressive=None)
+                for s, g in row
+            ]
+            for row in best
+        ],
+        fits=[[True] * len(contexts) for _ in batches],
+        break_even_gen_len=[[None] * len(contexts) for _ in batches],
+        break_even_context=[next((c for c, (_, g) in zip(contexts, row, strict=True) if g), None) for row in best],
+    )
+
+
+def plan(**changes: Any) -> Plan:
+    """A plan as `magicdec plan` writes it, with some of its parts changed."""
     candidates = [candidate(b, 4096, budget, g) for b in (4, 16, 32) for budget in (128, 256) for g in range(1, 7)]
-    best = max((c for c in candidates if c["batch_size"] == 32), key=lambda c: c["speedup"])
-    return {
-        "schema_version": 1,
-        "kind": "plan",
-        "model": "embedded",
-        "hardware": "local-cpu",
-        "engine": "ours",
-        "request": {"temperature": 1.0, "batch_size": 32, "context_len": 4096},
-        "candidates": candidates,
-        "best": best,
-        "autoregressive": candidate(32, 4096, 256, 0),
-        "needs_acceptance": [{"draft": "ngram", "draft_method": "ngram", "reason": "no published acceptance"}],
-        "gamma_table": {
-            "batch_sizes": batches,
-            "context_lens": contexts,
-            "gamma": best_gamma,
-            "speedup": best_speedup,
-            "break_even_context": break_even,
-        },
-        "breakdown": {"autoregressive": ops(1, 1), "draft": ops(1 / 16, 1), "verify": ops(1, best["gamma"] + 1)},
-        "memory": {
-            "weights_bytes": 6.6e6, "kv_bytes": 830e6, "draft_weights_bytes": 0, "draft_kv_bytes": 52e6,
-            "workspace_bytes": 120e6, "capacity_bytes": 8e9,
-        },
-        "notes": ["Acceptance of embedded with StreamingLLM was measured on this machine."],
+    best = max((c for c in candidates if c.batch_size == 32), key=lambda c: c.speedup)
+    alone = candidate(32, 4096, 256, 0)
+    request = dict.fromkeys(Request.__struct_fields__) | {
+        "model": "embedded", "hardware": ["local-cpu"], "batch_sizes": [32], "context_lens": [4096], "gen_len": 0,
+        "draft_budgets": [], "temperature": 1.0, "acceptance": [],
     }  # fmt: skip
+    whole = Plan(
+        model="embedded",
+        engine="ours",
+        hardware="local-cpu",
+        context_len=4096,
+        request=Request(**request),
+        precision=Formats(weight_dtype="fp32", kv_dtype="fp32", draft_weight_dtype="fp32", draft_kv_dtype="fp32"),
+        best=best,
+        autoregressive=alone,
+        best_autoregressive=alone,
+        best_by_batch=[],
+        pareto=[best],
+        gamma_table=gamma_table(),
+        breakdown={"autoregressive": ops(1, 1), "draft": ops(1 / 16, 1), "verify": ops(1, best.gamma + 1)},
+        memory=MemoryUse(
+            weights_bytes=6.6e6, kv_bytes=830e6, draft_weights_bytes=0, draft_kv_bytes=52e6, workspace_bytes=120e6,
+            capacity_bytes=8e9, largest_batch=200, largest_autoregressive_batch=220,
+        ),
+        other_cases=[],
+        needs_acceptance=[NeedsAcceptance(draft="ngram", draft_method="ngram", reason="no published acceptance")],
+        notes=["Acceptance of embedded with StreamingLLM was measured on this machine."],
+        autoregressive_rows=[],
+        candidates=candidates,
+    )  # fmt: skip
+    return msgspec.structs.replace(whole, **changes)
 
 
 PROFILE: dict[str, Any] = {

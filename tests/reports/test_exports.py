@@ -8,12 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from samples_reports import plan
 
 from magicdec.errors import ConfigError
+from magicdec.perfmodel.planner import PlanRequest
+from magicdec.perfmodel.planner import plan as make_plan
+from magicdec.plan_document import GammaTable, Plan, parse_plan
 from magicdec.reports.exports import VERSIONS, batch_bands, draft_len_schedule, export
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -29,17 +33,24 @@ DRAFTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def sample(name: str) -> dict[str, Any]:
+def table(batches: list[int], contexts: list[int], gamma: list[list[int]]) -> GammaTable:
+    def cells(value: Any) -> list[list[Any]]:
+        return [[value] * len(contexts) for _ in batches]
+
+    return GammaTable(
+        tp_size=1, batch_sizes=batches, context_lens=contexts, gamma=gamma, speedup=cells(1.0),
+        verdict=cells("unclear"), fits=cells(True), break_even_gen_len=cells(None),
+        break_even_context=[None] * len(batches),
+    )  # fmt: skip
+
+
+def sample(name: str) -> Plan:
     """A plan of fixed numbers with the named draft, whose best gamma falls again at the greatest batch."""
-    document = plan()
-    document["best"] |= {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6} | DRAFTS[name]
-    document["gamma_table"] |= {
-        "batch_sizes": [1, 4, 16, 32, 64],
-        "context_lens": [512, 4096],
-        "gamma": [[0, 0], [0, 2], [1, 3], [1, 3], [0, 1]],
-        "speedup": [[1, 1], [1, 1.2], [1.1, 1.4], [1.1, 1.5], [1, 1.2]],
-    }
-    return document
+    fixed = {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6}
+    return plan(
+        best=msgspec.structs.replace(plan().best, **(fixed | DRAFTS[name])),
+        gamma_table=table([1, 4, 16, 32, 64], [512, 4096], [[0, 0], [0, 2], [1, 3], [1, 3], [0, 1]]),
+    )
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -68,9 +79,7 @@ def test_vllm_reads_back_the_plan(draft: str) -> None:
 def test_every_batch_size_has_the_gamma_of_the_table(gammas: list[int], steps: list[int]) -> None:
     """Looked up row by row: the row of the greatest tabulated batch size that is not above the batch."""
     batches = [sum(steps[: i + 1]) for i in range(len(gammas))]
-    document = sample("draft-model")
-    document["gamma_table"] = {"batch_sizes": batches, "context_lens": [4096], "gamma": [[g] for g in gammas]}
-    bands = batch_bands(document, 4096)
+    bands = batch_bands(table(batches, [4096], [[gamma] for gamma in gammas]), 4096)
     for batch in range(1, batches[-1] + 1):
         (gamma,) = [g for start, end, g in bands if start <= batch <= end]
         rows = [g for b, g in zip(batches, gammas, strict=True) if b <= batch]
@@ -84,22 +93,24 @@ def test_every_batch_size_has_the_gamma_of_the_table(gammas: list[int], steps: l
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"best": None}, "no best configuration"),
-        ({"best": plan()["best"] | {"fits": False}}, "does not fit"),
-        ({"best": plan()["best"] | {"gamma": -1}}, "gamma"),
-        ({"best": plan()["best"] | {"speedup": float("nan")}}, "speedup is nan"),
-        ({"best": plan()["best"] | {"draft": "a\nrm -rf /"}}, "cannot be written into a command"),
-        ({"gamma_table": {"batch_sizes": [4, 1], "context_lens": [1], "gamma": [[1], [1]]}}, "rising order"),
-        ({"gamma_table": {"batch_sizes": [1], "context_lens": [], "gamma": [[]]}}, "gamma_table"),
-        ({"gamma_table": {"batch_sizes": [1], "context_lens": [1], "gamma": [["x"]]}}, "gamma_table"),
-        ({"kind": "record"}, "not a plan document"),
-    ],
+    ("change", "message"), [({"fits": False}, "does not fit"), ({"draft": "a\nrm -rf /"}, "cannot be written into")]
 )
-def test_an_invalid_plan_is_refused(change: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_served_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        export("vllm", sample("draft-model") | change)
+        export("vllm", plan(best=msgspec.structs.replace(plan().best, **change)))
+
+
+def test_the_draft_runs_on_the_ranks_that_it_was_priced_on() -> None:
+    """From the planner's own document, over a file: TinyLlama on 2 of 8 ranks."""
+    request = PlanRequest(
+        model="llama-2-7b-32k", draft="tinyllama-1.1b", draft_method="full", draft_tp_size=2, tp_size=8,
+        batch_sizes=(16,), context_lens=(16_384,), acceptance_rate=0.9,
+    )  # fmt: skip
+    document = parse_plan(make_plan(request).to_json())
+    if not document.best.is_speculative:
+        document = msgspec.structs.replace(document, best=document.candidates[0])
+    assert document.best.draft_tp_size == 2
+    assert '"draft_tensor_parallel_size": 2' in export("vllm", document)
 
 
 def test_an_unknown_engine_names_the_nearest() -> None:
@@ -108,6 +119,6 @@ def test_an_unknown_engine_names_the_nearest() -> None:
 
 
 def test_a_hostile_model_name_stays_one_word() -> None:
-    document = sample("draft-model") | {"model": "m; echo 'x'"}
+    document = msgspec.structs.replace(sample("draft-model"), model="m; echo 'x'")
     command = "".join(line for line in export("vllm", document).splitlines(True) if not line.startswith("#"))
     assert shlex.split(command)[2] == "m; echo 'x'"

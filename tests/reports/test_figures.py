@@ -55,14 +55,14 @@ def test_the_gamma_figure_holds_the_measured_and_the_predicted_values(charts: di
 
 
 def test_the_limits_figure_adds_up_to_the_predicted_time_per_token(charts: dict[str, Chart]) -> None:
-    best = plan()["best"]
+    best = plan().best
     total = sum(float(row[2] or 0) for row in charts["limits"].table.rows if str(row[0]).startswith("speculative"))
-    assert total == pytest.approx(best["step_s"] / best["expected_tokens_per_step"])
+    assert total == pytest.approx(best.step_s / best.expected_tokens_per_step)
 
 
 def test_the_heat_map_marks_where_speculation_is_off(charts: dict[str, Chart]) -> None:
     tips = " ".join(charts["heatmap"].tips.values())
-    off = sum(gamma == 0 for row in plan()["gamma_table"]["gamma"] for gamma in row)
+    off = sum(gamma == 0 for row in plan().gamma_table.gamma for gamma in row)
     assert tips.count("leave speculation off") == off
     assert len(charts["heatmap"].tips) == 20
 

@@ -94,9 +94,8 @@ def test_it_reads_without_scripts(html_file: Path, data: ReportData) -> None:
 def test_hostile_texts_stay_texts() -> None:
     row = msgspec.structs.replace(measured(4, 1024), model=NASTY, environment=Environment(command=NASTY, commit=NASTY))
     guess = msgspec.structs.replace(predicted(4, 1024), model=NASTY, hardware=NASTY)
-    document = plan() | {"model": NASTY, "notes": [NASTY], "hardware": NASTY}
-    for row_ in document["candidates"]:
-        row_["bound_by"] = NASTY
+    rows = [msgspec.structs.replace(each, bound_by=NASTY, draft=NASTY) for each in plan().candidates]
+    document = plan(model=NASTY, notes=[NASTY], hardware=NASTY, candidates=rows)
     text = render_html(ReportData.from_records([row, guess], document, title=NASTY))
     page = Page(text)
     assert page.tags.count("script") == 1

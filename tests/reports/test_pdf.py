@@ -60,6 +60,6 @@ def test_long_tables_are_cut_and_say_so(document: PdfReader) -> None:
 
 def test_hostile_texts_are_set_as_they_are() -> None:
     row = msgspec.structs.replace(measured(4, 1024), model=NASTY, environment=Environment(command=NASTY))
-    pdf = render_pdf(ReportData.from_records([row], plan() | {"notes": [NASTY]}, title=NASTY))
+    pdf = render_pdf(ReportData.from_records([row], plan(notes=[NASTY]), title=NASTY))
     text = flat("".join(page.extract_text() for page in PdfReader(io.BytesIO(pdf)).pages))
     assert text.count('#panic("no")*x*') >= 2

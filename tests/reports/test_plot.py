@@ -22,7 +22,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     records, document = tmp_path / "records.jsonl", tmp_path / "plan.json"
     for record in grid()[:16]:
         append_record(records, record)
-    document.write_text(json.dumps(plan()))
+    document.write_text(plan().to_json())
     return records, document
 
 
@@ -39,7 +39,7 @@ def test_a_figure_in_every_format(files: tuple[Path, Path], tmp_path: Path) -> N
     for suffix, check in {
         ".svg": lambda b: ET.fromstring(b).tag.endswith("svg"),
         ".png": lambda b: b.startswith(b"\x89PNG"),
-        ".csv": lambda b: b.startswith(b"batch_size,context_len,speedup,gamma\n"),
+        ".csv": lambda b: b.startswith(b"batch_size,context_len,speedup,gamma,verdict\n"),
         ".json": lambda b: json.loads(b)["name"] == "heatmap",
         ".md": lambda b: b.startswith(b"| Batch | Context |"),
     }.items():

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from magicdec.commands.report import report_command
 from magicdec.errors import ConfigError, MagicdecError, StorageError
+from magicdec.plan_document import parse_plan
 from magicdec.records import append_record
 from magicdec.reports.data import ReportData
 from magicdec.reports.exports import export
@@ -28,7 +29,7 @@ def inputs(tmp_path: Path) -> tuple[Path, Path]:
     records, document = tmp_path / "records.jsonl", tmp_path / "plan.json"
     for record in grid()[:12]:
         append_record(records, record)
-    document.write_text(json.dumps(plan()))
+    document.write_text(plan().to_json())
     return records, document
 
 
@@ -77,9 +78,10 @@ def test_an_unwritable_path_is_refused_before_the_work(inputs: tuple[Path, Path]
     ("text", "message"),
     [
         ("{", "not valid JSON"),
-        ("[]", "not a plan document"),
-        ('{"kind": "plan", "schema_version": 99}', "schema version 99"),
-        ('{"kind": "plan", "schema_version": 1, "model": "m", "best": {"gamma": "three"}}', "gamma"),
+        ("[]", "is no plan"),
+        ('{"kind": "plan", "schema_version": 99}', "schema version 99, this program reads 2"),
+        ('{"kind": "plan", "schema_version": 1, "model": "m"}', "schema version 1, this program reads 2"),
+        ('{"kind": "plan", "schema_version": 2, "hardware": "h", "context_len": 0}', "not a whole plan: .*context_len"),
     ],
 )
 def test_a_damaged_plan_is_refused_with_its_name(text: str, message: str, tmp_path: Path) -> None:
@@ -105,18 +107,19 @@ PARTS = (
 @given(part=st.sampled_from(PARTS), value=ANYTHING, data=st.data())
 def test_a_plan_is_refused_or_reported(part: str, value: object, data: st.DataObject) -> None:
     """Whatever stands in one part of a plan, or in one of that part's keys: an error of the user's, or a report."""
-    document = plan()
+    document = json.loads(plan().to_json())
     if isinstance(document[part], dict) and data.draw(st.booleans()):
         key = data.draw(st.sampled_from(sorted(document[part])))
         document[part] = document[part] | {key: value}
     else:
         document[part] = value
     try:
-        report = ReportData.from_records([], document)
+        read = parse_plan(json.dumps(document))
     except ConfigError:
         return
+    report = ReportData.from_records([], read)
     headline(report)
     all_tables(report)
     for engine in ("vllm", "sglang", "trtllm"):
         with contextlib.suppress(ConfigError):
-            export(engine, document)
+            export(engine, read)

@@ -108,8 +108,7 @@ def test_the_headline_does_not_pick_the_luckiest_measurement() -> None:
 
 
 def test_the_headline_says_when_speculation_does_not_pay() -> None:
-    off = plan()
-    off["best"] = off["autoregressive"] | {"gamma": 0, "draft": "none", "draft_method": "none", "speedup": 1.0}
+    off = plan(best=plan().autoregressive)
     assert headline(ReportData.from_records([], off)).answer.startswith("Do not speculate")
     slow = ReportData.from_records(pair(0.8, 0.7, 3))
     assert "is no faster" in headline(slow).answer

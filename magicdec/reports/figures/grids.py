@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
+from magicdec.plan_document import Verdict, verdict_of
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, describe
 from magicdec.reports.figures.chart import Chart
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
 
 LOSS, NEUTRAL, GAIN = "#c9500b", "#f4f2ee", "#0069a9"
 CELL_INK, CELL_PAPER = "#15181b", "#fffffe"
-Cell = tuple[float, int]
+
+
+class Cell(NamedTuple):
+    """The best configuration at one batch and context."""
+
+    speedup: float
+    gamma: int
+    verdict: Verdict
 
 
 def speedup_heatmap(data: ReportData) -> Chart | None:
@@ -43,11 +51,11 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     figure, (axes,) = new_figure(height=1.3 + 0.38 * len(batches))
     tips = Tips("heatmap")
     rows: list[tuple[Value, ...]] = []
-    reach = max(abs(math.log(s)) for s, _ in cells.values()) or 0.01
+    reach = max(abs(math.log(cell.speedup)) for cell in cells.values()) or 0.01
     size = 8.5 if len(contexts) <= 6 else 7.0
-    for (b, c), (speedup, gamma) in cells.items():
-        rows.append((batches[b], contexts[c], speedup, gamma))
-        _draw_cell(axes, b, c, (speedup, gamma), max(reach, math.log(1.25)), tips, (batches[b], contexts[c]), size)
+    for (b, c), cell in cells.items():
+        rows.append((batches[b], contexts[c], cell.speedup, cell.gamma, cell.verdict))
+        _draw_cell(axes, b, c, cell, max(reach, math.log(1.25)), tips, (batches[b], contexts[c]), size)
     _break_even(axes, cells, len(batches), len(contexts))
     axes.set_xticks(range(len(contexts)), labels=[compact_tokens(c) for c in contexts])
     axes.set_yticks(range(len(batches)), labels=[str(b) for b in batches])
@@ -62,11 +70,12 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
         Column(name="context_len", title="Context", kind="integer"),
         Column(name="speedup", title="Speedup", kind="ratio"),
         Column(name="gamma", title="γ", kind="integer"),
+        Column(name="verdict", title="Verdict"),
     )
     word = "Predicted" if predicted else "Measured"
     caption = (
         f"{word} speedup of the best γ (in small print) over autoregressive decoding at the same batch. Blue gains, "
-        "orange loses; the heavy line is break-even."
+        "orange loses; the heavy line is around what pays; ?: unclear; empty: does not fit or was not tried."
     )
     return Chart(
         name="heatmap",
@@ -82,15 +91,15 @@ Grid = tuple[list[int], list[int], dict[tuple[int, int], Cell], bool]
 
 
 def _planned_grid(data: ReportData) -> Grid | None:
-    table: Mapping[str, Any] | None = (data.plan or {}).get("gamma_table")
-    if not table or not table.get("speedup"):
+    if data.plan is None:
         return None
-    batches, contexts = list(table["batch_sizes"]), list(table["context_lens"])
+    table = data.plan.gamma_table
+    batches, contexts = table.batch_sizes, table.context_lens
     cells = {
-        (b, c): (float(table["speedup"][b][c]), int(table["gamma"][b][c]))
+        (b, c): Cell(table.speedup[b][c], table.gamma[b][c], table.verdict[b][c])
         for b in range(len(batches))
         for c in range(len(contexts))
-        if table["speedup"][b][c]
+        if table.fits[b][c]
     }
     return (batches, contexts, cells, True) if len(cells) > 1 else None
 
@@ -102,7 +111,9 @@ def _record_grid(data: ReportData) -> Grid | None:
         for row in rows:
             if row.is_speculative and row.speedup:
                 place = (row.batch_size, row.context_len)
-                best[place] = max(best.get(place, (0.0, 0)), (row.speedup, row.gamma))
+                low, high = row.speedup_low or row.speedup, row.speedup_high or row.speedup
+                verdict = verdict_of(speedup_low=low, speedup_high=high, gain_over_best_autoregressive=None)
+                best[place] = max(best.get(place, Cell(0.0, 0, "unclear")), Cell(row.speedup, row.gamma, verdict))
         batches, contexts = sorted({b for b, _ in best}), sorted({c for _, c in best})
         if len(best) >= 4 and len(batches) > 1 and len(contexts) > 1:
             cells = {(batches.index(b), contexts.index(c)): cell for (b, c), cell in best.items()}
@@ -116,11 +127,11 @@ def _draw_cell(
     from matplotlib.colors import LinearSegmentedColormap, to_hex
     from matplotlib.patches import Rectangle
 
-    speedup, gamma = cell
+    speedup, gamma, verdict = cell
     depth = math.log(speedup) / reach
     colour = LinearSegmentedColormap.from_list("speedup", [LOSS, NEUTRAL, GAIN])((depth + 1) / 2)
     patch = axes.add_patch(Rectangle((c - 0.48, b - 0.46), 0.96, 0.92, facecolor=to_hex(colour), lw=0))
-    setting = f"γ = {gamma}" if gamma else "leave speculation off"
+    setting = f"γ = {gamma}, {verdict}" if gamma else "leave speculation off"
     tips.add(patch, f"batch {place[0]}, context {place[1]}: {speedup:.2f}×, {setting}")
     dark = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] < 0.55
     ink = CELL_PAPER if dark else CELL_INK
@@ -129,15 +140,23 @@ def _draw_cell(
         axes.text(c, b, "off", ha="center", va="center", color=MUTED, fontsize=size)
         return
     axes.text(c, b + 0.1, f"{speedup:.2f}×", ha="center", va="center", color=ink, fontsize=size)
-    axes.text(c, b - 0.24, f"γ {gamma}", ha="center", va="center", color=ink, fontsize=6.5)
+    axes.text(
+        c,
+        b - 0.24,
+        f"γ {gamma}{' ?' if verdict == 'unclear' else ''}",
+        ha="center",
+        va="center",
+        color=ink,
+        fontsize=6.5,
+    )
 
 
 def _break_even(axes: Axes, cells: Mapping[tuple[int, int], Cell], num_rows: int, num_columns: int) -> None:
-    """A line along the cells' edges between those that gain and those that do not."""
+    """A line along the cells' edges between those that pay and the others."""
 
     def pays(b: int, c: int) -> bool | None:
         cell = cells.get((b, c))
-        return None if cell is None else cell[0] > 1.0 and cell[1] > 0
+        return None if cell is None else cell.verdict == "pays"
 
     for b in range(num_rows):
         for c in range(num_columns):
@@ -150,14 +169,14 @@ def _break_even(axes: Axes, cells: Mapping[tuple[int, int], Cell], num_rows: int
 
 
 def _heatmap_title(batches: Sequence[int], contexts: Sequence[int], cells: Mapping[tuple[int, int], Cell]) -> str:
-    place, (speedup, gamma) = max(cells.items(), key=lambda item: item[1][0])
-    if speedup <= 1 or gamma == 0:
-        return "Speculation pays nowhere on this grid"
-    losses = sum(s <= 1 or g == 0 for s, g in cells.values())
-    best = f"{speedup:.2f}× at batch {batches[place[0]]} and context {thousands(contexts[place[1]])}"
-    if not losses:
+    paying = {place: cell for place, cell in cells.items() if cell.verdict == "pays"}
+    if not paying:
+        return "Speculation surely pays nowhere on this grid"
+    place, cell = max(paying.items(), key=lambda item: item[1].speedup)
+    best = f"{cell.speedup:.2f}× at batch {batches[place[0]]} and context {thousands(contexts[place[1]])}"
+    if len(paying) == len(cells):
         return f"Speculation pays everywhere on this grid, up to {best}"
-    return f"Speculation pays in {len(cells) - losses} of {len(cells)} settings, up to {best}"
+    return f"Speculation pays in {len(paying)} of {len(cells)} settings, up to {best}"
 
 
 # Throughput and latency ----------------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from magicdec.comparison import is_paired
+from magicdec.plan_document import Operation
 from magicdec.records import Record
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import Chart
@@ -161,18 +162,17 @@ def _stack_table(name: str, title: str, rows: Sequence[tuple[Value, ...]]) -> Ta
 
 def time_by_limit(data: ReportData) -> Chart | None:
     """Predicted time per emitted token by what binds it: weights, KV, compute, link or overhead."""
-    breakdown, best = (data.plan or {}).get("breakdown"), (data.plan or {}).get("best") or {}
-    if not breakdown or not breakdown.get("autoregressive"):
+    if data.plan is None or not data.plan.breakdown.get("autoregressive"):
         return None
+    breakdown, best = data.plan.breakdown, data.plan.best
     bars: list[Bar] = [("autoregressive", by_limit(breakdown["autoregressive"]))]
-    gamma, tokens = best.get("gamma") or 0, best.get("expected_tokens_per_step")
-    if gamma and tokens and breakdown.get("verify"):
+    gamma, tokens = best.gamma, best.expected_tokens_per_step
+    if gamma and breakdown.get("verify"):
         speculative: dict[str, float] = {}
         for part, times in (("draft", gamma), ("verify", 1), ("accept", 1), ("upkeep", 1)):
-            for limit, seconds in by_limit(breakdown.get(part) or []).items():
+            for limit, seconds in by_limit(breakdown.get(part, [])).items():
                 speculative[limit] = speculative.get(limit, 0.0) + times * seconds / tokens
-        step = best.get("step_s")
-        rest = step / tokens - sum(speculative.values()) if step else 0.0
+        rest = best.step_s / tokens - sum(speculative.values())
         if rest > 0:
             speculative["overhead"] = speculative.get("overhead", 0.0) + rest
         bars.append((f"speculative,\nγ = {gamma}", speculative))
@@ -200,12 +200,12 @@ def time_by_limit(data: ReportData) -> Chart | None:
     )
 
 
-def by_limit(ops: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def by_limit(ops: Sequence[Operation]) -> dict[str, float]:
     """Seconds by `bound_by`; an unknown limit counts as overhead."""
     totals: dict[str, float] = {}
     for op in ops:
-        limit = op.get("bound_by") if op.get("bound_by") in LIMIT_COLOURS else "overhead"
-        totals[str(limit)] = totals.get(str(limit), 0.0) + float(op.get("time_s") or 0.0)
+        limit = op.bound_by if op.bound_by in LIMIT_COLOURS else "overhead"
+        totals[limit] = totals.get(limit, 0.0) + op.time_s
     return {name: value for name, value in totals.items() if value > 0}
 
 
@@ -216,7 +216,7 @@ _PASSES = (("autoregressive", GREY), ("draft", BLUE), ("verify", RED))
 
 def roofline(data: ReportData) -> Chart | None:
     """Each operation by FLOPs per byte and by the rate it reaches, under the device's ceilings."""
-    points = _roofline_points((data.plan or {}).get("breakdown") or {})
+    points = _roofline_points(data.plan.breakdown if data.plan is not None else {})
     if not points:
         return None
     figure, (axes,) = new_figure(height=3.7)
@@ -264,15 +264,13 @@ def roofline(data: ReportData) -> Chart | None:
 RooflinePoint = tuple[str, str, str, float, float, float | None]
 
 
-def _roofline_points(breakdown: Mapping[str, Any]) -> list[RooflinePoint]:
+def _roofline_points(breakdown: Mapping[str, Sequence[Operation]]) -> list[RooflinePoint]:
     points = []
     for part, colour in _PASSES:
-        for op in breakdown.get(part) or []:
-            flops, size, time_s = (float(op.get(n) or 0) for n in ("flops", "bytes", "time_s"))
-            if flops > 0 and size > 0 and time_s > 0 and op.get("bound_by") != "link":
-                ceiling_s = float(op.get("ceiling_s") or 0)
-                ceiling = flops / ceiling_s if ceiling_s > 0 else None
-                points.append((part, colour, str(op.get("op", "")), flops / size, flops / time_s, ceiling))
+        for op in breakdown.get(part, ()):
+            if op.flops > 0 and op.bytes > 0 and op.time_s > 0 and op.bound_by != "link":
+                ceiling = op.flops / op.ceiling_s if op.ceiling_s > 0 else None
+                points.append((part, colour, op.op, op.flops / op.bytes, op.flops / op.time_s, ceiling))
     return points
 
 
@@ -327,15 +325,15 @@ _MEMORY = {
 
 def memory_bar(data: ReportData) -> Chart | None:
     """What the planned configuration holds in the memory of one device."""
-    memory = (data.plan or {}).get("memory") or {}
-    parts = {name: float(memory[name]) for name in _MEMORY if memory.get(name)}
-    if not parts:
+    memory = data.plan.memory if data.plan is not None else None
+    parts = {name: value for name in _MEMORY if (value := getattr(memory, name, 0.0))}
+    if memory is None or not parts:
         return None
-    capacity = memory.get("capacity_bytes")
+    capacity = memory.capacity_bytes
     figure, (axes,) = new_figure(height=1.75)
     tips = Tips("memory")
     total = sum(parts.values())
-    scale = max(float(capacity or 0), total)
+    scale = max(capacity, total)
     left = 0.0
     table: list[tuple[Value, ...]] = []
     for name, value in parts.items():
@@ -345,15 +343,15 @@ def memory_bar(data: ReportData) -> Chart | None:
         table.append((title, value))
         left += value
     if capacity:
-        axes.axvline(float(capacity) / GIB, color=INK, lw=1.4)
-        table.append(("capacity", float(capacity)))
+        axes.axvline(capacity / GIB, color=INK, lw=1.4)
+        table.append(("capacity", capacity))
     axes.set(xlabel="GiB per device", xlim=(0, 1.05 * scale / GIB), ylim=(-0.5, 0.5))
     axes.set_yticks([])
     axes.grid(visible=False, axis="y")
     _key(axes, [_MEMORY[n][0] for n in parts], dict(_MEMORY.values()))
     draft = parts.get("draft_kv_bytes", 0.0) + parts.get("draft_weights_bytes", 0.0)
     title = f"{format_bytes(total)} per device"
-    title += f" of {format_bytes(float(capacity))}" if capacity else ""
+    title += f" of {format_bytes(capacity)}" if capacity else ""
     title += f"; the draft adds {percent(draft / (total - draft), 1)}" if 0 < draft < total else ""
     columns = (Column(name="part", title="Part"), Column(name="bytes", title="Size", kind="bytes"))
     return Chart(

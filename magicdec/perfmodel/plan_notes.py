@@ -1,0 +1,96 @@
+"""What to know before relying on a plan, one sentence each."""
+
+from __future__ import annotations
+
+from magicdec.perfmodel.drafts import DraftOption
+from magicdec.perfmodel.intervals import is_engine_fitted_on
+from magicdec.perfmodel.plan_request import Device
+from magicdec.plan_document import Candidate
+
+
+def notes(devices: list[Device], device: Device, best: Candidate, drafted: list[Candidate]) -> list[str]:
+    """The notes on a plan whose first case is answered by `best`, on `device`, out of `drafted`."""
+    return [*_on_devices(devices), *_on_drafts(device, best, drafted)]
+
+
+def _on_devices(devices: list[Device]) -> list[str]:
+    notes = []
+    for each in devices:
+        node = each.hardware.link.num_gpus_per_node
+        if not each.hardware.is_measured:
+            notes.append(
+                f"no kernels were measured on {each.hardware.name}: its curves are estimates, with wider intervals"
+            )
+        if each.hardware.kind == "gpu" and max(each.tp_sizes) > node:
+            notes.append(
+                f"tp {max(each.tp_sizes)} is more than the {node} devices of a node of {each.hardware.name}: links "
+                "between nodes are not modelled, so its times are too short"
+            )
+    engine = devices[0].engine
+    if not engine.fitted_on:
+        notes.append(f"engine profile {engine.name} is not fitted to measurements: its fixed costs are estimates")
+    elsewhere = [each.hardware.name for each in devices if not is_engine_fitted_on(each.hardware, each.engine)]
+    if elsewhere:
+        notes.append(
+            f"engine profile {engine.name} was fitted on {engine.fitted_device}: "
+            f"its fixed costs on {', '.join(elsewhere)} are less sure, which is in the intervals"
+        )
+    return notes
+
+
+def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> list[str]:
+    notes = []
+    for option in device.options:
+        limit = (option.model or device.model).max_position_embeddings
+        if option.method == "full" and limit < best.context_len:
+            notes.append(
+                f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow this context"
+            )
+        measured, asked = option.acceptance, device.request.sampling.temperature
+        if measured is not None and measured.temperature is not None and measured.temperature != asked:
+            notes.append(
+                f"acceptance of {option.draft}/{option.method} was measured at temperature {measured.temperature:g}, "
+                f"not {asked:g}"
+            )
+        if best.acceptance_extrapolated and (option.draft, option.method) == (best.draft, best.draft_method):
+            notes.append(_extrapolation(option, best, drafted))
+    if len({row.acceptance_source for row in drafted}) > 1:
+        notes.append(
+            "acceptance comes from different sources, which is in the intervals of all but the first: "
+            "a measured profile of each method on the same task would rank them better"
+        )
+    if not best.is_speculative and drafted and max(row.speedup for row in drafted) <= 1.0:
+        notes.append("speculation does not pay here: decode autoregressively")
+    return notes
+
+
+def _extrapolation(option: DraftOption, best: Candidate, drafted: list[Candidate]) -> str:
+    """Where the best row's acceptance was measured, and what the best row there is expected to do."""
+    measured = option.acceptance
+    assert measured is not None  # the row was predicted with it
+    where = " and ".join(
+        f"{what} {_range(values)}"
+        for what, values in (("budget", measured.measured_budgets), ("context", measured.measured_contexts))
+        if values
+    )
+    note = (
+        f"acceptance of {best.draft}/{best.draft_method} was measured at {where}: the best row extrapolates it, "
+        "with a wider interval"
+    )
+    same = ("draft", "draft_method", "hardware", "tp_size", "batch_size", "context_len")
+    inside = [
+        row
+        for row in drafted
+        if not row.acceptance_extrapolated and all(getattr(row, name) == getattr(best, name) for name in same)
+    ]
+    if inside:
+        row = max(inside, key=lambda each: (each.within_limits, each.fits, each.tokens_per_s_per_gpu))
+        note += (
+            f"; within it budget {row.draft_budget}, gamma {row.gamma} gives {row.speedup:.2f}x "
+            f"({row.speedup_low:.2f}-{row.speedup_high:.2f})"
+        )
+    return note
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.0f}" + (f" to {max(values):.0f}" if len(values) > 1 else "")

@@ -1,0 +1,183 @@
+"""Predictions as candidates of a plan: every number of one configuration, with its interval and its verdict."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.forward import ForwardTime
+from magicdec.perfmodel.intervals import interval, tokens_error
+from magicdec.perfmodel.ops import BOUNDS, Op
+from magicdec.perfmodel.plan_request import Device, Lengths
+from magicdec.perfmodel.prediction import Prediction
+from magicdec.perfmodel.setup import Setup, draft_tp
+from magicdec.plan_document import Candidate, Operation, verdict_of
+from magicdec.units import MEGA
+
+SECONDS_PER_HOUR = 3600.0
+MEASURED_RANGE = 1.05
+"""So far beyond the first and the last measured budget (or context) is still taken as measured."""
+NO_DRAFT: dict[str, Any] = {
+    "draft": "none", "draft_method": "none", "draft_budget": None, "draft_tp_size": None, "draft_step_s": 0.0,
+    "accept_step_s": 0.0, "upkeep_step_s": 0.0, "acceptance_source": "", "acceptance_extrapolated": False,
+    "break_even_gen_len": None,
+}  # fmt: skip
+
+
+def candidates(
+    device: Device,
+    lengths: Lengths,
+    prediction: Prediction,
+    acceptance: AcceptanceProfile | None,
+    *,
+    baseline: float | None,
+    source_error: float = 0.0,
+) -> list[Candidate]:
+    """One candidate per point of a prediction in rows.
+
+    `baseline`: tokens per second and device of autoregressive decoding at its best batch, None where there is none.
+    `source_error` widens acceptance's uncertainty (a source unlike the others').
+    """
+    points = prediction.points
+    bounds = interval(prediction, tokens_error(prediction, acceptance, source_error))
+    columns = {
+        "batch_size": points.batch.astype(np.int64),
+        "context_len": points.context.astype(np.int64),
+        "tp_size": points.tp.astype(np.int64),
+        "gamma": points.gamma,
+        "draft_budget": np.zeros(()) if points.budget is None else points.budget,
+        "draft_tp_size": draft_tp(prediction.setup, points.tp),
+        "autoregressive_step_s": prediction.autoregressive_step_s,
+        "draft_step_s": prediction.draft_step_s,
+        "verify_step_s": prediction.verify_step_s,
+        "accept_step_s": prediction.accept_step_s,
+        "upkeep_step_s": prediction.upkeep_step_s,
+        "step_s": prediction.step_s,
+        "expected_tokens_per_step": prediction.expected_tokens_per_step,
+        "tpot_s": prediction.tpot_s,
+        "tpot_low_s": bounds.tpot_low_s,
+        "tpot_high_s": bounds.tpot_high_s,
+        "ttft_s": prediction.ttft_s,
+        "tokens_per_s": prediction.tokens_per_s,
+        "tokens_per_s_per_gpu": prediction.tokens_per_s / points.tp,
+        "speedup": prediction.speedup,
+        "speedup_low": bounds.speedup_low,
+        "speedup_high": bounds.speedup_high,
+        "break_even_gen_len": prediction.break_even_gen_len,
+        "memory_bytes_per_gpu": prediction.memory.total_bytes,
+        "fits": prediction.memory.fits,
+        "bound_by": _binding(prediction),
+    }
+    table = [prediction.full(np.asarray(values)).tolist() for values in columns.values()]
+    rows = (dict(zip(columns, values, strict=True)) for values in zip(*table, strict=True))
+    return [_candidate(device, lengths, prediction.setup, acceptance, value, baseline) for value in rows]
+
+
+def _candidate(
+    device: Device,
+    lengths: Lengths,
+    setup: Setup,
+    acceptance: AcceptanceProfile | None,
+    value: dict[str, Any],
+    baseline: float | None,
+) -> Candidate:
+    if value["gamma"] > 0:
+        budget, paid = int(value["draft_budget"]), value["break_even_gen_len"]
+        value |= {
+            "draft": setup.speculation.draft,
+            "draft_method": setup.speculation.draft_method,
+            "draft_budget": budget or None,
+            "draft_tp_size": int(value["draft_tp_size"]),
+            "acceptance_source": acceptance.source if acceptance is not None else "",
+            "acceptance_extrapolated": is_extrapolated(acceptance, budget, value["context_len"]),
+            "break_even_gen_len": int(paid) if math.isfinite(paid) else None,
+        }
+    else:
+        value |= NO_DRAFT | {"verify_step_s": value["autoregressive_step_s"]}
+    request, per_second = device.request, value["tokens_per_s_per_gpu"]
+    gain = per_second / baseline if baseline is not None else None
+    price = setup.hardware.price_per_hour_usd
+    num_replicas = max(1, (request.num_gpus or value["tp_size"]) // value["tp_size"])
+    return Candidate(
+        **value,
+        hardware=setup.hardware.name,
+        num_replicas=num_replicas,
+        speedup_vs_best_autoregressive=gain,
+        verdict=verdict_of(
+            speedup_low=value["speedup_low"], speedup_high=value["speedup_high"], gain_over_best_autoregressive=gain
+        ),
+        within_limits=(request.tpot_limit_s is None or value["tpot_s"] <= request.tpot_limit_s)
+        and (request.ttft_limit_s is None or value["ttft_s"] <= request.ttft_limit_s),
+        cost_per_million_tokens_usd=price / SECONDS_PER_HOUR / per_second * MEGA if price else None,
+        **_of_workload(lengths, value, num_replicas),
+    )
+
+
+def _of_workload(lengths: Lengths, value: dict[str, Any], num_replicas: int) -> dict[str, Any]:
+    """What a mix of requests adds to a candidate: its prefill, and the devices' time per request."""
+    if lengths.workload is None:
+        return {}
+    request_s = value["ttft_s"] + lengths.workload.mean_gen_len * value["tpot_s"] / value["batch_size"]
+    return {
+        "prefill_share": value["ttft_s"] / request_s,
+        "requests_per_s": num_replicas / request_s,
+        "gpu_hours_per_million_requests": request_s * value["tp_size"] / SECONDS_PER_HOUR * MEGA,
+    }
+
+
+def is_extrapolated(acceptance: AcceptanceProfile | None, budget: float, context: float) -> bool:
+    """Whether a profile is used outside the budgets or contexts that it was measured at."""
+    if acceptance is None:
+        return False
+    cases = ((budget, acceptance.measured_budgets), (context, acceptance.measured_contexts))
+    return any(
+        value > 0 and bool(measured) and not min(measured) / MEASURED_RANGE <= value <= max(measured) * MEASURED_RANGE
+        for value, measured in cases
+    )
+
+
+def _binding(prediction: Prediction) -> Any:
+    """What most of each point's step is bound by."""
+    seconds = prediction.terms.step_seconds("bound")
+    stacked = np.stack([prediction.full(seconds[bound]) for bound in BOUNDS])
+    return np.asarray(BOUNDS)[np.argmax(stacked, axis=0)]
+
+
+def breakdown(prediction: Prediction) -> dict[str, list[Operation]]:
+    """Operations of one configuration: time, the datasheet's ceiling for the same work, and what binds."""
+    terms, tp_size = prediction.terms, int(prediction.points.tp.flat[0])
+    passes = {
+        "autoregressive": terms.autoregressive,
+        "draft": terms.draft,
+        "verify": terms.verify,
+        "accept": terms.accept,
+        "upkeep": terms.upkeep,
+    }
+    return {
+        name: [_operation(prediction.setup, op, tp_size) for op in time.ops if _first(op.time_s) > 0]
+        for name, time in passes.items()
+    }
+
+
+def _first(value: Any) -> float:
+    return float(np.ravel(np.asarray(value, dtype=np.float64))[0])
+
+
+def _operation(setup: Setup, op: Op, tp_size: int) -> Operation:
+    hw = setup.hardware
+    flops, weight_bytes, kv_bytes, activation_bytes, sent = (_first(value) for value in op.cost)
+    num_bytes = weight_bytes + kv_bytes + activation_bytes
+    wire = 2.0 * (tp_size - 1) / tp_size * sent / hw.link.bytes_per_s
+    ceiling = max(num_bytes / hw.memory_bytes_per_s, flops / hw.compute_rate(setup.precision.compute_dtype), wire)
+    one = ForwardTime((op,)).bound_seconds()
+    return Operation(
+        op=op.name,
+        time_s=_first(op.time_s),
+        ceiling_s=ceiling,
+        bound_by=max(BOUNDS, key=lambda each: _first(one[each])),
+        flops=flops,
+        bytes=num_bytes if op.group != "link" else sent,
+    )

@@ -1,0 +1,298 @@
+"""The plan document: what `magicdec plan` answers, written and read by the same types (docs/planning.md). No torch.
+
+    plan = load_plan(Path("plan.json"))
+    plan.best.gamma, plan.best.speedup, plan.best.verdict
+
+Times are in seconds, sizes in bytes per device.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from magicdec.errors import ConfigError, StorageError
+from magicdec.files import rows_to_csv
+
+SCHEMA_VERSION = 2
+Verdict = Literal["pays", "unclear", "does not pay"]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Number = Annotated[float, msgspec.Meta(ge=0)]
+"""Not below 0; JSON has no NaN and no infinity."""
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+def verdict_of(*, speedup_low: float, speedup_high: float, gain_over_best_autoregressive: float | None) -> Verdict:
+    """Whether speculation pays, in the one definition of all tables, figures and exports.
+
+    It pays where the speedup's 90 % interval lies above 1 and the configuration also emits more tokens per second and
+    device than autoregressive decoding at its best batch (None: that keeps the limits at no batch). It does not pay
+    where the interval does not reach above 1. Between the two it is unclear.
+    """
+    if speedup_high <= 1.0:
+        return "does not pay"
+    gains = gain_over_best_autoregressive is None or gain_over_best_autoregressive > 1.0
+    return "pays" if speedup_low > 1.0 and gains else "unclear"
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration with its prediction. Autoregressive: gamma 0, draft and method "none", speedup 1."""
+
+    hardware: str
+    draft: str
+    """"self", "ngram", "eagle" (a trained head), the name of a draft model, or "none"."""
+    draft_method: str
+    draft_budget: Count | None
+    """KV slots per sequence; null: the full cache."""
+    draft_tp_size: Count | None
+    """The ranks that the draft was priced on."""
+    gamma: Annotated[int, msgspec.Meta(ge=0, le=1024)]
+    tp_size: Count
+    num_replicas: Count
+    batch_size: Count
+    context_len: Count
+    autoregressive_step_s: Positive
+    draft_step_s: Number
+    """One draft step."""
+    verify_step_s: Number
+    accept_step_s: Number
+    upkeep_step_s: Number
+    step_s: Positive
+    """The whole speculative step."""
+    expected_tokens_per_step: Positive
+    tpot_s: Positive
+    tpot_low_s: Number
+    tpot_high_s: Number
+    ttft_s: Number
+    """Of one request, the draft's prefill included."""
+    tokens_per_s: Number
+    """Of one replica."""
+    tokens_per_s_per_gpu: Number
+    speedup: Positive
+    """At equal batch, in steady state."""
+    speedup_low: Positive
+    speedup_high: Positive
+    """The 90 % interval."""
+    speedup_vs_best_autoregressive: Number | None
+    """Tokens per second and device over autoregressive decoding at its own best batch; null: that keeps no limit."""
+    verdict: Verdict
+    speedup_static_batch: Number | None = None
+    """Of a batch that waits for its slowest sequence; of the best configuration, with a generated length."""
+    break_even_gen_len: int | None
+    """Generated tokens from which the draft's extra prefill is paid back; null: never."""
+    bound_by: str
+    """What binds most of the step: weights, kv, compute, link or overhead."""
+    memory_bytes_per_gpu: Number
+    fits: bool
+    within_limits: bool
+    cost_per_million_tokens_usd: Number | None
+    acceptance_source: str
+    acceptance_extrapolated: bool
+    """Whether the budget or the context is outside what that source measured."""
+    prefill_share: Number | None = None
+    requests_per_s: Number | None = None
+    gpu_hours_per_million_requests: Number | None = None
+
+    @property
+    def is_speculative(self) -> bool:
+        return self.gamma > 0
+
+
+class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The best gamma by batch (rows) and context (columns) at one tp; gamma 0, speedup 1 where no draft is quicker."""
+
+    tp_size: Count
+    batch_sizes: list[Count]
+    context_lens: list[Count]
+    gamma: list[list[Annotated[int, msgspec.Meta(ge=0)]]]
+    speedup: list[list[Number]]
+    verdict: list[list[Verdict]]
+    fits: list[list[bool]]
+    break_even_gen_len: list[list[int | None]]
+    break_even_context: list[Number | None]
+    """By batch: the context from which speculation is quicker; null: at none."""
+
+    def __post_init__(self) -> None:
+        shape = len(self.batch_sizes), len(self.context_lens)
+        for name in ("gamma", "speedup", "verdict", "fits", "break_even_gen_len"):
+            rows = getattr(self, name)
+            if not all(shape) or len(rows) != shape[0] or {len(row) for row in rows} != {shape[1]}:
+                raise ValueError(f"gamma_table: {name} must have a row per batch size and a column per context")
+        if len(self.break_even_context) != shape[0]:
+            raise ValueError("gamma_table: break_even_context must have one entry per batch size")
+        for axis in (self.batch_sizes, self.context_lens):
+            if axis != sorted(set(axis)):
+                raise ValueError("gamma_table: batch_sizes and context_lens must be in rising order")
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation of a pass: its time, the datasheet's ceiling for the same work, and what binds it."""
+
+    op: str
+    time_s: Number
+    ceiling_s: Number
+    bound_by: str
+    flops: Number
+    bytes: Number
+
+
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the best configuration, per device."""
+
+    weights_bytes: Number
+    kv_bytes: Number
+    draft_weights_bytes: Number
+    draft_kv_bytes: Number
+    workspace_bytes: Number
+    capacity_bytes: Number
+    largest_batch: Number
+    largest_autoregressive_batch: Number
+
+
+class NeedsAcceptance(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft that is not ranked, for want of a measured acceptance."""
+
+    draft: str
+    draft_method: str
+    reason: str
+    break_even_acceptance_rate: Number | None = None
+    """The rate from which it would pay at the best configuration's batch and context; null: at none."""
+
+
+class Formats(msgspec.Struct, frozen=True, kw_only=True):
+    """Number formats of weights and KV caches: what was asked, or the defaults."""
+
+    weight_dtype: str
+    kv_dtype: str
+    draft_weight_dtype: str
+    draft_kv_dtype: str
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked, names for specs; null: left to the planner."""
+
+    model: str
+    hardware: list[str]
+    engine: str | None
+    tp_size: int | None
+    num_gpus: int | None
+    batch_sizes: list[int]
+    context_lens: list[int]
+    gen_len: int
+    gamma: int | None
+    draft: str | None
+    draft_method: str | None
+    draft_budgets: list[int]
+    draft_tp_size: int | None
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    acceptance_rate: float | list[float] | None
+    acceptance: list[str]
+    weight_dtype: str | None
+    kv_dtype: str | None
+    draft_weight_dtype: str | None
+    draft_kv_dtype: str | None
+    tpot_limit_s: float | None
+    ttft_limit_s: float | None
+    workload: Any
+    price_per_hour_usd: float | None
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for one device and context. Tokens per second are compared within a case, never across cases."""
+
+    hardware: str
+    context_len: Count
+    best: Candidate
+    """The configuration to run; autoregressive where no draft gives more tokens per second and device."""
+    autoregressive: Candidate
+    """At the best configuration's tp and batch."""
+    best_autoregressive: Candidate | None
+    """At its own best tp and batch; null: within the limits at none."""
+    best_by_batch: list[Candidate]
+    """Where several batches were asked for: the best of each."""
+    pareto: list[Candidate]
+    """What none beats in both latency and throughput per device, quickest first."""
+    gamma_table: GammaTable
+    breakdown: dict[str, list[Operation]]
+    """Operations of each pass of the best configuration."""
+    memory: MemoryUse
+
+
+class Plan(Case, frozen=True, kw_only=True):
+    """The whole answer: the first case that was asked for and can be answered, with the others beside it."""
+
+    schema_version: int = SCHEMA_VERSION
+    kind: Literal["plan"] = "plan"
+    source: Literal["analytical", "calibrated"] = "analytical"
+    model: str
+    engine: str
+    request: Request
+    precision: Formats
+    other_cases: list[Case]
+    needs_acceptance: list[NeedsAcceptance]
+    notes: list[str]
+    autoregressive_rows: list[Candidate]
+    """Of all cases, as are the candidates."""
+    candidates: list[Candidate]
+    """The drafted configurations, case by case, best first. Where the batch is searched: those of each draft that no
+    other of it beats in both latency and throughput."""
+
+    @property
+    def cases(self) -> list[Case]:
+        return [self, *self.other_cases]
+
+    @property
+    def rows(self) -> list[Candidate]:
+        return [*self.autoregressive_rows, *self.candidates]
+
+    def to_json(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+
+    def to_csv(self) -> str:
+        """Autoregressive rows and candidates as one table with a header."""
+        return rows_to_csv((msgspec.structs.asdict(row) for row in self.rows), Candidate.__struct_fields__)
+
+
+class _Header(msgspec.Struct):
+    kind: Any = None
+    schema_version: Any = None
+
+
+def load_plan(path: Path) -> Plan:
+    """Reads a plan document.
+
+    Raises:
+        StorageError: the file cannot be read.
+        ConfigError: it is no plan, one of another version, or damaged; the message names the file and the place.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"cannot read plan {path}: {error.strerror or error}") from error
+    return parse_plan(data, where=str(path))
+
+
+def parse_plan(data: bytes | str, *, where: str = "the plan") -> Plan:
+    """A plan document from its JSON text. Raises ConfigError."""
+    advice = "write one with `magicdec plan --format json`"
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+    except msgspec.ValidationError:
+        header = _Header()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where} is not valid JSON: {error}; {advice}") from error
+    if header.kind != "plan":
+        raise ConfigError(f"{where} is no plan; {advice}")
+    if header.schema_version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{where} is a plan of schema version {header.schema_version}, this program reads {SCHEMA_VERSION}; "
+            f"{advice}"
+        )
+    try:
+        return msgspec.json.decode(data, type=Plan)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where} is not a whole plan: {error}".replace("`", "'")) from error
