@@ -126,6 +126,7 @@ def test_graphs_can_be_switched_off(tiny_model: Transformer, recordings: list[Re
     assert not recordings
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft", [None, *DRAFTS])

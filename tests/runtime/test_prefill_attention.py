@@ -23,6 +23,7 @@ def test_the_bias_that_gpus_take_is_the_mask_that_cpus_take(num_past: int, num_t
     assert torch.allclose(found.transpose(1, 2).flatten(2), expected, atol=1e-6)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gpu_computes_what_a_cpu_does(dtype: torch.dtype) -> None:

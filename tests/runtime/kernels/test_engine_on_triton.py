@@ -22,9 +22,12 @@ triton = pytest.importorskip("triton")
 from magicdec.runtime.kernels import triton_attention  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
-)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
+    ),
+]
 
 
 @pytest.fixture

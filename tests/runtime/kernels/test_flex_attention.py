@@ -9,6 +9,7 @@ from magicdec.runtime.kernels.flex_attention import block_mask, decode_attention
 from tests.runtime.kernels.oracle import TOLERANCE, Case, exact_attention, random_inputs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.gpu
 CASES = {
     "decode": Case(heads=4, kv_heads=2, head_dim=64, tokens=1, slots=256),
     "verify": Case(heads=4, kv_heads=1, head_dim=64, tokens=5, slots=384),

@@ -20,9 +20,12 @@ from magicdec.runtime.kernels import triton_attention  # noqa: E402
 from magicdec.runtime.kernels.triton_attention import choose_num_splits, decode_attention  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
-)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
+    ),
+]
 
 CASES = {
     "decode": Case(heads=4, kv_heads=2, head_dim=64, tokens=1, slots=200),

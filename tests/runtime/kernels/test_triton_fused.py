@@ -31,9 +31,12 @@ triton = pytest.importorskip("triton")
 from magicdec.runtime.kernels import triton_fused, triton_sampling  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
-)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
+    ),
+]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Largest error relative to 1 + |exact|: the last place of each dtype, and half of it more."""

@@ -13,9 +13,12 @@ triton = pytest.importorskip("triton")
 from magicdec.runtime.kernels.triton_linear import tiling, weight_only_linear  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
-)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
+    ),
+]
 
 
 def on_device(weight: QuantizedWeight) -> QuantizedWeight:

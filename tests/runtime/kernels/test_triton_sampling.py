@@ -16,9 +16,12 @@ triton = pytest.importorskip("triton")
 from magicdec.runtime.kernels import triton_sampling  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
-)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE == "cpu" and not triton.knobs.runtime.interpret, reason="neither a GPU nor Triton's interpreter"
+    ),
+]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
