@@ -4,7 +4,8 @@
 
 The last line of stdout is one JSON object: `max_error` by kernel and dtype, of outputs and of probabilities; on a GPU
 `times`, one row per kernel, query tokens and number of splits. On a CPU, Triton's kernels are interpreted: their errors
-are real, their times would mean nothing. Shapes timed are those of a layer of Llama-3.1-8B.
+are real, their times would mean nothing. Shapes timed are those of a layer of Llama-3.1-8B. A kernel that fails is
+named under `failed`, its traceback printed, the others go on, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import os
 import statistics
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,6 +31,7 @@ from magicdec.runtime.attention import Visible, Workspace, reference_attention
 from magicdec.runtime.kernels import cpu_attention, flex_attention, has_triton
 from tests.runtime.kernels.oracle import Case, Inputs, exact_attention, random_inputs
 
+T = TypeVar("T")
 Backend = Callable[[Inputs, bool], tuple[torch.Tensor, torch.Tensor | None]]
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 CASES = (
@@ -136,7 +139,24 @@ def time_s(call: Callable[[], Any]) -> float:
     return statistics.median(seconds)
 
 
-def timings(batch: int, context: int, limit_s: float) -> list[dict[str, Any]]:
+class Attempts:
+    """Runs one kernel after another; what fails is kept by name, and does not hide what the others do."""
+
+    def __init__(self) -> None:
+        self.failed: dict[str, str] = {}
+
+    def make(self, name: str, work: Callable[[], T]) -> T | None:
+        if name in self.failed:
+            return None
+        try:
+            return work()
+        except Exception as error:  # of a compiler, a driver or the kernel
+            traceback.print_exc()
+            self.failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            return None
+
+
+def timings(batch: int, context: int, limit_s: float, attempts: Attempts) -> list[dict[str, Any]]:
     """Each kernel with 1 to 8 query tokens; Triton's with other numbers of splits and with probabilities too."""
     end_s = time.perf_counter() + limit_s
     rows: list[dict[str, Any]] = []
@@ -153,7 +173,9 @@ def timings(batch: int, context: int, limit_s: float) -> list[dict[str, Any]]:
             if time.perf_counter() > end_s:
                 return rows
             inputs = layer_inputs(batch, context, tokens)
-            seconds = time_s(prepare(inputs))
+            seconds = attempts.make(name, lambda prepare=prepare, inputs=inputs: time_s(prepare(inputs)))
+            if seconds is None:
+                break
             num_bytes = 2 * inputs.keys_BKSD.numel() * inputs.keys_BKSD.element_size()
             row = {"backend": name, "query_tokens": tokens, "time_s": seconds, "bytes_per_s": num_bytes / seconds}
             rows.append(row)
@@ -172,16 +194,21 @@ def main() -> None:
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    attempts = Attempts()
+    errors = {
+        name: attempts.make(name, partial(max_errors, backend, device)) for name, backend in backends(device).items()
+    }
     result: dict[str, Any] = {
         "benchmark": "attention_backends",
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
-        "max_error": {name: max_errors(backend, device) for name, backend in backends(device).items()},
+        "max_error": {name: error for name, error in errors.items() if error is not None},
     }
     if device == "cuda":
         result |= {"batch_size": options.batch, "context_len": options.context}
-        result["times"] = timings(options.batch, options.context, options.seconds)
-    print(json.dumps(result))
+        result["times"] = timings(options.batch, options.context, options.seconds, attempts)
+    print(json.dumps(result | {"failed": attempts.failed}))
+    sys.exit(1 if attempts.failed else 0)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ PUBLISHED_PROFILE_OF = "llama-3.1-8b"
 """No acceptance of a self-draft is published by position for Llama-2-7B-32K: this model's stands in."""
 STREAMING_RATE, SNAPKV_RATE = 0.81, 0.91
 """Stated acceptance of the two rows of the table that ask for a speedup: the same at every position."""
+BEST_GAMMA = 4
+"""The largest gamma of those rows."""
 NARROW_DRAFT = "fp8"
 MEMORY_SHARE = 0.85
 """Of the free memory: the rest is for logits, sampling and captured graphs."""
@@ -35,7 +37,6 @@ class Shapes:
     points: tuple[tuple[int, tuple[int, ...]], ...]
     """Draft budgets, and the gammas measured with each, of every case."""
     attention_case: tuple[int, int]
-    row_case: tuple[int, int]
     best_contexts: tuple[int, ...]
     """Among these, each with the largest batch that fits, the one of the best predicted speedup is measured."""
     best_budget: int
@@ -57,10 +58,9 @@ FULL = Shapes(
     cases=((32, 16_384), (64, 8192), (8, 65_536), (4, 16_384)),
     points=((256, (1, 4)), (512, (2, 3, 6)), (1024, (3,)), (2048, (2, 5))),
     attention_case=(32, 16_384),
-    row_case=(32, 16_384),
-    best_contexts=(8192, 16_384, 32_000, 64_000, 120_000),
+    best_contexts=(16_384, 24_000, 32_000),
     best_budget=512,
-    max_batch=256,
+    max_batch=64,
     snapkv_context=32_000,
     peer_case=(8, 8192),
     gen_len=48,
@@ -81,7 +81,6 @@ TINY = Shapes(
     cases=((3, 200), (2, 400)),
     points=((24, (1, 3)), (48, (2, 4))),
     attention_case=(4, 256),
-    row_case=(3, 200),
     best_contexts=(200, 400),
     best_budget=32,
     max_batch=6,
@@ -215,7 +214,7 @@ def _best_of(
         batch = maker.batch_that_fits(maker.shapes.max_batch, context, budget)
         if batch < 1:
             continue
-        speculations = tuple(_self_draft(method, budget, gamma, weight_dtype) for gamma in range(1, 9))
+        speculations = tuple(_self_draft(method, budget, gamma, weight_dtype) for gamma in range(1, BEST_GAMMA + 1))
         item = maker.item(batch, context, speculations, acceptance)
         records = predict_records(item.request, replace(profile, acceptance=(acceptance,)))
         best = max(records, key=lambda record: record.speedup or 0.0)
@@ -223,7 +222,7 @@ def _best_of(
     if not found:
         return None
     _, gamma, batch, context = max(found)
-    gammas = sorted({max(1, gamma - 1), max(1, gamma), max(1, gamma) + 1})
+    gammas = sorted({max(1, gamma - 1), max(1, gamma), min(max(1, gamma) + 1, BEST_GAMMA)})
     chosen = tuple(_self_draft(method, budget, each, weight_dtype) for each in gammas)
     return maker.item(batch, context, chosen, acceptance)
 

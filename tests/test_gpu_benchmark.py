@@ -6,8 +6,10 @@ import importlib
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -73,31 +75,144 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_commands_work_on_a_cpu_and_go_on_where_they_stopped(tmp_path: Path) -> None:
-    """Calibration, the grid and the report; predictions stand in the file before any measurement; a second call
-    measures nothing again."""
-    result = _run(tmp_path, "calibrate", "llama-3.1-8b")
+def test_one_command_does_everything_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """On a CPU. Every stage is done; predictions stand in the file before any measurement; a second call measures
+    nothing again."""
+    result = _run_all(tmp_path)
+    assert result["problems"] == []
+    assert set(result["stages"].values()) == {"done"}
     records = read_records(tmp_path / "records.jsonl")
-    sources = [record.source for record in records]
-    first_measured = sources.index("measured")
-    assert "calibrated" not in sources[first_measured:]
-    measured = records[first_measured:]
-    assert result["num_points"]["llama-3.1-8b"] == sum(record.gamma > 0 for record in measured) >= 12
+    main = [record for record in records if record.model == "tiny-llama-3.1-8b"]
+    first_measured = [record.source for record in main].index("measured")
+    assert "calibrated" not in [record.source for record in main[first_measured:]]
+    measured = [record for record in main if record.source == "measured"]
+    assert sum(record.gamma > 0 for record in measured) >= 12
     assert all(record.prompts == "noise" and record.weights == "random" for record in measured)
     assert all(record.simulated_acceptance for record in measured if record.gamma)
-    rows = result["table"]["llama-3.1-8b"]
-    assert [what for what, value in rows.items() if value == "not measured"] == [list(rows)[-1]]
-    assert (tmp_path / "table.md").read_text().count("|") > 40
-    _run(tmp_path, "llama-3.1-8b")
+    verdicts = {row["verdict"] for row in result["rows"] if row["model"] == "llama-3.1-8b"}
+    assert verdicts <= {"reached", "missed", "-"}
+    assert {row["model"] for row in result["rows"]} == {"llama-3.1-8b", "llama-2-7b-32k", "embedded"}
+    assert "| tests | done |" in (tmp_path / "summary.md").read_text()
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert len(list((tmp_path / "catalog").rglob("*.toml"))) == 2
+    assert _run_all(tmp_path)["stages"] == result["stages"]
     assert read_records(tmp_path / "records.jsonl") == records
 
 
-def _run(output: Path, *parts: str) -> dict:
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--tiny", "--minutes", "12"]
-    command += ["--output", str(output), *(word for part in parts for word in ("--part", part))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=850)
-    assert done.returncode == 0, done.stderr[-3000:]
+def _run_all(output: Path) -> dict:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--all", "--device", "cpu", "--tiny"]
+    done = subprocess.run(
+        [*command, "--output", str(output)], capture_output=True, text=True, check=False, timeout=850, cwd=output
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def gpu_all(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("gpu_all")
+
+
+def _call(
+    gpu_all: ModuleType, output: Path, monkeypatch: pytest.MonkeyPatch, programs: dict[str, str], **options: float
+) -> tuple[int, dict[str, dict]]:
+    """One call with Python programs as stages; and what is known of them afterwards."""
+    stages = [
+        gpu_all.Stage(name=name, measures="", command=("-c", program), limit_s=options.get("limit_s", 60))
+        for name, program in programs.items()
+    ]
+    monkeypatch.setattr(gpu_all, "stages", lambda output, arguments: stages)
+    monkeypatch.setattr(gpu_all, "REPORT_S", 0.0)
+    monkeypatch.setattr(gpu_all, "LEAST_S", 0.0)
+    monkeypatch.setattr(gpu_all, "run_bounded", _without_report(gpu_all.run_bounded))
+    status = gpu_all.run_all(output, ["--device", "cuda"], budget_s=options.get("budget_s", 60))
+    state = output / "state.json"
+    return status, json.loads(state.read_text()) if state.exists() else {}
+
+
+def _without_report(run_bounded: Any) -> Any:
+    def run(command: list[str], log: Path, limit_s: float) -> int | None:
+        if "report" not in command:
+            return run_bounded(command, log, limit_s)
+        (log.parent / "table.md").write_text("the table\n")
+        log.write_text('{"rows": []}\n')
+        return 0
+
+    return run
+
+
+def test_a_stage_that_fails_leaves_the_others_alone_and_is_tried_again_last(
+    gpu_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "order"
+    note = f"open({str(log)!r}, 'a').write('%s ')"
+    programs = {
+        "first": note % "first" + "; import missing_package",
+        "second": note % "second" + "; print('{\"times\": [1]}')",
+    }
+    status, state = _call(gpu_all, tmp_path, monkeypatch, programs)
+    assert status == 1
+    assert (state["first"]["state"], state["second"]["state"]) == ("failed", "done")
+    assert "No module named 'missing_package'" in state["first"]["why"]
+    assert json.loads((tmp_path / "second.json").read_text()) == {"times": [1]}
+    programs["first"] = note % "first"
+    programs["third"] = note % "third"
+    status, state = _call(gpu_all, tmp_path, monkeypatch, programs)
+    assert status == 0
+    assert log.read_text() == "first second third first "
+    assert "| first | done |" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_stage_ends_at_its_limit_with_its_children(
+    gpu_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child would write a file later on."""
+    written = tmp_path / "written"
+    child = f"import time; time.sleep(3); open({str(written)!r}, 'w')"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    started_s = time.monotonic()
+    status, state = _call(gpu_all, tmp_path, monkeypatch, {"slow": program}, limit_s=1.0)
+    assert (status, state["slow"]["state"], state["slow"]["why"]) == (1, "failed", "stopped after 1 s")
+    assert time.monotonic() - started_s < 3
+    time.sleep(max(0.0, started_s + 5 - time.monotonic()))
+    assert not written.exists()
+
+
+def test_a_call_keeps_to_its_budget_and_the_next_one_goes_on(
+    gpu_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = {"first": "pass", "second": "pass"}
+    assert _call(gpu_all, tmp_path, monkeypatch, programs, budget_s=0.0) == (3, {})
+    status, state = _call(gpu_all, tmp_path, monkeypatch, programs)
+    assert (status, {each["state"] for each in state.values()}) == (0, {"done"})
+
+
+def test_an_attention_kernel_that_fails_is_named_beside_the_others_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    module = importlib.import_module("benchmarks.attention_backends")
+
+    def broken(inputs: Any, probabilities: bool) -> Any:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(module, "backends", lambda device: {"broken": broken, "reference": module.reference})
+    monkeypatch.setattr(sys, "argv", ["attention_backends", "--seconds", "0"])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 1
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["failed"] == {"broken": "RuntimeError: no kernel image is available"}
+    assert result["max_error"]["reference"]["float32"]["output"] < 1e-5
+
+
+def test_all_stages_together_take_40_minutes_at_most(gpu_all: ModuleType, tmp_path: Path) -> None:
+    stages = gpu_all.stages(tmp_path, ["--device", "cuda"])
+    assert sum(stage.limit_s for stage in stages) + gpu_all.REPORT_S <= 40 * 60
+    assert stages[0].name == "attention"
+    for stage in stages:
+        assert stage.limit_s <= 540  # as long as a call of ten minutes allows
 
 
 def test_all_reduces_are_timed_by_message_size(tmp_path: Path) -> None:
