@@ -2,9 +2,8 @@
 
     python scripts/fit_hardware_profiles.py DIRECTORY [FILE…]
 
-The directory holds gemm_bf16.csv.gz, decode_attention_bf16.csv.gz and allreduce_bf16.csv.gz (or only the named FILEs
-of these are fitted). Each curve is fitted
-twice: on three quarters of the shapes, for the error on the others, which the profile states; then on all rows.
+The directory holds FILES, below (or only the named ones are fitted). Each curve is fitted twice: on three quarters of
+the shapes, for the error on the others, which the profile states; then on all rows.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,16 +21,24 @@ from magicdec.specs.hardware import (
     HARDWARE_DIRECTORY,
     AllReduceCurve,
     AttentionCurve,
-    GemmCurve,
     HardwareProfile,
     load_hardware,
     save_hardware,
 )
 from magicdec.units import KIB, MIB
-from magicdec.validate.kernels import Table, extrapolation_error, held_out, predict, read_table, refit, refit_error
+from magicdec.validate.kernel_tables import Group, Table, curve_of, held_out, predict, read_table, refit, with_curve
+from magicdec.validate.kernels import extrapolation_error, refit_error
 
-FILES = ("gemm_bf16.csv.gz", "decode_attention_bf16.csv.gz", "allreduce_bf16.csv.gz")
-SOURCE = "aiconfigurator-core 0.12.0 measured-kernel tables, vLLM {version} lane, bf16"
+FILES = (
+    "gemm_bf16.csv.gz", "gemm_quantized.csv.gz", "decode_attention_bf16.csv.gz", "decode_attention_fp8.csv.gz",
+    "prefill_attention_bf16.csv.gz", "allreduce_bf16.csv.gz", "allreduce_engines.csv.gz",
+)  # fmt: skip
+SOURCE = "aiconfigurator-core 0.12.0 measured-kernel tables, {lane} lane, {dtype}"
+ENGINE_LANES = {
+    "sglang": ("SGLang 0.5.14", "SGLang 0.5.10", "SGLang's custom all-reduce"),
+    "trtllm": ("TensorRT-LLM 1.3.0rc20", "TensorRT-LLM 1.0.0", "TensorRT-LLM's all-reduce"),
+}
+OLDER_LANE = {"sglang": (), "trtllm": ("a100-sxm-80gb",)}
 VERSIONS = {"a100-sxm-80gb": "0.14.0"}
 ALL_REDUCE_VERSIONS = {"a100-sxm-80gb": "0.14.0", "l40s-48gb": "0.14.0"}
 ATTENTION = {
@@ -60,25 +68,33 @@ The tables here hold two and eight ranks. What only lies between, the two-shot k
 its growth with the ranks on Blackwell, is from the timings in https://github.com/vllm-project/vllm/pull/24111, less the
 1 us by which that benchmark exceeds the tables where both have a row.
 """
+MAX_ROWS = 6000
+"""Rows that a curve is fitted to, evenly thinned."""
 ERROR_TO_DEVIATION = 1.25
 """Standard deviation over mean absolute deviation of a normal distribution."""
 
 
-def fit_table(profile: HardwareProfile, table: Table, rows: dict[str, np.ndarray]) -> HardwareProfile:
-    """The profile with one curve fitted, and its error on shapes left out."""
+def source_of(table: Table, key: Group) -> str:
+    """The lane of the tables that a curve comes from."""
+    if table.kind == "allreduce" and key.variant:
+        newer, older, _ = ENGINE_LANES[key.variant]
+        return SOURCE.format(lane=older if key.device in OLDER_LANE[key.variant] else newer, dtype="bf16")
     versions = ALL_REDUCE_VERSIONS if table.kind == "allreduce" else VERSIONS
     default = "0.19.0" if table.kind == "allreduce" else "0.24.0"
-    source = SOURCE.format(version=versions.get(profile.name, default))
-    test = held_out(table, rows)
-    error = refit_error(table, profile, rows, ~test, test)
-    extrapolated = extrapolation_error(table, profile, rows)
-    fitted = refit(table, profile, rows, fitted_on=source, max_rows=6000)
-    curve: GemmCurve | AttentionCurve | AllReduceCurve | None = getattr(fitted, table.kind)
-    assert curve is not None
+    return SOURCE.format(lane=f"vLLM {versions.get(key.device, default)}", dtype=key.variant or "bf16")
+
+
+def fit_table(profile: HardwareProfile, table: Table, key: Group, rows: dict[str, np.ndarray]) -> HardwareProfile:
+    """The profile with one curve fitted, and its error on shapes left out."""
+    test, variant = held_out(table, rows), key.variant
+    error = refit_error(table, profile, rows, ~test, test, variant)
+    extrapolated = extrapolation_error(table, profile, rows, variant)
+    fitted = refit(table, profile, rows, variant=variant, fitted_on=source_of(table, key), max_rows=MAX_ROWS)
+    curve = curve_of(table, fitted, variant)
     counted = table.counted(rows)
-    deviation = np.abs(predict(table, fitted, rows) / rows["time_s"] - 1.0)
+    deviation = np.abs(predict(table, fitted, rows, variant) / rows["time_s"] - 1.0)
     print(
-        f"{profile.name}/{table.kind}: {rows['time_s'].size} rows, {curve.fit.num_parameters} parameters, "
+        f"{key.name(table.kind)}: {rows['time_s'].size} rows, {curve.fit.num_parameters} parameters, "
         f"in sample {deviation[counted].mean():.2%} (all rows {deviation.mean():.2%}), "
         f"held out {error or float('nan'):.2%}, extrapolated {extrapolated or float('nan'):.2%}",
         flush=True,
@@ -88,32 +104,39 @@ def fit_table(profile: HardwareProfile, table: Table, rows: dict[str, np.ndarray
         curve.fit, num_rows=int(rows["time_s"].size), error=round(float(error), 4) if error is not None else None,
         relative_error=round(relative_error, 4),
     )  # fmt: skip
-    return msgspec.structs.replace(fitted, **{table.kind: msgspec.structs.replace(rounded(curve), fit=fit)})
+    return with_curve(table, fitted, variant, msgspec.structs.replace(rounded(curve), fit=fit))
 
 
-def rounded(curve: GemmCurve | AttentionCurve | AllReduceCurve) -> GemmCurve | AttentionCurve | AllReduceCurve:
+def rounded(curve: Any) -> Any:
     """Five significant digits: more would say more than the rows do."""
     values = {name: getattr(curve, name) for name in curve.__struct_fields__}
     numbers = {name: value for name, value in values.items() if type(value) is float and "bytes" not in name}
     return msgspec.structs.replace(curve, **{name: float(f"{value:.5g}") for name, value in numbers.items()})
 
 
+def start(profile: HardwareProfile, table: Table, key: Group) -> HardwareProfile:
+    """The profile with what is known of the kernels' algorithms, before the fit."""
+    if table.kind == "attention":
+        library, splits = ATTENTION.get(key.device, ("vLLM 0.24.0's default decode kernel for the device", "always"))
+        if key.variant:
+            library, splits = "vLLM 0.24.0's default decode kernel for the device, fp8 cache", "always"
+        return with_curve(table, profile, key.variant, AttentionCurve(library=library, splits=splits))
+    if table.kind != "allreduce":
+        return profile
+    if not key.variant:
+        return msgspec.structs.replace(profile, allreduce=ALL_REDUCE.get(key.device))
+    engines = {name: curve for name, curve in profile.allreduce_engines.items() if name != key.variant}
+    return msgspec.structs.replace(profile, allreduce_engines=engines)
+
+
 def main(directory: Path, files: Sequence[str]) -> None:
     profiles: dict[str, HardwareProfile] = {}
     for file in files:
-        table, by_device = read_table(directory / file)
-        for device, rows in by_device.items():
-            profile = profiles.get(device) or load_hardware(device)
-            if table.kind == "attention":
-                library, splits = ATTENTION.get(
-                    device, ("vLLM 0.24.0's default decode kernel for the device", "always")
-                )
-                profile = msgspec.structs.replace(profile, attention=AttentionCurve(library=library, splits=splits))
-            if table.kind == "allreduce":
-                profile = msgspec.structs.replace(profile, allreduce=ALL_REDUCE.get(device))
-            profiles[device] = fit_table(profile, table, rows)
-    for profile in profiles.values():
-        save_hardware(profile, HARDWARE_DIRECTORY / f"{profile.name}.toml")
+        table, by_group = read_table(directory / file)
+        for key, rows in by_group.items():
+            profile = start(profiles.get(key.device) or load_hardware(key.device), table, key)
+            profiles[key.device] = fit_table(profile, table, key, rows)
+            save_hardware(profiles[key.device], HARDWARE_DIRECTORY / f"{key.device}.toml")
 
 
 if __name__ == "__main__":

@@ -37,10 +37,27 @@ Format = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
 
 @app.command("kernels", epilog="Examples:\n\n  magicdec validate kernels gemm.csv attention.csv.gz")
 def kernels_command(files: Files, output_format: Format = OutputFormat.TABLE) -> None:
-    """Error of the shipped hardware profiles on tables of measured kernels (GEMM, decode attention, all-reduce)."""
+    """Error of the shipped hardware profiles on tables of measured kernels (GEMM, attention, all-reduce)."""
     from magicdec.validate.kernels import validate_kernels
 
     _print_groups(validate_kernels(files), output_format)
+
+
+@app.command("serving", epilog="Examples:\n\n  magicdec validate serving server_tpot.csv --format json")
+def serving_command(
+    files: Files,
+    left_out: Annotated[
+        bool, typer.Option("--left-out", help="Errors also with the row's device, tp or model left out of the fit.")
+    ] = False,
+    output_format: Format = OutputFormat.TABLE,
+) -> None:
+    """Measured servers (vLLM, SGLang, TensorRT-LLM), against their predictions."""
+    from magicdec.validate.serving import validate_serving
+
+    document = validate_serving(files, left_out=left_out)
+    for line in document["refused"]:
+        typer.echo(f"skipped: {line}", err=True)
+    _print_groups(document, output_format)
 
 
 @app.command("published", epilog=PUBLISHED_EPILOG)

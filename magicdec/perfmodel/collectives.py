@@ -41,9 +41,9 @@ def _inputs(message_bytes: Any, tp_size: Any) -> tuple[Array, Array]:
     return size, ranks
 
 
-def all_reduce_time(hw: HardwareProfile, *, message_bytes: Any, tp_size: Any) -> Array:
-    """Every rank holds `message_bytes` and gets the sum over `tp_size` ranks."""
-    curve, link = hw.allreduce_curve(), hw.link.bytes_per_s
+def all_reduce_time(hw: HardwareProfile, *, message_bytes: Any, tp_size: Any, kernels: str = "") -> Array:
+    """Every rank holds `message_bytes` and gets the sum over `tp_size` ranks, with the `kernels` of an engine."""
+    curve, link = hw.allreduce_curve(kernels), hw.link.bytes_per_s
     size, ranks = _inputs(message_bytes, tp_size)
     others = ranks - 1.0
     two_way = 2.0 * others / ranks * size

@@ -31,10 +31,11 @@ from magicdec.specs.hardware import (
     Fit,
     GemmCurve,
     HardwareProfile,
+    PrefillCurve,
 )
 
 Rows = Mapping[str, Any]
-Curve = TypeVar("Curve", GemmCurve, AttentionCurve, AllReduceCurve, ElementwiseCurve)
+Curve = TypeVar("Curve", GemmCurve, AttentionCurve, PrefillCurve, AllReduceCurve, ElementwiseCurve)
 MAX_PARAMETERS = 12
 LOSS_SCALE = 0.05
 MIN_ROW_TIMINGS = 4
@@ -81,6 +82,19 @@ GEMM_PARAMETERS: Parameters = {
     "l2_fraction": Free(prior=0.16),
     "l2_bandwidth_ratio": Free(prior=2.5, scale="above_one"),
 }
+NARROW_GEMM_PARAMETERS: Parameters = {
+    "overhead_s": Free(prior=6e-6, spread=0.2),
+    "bandwidth_efficiency": Free(prior=0.82, spread=0.1),
+    "host_s": Free(prior=2e-5, spread=2.0),
+    "host_few_s": Free(prior=2e-5, spread=2.0),
+}
+HOST_BOUND_S = 2.5e-5
+"""No kernel takes so long for the smallest product: the host did, and the table says nothing of the fixed time."""
+NARROW_GEMM_STARTS: tuple[tuple[GemmCurve, tuple[str, ...]], ...] = (
+    (GemmCurve(overhead_s=6e-6), ("split_overhead_s",)),
+    (GemmCurve(tiles="by_rows", overhead_s=6e-6), ("split_overhead_s", "split_traffic")),
+)
+"""Which tiles a library takes for narrow formats is tried out, and counts as a parameter; then what does not matter."""
 GEMM_PARAMETERS_UNTILED: Parameters = {
     "overhead_s": Free(prior=5e-6, spread=2.0),
     "bandwidth_efficiency": Free(prior=0.9, spread=0.5),
@@ -206,7 +220,7 @@ def mean_absolute_error(predicted: Array, measured: Array) -> float:
     return float(np.mean(np.abs(predicted / measured - 1.0))) if measured.size else math.nan
 
 
-def _with_fit(curve: Curve, num_parameters: int, seconds: Array, predicted: Array, fitted_on: str) -> Curve:
+def with_fit(curve: Curve, num_parameters: int, seconds: Array, predicted: Array, fitted_on: str) -> Curve:
     rms = float(np.sqrt(np.mean(np.log(predicted / seconds) ** 2)))
     fit = Fit(
         fitted_on=fitted_on,
@@ -218,7 +232,7 @@ def _with_fit(curve: Curve, num_parameters: int, seconds: Array, predicted: Arra
     return fitted
 
 
-def _weights(rows: Rows, seconds: Array) -> Array:
+def row_weights(rows: Rows, seconds: Array) -> Array:
     return np.asarray(rows["weight"], dtype=np.float64) if "weight" in rows else np.ones(seconds.size)
 
 
@@ -254,16 +268,26 @@ def fit_gemm(
         parameters = {name: free for name, free in parameters.items() if not name.startswith("l2_")}
 
     def predict(curve: GemmCurve) -> Array:
-        profile = msgspec.structs.replace(hw, gemm=curve)
+        profile = msgspec.structs.replace(hw, gemm=curve, gemm_formats={})
         return gemm_time(
             profile, m=m, n=n, k=k, weight_dtype=weight_dtype, compute_dtype=compute_dtype,
             working_set_bytes=None if rotated else "own",
         ).time_s  # fmt: skip
 
-    start = GemmCurve(tiled=tiled)
-    starts = ({}, {"wave_weight": 0.95}) if tiled else ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
-    curve, _ = minimise(start, parameters, predict, seconds, _weights(rows, seconds), starts=starts)
-    return _with_fit(curve, len(parameters), seconds, predict(curve), fitted_on)
+    if not tiled or compute_dtype in ("bf16", "fp16", "fp32"):
+        start = GemmCurve(tiled=tiled)
+        starts = ({}, {"wave_weight": 0.95}) if tiled else ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
+        curve, _ = minimise(start, parameters, predict, seconds, row_weights(rows, seconds), starts=starts)
+        return with_fit(curve, len(parameters), seconds, predict(curve), fitted_on)
+    fits: list[tuple[GemmCurve, float, int]] = []
+    host_bound = ("overhead_s",) if seconds.min() > HOST_BOUND_S else ()
+    for start, unused in NARROW_GEMM_STARTS:
+        free = {**parameters, **NARROW_GEMM_PARAMETERS}
+        free = {name: value for name, value in free.items() if name not in unused + host_bound}
+        curve, loss = minimise(start, free, predict, seconds, row_weights(rows, seconds))
+        fits.append((curve, loss, len(free)))
+    curve, _, num_free = min(fits, key=lambda fit: fit[1])
+    return with_fit(curve, num_free + 1, seconds, predict(curve), fitted_on)
 
 
 def fit_attention(
@@ -292,13 +316,13 @@ def fit_attention(
         parameters |= QUERY_PARAMETERS
 
     def predict(curve: AttentionCurve) -> Array:
-        profile = msgspec.structs.replace(hw, attention=curve)
+        profile = msgspec.structs.replace(hw, attention=curve, attention_formats={})
         return attention_time(
             profile, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=heads, num_kv_heads=kv_heads,
             head_dim=head_dim, kv_dtype=kv_dtype, kv_reads=kv_reads, working_set_bytes=None if rotated else "own",
         ).time_s  # fmt: skip
 
-    weights = _weights(rows, seconds)
+    weights = row_weights(rows, seconds)
     start = AttentionCurve(library=library, splits=splits)
     if splits == "grouped":
         parameters.pop("max_splits", None)
@@ -308,7 +332,7 @@ def fit_attention(
         curve, _ = minimise(start, parameters, predict, seconds, weights, starts=({}, {"ridge_power": 6.0}))
         factors = _row_factors(query_len * heads / kv_heads, seconds / predict(curve))
         curve = msgspec.structs.replace(curve, row_factors=factors)
-        return _with_fit(curve, len(parameters) + len(factors), seconds, predict(curve), fitted_on)
+        return with_fit(curve, len(parameters) + len(factors), seconds, predict(curve), fitted_on)
     starts: Sequence[Mapping[str, float]] = ({}, {"wave_weight": 0.9, "bandwidth_efficiency": 0.78})
     candidates = [
         minimise(
@@ -318,7 +342,7 @@ def fit_attention(
         for blocks in BLOCKS_PER_MULTIPROCESSOR
     ]  # fmt: skip
     curve = min(candidates, key=lambda candidate: candidate[1])[0]
-    return _with_fit(curve, len(parameters) + 1, seconds, predict(curve), fitted_on)
+    return with_fit(curve, len(parameters) + 1, seconds, predict(curve), fitted_on)
 
 
 def _row_factors(rows: Array, ratios: Array) -> tuple[float, ...]:
@@ -350,10 +374,10 @@ def fit_allreduce(
     tp_size, message_bytes, seconds = columns(rows, ("tp_size", "message_bytes", "time_s"))
     ring = hw.link.topology in ("pcie", "shared-memory")
     parameters = RING_PARAMETERS if ring else ALL_REDUCE_PARAMETERS
-    weights = _weights(rows, seconds)
+    weights = row_weights(rows, seconds)
 
     def predict(curve: AllReduceCurve) -> Array:
-        profile = msgspec.structs.replace(hw, allreduce=curve)
+        profile = msgspec.structs.replace(hw, allreduce=curve, allreduce_engines={})
         return all_reduce_time(profile, message_bytes=message_bytes, tp_size=tp_size)
 
     def fit(curve: AllReduceCurve) -> tuple[AllReduceCurve, float, int]:
@@ -362,7 +386,7 @@ def fit_allreduce(
 
     if start is not None:
         curve, _, num_free = fit(msgspec.structs.replace(start, library=library))
-        return _with_fit(curve, num_free, seconds, predict(curve), fitted_on)
+        return with_fit(curve, num_free, seconds, predict(curve), fitted_on)
     has_few, has_wide = bool(np.any(tp_size <= 4)), bool(np.any(tp_size > 4))
     both = has_few and has_wide
     ranks = 2 if ring else 8
@@ -372,7 +396,7 @@ def fit_allreduce(
         for wide in (SWITCH_SIZES if both else (few,))
     ]
     curve, _, num_free = min((fit(each) for each in starts), key=lambda fitted: fitted[1])
-    return _with_fit(curve, num_free + 2, seconds, predict(curve), fitted_on)
+    return with_fit(curve, num_free + 2, seconds, predict(curve), fitted_on)
 
 
 def _that_matter(parameters: Parameters, curve: Curve, predict: Callable[[Curve], Array]) -> Parameters:
@@ -399,5 +423,5 @@ def fit_elementwise(rows: Rows, hw: HardwareProfile, *, fitted_on: str = "") -> 
         profile = msgspec.structs.replace(hw, elementwise=curve)
         return elementwise_time(profile, num_bytes=num_bytes, num_kernels=num_kernels).time_s
 
-    curve, _ = minimise(ElementwiseCurve(), parameters, predict, seconds, _weights(rows, seconds))
-    return _with_fit(curve, len(parameters), seconds, predict(curve), fitted_on)
+    curve, _ = minimise(ElementwiseCurve(), parameters, predict, seconds, row_weights(rows, seconds))
+    return with_fit(curve, len(parameters), seconds, predict(curve), fitted_on)

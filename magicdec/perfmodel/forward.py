@@ -86,11 +86,14 @@ def forward_pass(
     attention_factor: Any = 1.0,
     logit_rows: Any = None,
     num_passes: Any = 1.0,
+    is_prefill: bool = False,
 ) -> ForwardTime:
     """Time of one pass.
 
     `logit_rows` is for how many tokens logits are computed (None: all). `num_passes` counts the fixed costs and the
     reads of the weights of a pass that is cut into several (chunked prefill); `query_len` stays that of the whole.
+    `is_prefill`: causal attention of whole prompts, by the prefill kernel's curve where the device has one (then
+    `kv_len` is not used).
     """
     precision = Precision(weight_dtype=weight_dtype, kv_dtype=kv_dtype)
     batch, query_len = np.asarray(batch, dtype=np.float64), np.asarray(query_len, dtype=np.float64)
@@ -107,22 +110,21 @@ def forward_pass(
     def linear(name: str, n: Any, k: Any) -> Op:
         return ops.linear(name, hw, engine, precision, m=tokens, n=n, k=k, count=layers)
 
-    several = np.where(query_len > 1, engine.verify_attention_factor, 1.0)
+    shape: dict[str, Any] = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": model.head_dim}
+    if is_prefill and hw.prefill is not None:
+        attention = ops.prefill_attention(
+            hw, precision, batch=batch, prompt_len=query_len, num_chunks=num_passes, window=model.sliding_window,
+            count=model.num_hidden_layers, **shape,
+        )  # fmt: skip
+    else:
+        several = np.where(query_len > 1, engine.verify_attention_factor, 1.0)
+        attention = ops.attention(
+            hw, engine, precision, batch=batch, query_len=query_len, kv_len=attended, count=model.num_hidden_layers,
+            factor=several * attention_factor, **shape,
+        )  # fmt: skip
     operations = [
         linear("qkv", q_size + 2 * kv_size, model.hidden_size),
-        ops.attention(
-            hw,
-            engine,
-            precision,
-            batch=batch,
-            query_len=query_len,
-            kv_len=attended,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=model.head_dim,
-            count=model.num_hidden_layers,
-            factor=several * attention_factor,
-        ),
+        attention,
         linear("o", model.hidden_size, q_size),
         *_mlp(model, hw, engine, precision, tokens=tokens, tp=tp, layers=layers),
         ops.streaming(
@@ -175,6 +177,7 @@ def _mlp(
 def _lm_head(
     model: ModelSpec, hw: HardwareProfile, engine: EngineProfile, precision: Precision, *, rows: Any, tp: Array
 ) -> Op:
+    precision = precision if engine.quantized_head else precision.tables
     return ops.linear("lm_head", hw, engine, precision, m=rows, n=model.vocab_size / tp, k=model.hidden_size)
 
 
@@ -211,6 +214,7 @@ def prefill(
         kv_dtype=kv_dtype,
         logit_rows=batch,
         num_passes=np.maximum(passes, 1.0),
+        is_prefill=True,
     )
 
 

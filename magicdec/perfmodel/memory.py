@@ -46,12 +46,17 @@ class Memory:
 
 
 def weights_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
-    """One rank's weights: heads, MLP and vocabulary rows split, KV projections replicated beyond the KV heads."""
+    """One rank's weights: heads, MLP and vocabulary rows split, KV projections replicated beyond the KV heads.
+
+    Embeddings and head are in 16 bits where the other weights are narrower.
+    """
     tp = np.asarray(tp_size, dtype=np.float64)
     kv_size = model.num_key_value_heads * model.head_dim
     replicated = ops.kv_heads_per_rank(model, tp) * model.head_dim - kv_size / tp
     extra = 2.0 * model.hidden_size * replicated * model.num_hidden_layers
-    per_rank: Array = (model.num_parameters / tp + extra) * precision.weight_bytes
+    tables = model.embedding_parameters * (1.0 if model.tie_word_embeddings else 2.0)
+    layers = ((model.num_parameters - tables) / tp + extra) * precision.weight_bytes
+    per_rank: Array = layers + tables / tp * precision.tables.weight_bytes
     return per_rank
 
 

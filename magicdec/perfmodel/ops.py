@@ -18,9 +18,16 @@ import numpy as np
 
 from magicdec.perfmodel.collectives import all_gather_time, all_reduce_time, broadcast_time
 from magicdec.perfmodel.cost import Array, Cost
-from magicdec.perfmodel.roofline import OpTime, attention_time, elementwise_time, gemm_time
+from magicdec.perfmodel.roofline import (
+    OpTime,
+    attention_time,
+    causal_pairs,
+    elementwise_time,
+    gemm_time,
+    prefill_attention_time,
+)
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.hardware import HardwareProfile
+from magicdec.specs.hardware import HardwareProfile, bytes_per_element
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 
@@ -71,6 +78,12 @@ def expected_experts_touched(num_experts: int, num_experts_per_tok: int, tokens:
     return touched
 
 
+def matrix_dtype(hw: HardwareProfile, engine: EngineProfile, precision: Precision) -> str:
+    """The format that products run in: the weights' own where engine and device have it, else 16 or 32 bits."""
+    own = precision.weight_dtype
+    return own if own in engine.native_formats and hw.computes_in(own) else precision.compute_dtype
+
+
 def linear(
     name: str,
     hw: HardwareProfile,
@@ -84,12 +97,17 @@ def linear(
 ) -> Op:
     """`count` linear layers of m tokens through weights n × k."""
     m, n, k = (np.asarray(value, dtype=np.float64) for value in (m, n, k))
-    activation = 4.0 if precision.compute_dtype == "fp32" else 2.0
+    compute_dtype = matrix_dtype(hw, engine, precision)
+    read, written = bytes_per_element(compute_dtype), 4.0 if compute_dtype == "fp32" else 2.0
     cost = Cost(
-        flops=2.0 * m * n * k, weight_bytes=n * k * precision.weight_bytes, activation_bytes=m * (n + k) * activation
+        flops=2.0 * m * n * k,
+        weight_bytes=n * k * precision.weight_bytes,
+        activation_bytes=m * (n * written + k * read),
     )
-    time = gemm_time(hw, m=m, n=n, k=k, weight_dtype=precision.weight_dtype, compute_dtype=precision.compute_dtype)
-    return _op(name, "gemm", cost, time, count=count, factor=engine.gemm_factor)
+    time = gemm_time(hw, m=m, n=n, k=k, weight_dtype=precision.weight_dtype, compute_dtype=compute_dtype)
+    is_narrow = compute_dtype != precision.compute_dtype
+    factor = engine.narrow_gemm_factor if is_narrow else engine.gemm_factor
+    return _op(name, "gemm", cost, time, count=count, factor=factor)
 
 
 def attention(
@@ -129,6 +147,40 @@ def attention(
     return _op("attention", "attention", cost, time, count=count, factor=factor)
 
 
+def prefill_attention(
+    hw: HardwareProfile,
+    precision: Precision,
+    *,
+    batch: Any,
+    prompt_len: Any,
+    num_chunks: Any,
+    num_heads: Any,
+    num_kv_heads: Any,
+    head_dim: int,
+    window: int | None = None,
+    count: Any = 1.0,
+) -> Op:
+    """`count` layers of causal attention of whole prompts, in `num_chunks` equal chunks, of which each reads the keys
+    before it; at most `window` of them."""
+    batch, prompt = np.asarray(batch, dtype=np.float64), np.asarray(prompt_len, dtype=np.float64)
+    pairs = causal_pairs(prompt, prompt)
+    chunk = prompt / num_chunks
+    seen = (prompt + chunk) / 2.0  # the mean of the chunks
+    if window is not None:
+        beyond = np.maximum(prompt - window, 0.0)
+        pairs = pairs - causal_pairs(beyond, beyond)
+        seen = np.minimum(seen, window + chunk)
+    cost = Cost(
+        flops=4.0 * batch * pairs / num_chunks * num_heads * head_dim,
+        kv_bytes=2.0 * batch * seen * num_kv_heads * head_dim * precision.kv_bytes,
+    )
+    time = prefill_attention_time(
+        hw, batch=batch, query_len=chunk, kv_len=seen, num_heads=num_heads, num_kv_heads=num_kv_heads,
+        head_dim=head_dim, kv_dtype=precision.kv_dtype, pairs=pairs / num_chunks,
+    )  # fmt: skip
+    return _op("attention", "attention", cost, time, count=count * num_chunks)
+
+
 def _last_wave(hw: HardwareProfile, engine: EngineProfile, *, blocks: Any) -> Array:
     """How much longer attention takes because its last wave of blocks does not fill the device.
 
@@ -154,7 +206,8 @@ def streaming(
 
 def all_reduce(hw: HardwareProfile, engine: EngineProfile, *, message_bytes: Any, tp_size: Any, count: Any) -> Op:
     ranks = np.asarray(tp_size, dtype=np.float64)
-    seconds = engine.collective_factor * all_reduce_time(hw, message_bytes=message_bytes, tp_size=ranks)
+    reduced_s = all_reduce_time(hw, message_bytes=message_bytes, tp_size=ranks, kernels=engine.allreduce_kernels)
+    seconds = engine.collective_factor * reduced_s
     seconds = count * (seconds + np.where(ranks > 1, engine.collective_overhead_s, 0.0))
     sent = np.where(ranks > 1, np.asarray(message_bytes, dtype=np.float64) * count, 0.0)
     return fixed("all_reduce", "link", seconds, Cost(collective_bytes=sent))

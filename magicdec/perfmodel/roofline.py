@@ -33,6 +33,8 @@ WorkingSet = Any
 """Bytes (an array), "own" or None; see the module's docstring."""
 
 TILES = np.array([(64.0, 64.0), (64.0, 128.0), (128.0, 128.0), (128.0, 256.0), (256.0, 128.0)])
+ROWS_OF_SMALL_TILES = (64, 128)
+"""Up to so many tokens tiles are 64 × 64, and 64 × 128, where the library chooses by them alone."""
 K_SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
 MIN_SPLIT_K = 64
 WEIGHT_ONLY_ROWS = 16
@@ -43,6 +45,7 @@ RESIDENT_FRACTION = 0.8
 """Part of the L2 that can hold a working set; the timing loops behind `GemmCurve.l2_fraction` rotate buffers."""
 REDUCTION_BANDWIDTH_RATIO = 3.0
 QUERY_ROWS_PER_BLOCK = 128
+BLOCK_RIDGE_POWER = 4.0
 
 
 class OpTime(NamedTuple):
@@ -102,15 +105,16 @@ def gemm_time(
 ) -> OpTime:
     """One linear layer: m tokens (rows of activations, `compute_dtype`) through weights of n × k, read once.
 
-    Zero in any dimension costs nothing but the overhead of the call.
+    Narrow activations (fp8, nvfp4) make outputs in 16 bits. Zero in any dimension costs nothing but the call's
+    overhead.
     """
-    curve = hw.gemm_curve()
+    curve = hw.gemm_curve(compute_dtype)
     m, n, k = np.broadcast_arrays(as_array(m), as_array(n), as_array(k))
     activation_bytes = bytes_per_element(compute_dtype)
-    num_bytes = n * k * bytes_per_element(weight_dtype) + (m * k + m * n) * activation_bytes
+    num_bytes = n * k * bytes_per_element(weight_dtype) + m * k * activation_bytes + m * n * max(activation_bytes, 2.0)
     bandwidth = curve.bandwidth_efficiency * hw.memory_bytes_per_s
-    rotated = curve.tiled and not isinstance(working_set_bytes, str)
-    fraction = max(curve.l2_fraction, RESIDENT_FRACTION) if rotated else curve.l2_fraction
+    in_a_pass = not isinstance(working_set_bytes, str)
+    fraction = max(curve.l2_fraction, RESIDENT_FRACTION) if curve.tiled and in_a_pass else curve.l2_fraction
     speedup = _cache_speedup(hw, fraction, curve.l2_bandwidth_ratio, num_bytes, working_set_bytes)
     memory_s = num_bytes / bandwidth / speedup
     rate = curve.flops_efficiency * hw.compute_rate(compute_dtype)
@@ -125,8 +129,10 @@ def gemm_time(
     else:
         compute_s = 2.0 * n * k * _skinny_tokens(curve, m) / rate
         busy_s = soft_max(memory_s, compute_s, curve.ridge_power)
-    busy_s = np.where(m * n * k > 0, busy_s, 0.0)
-    return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
+    time_s = overhead_s + np.where(m * n * k > 0, busy_s, 0.0)
+    if not in_a_pass:
+        time_s = np.maximum(time_s, np.where(m <= WEIGHT_ONLY_ROWS, curve.host_few_s, curve.host_s))
+    return OpTime(time_s, memory_s, compute_s, overhead_s)
 
 
 def _skinny_tokens(curve: GemmCurve, m: Array) -> Array:
@@ -137,6 +143,16 @@ def _skinny_tokens(curve: GemmCurve, m: Array) -> Array:
     one_by_one = m * curve.flops_efficiency / curve.gemv_efficiency
     quicker: Array = one_by_one / (1.0 + (one_by_one / np.maximum(matrix, 1e-300)) ** 4) ** 0.25
     return quicker
+
+
+def _tile_choices(curve: GemmCurve, m: Array) -> tuple[Array, Array, Array]:
+    """Splits of k, rows and columns of output tiles that the library chooses from; axes: tiles, splits, m's."""
+    if curve.tiles == "by_rows":
+        rows = np.where(m <= ROWS_OF_SMALL_TILES[1], 64.0, 128.0)
+        columns = np.where(m <= ROWS_OF_SMALL_TILES[0], 64.0, 128.0)
+        return np.ones((1,) + (1,) * m.ndim), rows[None, None], columns[None, None]
+    rows, columns = (side.reshape(-1, 1, *[1] * m.ndim) for side in TILES.T)
+    return K_SPLITS.reshape(-1, *[1] * m.ndim), rows, columns
 
 
 def _tiled_gemm(
@@ -160,8 +176,7 @@ def _tiled_gemm(
     tile_rate = rate / num_sm
     stream_rate = curve.stream_ratio * hw.memory_bytes_per_s / num_sm
     bandwidth = curve.bandwidth_efficiency * hw.memory_bytes_per_s
-    splits = K_SPLITS.reshape(-1, *[1] * m.ndim)
-    rows, columns = (side.reshape(-1, 1, *[1] * m.ndim) for side in TILES.T)
+    splits, rows, columns = _tile_choices(curve, m)
     filling = np.ceil(m / rows) * np.ceil(n / columns) / num_sm * splits
     operands_s = (np.minimum(m, rows) + columns) * element / stream_rate
     per_k_s = soft_max(2.0 * np.minimum(used_rows, rows) * columns / tile_rate, operands_s, TILE_RIDGE_POWER)
@@ -193,7 +208,7 @@ def attention_time(
     splits the context over blocks even where the device's measured kernel does not. Causal savings within the query
     tokens are the caller's to account for.
     """
-    curve = hw.attention_curve()
+    curve = hw.attention_curve(kv_dtype)
     batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = np.broadcast_arrays(
         as_array(batch), as_array(query_len), as_array(kv_len),
         as_array(num_heads), as_array(num_kv_heads), as_array(head_dim),
@@ -245,6 +260,59 @@ def _blocks(
     waiting_s = curve.block_overhead_s * np.maximum(filling - 1.0, 0.0)
     splitting = np.where(can_split, 1.0, 0.0) if curve.splits == "grouped" else 1.0 - 1.0 / splits
     return even_s + waiting_s, curve.split_overhead_s * splitting
+
+
+def causal_pairs(query_len: Any, kv_len: Any) -> Array:
+    """Pairs of a query, one of the last `query_len` of `kv_len` tokens, and a key up to it."""
+    query_len, kv_len = as_array(query_len), as_array(kv_len)
+    pairs: Array = query_len * np.maximum(kv_len - query_len, 0.0) + query_len * (query_len + 1.0) / 2.0
+    return pairs
+
+
+def prefill_attention_time(
+    hw: HardwareProfile,
+    *,
+    batch: Any,
+    query_len: Any,
+    kv_len: Any,
+    num_heads: Any,
+    num_kv_heads: Any,
+    head_dim: Any,
+    kv_dtype: str = "bf16",
+    pairs: Any = None,
+) -> OpTime:
+    """One layer's causal attention of `query_len` new tokens per sequence, the last of the `kv_len` that are cached.
+
+    `pairs` of a query and a key that it sees, where a window leaves fewer than all before it.
+
+    time = overhead + ‖ bytes / bandwidth , ‖ FLOPs / rate , w · longest block ‖_4 ‖_p
+
+    A block takes 128 queries of one head over the keys before them; its diagonal tile is computed whole. The last block
+    of a prompt is the longest, which is what short batches wait for.
+    """
+    curve = hw.prefill_curve()
+    batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = np.broadcast_arrays(
+        as_array(batch), as_array(query_len), as_array(kv_len),
+        as_array(num_heads), as_array(num_kv_heads), as_array(head_dim),
+    )  # fmt: skip
+    element = bytes_per_element(kv_dtype)
+    activation = 4.0 if kv_dtype == "fp32" else 2.0
+    of_head = np.where(
+        head_dim <= 64, curve.narrow_head_efficiency, np.where(head_dim <= 128, 1.0, curve.wide_head_efficiency)
+    )
+    rate = curve.flops_efficiency * of_head * hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
+    kv_len = np.maximum(kv_len, query_len)
+    tile = np.minimum(query_len, QUERY_ROWS_PER_BLOCK)
+    seen = causal_pairs(query_len, kv_len) if pairs is None else as_array(pairs)
+    whole_tiles = seen + query_len * np.maximum(tile - 1.0, 0.0) / 2.0
+    compute_s = 4.0 * batch * whole_tiles * num_heads * head_dim / rate
+    block_s = 4.0 * QUERY_ROWS_PER_BLOCK * kv_len * head_dim / rate * hw.num_multiprocessors
+    num_bytes = 2.0 * batch * (query_len * num_heads * activation + kv_len * num_kv_heads * element) * head_dim
+    memory_s = num_bytes / (curve.bandwidth_efficiency * hw.memory_bytes_per_s)
+    longest_s = np.where(compute_s > 0, curve.block_weight * block_s, 0.0)
+    busy_s = soft_max(memory_s, soft_max(compute_s, longest_s, BLOCK_RIDGE_POWER), curve.ridge_power)
+    overhead_s = np.full(busy_s.shape, curve.overhead_s)
+    return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
 
 
 def elementwise_time(hw: HardwareProfile, *, num_bytes: Any, num_kernels: Any = 1) -> OpTime:

@@ -137,7 +137,7 @@ def step_terms(
 
     autoregressive = target_pass(1.0).plus(
         *sampling_ops(setup, rows=batch, tp_size=tp, vocab_size=setup.model.vocab_size),
-        ops.fixed("step overhead", "overhead", engine.autoregressive_overhead_s),
+        ops.fixed("step overhead", "overhead", engine.autoregressive_overhead_s + batch * engine.sequence_overhead_s),
     )
     if setup.kind == "none":
         nothing = ForwardTime(())
@@ -196,7 +196,7 @@ def _draft_step(
 def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array) -> ForwardTime:
     """What is paid once per speculative step: the draft's cache, the hand-over between ranks, fixed costs."""
     engine, hw = setup.engine, setup.hardware
-    operations = [ops.fixed("step overhead", "overhead", engine.step_overhead_s)]
+    operations = [ops.fixed("step overhead", "overhead", engine.step_overhead_s + batch * engine.sequence_overhead_s)]
     if setup.kind == "ngram":
         operations.append(ops.fixed("lookup", "overhead", engine.ngram_lookup_s))
     if setup.keeps_draft_cache:

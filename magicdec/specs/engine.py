@@ -1,8 +1,9 @@
 """What one runtime adds to the device's kernels: fixed costs, sampling and acceptance, upkeep of the draft's cache.
 
-An engine profile is one TOML file (catalog: `magicdec-2024`, `ours`), kept apart from the hardware profile, so that one
-device serves several runtimes. Where each field enters the time is written once, in perfmodel/forward.py and
-perfmodel/steps.py. `*_s_per_element` fields, where given, replace the bytes-over-bandwidth estimate of that work.
+An engine profile is one TOML file (catalog: `vllm`, `sglang`, `trtllm`, `ours`, `magicdec-2024`), kept apart from the
+hardware profile, so that one device serves several runtimes. Where each field enters the time is written once, in
+perfmodel/forward.py, perfmodel/steps.py and perfmodel/serving.py. `*_s_per_element` fields, where given, replace the
+bytes-over-bandwidth estimate of that work.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     fitted_on: str = ""
     fitted_device: str = ""
     """The hardware profile that the constants were fitted with; elsewhere fixed costs are less sure. Empty: any."""
+    fitted_devices: tuple[str, ...] = ()
+    """The same where there were several."""
+    fitted_models: tuple[str, ...] = ()
     sources: dict[str, str] = {}
 
     # Kernels
@@ -38,6 +42,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_reads: Literal["per_sequence", "per_query"] = "per_sequence"
     """Whether verification reads the KV cache once per sequence, or once for each of its query tokens."""
     gemm_factor: float = 1.0
+    narrow_gemm_factor: float = 1.0
+    """Instead, where products run in a narrow format."""
     attention_factor: float = 1.0
     verify_attention_factor: float = 1.0
     """On top of `attention_factor`, where a pass has several query tokens per sequence."""
@@ -53,11 +59,20 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     elementwise_kernels_per_layer: float = 4.0
     """Norms, rotary embedding with the cache's append, activation: kernels that stream activations."""
 
+    native_formats: tuple[str, ...] = ()
+    """Weight formats whose products run in that format, on devices that have a rate for it; others are weight-only."""
+    quantized_head: bool = False
+    """Whether the head is as narrow as the other weights; else it is in 16 bits."""
+    allreduce_kernels: str = ""
+    """Whose all-reduce kernels, where a device has curves for several engines; empty: vLLM's."""
+
     # Fixed costs
     forward_overhead_s: float = 0.0
     """Per forward pass of any model (launch, host)."""
     layer_overhead_s: float = 0.0
-    """Per layer of any forward pass."""
+    """Per layer of any forward pass. Kernel curves hold each kernel's fixed time: this is what comes on top."""
+    sequence_overhead_s: float = 0.0
+    """Per sequence of a step: scheduling, sampling's inputs, detokenising, as far as nothing hides it."""
     collective_overhead_s: float = 0.0
     """Per collective, on top of the link's time."""
     autoregressive_overhead_s: float = 0.0
@@ -109,12 +124,35 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Context, library buffers and captured graphs, per device."""
     prefill_tokens: int = 8192
     """Tokens of one prefill pass."""
+    mixes_prefill: bool = True
+    """Whether prompts (or chunks of them) share their passes with sequences that decode; else decoding waits."""
+    prefill_share: float = 1.0
+    """Share of other requests' prefills that falls between a request's tokens; the others delay its first token."""
+    prefill_layer_overhead_s: float = 0.0
+    """Per layer of a pass with prompts in it: it runs outside captured graphs."""
+    prefill_factor: float = 1.0
+    """On top of the other factors, in what a prompt adds to the time of others."""
+    admission: Literal["as_used", "whole"] = "as_used"
+    """Whether a request is admitted while the cache has room for it now, or only with room for all its tokens."""
 
     # How right it is: one standard deviation of what the terms' own errors do not explain
     relative_error: float = 0.10
     """Of a step's time."""
     speedup_relative_error: float = 0.04
     """Of a speedup, where part of the errors cancel."""
+    other_device_error: float | None = None
+    """Of the time between a server's tokens on a device that was not fitted on; None: as `relative_error`."""
+    other_model_error: float | None = None
+    """The same for a model that was not fitted on."""
+
+    def error_for(self, device: str, model: str) -> float:
+        """Relative error (one standard deviation) of a server's times, by what the constants were fitted on."""
+        error = self.relative_error
+        if self.fitted_devices and device not in self.fitted_devices:
+            error = max(error, self.other_device_error or 0.0)
+        if self.fitted_models and model not in self.fitted_models:
+            error = max(error, self.other_model_error or 0.0)
+        return error
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -23,9 +23,17 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
 
 HARDWARE_DIRECTORY = Path(__file__).resolve().parent / "data" / "hardware"
-DTYPE_BYTES: dict[str, float] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int4": 0.5}
-"""Bytes per element. Scales of quantised formats (1-6 %) are ignored."""
-COMPUTE_FALLBACK = {"fp16": "bf16", "fp8": "bf16", "int8": "bf16", "int4": "bf16", "bf16": "fp32"}
+DTYPE_BYTES: dict[str, float] = {
+    "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_block": 1, "int8": 1, "nvfp4": 0.5625, "mxfp4": 0.53125, "int4": 0.5
+}  # fmt: skip
+"""Bytes per element, with the scales of nvfp4 (one byte per 16) and mxfp4 (per 32); other scales (to 6 %) are ignored.
+
+`fp8` has a scale per tensor or channel, `fp8_block` one per 128 × 128; int8, int4 and mxfp4 hold weights only.
+"""
+COMPUTE_FALLBACK = {
+    "fp16": "bf16", "fp8": "bf16", "fp8_block": "fp8", "int8": "bf16", "nvfp4": "bf16", "mxfp4": "bf16", "int4": "bf16",
+    "bf16": "fp32",
+}  # fmt: skip
 """What a dtype computes in where the device has no rate for it (weights are widened on the fly)."""
 BORROWED_ERROR_FACTOR = 2.0
 DEFAULT_RELATIVE_ERROR = 0.3
@@ -101,6 +109,13 @@ class GemmCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     l2_bandwidth_ratio: float = 2.5
     tiled: bool = True
     """Output tiles are spread over multiprocessors (GPUs). If not, only the ceilings and the two below apply (CPUs)."""
+    tiles: Literal["cheapest", "by_rows"] = "cheapest"
+    """How the library chooses output tiles: the cheapest of all, split over k where that helps; or by m alone, without
+    splits (64 × 64 up to 64 tokens, 64 × 128 up to 128, 128 × 128 above: CUTLASS as vLLM calls it for fp8)."""
+    host_s: float = 0.0
+    """Least time of a call where kernels were timed launched by the host one by one; captured graphs do not pay it."""
+    host_few_s: float = 0.0
+    """The same up to 16 tokens, where fewer kernels are launched."""
     stream_ratio: float = 5.0
     """Bandwidth at which all multiprocessors together can take operands in, relative to the memory's peak."""
     split_overhead_s: float = 2e-6
@@ -149,6 +164,22 @@ class AttentionCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         super().__post_init__()
         if not all(math.isfinite(factor) and 0.05 <= factor <= 20.0 for factor in self.row_factors):
             raise ValueError(f"'row_factors' must be between 0.05 and 20, not {list(self.row_factors)!r}")
+
+
+class PrefillCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of one layer's causal attention of whole prompts, or chunks of them; equation in perfmodel/roofline.py."""
+
+    fit: Fit = Fit()
+    overhead_s: float = 1e-5
+    flops_efficiency: float = 0.6
+    narrow_head_efficiency: float = 0.7
+    """Rate with heads of 64 dimensions and fewer, relative to 128."""
+    wide_head_efficiency: float = 1.0
+    """The same with more than 128."""
+    block_weight: float = 1.0
+    """Time of the longest block (128 queries over all keys) relative to its share of the device's rate."""
+    bandwidth_efficiency: float = 0.4
+    ridge_power: float = 1.2
 
 
 class AllReduceCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -235,12 +266,22 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     compute_spread: float = 0.0
     """Standard deviation of the logarithms of those times: how much the machine's speed moves by itself."""
     gemm: GemmCurve | None = None
+    gemm_formats: dict[str, GemmCurve] = {}
+    """Linear layers whose products run in a narrow format (fp8, fp8_block, nvfp4)."""
     attention: AttentionCurve | None = None
+    attention_formats: dict[str, AttentionCurve] = {}
+    """Attention over a KV cache in a narrow format (fp8)."""
+    prefill: PrefillCurve | None = None
     allreduce: AllReduceCurve | None = None
+    allreduce_engines: dict[str, AllReduceCurve] = {}
+    """Of engines with kernels of their own; `allreduce` is vLLM's."""
     elementwise: ElementwiseCurve | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in (*self.gemm_formats, *self.attention_formats):
+            if name not in DTYPE_BYTES:
+                raise ValueError(f"curves for the unknown dtype '{name}' (known: {', '.join(DTYPE_BYTES)})")
         if not self.flops_per_s:
             raise ValueError("'flops_per_s' must hold at least one dtype")
         for dtype, rate in self.flops_per_s.items():
@@ -255,13 +296,25 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         curves = (self.gemm, self.attention)
         return all(curve is not None and curve.fit.fitted_on and not curve.fit.borrowed_from for curve in curves)
 
-    def gemm_curve(self) -> GemmCurve:
-        return self.gemm or GemmCurve()
+    def gemm_curve(self, compute_dtype: str = "bf16") -> GemmCurve:
+        """Of products in `compute_dtype`; in one that nobody measured, bf16's efficiencies."""
+        return self.gemm_formats.get(compute_dtype) or self.gemm or GemmCurve()
 
-    def attention_curve(self) -> AttentionCurve:
-        return self.attention or AttentionCurve()
+    def attention_curve(self, kv_dtype: str = "bf16") -> AttentionCurve:
+        """Over a cache in `kv_dtype`; in one that nobody measured, bf16's efficiencies."""
+        return self.attention_formats.get(kv_dtype) or self.attention or AttentionCurve()
 
-    def allreduce_curve(self) -> AllReduceCurve:
+    def prefill_curve(self) -> PrefillCurve:
+        return self.prefill or PrefillCurve()
+
+    def computes_in(self, dtype: str) -> bool:
+        """Whether products of two operands in `dtype` have a rate of their own here."""
+        return dtype in self.flops_per_s or (dtype == "fp8_block" and "fp8" in self.flops_per_s)
+
+    def allreduce_curve(self, kernels: str = "") -> AllReduceCurve:
+        """Of an engine's own kernels where they were measured, else of vLLM's, else a generic one."""
+        if kernels in self.allreduce_engines:
+            return self.allreduce_engines[kernels]
         if self.allreduce is not None:
             return self.allreduce
         overhead_s = KERNEL_LAUNCH_S + self.link.latency_s
@@ -359,17 +412,30 @@ def profile_from_document(document: dict[str, Any], *, where: str) -> HardwarePr
         raise ConfigError(f"{where}: " + (f"key '{key}': " if key else "") + message.replace("`", "'")) from error
 
 
+def _lent(curve: Any, donor: str) -> Any:
+    """A curve measured on another device, marked so and with a wider error."""
+    wider = min(10.0, max(0.1, BORROWED_ERROR_FACTOR * curve.fit.relative_error))
+    fit = msgspec.structs.replace(curve.fit, relative_error=wider, borrowed_from=donor)
+    return msgspec.structs.replace(curve, fit=fit)
+
+
 def _borrow(profile: HardwareProfile, donor: HardwareProfile) -> HardwareProfile:
     """`profile` with the donor's curves where it has none, marked so and with a wider error."""
     changes: dict[str, Any] = {}
-    for name in ("gemm", "attention", "allreduce", "elementwise"):
+    for name in ("gemm", "attention", "prefill", "allreduce", "elementwise"):
         curve = getattr(donor, name)
         if name == "allreduce" and profile.link.topology != donor.link.topology:
             continue
         if getattr(profile, name) is None and curve is not None:
-            wider = min(10.0, max(0.1, BORROWED_ERROR_FACTOR * curve.fit.relative_error))
-            fit = msgspec.structs.replace(curve.fit, relative_error=wider, borrowed_from=donor.name)
-            changes[name] = msgspec.structs.replace(curve, fit=fit)
+            changes[name] = _lent(curve, donor.name)
+    if profile.link.topology == donor.link.topology and not profile.allreduce_engines:
+        changes["allreduce_engines"] = {
+            engine: _lent(curve, donor.name) for engine, curve in donor.allreduce_engines.items()
+        }
+    for name in ("gemm_formats", "attention_formats"):
+        own: dict[str, Any] = getattr(profile, name)
+        lent = {dtype: curve for dtype, curve in getattr(donor, name).items() if profile.computes_in(dtype)}
+        changes[name] = {dtype: _lent(curve, donor.name) for dtype, curve in lent.items()} | own
     return msgspec.structs.replace(profile, **changes)
 
 

@@ -8,7 +8,11 @@ from magicdec.specs.hardware import bytes_per_element
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
-    """`weight_dtype` is what is read from memory; matrix products run in `compute_dtype` (weights are widened)."""
+    """`weight_dtype` is what is read from memory; matrix products run in `compute_dtype` (weights are widened), or in
+    the weights' own format where engine and device do (perfmodel/ops.py).
+
+    Checkpoints in narrow formats keep embeddings and head in 16 bits (`tables`).
+    """
 
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
@@ -21,6 +25,11 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
     def compute_dtype(self) -> str:
         """The activations' format: fp32 with fp32 weights, otherwise 16-bit (int4, int8 and fp8 are weight-only)."""
         return "fp32" if self.weight_dtype == "fp32" else "bf16"
+
+    @property
+    def tables(self) -> Precision:
+        """Of embeddings and head."""
+        return self if self.weight_bytes >= 2.0 else msgspec.structs.replace(self, weight_dtype="bf16")
 
     @property
     def weight_bytes(self) -> float:

@@ -38,7 +38,7 @@ def completed(*words: str) -> tuple[list[str], str]:
         (("run", "--draft-method", "s"), ["streamingllm", "snapkv"]),
         (("plan", "--draft", "e"), ["eagle", "embedded"]),
         (("run", "--draft", "e"), ["embedded"]),
-        (("plan", "--engine", ""), ["magicdec-2024", "ours"]),
+        (("plan", "--engine", ""), ["magicdec-2024", "ours", "sglang", "trtllm", "vllm"]),
         (("run", "--prompts", "r"), ["recall", "random"]),
         (("run", "--dtype", "b"), ["bfloat16"]),
         (("run", "--draft-weight-dtype", "fp8,int"), ["fp8,int8", "fp8,int4"]),

@@ -1,0 +1,41 @@
+"""Fits the curves of whole layers' kernels: prefill attention. Losses and priors are those of curve_fit.py."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from magicdec.perfmodel.arrays import Array
+from magicdec.perfmodel.curve_fit import Free, Parameters, Rows, columns, minimise, row_weights, with_fit
+from magicdec.perfmodel.roofline import prefill_attention_time
+from magicdec.specs.hardware import HardwareProfile, PrefillCurve
+
+PREFILL_PARAMETERS: Parameters = {
+    "overhead_s": Free(prior=1e-5, spread=1.0),
+    "flops_efficiency": Free(prior=0.6, spread=0.3),
+    "narrow_head_efficiency": Free(prior=0.7, spread=0.3),
+    "wide_head_efficiency": Free(prior=1.0, spread=0.3),
+    "block_weight": Free(prior=0.9, spread=0.7),
+    "bandwidth_efficiency": Free(prior=0.4, spread=0.7),
+    "ridge_power": Free(prior=1.2, scale="above_one"),
+}
+
+
+def fit_prefill(rows: Rows, hw: HardwareProfile, *, fitted_on: str = "") -> PrefillCurve:
+    """Fits causal attention: columns batch_size, num_heads, num_kv_heads, head_dim, prompt_len, time_s; weight."""
+    names = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "prompt_len", "time_s")
+    batch, heads, kv_heads, head_dim, prompt, seconds = columns(rows, names)
+
+    def predict(curve: PrefillCurve) -> Array:
+        return prefill_attention_time(
+            msgspec.structs.replace(hw, prefill=curve), batch=batch, query_len=prompt, kv_len=prompt, num_heads=heads,
+            num_kv_heads=kv_heads, head_dim=head_dim,
+        ).time_s  # fmt: skip
+
+    parameters = dict(PREFILL_PARAMETERS)
+    if not np.any(head_dim > 128):
+        del parameters["wide_head_efficiency"]
+    if not np.any(head_dim <= 64):
+        del parameters["narrow_head_efficiency"]
+    curve, _ = minimise(PrefillCurve(), parameters, predict, seconds, row_weights(rows, seconds))
+    return with_fit(curve, len(parameters), seconds, predict(curve), fitted_on)

@@ -1,0 +1,225 @@
+"""Rows of measured servers, and what is predicted for each.
+
+Columns: source, model, hardware, tp, batch (requests in the system), context (mean tokens in the cache), draft, gamma,
+acceptance, metric, value, engine, weight_dtype, kv_dtype, prompt_len, output_len, isolated_decode, note. Metrics:
+
+    tpot_ms                             between tokens of one request, prefills of others inside
+    ttft_ms, request_ms                 to the first token; of a whole request
+    tokens_per_s                        of the batch, decoding alone
+    output_tokens_per_s_with_prefill    of a static batch, its own prefill inside
+    speedup                             of speculation over none
+
+`acceptance` is a rate, or "mean length E": tokens per step. Each row is compared as seconds (per token, or of a
+request), or as a speedup.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from magicdec.errors import ConfigError, MagicdecError, unknown_choice
+from magicdec.perfmodel.arrays import Array
+from magicdec.perfmodel.forward import prefill
+from magicdec.perfmodel.serving import ServingTime, serving_time
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.steps import step_terms
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import EngineProfile, engine_names, load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import SamplingSpec
+from magicdec.units import MILLI
+from magicdec.validate.csv_rows import Row, read_rows, require_columns
+
+Metric = Literal[
+    "tpot_ms", "ttft_ms", "request_ms", "tokens_per_s", "output_tokens_per_s_with_prefill", "speedup"
+]  # fmt: skip
+METRICS: tuple[Metric, ...] = (
+    "tpot_ms", "ttft_ms", "request_ms", "tokens_per_s", "output_tokens_per_s_with_prefill", "speedup"
+)  # fmt: skip
+COLUMNS = ("source", "model", "hardware", "tp", "batch", "metric", "value", "engine")
+ISOLATED_RATIO = 4.0
+"""Output this many times the prompt is decoding alone: the prefills of others are a few per cent of it."""
+ENGINE_ALIASES = {"tensorrt-llm": "trtllm", "gpt-fast": "gpt-fast"}
+GREEDY = SamplingSpec()
+"""Servers are measured with their benchmarks' defaults, which are greedy."""
+
+
+class ServingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured configuration."""
+
+    where: str
+    source: str
+    model: str
+    hardware: str
+    engine: str
+    """The profile's name."""
+    engine_version: str
+    tp_size: int
+    batch_size: float
+    context_len: float
+    prompt_len: float
+    output_len: float
+    draft: str
+    gamma: int
+    acceptance: str
+    metric: Metric
+    value: float
+    weight_dtype: str
+    kv_dtype: str
+    is_isolated: bool
+    note: str
+
+    @property
+    def measured(self) -> float:
+        """Seconds, or a speedup."""
+        if self.metric == "speedup":
+            return self.value
+        return self.value * MILLI if self.metric.endswith("_ms") else self.batch_size / self.value
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether its note says that requests queued, or that it lies below the bytes that must be read."""
+        return any(words in self.note for words in ("queue", "below"))
+
+
+def engine_name(text: str) -> str:
+    """The profile that a version's name belongs to ("vllm 0.12.0": vllm). Raises ConfigError, naming the nearest."""
+    word = text.split(maxsplit=1)[0].lower() if text.split() else ""
+    word = ENGINE_ALIASES.get(word, word)
+    if word not in engine_names():
+        raise unknown_choice("engine", text, engine_names())
+    return word
+
+
+def parse_row(row: Row) -> ServingRow:
+    """Raises ConfigError, with file and line, for what is unknown or not a number."""
+    try:
+        model, hardware = row.text("model"), row.text("hardware")
+        load_model_spec(model)
+        metric = row.text("metric")
+        if metric not in METRICS:
+            raise unknown_choice("metric", metric, METRICS)
+        lengths = {name: row.number(name, low=0) if row.has(name) else 0.0 for name in ("prompt_len", "output_len")}
+        prompt, output = lengths["prompt_len"], lengths["output_len"]
+        context = row.number("context", low=0) if row.has("context") else prompt + output / 2.0
+        precision = Precision(
+            weight_dtype=_weight_dtype(row, model), kv_dtype=row.text("kv_dtype", "bf16")
+        )  # an unknown format is refused here
+        return ServingRow(
+            where=row.where,
+            source=row.text("source"),
+            model=model,
+            hardware=load_hardware(hardware).name,
+            engine=engine_name(row.text("engine")),
+            engine_version=row.text("engine"),
+            tp_size=row.integer("tp", low=1),
+            batch_size=row.number("batch", low=1),
+            context_len=context,
+            prompt_len=prompt,
+            output_len=output,
+            draft=row.text("draft", "none"),
+            gamma=row.integer("gamma", low=0) if row.has("gamma") else 0,
+            acceptance=row.text("acceptance", ""),
+            metric=metric,
+            value=row.number("value", low=1e-9),
+            weight_dtype=precision.weight_dtype,
+            kv_dtype=precision.kv_dtype,
+            is_isolated=row.text("isolated_decode", "no") == "yes"
+            or (prompt > 0 and output >= ISOLATED_RATIO * prompt),
+            note=row.text("note", ""),
+        )
+    except ConfigError as error:
+        message = str(error)
+        raise ConfigError(message if message.startswith(row.where) else f"{row.where}: {message}") from error
+
+
+def _weight_dtype(row: Row, model: str) -> str:
+    """The experts' format where a note names it ("moe_quant=fp8_block"): they are nearly all weights."""
+    dtype = row.text("weight_dtype", "bf16")
+    note = row.text("note", "")
+    if "moe_quant=" in note:
+        dtype = note.split("moe_quant=")[1].split(";")[0].strip()
+    if dtype in ("fp4", "nvfp4") and model.startswith("gpt-oss"):
+        return "mxfp4"
+    return "nvfp4" if dtype == "fp4" else dtype
+
+
+def read_serving(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
+    """The rows that can be judged, and one line for each that cannot.
+
+    Raises ConfigError for a file that cannot be read or lacks a column, and when no row of any can be judged.
+    """
+    rows: list[ServingRow] = []
+    refused: list[str] = []
+    for path in paths:
+        raw = read_rows(path)
+        require_columns(path, raw, COLUMNS)
+        for each in raw:
+            try:
+                rows.append(parse_row(each))
+            except MagicdecError as error:
+                refused.append(str(error))
+    if not rows:
+        raise ConfigError(refused[0])
+    return rows, refused
+
+
+def predict_rows(rows: Sequence[ServingRow], engines: Mapping[str, EngineProfile] | None = None) -> Array:
+    """Seconds or speedup of each row, as `measured`; `engines` replaces profiles of the catalog by name."""
+    result = np.empty(len(rows))
+    alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        key = (row.model, row.hardware, row.engine, row.weight_dtype, row.kv_dtype, row.draft, row.metric)
+        alike[key].append(index)
+    for indices in alike.values():
+        some = [rows[index] for index in indices]
+        engine = (engines or {}).get(some[0].engine) or load_engine(some[0].engine)
+        result[indices] = _predict_alike(some, engine)
+    return result
+
+
+def _column(rows: Sequence[ServingRow], name: str) -> Array:
+    return np.array([getattr(row, name) for row in rows], dtype=np.float64)
+
+
+def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
+    return Setup(
+        model=load_model_spec(row.model),
+        hardware=load_hardware(row.hardware),
+        engine=engine,
+        sampling=GREEDY,
+        precision=Precision(weight_dtype=row.weight_dtype, kv_dtype=row.kv_dtype),
+    )
+
+
+def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
+    """Rows that differ in numbers only."""
+    setup, metric = row_setup(rows[0], engine), rows[0].metric
+    batch, tp = _column(rows, "batch_size"), _column(rows, "tp_size")
+    prompt, output = _column(rows, "prompt_len"), _column(rows, "output_len")
+    nothing = np.zeros(len(rows))
+    if metric in ("tokens_per_s", "output_tokens_per_s_with_prefill") or not np.all(output > 0):
+        step = step_terms(
+            setup, batch=batch, kv_len=_column(rows, "context_len"), draft_kv_len=nothing, gamma=nothing, tp_size=tp
+        ).autoregressive.total_s  # fmt: skip
+        if metric != "output_tokens_per_s_with_prefill":
+            return np.broadcast_to(step, nothing.shape)
+        first = prefill(
+            setup.model, setup.hardware, engine, batch=batch, prompt_len=prompt, tp_size=tp,
+            weight_dtype=setup.precision.weight_dtype, kv_dtype=setup.precision.kv_dtype,
+        ).total_s  # fmt: skip
+        per_token: Array = step + first / output
+        return per_token
+    time = serving_time(setup, concurrency=batch, prompt_len=prompt, output_len=output, tp_size=tp)
+    return _metric(time, metric)
+
+
+def _metric(time: ServingTime, metric: Metric) -> Array:
+    return {"tpot_ms": time.tpot_s, "ttft_ms": time.ttft_s, "request_ms": time.request_s}[metric]

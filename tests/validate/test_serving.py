@@ -1,0 +1,187 @@
+"""`validate serving`: measured servers, how they are grouped, what is refused, and fits with something left out."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from magicdec.commands.validate import app
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.forward import prefill
+from magicdec.perfmodel.serving import serving_time
+from magicdec.perfmodel.steps import step_terms
+from magicdec.specs.engine import load_engine
+from magicdec.validate.serving import validate_serving
+from magicdec.validate.serving_fit import deviation, fit_engine, is_fitted_on, left_out_predictions
+from magicdec.validate.serving_rows import ServingRow, predict_rows, read_serving, row_setup
+
+SAMPLE = Path(__file__).parents[1] / "data" / "serving" / "server_tpot_sample.csv"
+HEADER = (
+    "source,model,hardware,tp,batch,context,draft,gamma,acceptance,metric,value,engine,weight_dtype,kv_dtype,"
+    "prompt_len,output_len,isolated_decode,note"
+)
+LINE = "mine,llama-3.1-8b,h100,2,16,1536,none,0,,tpot_ms,10.0,vllm 0.12.0,bf16,bf16,1024,1024,no,"
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join((HEADER, *lines)) + "\n")
+    return path
+
+
+def sample_rows() -> list[ServingRow]:
+    rows, refused = read_serving([SAMPLE])
+    assert not refused
+    return rows
+
+
+def test_servers_are_predicted_within_the_targets():
+    groups = {group["name"]: group for group in validate_serving([SAMPLE])["groups"]}
+    assert groups["all/decoding alone"]["mape"] < 0.08
+    rows = [row for row in sample_rows() if is_fitted_on(row)]
+    error = np.abs(predict_rows(rows) / np.array([row.measured for row in rows]) - 1.0)
+    assert error.mean() < 0.10
+    assert groups["all/decoding alone"]["coverage"] >= 0.75
+
+
+def test_groups_count_each_row_once_by_kind_and_once_by_tp():
+    rows = sample_rows()
+    groups = validate_serving([SAMPLE])["groups"]
+    by_kind = [group for group in groups if not group["name"].startswith("all/") and "/tp " not in group["name"]]
+    by_tp = [group for group in groups if "/tp " in group["name"]]
+    assert sum(group["rows"] for group in by_kind) == sum(group["rows"] for group in by_tp) == len(rows)
+
+
+def test_errors_are_of_predicted_over_measured(tmp_path):
+    row = read_serving([write(tmp_path / "one.csv", LINE)])[0][0]
+    predicted_ms = float(predict_rows([row])[0]) * 1e3
+    lines = [LINE.replace("10.0", f"{predicted_ms * factor:.9g}") for factor in (0.8, 1.0, 2.0)]
+    groups = {group["name"]: group for group in validate_serving([write(tmp_path / "x.csv", *lines)])["groups"]}
+    group = groups["mine/h100-sxm-80gb/vllm/prefill inside"]
+    assert group["rows"] == 3
+    assert group["mape"] == pytest.approx((0.25 + 0.0 + 0.5) / 3)
+    assert group["bias"] == pytest.approx(0.0, abs=1e-6)
+    assert group["coverage"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("llama-3.1-8b", "llama-3.1-9b", r"x\.csv:3: unknown model 'llama-3.1-9b': did you mean llama-3.1-8b"),
+        ("h100", "h10", r"x\.csv:3: unknown hardware 'h10'"),
+        ("vllm 0.12.0", "vlm 0.12", r"x\.csv:3: unknown engine 'vlm 0.12': did you mean vllm"),
+        ("tpot_ms", "tpot", r"x\.csv:3: unknown metric 'tpot': did you mean tpot_ms"),
+        (",bf16,bf16,", ",bf17,bf16,", r"x\.csv:3: unknown dtype 'bf17'"),
+        (",10.0,", ",fast,", r"x\.csv:3: column 'value' must be"),
+    ],
+)
+def test_a_bad_row_is_one_line_and_leaves_the_others(tmp_path, old, new, match):
+    path = write(tmp_path / "x.csv", LINE, LINE.replace(old, new))
+    document = validate_serving([path])
+    (line,) = document["refused"]
+    assert "\n" not in line
+    with pytest.raises(ConfigError, match=match):
+        raise ConfigError(line)
+    assert next(group for group in document["groups"] if "/tp " in group["name"])["rows"] == 1
+
+
+def test_a_file_without_a_column_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("source,model\na,b\n")
+    with pytest.raises(ConfigError, match="lacks the column"):
+        validate_serving([tmp_path / "x.csv"])
+
+
+def test_the_command_prints_groups_and_says_what_it_skipped(tmp_path):
+    path = write(tmp_path / "x.csv", LINE, LINE.replace("h100", "h1000"))
+    result = CliRunner().invoke(app, ["serving", str(path), "--format", "json"])
+    assert result.exit_code == 0
+    assert {"name", "rows", "mape", "bias", "p90", "coverage"} <= set(json.loads(result.stdout)["groups"][0])
+    assert "h1000" in result.stderr
+
+
+def test_one_request_alone_sees_no_prefill_between_its_tokens(tmp_path):
+    row = read_serving([write(tmp_path / "x.csv", LINE)])[0][0]
+    setup = row_setup(row, load_engine("vllm"))
+    time = serving_time(setup, concurrency=1.0, prompt_len=4096, output_len=256, tp_size=2)
+    step = step_terms(setup, batch=1, kv_len=4096 + 128, draft_kv_len=0, gamma=0, tp_size=2).autoregressive.total_s
+    assert float(time.tpot_s) == pytest.approx(float(step))
+    assert float(time.request_s) == pytest.approx(float(time.ttft_s + 255 * time.tpot_s))
+
+
+def test_throughput_of_long_prompts_is_that_of_prefill(tmp_path):
+    """With one token to generate after each prompt, a server does nothing but prefill."""
+    row = read_serving([write(tmp_path / "x.csv", LINE)])[0][0]
+    setup = row_setup(row, load_engine("vllm"))
+    time = serving_time(setup, concurrency=8.0, prompt_len=8000, output_len=2, tp_size=2)
+    alone = prefill(setup.model, setup.hardware, setup.engine, batch=1, prompt_len=8000, tp_size=2).total_s
+    assert float(1.0 / time.requests_per_s) == pytest.approx(float(alone), rel=0.35)
+
+
+def test_time_between_tokens_grows_with_prompts_and_load_and_falls_with_output(tmp_path):
+    row = read_serving([write(tmp_path / "x.csv", LINE)])[0][0]
+    for engine in ("vllm", "sglang", "trtllm"):
+        setup = row_setup(row, load_engine(engine))
+        load = serving_time(setup, concurrency=2.0 ** np.arange(9), prompt_len=1024, output_len=256).tpot_s
+        prompts = serving_time(setup, concurrency=16, prompt_len=2.0 ** np.arange(6, 15), output_len=256).tpot_s
+        outputs = serving_time(setup, concurrency=16, prompt_len=4096, output_len=2.0 ** np.arange(4, 11)).tpot_s
+        assert np.all(np.diff(load) > 0)
+        assert np.all(np.diff(prompts) > 0)
+        assert np.all(np.diff(outputs) < 0)
+
+
+def test_requests_beyond_the_memory_wait():
+    rows = [row for row in sample_rows() if row.model == "llama-3.1-70b"]
+    setup = row_setup(rows[0], load_engine("vllm"))
+    few, many = (serving_time(setup, concurrency=n, prompt_len=8192, output_len=1024, tp_size=2) for n in (4.0, 4000.0))
+    assert float(many.active) < 4000
+    assert float(few.active) == 4
+    assert float(many.ttft_s) > 10 * float(few.ttft_s)
+
+
+def test_a_fit_finds_constants_that_it_did_not_start_from():
+    """Measurements made by a profile with other constants, on the sample's rows: errors fall to almost nothing."""
+    rows = [row for row in sample_rows() if row.engine == "trtllm"]
+    base = load_engine("vllm")
+    truth = predict_rows(rows, {"trtllm": base})
+    made = [
+        ServingRow(**{**{name: getattr(row, name) for name in row.__struct_fields__}, "value": float(seconds) * 1e3})
+        for row, seconds in zip(rows, truth, strict=True)
+    ]
+    start = load_engine("trtllm")
+    before = np.abs(predict_rows(made, {"trtllm": start}) / truth - 1.0).mean()
+    after = np.abs(predict_rows(made, {"trtllm": fit_engine(made, start)}) / truth - 1.0).mean()
+    assert after < before / 2
+
+
+def test_what_is_left_out_takes_no_part_in_the_fit():
+    rows = [row for row in sample_rows() if row.engine == "vllm" and is_fitted_on(row)]
+    predicted = left_out_predictions(rows, "vllm", "tp")
+    chosen = rows[0].tp_size
+    others = [row for row in rows if row.tp_size != chosen]
+    test = [index for index, row in enumerate(rows) if row.tp_size == chosen]
+    alone = predict_rows([rows[index] for index in test], {"vllm": fit_engine(others, load_engine("vllm"))})
+    np.testing.assert_allclose(predicted[test], alone)
+
+
+def test_an_interval_of_the_fitted_width_holds_nine_in_ten():
+    rows = sample_rows()[:40]
+    rng = np.random.default_rng(0)
+    measured = np.array([row.measured for row in rows])
+    predicted = measured * np.exp(rng.normal(0.0, 0.1, len(rows)))
+    width = deviation(predicted, rows)
+    assert np.mean(np.abs(np.log(predicted / measured)) <= 1.645 * width) == pytest.approx(0.9, abs=0.03)
+
+
+def test_rows_that_queue_have_a_group_of_their_own(tmp_path):
+    path = write(tmp_path / "x.csv", LINE, LINE + "does not fit together: requests queue")
+    names = [group["name"] for group in validate_serving([path])["groups"]]
+    assert "mine/h100-sxm-80gb/vllm/queues or below the bytes" in names
+
+
+def test_the_sample_has_every_column():
+    with SAMPLE.open() as file:
+        assert ",".join(next(csv.reader(file))) == HEADER
