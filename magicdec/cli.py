@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
+from functools import cache
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -16,6 +18,7 @@ from magicdec.errors import MagicdecError
 USER_ERROR_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
+LONGEST_MESSAGE = 800
 RUN_PACKAGES = ("torch", "tokenizers", "safetensors")
 
 app = typer.Typer(
@@ -43,8 +46,9 @@ def options(
     """Plan, run and check speculative decoding for long contexts and large batches."""
 
 
+@cache
 def register_commands() -> None:
-    """Adds each command; a command imports what it needs when it is called, so that starting is quick."""
+    """Adds each command, once; a command imports what it needs when it is called, so that starting is quick."""
     from magicdec.commands import (
         calibrate,
         demo,
@@ -89,6 +93,10 @@ def main() -> None:
         if error.name not in RUN_PACKAGES:
             raise
         _fail(f"this command needs {error.name}: pip install 'magicdec[run]' (planning and reports work without)")
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _fail(f"{error.filename}: too long for the name of a file")
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -102,6 +110,9 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _fail(message: str) -> NoReturn:
-    if message:
-        print(f"magicdec: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    if len(line) > LONGEST_MESSAGE:  # what was given may be a whole file
+        line = f"{line[: LONGEST_MESSAGE // 2]} ... {line[-LONGEST_MESSAGE // 2 :]}"
+    if line:
+        print(f"magicdec: {line}", file=sys.stderr)
     sys.exit(USER_ERROR_EXIT_CODE)

@@ -141,6 +141,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return hashlib.sha256("\x1f".join(fields).encode()).hexdigest()[:16]
 
 
+LARGEST_NUMBER = 1e18
+"""Of any quantity of a record: times, rates, bytes. Beyond it lies damage, which figures could not be scaled to."""
+
 CONFIGURATION_FIELDS = (
     "kind", "model", "hardware", "engine", "device", "dtype", "draft", "draft_method", "draft_budget", "gamma",
     "tp_size", "draft_tp_size", "draft_weight_dtype", "batch_size", "context_len", "gen_len", "temperature", "top_k",
@@ -227,10 +230,19 @@ def decode_record(line: bytes) -> Record:
 
     Raises msgspec.DecodeError for what is no record, or one of a schema newer than this release.
     """
-    version = msgspec.json.decode(line, type=_Version).schema_version
-    if version == SCHEMA_VERSION:
-        return msgspec.json.decode(line, type=Record)
-    return msgspec.convert(migrate(msgspec.json.decode(line, type=dict[str, Any]), version), Record)
+    try:
+        version = msgspec.json.decode(line, type=_Version).schema_version
+        if version == SCHEMA_VERSION:
+            record = msgspec.json.decode(line, type=Record)
+        else:
+            record = msgspec.convert(migrate(msgspec.json.decode(line, type=dict[str, Any]), version), Record)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"not text: {error.reason}") from error
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
+            raise msgspec.ValidationError(f"{name} is {value:g}, beyond {LARGEST_NUMBER:g}")
+    return record
 
 
 def migrate(row: dict[str, Any], version: int) -> dict[str, Any]:

@@ -9,6 +9,11 @@ from enum import StrEnum
 from rich.console import Console
 
 from magicdec.errors import ConfigError
+from magicdec.units import KIB, MIB
+
+MAX_VALUES = 10_000
+"""Of one option: a longer range is a slip of the keyboard."""
+SUFFIXES = {"k": KIB, "m": MIB}
 
 
 class OutputFormat(StrEnum):
@@ -18,17 +23,27 @@ class OutputFormat(StrEnum):
 
 
 def parse_ints(text: str, option: str) -> list[int]:
-    """ "1,2,4-6" -> [1, 2, 4, 5, 6]. Raises ConfigError naming the option."""
+    """ "1,2,4-6,32k" -> [1, 2, 4, 5, 6, 32768]; k is 1024, m its square. Raises ConfigError naming the option."""
     values: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         try:
-            values += range(int(first), int(last) + 1) if dash else [int(first)]
+            low = _whole(first)
+            high = _whole(last) if dash else low
         except ValueError:
-            raise ConfigError(f"{option} must be numbers like 4 or 1,2,4-6, not '{text}'") from None
+            raise ConfigError(f"{option} must be numbers like 4, 32k or 1,2,4-6, not '{text}'") from None
+        if len(values) + high - low >= MAX_VALUES:
+            raise ConfigError(f"{option} {part.strip()} names more than {MAX_VALUES} numbers; give fewer")
+        values += range(low, high + 1)
     if not values:
         raise ConfigError(f"{option} '{text}' names no number")
     return values
+
+
+def _whole(text: str) -> int:
+    text = text.strip().lower()
+    scale = SUFFIXES.get(text[-1:], 1)
+    return int(text if scale == 1 else text[:-1]) * scale
 
 
 def parse_floats(text: str, option: str) -> list[float]:
