@@ -1,11 +1,15 @@
 # make demo: set up, then calibrate, plan, run, validate and report on this machine.
 # make test: set up, then the tests.
+# make test-vllm: set up vLLM's CPU build in an environment of its own, then the tests of the draft in it.
 # TORCH_INDEX_URL: where to take PyTorch from (unset: pip's configured index).
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+HAS_VLLM_CPU := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
 
 .PHONY: setup demo test test-slow check docs clean
 
@@ -27,6 +31,24 @@ test: $(INSTALLED)
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
 
+ifeq ($(HAS_VLLM_CPU),)
+test-vllm:
+	@echo "test-vllm skipped: there is no CPU build of vLLM for this platform, only for Linux on x86-64"
+else
+test-vllm: $(VLLM_INSTALLED)
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm
+endif
+
+# vLLM's CPU build asks for torchvision, torchaudio and torchcodec, which come as CUDA builds and are not needed for text.
+$(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt \
+		$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt \
+		vllm-cpu pytest pytest-timeout --editable .
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $(VLLM_INSTALLED)
+
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,4 +59,4 @@ docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:
-	rm -rf $(VENV) build dist site demo-output .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist site demo-output .pytest_cache .mypy_cache .ruff_cache

@@ -36,7 +36,7 @@ def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool 
     Raises ConfigError when the file is no plan, or plans a draft or a number format that cannot be run; StorageError
     when it cannot be read.
     """
-    from magicdec.runtime.adaptive import TableGamma
+    from magicdec.specs.gamma_table import TableGamma
 
     plan = load_plan(path)
     if not is_draft_given:

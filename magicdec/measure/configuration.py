@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
 from magicdec.measure.environment import available_memory_bytes
-from magicdec.runtime.adaptive import TableGamma
 from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.hardware import bytes_per_element
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import MAX_GAMMA, SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec

@@ -1,5 +1,4 @@
-"""Chooses the number of drafted tokens each step: from what was accepted and how long steps took so far, or from a
-plan's table of batch and context.
+"""Chooses the number of drafted tokens each step from what was accepted and how long steps took so far.
 
     tokens per second of gamma = (1 + rate_1 + rate_1·rate_2 + ..) / step time of gamma
 
@@ -9,12 +8,8 @@ the latest ones, and for a gamma without any the line through the others. A poli
 
 from __future__ import annotations
 
-import hashlib
-import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
@@ -40,37 +35,6 @@ class GammaPolicy(Protocol):
 
     def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
         """Hears of a step: how much of `gamma` drafted tokens each sequence accepted, and its wall-clock."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableGamma:
-    """A plan's best gamma by batch and context; what lies between is looked up at the nearest in logarithm.
-
-    gammas: [batch][context], the axes ascending.
-    """
-
-    batch_sizes: tuple[int, ...]
-    context_lens: tuple[int, ...]
-    gammas: tuple[tuple[int, ...], ...]
-
-    def choose(self, *, batch_size: int, context_len: float) -> int:
-        return self.gammas[_nearest(self.batch_sizes, batch_size)][_nearest(self.context_lens, context_len)]
-
-    def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
-        """What is planned is planned."""
-
-    @property
-    def max_gamma(self) -> int:
-        return max(map(max, self.gammas))
-
-    @property
-    def digest(self) -> str:
-        """Tells tables apart."""
-        return hashlib.sha256(repr((self.batch_sizes, self.context_lens, self.gammas)).encode()).hexdigest()[:12]
-
-
-def _nearest(values: Sequence[int], wanted: float) -> int:
-    return min(range(len(values)), key=lambda i: abs(math.log(values[i] / wanted)))
 
 
 class AdaptiveGamma:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from magicdec.runtime.adaptive import AdaptiveGamma, TableGamma
+from magicdec.runtime.adaptive import AdaptiveGamma
+from magicdec.specs.gamma_table import TableGamma
 
 
 def simulate(rate: float, times: list[float], *, steps: int = 400, seed: int = 0) -> tuple[AdaptiveGamma, float]:

@@ -1,0 +1,104 @@
+"""Every name of the engine that is patched, and what upstream would make each patch unnecessary.
+
+vLLM's interface for drafts from outside (`method: custom_class`, pull request 39487) lacks two things that are needed
+by a draft which runs the target itself over the target's cache. Each patch leaves alone every engine that does not ask
+for this draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from magicdec.vllm.settings import DRAFT_CLASS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """One patched name: why, and the change of vLLM that would make it unnecessary."""
+
+    name: str
+    reason: str
+    unnecessary_when: str
+
+
+PATCHES = (
+    Patch(
+        name="vllm.config.VllmConfig.num_lookahead_tokens",
+        reason="the scheduler must reserve slots for the keys and values of the drafts themselves",
+        unnecessary_when="a custom class can say how many slots ahead it writes (pull request 39487 fixes them at 0)",
+    ),
+    Patch(
+        name="vllm.v1.worker.gpu_model_runner.GPUModelRunner.propose_draft_token_ids",
+        reason="a custom class is given neither block tables nor the model, and cannot give back its distributions",
+        unnecessary_when="propose() of a custom class gets the arguments of the built-in ones, and "
+        "take_last_draft_probs() is asked of it too",
+    ),
+    Patch(
+        name="vllm.v1.sample.rejection_sampler.expand_batch_to_tokens",
+        reason="on CPUs it leaves its result unwritten, so that verification at a temperature above 0, or beside such "
+        "requests, uses arbitrary temperatures, whatever drafts; patched on CPUs only, where this draft is asked for",
+        unnecessary_when="pull request 42638, or another that fixes it, is released",
+    ),
+)
+
+
+def apply_patches() -> None:
+    """Patches the engine of this process; a second call changes nothing."""
+    from vllm.config import VllmConfig
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    lookahead = VllmConfig.num_lookahead_tokens
+    if hasattr(lookahead.fget, "__wrapped__"):
+        return
+    VllmConfig.num_lookahead_tokens = property(_with_draft_slots(lookahead.fget))
+    GPUModelRunner.propose_draft_token_ids = _with_runner(GPUModelRunner.propose_draft_token_ids)
+
+
+def repair_cpu_sampling() -> None:
+    """Patches what the engine's verification needs on a CPU; a second call changes nothing."""
+    from vllm.v1.sample import rejection_sampler
+
+    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+
+
+def expand_batch_to_tokens(
+    values: Tensor, ends: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0
+) -> Tensor:
+    """Each sequence's value once for each of its drafted tokens, which end before `ends` of the flat batch."""
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    kept = torch.where(values == replace_from, replace_to, values)
+    return kept.repeat_interleave(counts, output_size=num_tokens).to(values.dtype)
+
+
+def is_asked_for(config: Any) -> bool:
+    """Whether an engine's configuration names this draft."""
+    speculative = config.speculative_config
+    return speculative is not None and speculative.method == "custom_class" and speculative.model == DRAFT_CLASS
+
+
+def _with_draft_slots(original: Any) -> Any:
+    @wraps(original)
+    def num_lookahead_tokens(self: Any) -> int:
+        slots: int = self.num_speculative_tokens if is_asked_for(self) else original(self)
+        return slots
+
+    return num_lookahead_tokens
+
+
+def _with_runner(original: Any) -> Any:
+    @wraps(original)
+    def propose_draft_token_ids(
+        self: Any, scheduler_output: Any, sampled_token_ids: Any, sampling_metadata: Any, *rest: Any, **named: Any
+    ) -> Any:
+        if not is_asked_for(self.vllm_config):
+            return original(self, scheduler_output, sampled_token_ids, sampling_metadata, *rest, **named)
+        proposal = self.drafter.propose(self, sampled_token_ids, sampling_metadata)
+        self._draft_probs, self._draft_prob_req_ids = proposal.probabilities, proposal.request_ids
+        return proposal.token_ids
+
+    return propose_draft_token_ids

@@ -1,0 +1,64 @@
+"""What of the engine is supported. Everything else is refused in one line, before weights load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from magicdec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+TESTED_VERSIONS = ("0.32",)
+"""Of vLLM: what is patched is private to it, so that only these are known to have it."""
+SUPPORTED = "decoder-only models with one group of full attention, on the V1 model runner, with tensor parallelism"
+
+
+def check_version(version: str) -> None:
+    """Raises ConfigError for a version of vLLM that this package was not tested with."""
+    if not is_tested(version):
+        raise ConfigError(f"vLLM {version} is untested with magicdec's draft; tested: {', '.join(TESTED_VERSIONS)}")
+
+
+def is_tested(version: str) -> bool:
+    return any(version == tested or version.startswith(f"{tested}.") for tested in TESTED_VERSIONS)
+
+
+def check_supported(config: VllmConfig) -> None:
+    """Raises ConfigError naming what of the engine's configuration the draft does not work with."""
+    unsupported = list(_unsupported(config))
+    if unsupported:
+        raise ConfigError(f"magicdec's draft in vLLM does not support {', '.join(unsupported)}; supported: {SUPPORTED}")
+
+
+def _unsupported(config: VllmConfig) -> Iterator[str]:
+    model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
+    if config.use_v2_model_runner:
+        yield "the V2 model runner (set VLLM_USE_V2_MODEL_RUNNER=0)"
+    if parallel.pipeline_parallel_size > 1:
+        yield "pipeline parallelism"
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        yield "context parallelism"
+    if parallel.data_parallel_size > 1:
+        yield "data parallelism within one engine (start one engine per replica)"
+    if parallel.use_ubatching:
+        yield "dual-batch overlap"
+    if config.scheduler_config.async_scheduling:
+        yield "asynchronous scheduling (leave --async-scheduling out)"
+    if model.use_mla:
+        yield "multi-head latent attention (MLA)"
+    if model.is_encoder_decoder:
+        yield "encoder-decoder models"
+    if model.uses_mrope:
+        yield "multimodal rotary positions (M-RoPE)"
+    if model.get_sliding_window() is not None:
+        yield "sliding-window attention"
+    if cache.cache_dtype != "auto":
+        yield f"a quantised KV cache ({cache.cache_dtype})"
+    if cache.kv_sharing_fast_prefill:
+        yield "--kv-sharing-fast-prefill"
+    if config.kv_transfer_config is not None:
+        yield "KV connectors"
+    if config.lora_config is not None:
+        yield "LoRA"

@@ -1,0 +1,75 @@
+"""One engine with the draft for all tests, and the reference's answers from a process beside it.
+
+Engine tests run where vLLM is installed (`make test-vllm`); elsewhere they are left out, with a line that says so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import msgspec
+import pytest
+
+ENGINE_TESTS = ["test_engine_*.py"]
+FOUND = importlib.util.find_spec("vllm")
+HAS_VLLM = FOUND is not None and FOUND.origin is not None  # without an origin it is this folder
+collect_ignore_glob = [] if HAS_VLLM else ENGINE_TESTS
+
+
+def pytest_report_header() -> str | None:
+    return None if HAS_VLLM else "vLLM is not installed here: its engine tests are left out (make test-vllm runs them)"
+
+
+MAX_GAMMA = 7
+
+
+class Served:
+    """The engine under test. Its draft's settings can change between requests."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        self.runner = worker.model_runner
+        self.draft = self.runner.drafter
+
+    def configure(self, *, budget: int, gamma: int, method: str = "streamingllm") -> None:
+        from magicdec.specs.gamma_table import TableGamma
+
+        table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((gamma,),))
+        self.draft.settings = msgspec.structs.replace(
+            self.draft.settings, draft_budget=budget, gamma_table=table, draft_method=method
+        )
+
+
+@pytest.fixture(scope="session")
+def greedy_cases() -> list[dict[str, Any]]:
+    from cases import crowd_requests, greedy_requests
+
+    return [*greedy_requests(220, seed=5), *crowd_requests(14)]
+
+
+@pytest.fixture(scope="session")
+def reference(greedy_cases: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from cases import ENGINE
+    from serving import Reference
+
+    return Reference(ENGINE, greedy_cases, tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="session")
+def served(reference: Any) -> Served:
+    """Started while the reference is at work."""
+    from cases import ENGINE
+    from serving import start_engine
+
+    from magicdec.vllm.settings import DRAFT_CLASS
+
+    speculation = {
+        "method": "custom_class",
+        "model": DRAFT_CLASS,
+        "num_speculative_tokens": MAX_GAMMA,
+        "draft_sample_method": "probabilistic",
+    }
+    settings = {"magicdec": {"draft_budget": 128}}
+    return Served(start_engine({**ENGINE, "speculative_config": speculation, "additional_config": settings}))
