@@ -8,13 +8,18 @@ Times are in seconds, sizes in bytes per device.
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from magicdec.errors import ConfigError, StorageError
 from magicdec.files import rows_to_csv
+from magicdec.units import MILLI
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA_VERSION = 2
 Verdict = Literal["pays", "unclear", "does not pay"]
@@ -255,6 +260,42 @@ class Plan(Case, frozen=True, kw_only=True):
     def to_csv(self) -> str:
         """Autoregressive rows and candidates as one table with a header."""
         return rows_to_csv((msgspec.structs.asdict(row) for row in self.rows), Candidate.__struct_fields__)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Autoregressive rows and candidates as a table, under the fields' names."""
+        import pandas as pd
+
+        return pd.DataFrame([msgspec.structs.asdict(row) for row in self.rows]).convert_dtypes()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: each case's best configuration and its verdict."""
+        heads = (
+            "device",
+            "tp",
+            "batch",
+            "context",
+            "draft",
+            "budget",
+            "γ",
+            "speedup (90 %)",
+            "ms per token",
+            "verdict",
+        )
+        rows = [
+            (
+                case.hardware, best.tp_size, best.batch_size, case.context_len,
+                best.draft_method if best.draft in ("self", "none") else f"{best.draft}/{best.draft_method}",
+                best.draft_budget or "", best.gamma,
+                f"{best.speedup:.2f} ({best.speedup_low:.2f}–{best.speedup_high:.2f})",
+                f"{best.tpot_s / MILLI:.3g}", best.verdict if best.is_speculative else "autoregressive",
+            )
+            for case in self.cases
+            for best in (case.best_by_batch or [case.best])
+        ]  # fmt: skip
+        cells = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+        title = escape(f"{self.model}, engine {self.engine}")
+        head = "".join(f"<th>{name}</th>" for name in heads)
+        return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table>"
 
 
 class _Header(msgspec.Struct):

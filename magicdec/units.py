@@ -41,3 +41,13 @@ def format_rate(per_second: float, unit: str) -> str:
         if abs(per_second) >= scale:
             return f"{per_second / scale:.3g} {prefix}{unit}/s"
     return f"{per_second:.0f} {unit}/s"
+
+
+COUNT_SUFFIXES = {"k": KIB, "m": MIB}
+
+
+def parse_count(text: str) -> int:
+    """ "32k" -> 32768; k is 1024, m its square. Raises ValueError."""
+    text = text.strip().lower()
+    scale = COUNT_SUFFIXES.get(text[-1:], 1)
+    return int(text if scale == 1 else text[:-1]) * scale

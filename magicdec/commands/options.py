@@ -9,11 +9,10 @@ from enum import StrEnum
 from rich.console import Console
 
 from magicdec.errors import ConfigError
-from magicdec.units import KIB, MIB
+from magicdec.units import parse_count
 
 MAX_VALUES = 10_000
 """Of one option: a longer range is a slip of the keyboard."""
-SUFFIXES = {"k": KIB, "m": MIB}
 
 
 class OutputFormat(StrEnum):
@@ -28,8 +27,8 @@ def parse_ints(text: str, option: str) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         try:
-            low = _whole(first)
-            high = _whole(last) if dash else low
+            low = parse_count(first)
+            high = parse_count(last) if dash else low
         except ValueError:
             raise ConfigError(f"{option} must be numbers like 4, 32k or 1,2,4-6, not '{text}'") from None
         if len(values) + high - low >= MAX_VALUES:
@@ -38,12 +37,6 @@ def parse_ints(text: str, option: str) -> list[int]:
     if not values:
         raise ConfigError(f"{option} '{text}' names no number")
     return values
-
-
-def _whole(text: str) -> int:
-    text = text.strip().lower()
-    scale = SUFFIXES.get(text[-1:], 1)
-    return int(text if scale == 1 else text[:-1]) * scale
 
 
 def parse_floats(text: str, option: str) -> list[float]:

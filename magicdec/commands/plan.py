@@ -80,38 +80,35 @@ def plan_command(
     why: Annotated[bool, typer.Option("--why", help="Show the breakdown by operation.")] = False,
 ) -> None:
     """Predict which speculative decoding pays, and by how much."""
-    from magicdec.perfmodel.drafts import load_profiles
-    from magicdec.perfmodel.planner import PlanRequest, plan
-    from magicdec.specs.speculation import SamplingSpec
-    from magicdec.specs.workload import load_workload
+    from magicdec.api import plan
 
-    request = PlanRequest(
+    answer = plan(
         model=model,
-        hardware=tuple(part.strip() for part in hardware.split(",") if part.strip()),
+        hardware=[part.strip() for part in hardware.split(",") if part.strip()],
         engine=engine,
-        tp_size=tp,
-        num_gpus=gpus,
-        batch_sizes=tuple(parse_ints(batch, "--batch")) if batch else (),
-        context_lens=tuple(parse_ints(context, "--context")),
+        tp=tp,
+        gpus=gpus,
+        batch=parse_ints(batch, "--batch") if batch else (),
+        context=parse_ints(context, "--context"),
         gen_len=gen_len,
         gamma=gamma,
         draft=draft,
         draft_method=draft_method,
-        draft_budgets=tuple(parse_ints(draft_budget, "--draft-budget")) if draft_budget else (),
-        draft_tp_size=draft_tp,
-        sampling=SamplingSpec(temperature=temperature, top_p=top_p),
+        draft_budget=parse_ints(draft_budget, "--draft-budget") if draft_budget else (),
+        draft_tp=draft_tp,
+        temperature=temperature,
+        top_p=top_p,
         acceptance_rate=parse_rates(acceptance_rate),
-        acceptance=load_profiles(acceptance or (), draft=draft, method=draft_method),
+        acceptance=acceptance or (),
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         draft_weight_dtype=draft_weight_dtype,
         draft_kv_dtype=draft_kv_dtype,
-        tpot_limit_s=tpot_ms * MILLI if tpot_ms is not None else None,
-        ttft_limit_s=ttft_ms * MILLI if ttft_ms is not None else None,
-        workload=load_workload(workload) if workload else None,
-        price_per_hour_usd=price,
+        tpot_ms=tpot_ms,
+        ttft_ms=ttft_ms,
+        price=price,
+        workload=workload,
     )
-    answer = plan(request)
     if record is not None:
         _record(answer, record)
     if output_format is OutputFormat.JSON:

@@ -1,0 +1,77 @@
+"""The Python interface gives what the commands print, from plain values."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import msgspec
+import pytest
+
+import magicdec
+from magicdec.errors import ConfigError
+
+RECORDS = Path(__file__).resolve().parents[1] / "results" / "demo-2-cores.jsonl"
+
+
+def test_plan_answers_as_the_command_does() -> None:
+    command = ("plan", "--batch", "8,64", "--context", "4k,32k", "--tpot-ms", "80", "--format", "json")
+    printed = subprocess.run([sys.executable, "-m", "magicdec", *command], capture_output=True, text=True, check=True)
+    plan = magicdec.plan(batch=[8, 64], context=["4k", 32768], tpot_ms=80)
+    assert json.loads(plan.to_json()) == json.loads(printed.stdout)
+
+
+def test_one_value_stands_for_a_list_of_one() -> None:
+    one = magicdec.plan(batch=64, context=32768, hardware="a100-sxm-80gb", draft_budget=512)
+    several = magicdec.plan(batch=[64], context=(32768,), hardware=["a100-sxm-80gb"], draft_budget=[512])
+    assert one == several
+
+
+def test_predict_is_the_plans_row_of_that_configuration() -> None:
+    plan = magicdec.plan(batch=64, context=32768, draft_method="streamingllm")
+    (row,) = [row for row in plan.candidates if (row.draft_budget, row.gamma) == (512, 3)]
+    found = magicdec.predict(batch=64, context=32768, draft_method="streamingllm", draft_budget=512, gamma=3)
+    assert found.speedup == pytest.approx(row.speedup, rel=1e-12)
+    assert found.speedup_low == pytest.approx(row.speedup_low, rel=1e-12)
+    assert magicdec.predict(batch=64, context=32768, gamma=0).tpot_s == pytest.approx(row.autoregressive_step_s)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bach": 3}, "unknown option 'bach': did you mean batch?"),
+        ({"hardware": "a100-sxm-80g"}, "unknown hardware 'a100-sxm-80g': did you mean a100-sxm-80gb?"),
+        ({"batch": "many"}, "batch must be a number like 4096 or 32k, not 'many'"),
+        ({"batch": True}, "batch must be a whole number, not True"),
+        ({"batch": 64, "draft_method": "streamingllm", "gamma": 3}, "give one draft_budget"),
+        ({"batch": 64, "draft": "ngram", "gamma": 3}, "no acceptance is known"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_nearest_that_can(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        magicdec.predict(**options)
+
+
+def test_tables_hold_every_row_and_field() -> None:
+    plan = magicdec.plan(batch=64, context=32768)
+    frame = plan.to_frame()
+    assert len(frame) == len(plan.rows)
+    assert set(frame) == set(msgspec.structs.asdict(plan.best))
+    assert frame["speedup"].max() == max(row.speedup for row in plan.rows)
+    records = magicdec.load_records(RECORDS)
+    assert len(records.to_frame()) == len(records) == len(RECORDS.read_text().splitlines())
+
+
+def test_a_notebook_shows_each_case_as_a_row_of_well_formed_html() -> None:
+    plan = magicdec.plan(batch=[16, 64], context=[4096, 32768])
+    table = ET.fromstring(plan._repr_html_())
+    assert len(table.findall("tbody/tr")) == 4
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = "import magicdec, sys; sys.exit(bool({'numpy', 'scipy', 'pandas', 'torch', 'typer'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
