@@ -90,6 +90,8 @@ def main() -> None:
     except typer.Abort:
         sys.exit(INTERRUPTED_EXIT_CODE)
     except ModuleNotFoundError as error:
+        if error.name == "httpx":
+            _fail("this command needs httpx: pip install 'magicdec[server]'")
         if error.name not in RUN_PACKAGES:
             raise
         _fail(f"this command needs {error.name}: pip install 'magicdec[run]' (planning and reports work without)")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from magicdec.commands import completion
-from magicdec.commands.options import end_progress, parse_ints, progress_printer
+from magicdec.commands.options import end_progress, parse_ints, progress_printer, require
 from magicdec.specs.speculation import SELF
 from magicdec.units import format_bytes, format_rate, format_seconds
 
@@ -22,12 +22,14 @@ Model = Annotated[
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", autocompletion=completion.dtypes)]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", autocompletion=completion.devices)]
 
+LOCAL_PROFILE = Path("local.toml")
 DRIFT_TO_WARN_OF = 0.1
 NOISE_TO_WARN_OF = 0.3
 
 CALIBRATE_EPILOG = """Examples:\n
   magicdec calibrate -o local.toml\n
-  magicdec plan --model embedded --hardware local.toml --engine local.engine.toml --batch 32 --context 4096
+  magicdec plan --model embedded --hardware local.toml --engine local.engine.toml --batch 32 --context 4096\n
+  magicdec calibrate --server http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --dry-run
 """
 PROFILE_EPILOG = """Examples:\n
   magicdec profile-acceptance -o local.toml --draft-budget 64,256,1024\n
@@ -37,17 +39,43 @@ PROFILE_EPILOG = """Examples:\n
 
 
 def calibrate_command(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Hardware profile to write (TOML).")] = Path(
-        "local.toml"
-    ),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Profile to write (TOML).")] = LOCAL_PROFILE,
     model: Model = "embedded",
     weights: Annotated[Literal["checkpoint", "random"], typer.Option(help="checkpoint, or random.")] = "checkpoint",
     dtype: Dtype = "float32",
     device: DeviceOption = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds.")] = False,
+    server: Annotated[str | None, typer.Option(help="Fit an engine profile to this running server instead.")] = None,
+    hardware: Annotated[
+        str, typer.Option(help="The server's device.", autocompletion=completion.hardware)
+    ] = "a100-sxm-80gb",
+    engine: Annotated[
+        str | None, typer.Option(help="The profile that the fit starts from.", autocompletion=completion.engines)
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="The server's tensor-parallel size.")] = 1,
+    concurrency: Annotated[str, typer.Option(help="Requests at once to send the server, a list.")] = "1,2,4,8,16",
+    prompt_len: Annotated[str, typer.Option(help="Prompt lengths to send, a list.")] = "256,1024,2048",
+    output_len: Annotated[int, typer.Option(help="Tokens to generate per request.")] = 48,
+    rounds: Annotated[int, typer.Option(help="Times that every load is sent.")] = 3,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be sent, and its cost; send none.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Micro-benchmark this machine: kernels and single engine steps, fitted to profiles that `plan` takes."""
+    """Micro-benchmark this machine, or time a running server, fitted to profiles that `plan` takes."""
+    if server is not None:
+        from magicdec.commands.calibrate_server import DEFAULT_OUTPUT, ServerOptions, calibrate_server
+
+        own = output if output != LOCAL_PROFILE else DEFAULT_OUTPUT
+        calibrate_server(
+            ServerOptions(
+                server=server, output=own, model=model, hardware=hardware, engine=engine, tp_size=tp, dtype=dtype,
+                concurrency=concurrency, prompt_len=prompt_len, output_len=output_len, rounds=rounds, dry_run=dry_run,
+                quiet=quiet,
+            )
+        )  # fmt: skip
+        return
+    require(not dry_run, "--dry-run goes with --server")
     from magicdec.measure.environment import bind_threads
 
     bind_threads()
@@ -63,13 +91,13 @@ def calibrate_command(
         end_progress(quiet)
     files = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=()).save(output)
     files.append(save_points(result.points, output))
-    hardware = result.hardware
-    rates = ", ".join(f"{format_rate(rate, 'FLOP')} {name}" for name, rate in hardware.flops_per_s.items())
-    memory = f"{format_bytes(hardware.memory_bytes)} at {format_rate(hardware.memory_bytes_per_s, 'B')}"
-    print(f"{hardware.name}: {memory}, {rates}")
+    machine = result.hardware
+    rates = ", ".join(f"{format_rate(rate, 'FLOP')} {name}" for name, rate in machine.flops_per_s.items())
+    memory = f"{format_bytes(machine.memory_bytes)} at {format_rate(machine.memory_bytes_per_s, 'B')}"
+    print(f"{machine.name}: {memory}, {rates}")
     errors = ", ".join(f"{phase} {error:.1%}" for phase, error in result.phase_error.items())
     print(f"{len(result.points)} points in {format_seconds(result.elapsed_s)}; median error of the fit: {errors}")
-    curves = {"linear": hardware.gemm, "attention": hardware.attention, "elementwise": hardware.elementwise}
+    curves = {"linear": machine.gemm, "attention": machine.attention, "elementwise": machine.elementwise}
     fits = ", ".join(f"{name} {curve.fit.relative_error:.1%}" for name, curve in curves.items() if curve)
     print(f"root mean square error of the kernels' curves: {fits}")
     launches = [point for point in result.points if point.table == "launch"]

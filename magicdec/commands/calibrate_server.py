@@ -1,0 +1,107 @@
+"""`magicdec calibrate --server`: says what it would send, sends it, fits, and prints how well the fit predicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from magicdec.commands.options import end_progress, parse_ints, progress_printer, require
+from magicdec.units import format_seconds
+
+DEFAULT_OUTPUT = Path("server.engine.toml")
+NOISE_TO_WARN_OF = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """The command's options, as they were given."""
+
+    server: str
+    output: Path
+    model: str
+    hardware: str
+    engine: str | None
+    tp_size: int
+    dtype: str
+    concurrency: str
+    prompt_len: str
+    output_len: int
+    rounds: int
+    dry_run: bool
+    quiet: bool
+
+
+def calibrate_server(options: ServerOptions) -> None:
+    """Fits an engine profile to a running server, as a black box."""
+    from magicdec.files import check_writable
+    from magicdec.live.http import parse_address
+    from magicdec.live.loads import plan_loads
+    from magicdec.live.server_calibration import (
+        base_engine,
+        describe_server,
+        estimated_seconds,
+        noise,
+        save_fit,
+        send_plan,
+    )
+    from magicdec.live.server_fit import fit_server
+    from magicdec.perfmodel.setup import Setup
+    from magicdec.specs.catalog import load_model_spec
+    from magicdec.specs.hardware import load_hardware
+    from magicdec.specs.precision import PROFILE_DTYPES, Precision
+    from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+
+    address, spec = parse_address(options.server), load_model_spec(options.model)
+    require(not address.path, "--server is the server's own address, without a path: http://localhost:8000")
+    check_writable(options.output)
+    server = describe_server(address, spec)
+    dtype = PROFILE_DTYPES[options.dtype]
+    setup = Setup(
+        model=spec,
+        hardware=load_hardware(options.hardware),
+        engine=base_engine(server, options.engine),
+        speculation=SpeculationSpec(draft="ngram", draft_method="ngram", gamma=server.gamma)
+        if server.gamma
+        else SpeculationSpec(),
+        sampling=SamplingSpec(temperature=0.0),
+        precision=Precision(weight_dtype=dtype, kv_dtype=dtype),
+    )
+    plan = plan_loads(
+        concurrencies=parse_ints(options.concurrency, "--concurrency"),
+        prompt_lens=parse_ints(options.prompt_len, "--prompt-len"),
+        output_len=options.output_len,
+        rounds=options.rounds,
+        max_len=server.max_len,
+    )
+    expected = estimated_seconds(plan, setup, tp_size=options.tp_size)
+    judges = sum(load.is_judge for load in plan.loads)
+    print(f"{address}: {server.model}, {server.engine or 'an unknown engine'}, gamma {server.gamma or 'none'}")
+    print(
+        f"{len(plan.loads)} loads x {plan.rounds} rounds, {judges} loads only to judge: {plan.num_requests} requests, "
+        f"{plan.num_tokens} tokens, about {format_seconds(expected)} by the {setup.engine.name} profile"
+    )
+    for load in plan.loads:
+        print(f"  {load}" + ("  (judges)" if load.is_judge else ""))
+    if options.dry_run:
+        print("nothing was sent")
+        return
+    show = progress_printer(options.quiet)
+    try:
+        points = send_plan(address, plan, model=server.model, vocab_size=spec.vocab_size, progress=show)
+    finally:
+        end_progress(options.quiet)
+    fit = fit_server(points, setup=setup, tp_size=options.tp_size, gamma=server.gamma, name=options.output.stem)
+    for point, error in zip(points, fit.errors, strict=True):
+        measured = point.measured
+        role = "judges" if measured.load.is_judge else "fitted"
+        print(
+            f"  {measured.load!s:<16} {role}: {format_seconds(measured.tpot_s)} per token measured "
+            f"(± {point.spread:.0%} between rounds), predicted {error:+.1%}"
+        )
+    for name, (value, low, high) in fit.constants.items():
+        print(f"  {name}: {value:.4g} (90 % interval {low:.4g} to {high:.4g})")
+    print(f"median error {fit.fitted_error:.1%} of the fitted loads, {fit.held_out_error:.1%} of those that judge")
+    if noise(points) > NOISE_TO_WARN_OF:
+        print("the rounds differ much: the server or its machine does other work; calibrate again when it is quieter")
+    files = save_fit(fit, points, plan, options.output)
+    print("sent as planned; wrote " + ", ".join(map(str, files)))

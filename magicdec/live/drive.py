@@ -1,0 +1,170 @@
+"""Sends a load to an OpenAI-compatible server as it was planned, and times the window in which all of it decodes.
+
+Prompts are random token ids, so that lengths are exact without the model's tokenizer and no prefix is cached. Answers
+are streamed; an engine that streams sends one event per sequence and step. Sent: what the plan says and nothing else;
+the first error stops everything. No redirects, no proxies; answers are bounded in size and time.
+
+Why not a load generator: GuideLLM (0.8) depends on torch and on another click than ours, AIPerf (0.13) on another
+pandas and rich, and did not load a tokenizer from a directory offline. Neither starts all requests of a load at once
+and times only the window in which all of them decode, which is what keeps prefill out of a step's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from magicdec.errors import ServerError
+from magicdec.live.http import Address, token
+from magicdec.live.loads import Load
+
+if TYPE_CHECKING:
+    import httpx
+
+Clock = Callable[[], float]
+SILENCE_S = 300.0
+"""Longest wait for the next event of an answer."""
+EVENT_LIMIT_BYTES = 64 * 1024
+FIRST_TOKEN_ID = 16
+"""Prompts use ids from here to the vocabulary's end: the first ones are often special."""
+MIN_STEPS = 4
+"""Steps of every sequence that a window must hold to be timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One load's window. Seconds by the clock that was given."""
+
+    load: Load
+    step_s: float
+    tpot_s: float
+    tokens_per_step: float
+    context_len: float
+    """Mean tokens that a sequence held in the window."""
+    ttft_s: float
+    num_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    sent_s: float
+    events_s: list[float]
+    """The times of its events; each holds the tokens of one step."""
+    num_tokens: int
+
+
+def drive(
+    address: Address, load: Load, *, model: str, vocab_size: int, seed: int, clock: Clock = time.perf_counter
+) -> Measured:
+    """Sends one load and times it.
+
+    Raises ServerError for the first answer that is an error, ends early or stays silent.
+    """
+    answers = asyncio.run(_send_all(address, load, model=model, vocab_size=vocab_size, seed=seed, clock=clock))
+    return measure(load, answers)
+
+
+async def _send_all(
+    address: Address, load: Load, *, model: str, vocab_size: int, seed: int, clock: Clock
+) -> list[_Answer]:
+    import httpx
+
+    secret = token()
+    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+    generator = random.Random(seed)
+    prompts = [
+        [generator.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(load.prompt_len)]
+        for _ in range(load.concurrency)
+    ]
+    limits = httpx.Limits(max_connections=load.concurrency, max_keepalive_connections=0)
+    async with httpx.AsyncClient(
+        timeout=httpx.Timeout(SILENCE_S, connect=10.0), limits=limits, trust_env=False, headers=headers
+    ) as client:
+        tasks = [
+            asyncio.create_task(_send(client, address, prompt, load.output_len, model=model, clock=clock))
+            for prompt in prompts
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except httpx.HTTPError as error:
+            raise ServerError(f"{address}: {str(error) or type(error).__name__}; nothing more was sent") from None
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _send(
+    client: httpx.AsyncClient, address: Address, prompt: list[int], output_len: int, *, model: str, clock: Clock
+) -> _Answer:
+    body = {
+        "model": model, "prompt": prompt, "max_tokens": output_len, "min_tokens": output_len, "ignore_eos": True,
+        "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    events: list[float] = []
+    num_tokens = 0
+    sent = clock()
+    async with client.stream("POST", str(address.at(f"{address.path}/v1/completions")), json=body) as response:
+        if response.status_code != 200:
+            raise ServerError(f"{address} answers a request with status {response.status_code}; nothing more was sent")
+        async for line in response.aiter_lines():
+            if len(line) > EVENT_LIMIT_BYTES or len(events) > 2 * output_len:
+                raise ServerError(f"{address} answers with more than {output_len} tokens were asked for")
+            event = _event(line, address)
+            if event.get("choices"):
+                events.append(clock())
+            num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
+    num_tokens = num_tokens or len(events)
+    if num_tokens != output_len:
+        raise ServerError(
+            f"{address} generated {num_tokens} tokens where {output_len} were asked for: it does not know ignore_eos"
+        )
+    return _Answer(sent_s=sent, events_s=events, num_tokens=num_tokens)
+
+
+def _event(line: str, address: Address) -> dict[str, Any]:
+    text = line.removeprefix("data:").strip()
+    if not line.startswith("data:") or text in ("", "[DONE]"):
+        return {}
+    try:
+        event = json.loads(text)
+    except ValueError:
+        raise ServerError(f"{address} streams what is not JSON; nothing more was sent") from None
+    if not isinstance(event, dict) or "error" in event:
+        raise ServerError(f"{address} answers with an error; nothing more was sent")
+    return event
+
+
+def measure(load: Load, answers: list[_Answer]) -> Measured:
+    """The window from the last first token to the first end: all decode, none prefills.
+
+    Raises ServerError where it holds fewer than `MIN_STEPS` steps of some sequence.
+    """
+    start = max(answer.events_s[0] for answer in answers)
+    end = min(answer.events_s[-1] for answer in answers)
+    steps, tokens, held = 0, 0.0, 0.0
+    for answer in answers:
+        per_event = (answer.num_tokens - 1) / max(len(answer.events_s) - 1, 1)
+        before = sum(at <= start for at in answer.events_s)
+        inside = sum(start < at <= end for at in answer.events_s)
+        if inside < MIN_STEPS:
+            raise ServerError(
+                f"of a load of {load} too few steps were seen with all sequences decoding; use longer outputs, "
+                "fewer requests at once, or shorter prompts"
+            )
+        steps, tokens = steps + inside, tokens + inside * per_event
+        held += load.prompt_len + (before + inside / 2.0) * per_event
+    width = (end - start) * len(answers)
+    return Measured(
+        load=load,
+        step_s=width / steps,
+        tpot_s=width / tokens,
+        tokens_per_step=tokens / steps,
+        context_len=held / len(answers),
+        ttft_s=sum(answer.events_s[0] - answer.sent_s for answer in answers) / len(answers),
+        num_steps=steps,
+    )
