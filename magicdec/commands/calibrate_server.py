@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def calibrate_server(options: ServerOptions) -> None:
         output_len=options.output_len,
         rounds=options.rounds,
         max_len=server.max_len,
+        seed=secrets.randbits(31),  # prompts that were sent before would be cached
     )
     expected = estimated_seconds(plan, setup, tp_size=options.tp_size)
     judges = sum(load.is_judge for load in plan.loads)

@@ -1,21 +1,30 @@
-"""`magicdec observe`: what a running server accepts, and its load, from its metrics. Needs no torch."""
+"""`magicdec observe`: what a running server accepts, its load, and the gamma that would serve it best. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from magicdec.commands import completion
 from magicdec.commands.options import end_progress, progress_printer, require
 
+if TYPE_CHECKING:
+    from magicdec.live.http import Address
+    from magicdec.live.observation import Observation
+
 EPILOG = """Examples:\n
   magicdec observe http://localhost:8000 --draft ngram -o acceptance.json\n
+  magicdec observe http://localhost:8000 --draft eagle --model llama-3.1-8b --hardware h100-sxm-80gb --watch\n
   magicdec observe before.txt after.txt --draft ngram --model llama-3.1-8b -o acceptance.json\n
   magicdec observe trace.jsonl --draft ngram --context 4096 -o acceptance.json\n
   magicdec plan --draft ngram --acceptance acceptance.json
 """
+Formats = Annotated[
+    str | None, typer.Option(help="Of the server; default bf16, on a CPU fp32.", autocompletion=completion.formats)
+]
 
 
 def observe_command(
@@ -34,48 +43,121 @@ def observe_command(
     target: Annotated[str | None, typer.Option(help="MODEL or MODEL/ENGINE, where an address has several.")] = None,
     context: Annotated[float | None, typer.Option(min=1, help="Length of sequences, where it is not counted.")] = None,
     dataset: Annotated[str, typer.Option(help="What the requests were, for the profile.")] = "",
-    hardware: Annotated[str, typer.Option(help="Named in the record.", autocompletion=completion.hardware)] = "",
-    tp: Annotated[int, typer.Option(min=1, help="Named in the record.")] = 1,
+    hardware: Annotated[
+        str | None, typer.Option(help="The server's device: adds advice.", autocompletion=completion.hardware)
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Engine profile of the advice.", autocompletion=completion.engines)
+    ] = None,
+    acceptance: Annotated[
+        Path | None, typer.Option(help="For advice where the server drafts nothing: a profile.")
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="The server's tensor-parallel size.")] = 1,
+    temperature: Annotated[float, typer.Option(help="Of its requests; 0 is greedy.")] = 1.0,
+    weight_dtype: Formats = None,
+    kv_dtype: Formats = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep looking, with the trend, until stopped.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Acceptance profile to write.")] = None,
     records: Annotated[Path | None, typer.Option(help="Append a measured record.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
 ) -> None:
-    """Read a server's acceptance by position, load and times from its metrics."""
+    """Read a server's acceptance by position, load and times from its metrics; advise on gamma."""
     from magicdec.files import check_writable
 
     for path in (output, records):
         if path is not None:
             check_writable(path)
     if len(source) == 1 and Path(source[0]).is_file():
-        require(records is None, "a trace holds acceptance only: --records needs a server or two scrapes")
+        require(records is None and not watch, "a trace holds acceptance only: --records and --watch need a server")
         _print_imported(Path(source[0]), draft=draft, model=model, context=context, dataset=dataset, output=output)
         return
-    from magicdec.live.metrics import choose_target
-    from magicdec.live.observation import observe
+    from magicdec.live.http import Address
     from magicdec.live.profile import acceptance_profile, parse_draft, record
-    from magicdec.live.scraping import parse_source, scrapes
+    from magicdec.live.scraping import parse_source
     from magicdec.live.show import observation_lines
-    from magicdec.perfmodel.acceptance import save_profile
+    from magicdec.live.situation import Serving
+    from magicdec.perfmodel.acceptance import load_profile, save_profile
     from magicdec.records import append_record
 
     kind, where = parse_draft(draft), parse_source(source)
-    show, taken = progress_printer(quiet), []
-    try:
-        for scrape in scrapes(where, seconds=seconds, interval_s=interval):
-            taken.append(scrape)
-            chosen = choose_target(taken[0], target)
-            show(f"{chosen.name}: scrape {len(taken)}")
-    finally:
-        end_progress(quiet)
-    seen = observe(taken, choose_target(taken[-1], target))
-    print("\n".join(observation_lines(seen, kind)))
+    given = load_profile(acceptance) if acceptance is not None else None
+
+    def describe(seen: Observation, *, with_setting: bool = True) -> list[str]:
+        lines = observation_lines(seen, kind)
+        if hardware is None:
+            return lines
+        serving = Serving(
+            model=model or seen.target.model, hardware=hardware, engine=engine, tp_size=tp, temperature=temperature,
+            weight_dtype=weight_dtype, kv_dtype=kv_dtype,
+        )  # fmt: skip
+        from magicdec.live.advice import advise
+        from magicdec.live.setting import setting
+        from magicdec.live.show import advice_lines
+        from magicdec.live.situation import situation_of
+
+        advice = advise(situation_of(seen, kind, serving, acceptance=given, context=context))
+        lines += advice_lines(advice, seen.counts.tpot_s)
+        return [*lines, setting(advice, seen.target.series.engine)] if with_setting else lines
+
+    if watch:
+        require(
+            isinstance(where, Address) and not output and not records, "--watch shows an address, and writes nothing"
+        )
+        assert isinstance(where, Address)
+        _watch(where, describe, target=target, seconds=seconds, interval=interval)
+        return
+    seen = _look(where, target=target, seconds=seconds, interval=interval, quiet=quiet)
+    print("\n".join(describe(seen)))
     name = model or seen.target.model
     if output is not None:
         save_profile(acceptance_profile(seen, kind, model=name, context=context, dataset=dataset), output)
         print(f"wrote {output}")
     if records is not None:
-        append_record(records, record(seen, kind, model=name, hardware=hardware, tp_size=tp))
+        append_record(records, record(seen, kind, model=name, hardware=hardware or "", tp_size=tp))
         print(f"appended to {records}")
+
+
+def _look(
+    where: Address | tuple[Path, Path], *, target: str | None, seconds: float, interval: float, quiet: bool
+) -> Observation:
+    from magicdec.live.metrics import choose_target
+    from magicdec.live.observation import observe
+    from magicdec.live.scraping import scrapes
+
+    show, taken = progress_printer(quiet), []
+    try:
+        for scrape in scrapes(where, seconds=seconds, interval_s=interval):
+            taken.append(scrape)
+            show(f"{choose_target(taken[0], target).name}: scrape {len(taken)}")
+    finally:
+        end_progress(quiet)
+    return observe(taken, choose_target(taken[-1], target))
+
+
+def _watch(
+    where: Address, describe: Callable[..., list[str]], *, target: str | None, seconds: float, interval: float
+) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from magicdec.commands.options import console
+    from magicdec.errors import ConfigError
+    from magicdec.live.metrics import choose_target
+    from magicdec.live.observation import observe
+    from magicdec.live.watch import trend_lines, windows
+
+    history: list[Observation] = []
+    with Live(Text("waiting for the second scrape"), console=console(), auto_refresh=False) as view:
+        try:
+            for taken in windows(where, seconds=seconds, interval_s=interval):
+                history.append(observe(taken, choose_target(taken[-1], target)))
+                try:
+                    lines = describe(history[-1], with_setting=False)
+                except ConfigError as error:  # no load yet, or no draft yet: said, and looked at again
+                    lines = [str(error)]
+                view.update(Text("\n".join([*lines, "", *trend_lines(history)])), refresh=True)
+        except KeyboardInterrupt:
+            return
 
 
 def _print_imported(

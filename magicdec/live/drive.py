@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from magicdec.errors import ServerError
@@ -146,25 +147,33 @@ def measure(load: Load, answers: list[_Answer]) -> Measured:
     """
     start = max(answer.events_s[0] for answer in answers)
     end = min(answer.events_s[-1] for answer in answers)
-    steps, tokens, held = 0, 0.0, 0.0
+    steps, tokens, held, step_s = 0, 0.0, 0.0, 0.0
     for answer in answers:
         per_event = (answer.num_tokens - 1) / max(len(answer.events_s) - 1, 1)
         before = sum(at <= start for at in answer.events_s)
-        inside = sum(start < at <= end for at in answer.events_s)
+        window = [at for at in answer.events_s if start <= at <= end]
+        inside = len(window) - 1
         if inside < MIN_STEPS:
             raise ServerError(
                 f"of a load of {load} too few steps were seen with all sequences decoding; use longer outputs, "
                 "fewer requests at once, or shorter prompts"
             )
         steps, tokens = steps + inside, tokens + inside * per_event
+        step_s += _slope(window) / len(answers)
         held += load.prompt_len + (before + inside / 2.0) * per_event
-    width = (end - start) * len(answers)
     return Measured(
         load=load,
-        step_s=width / steps,
-        tpot_s=width / tokens,
+        step_s=step_s,
+        tpot_s=step_s * steps / tokens,
         tokens_per_step=tokens / steps,
         context_len=held / len(answers),
         ttft_s=sum(answer.events_s[0] - answer.sent_s for answer in answers) / len(answers),
         num_steps=steps,
     )
+
+
+def _slope(times_s: list[float]) -> float:
+    """Seconds per event: the median over pairs half a window apart, which a reader that lags now and then (and finds
+    several events at once) does not move."""
+    half = len(times_s) // 2
+    return median((times_s[i + half] - times_s[i]) / half for i in range(len(times_s) - half))

@@ -14,6 +14,8 @@ from magicdec.errors import ConfigError
 
 MAX_CONCURRENCY = 1024
 MAX_TOKENS = 50_000_000
+PREFILL_TOKENS = 2048
+"""Least tokens of a chunk of prefill in engines' defaults: meanwhile sequences whose prompt is in already decode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,8 @@ def plan_loads(
 ) -> LoadPlan:
     """All pairs of concurrency and prompt length; of a chequerboard over them one colour judges, the other is fitted.
 
+    `output_len` is what a sequence decodes while all do; it generates more while the others' prompts are taken in.
+
     Raises ConfigError for loads that cannot be sent, and for too few to fit and to judge.
     """
     pairs = [
@@ -74,15 +78,17 @@ def plan_loads(
     for _, concurrency, _, prompt_len in pairs:
         if not 1 <= concurrency <= MAX_CONCURRENCY:
             raise ConfigError(f"concurrency must be between 1 and {MAX_CONCURRENCY}, not {concurrency}")
-        if prompt_len < 1 or prompt_len + output_len > max_len:
+        longest = output_len + concurrency * prompt_len // PREFILL_TOKENS
+        if prompt_len < 1 or prompt_len + longest > max_len:
             raise ConfigError(
-                f"a prompt of {prompt_len} and {output_len} output tokens do not fit {max_len} tokens; "
-                f"the longest prompt is {max(max_len - output_len, 1)}"
+                f"a prompt of {prompt_len} and {longest} output tokens do not fit {max_len} tokens; "
+                f"the longest prompt is {max(max_len - longest, 1)}"
             )
     if output_len < 8 or not 1 <= rounds <= 100:
         raise ConfigError("loads need at least 8 output tokens, and 1 to 100 rounds")
     loads = tuple(
-        Load(concurrency=c, prompt_len=p, output_len=output_len, is_judge=(i + j) % 2 == 1) for i, c, j, p in pairs
+        Load(concurrency=c, prompt_len=p, output_len=output_len + c * p // PREFILL_TOKENS, is_judge=(i + j) % 2 == 1)
+        for i, c, j, p in pairs
     )
     if sum(not load.is_judge for load in loads) < 4 or not any(load.is_judge for load in loads):
         raise ConfigError(

@@ -129,7 +129,7 @@ def save_fit(fit: ServerFit, points: Sequence[ServerPoint], plan: LoadPlan, path
     """Writes the profile, and the loads beside it; returns the files."""
     rows = [_row(point, error) for point, error in zip(points, fit.errors, strict=True)]
     document: dict[str, Any] = {
-        "sent": {"requests": plan.num_requests, "tokens": plan.num_tokens, "rounds": plan.rounds},
+        "sent": {"requests": plan.num_requests, "tokens": plan.num_tokens, "rounds": plan.rounds, "seed": plan.seed},
         "median_error": {"fitted": fit.fitted_error, "held_out": fit.held_out_error},
         "constants": {
             name: dict(zip(("value", "low", "high"), each, strict=True)) for name, each in fit.constants.items()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from magicdec.live.advice import Advice
 from magicdec.live.observation import Observation
 from magicdec.live.profile import Draft, rates, tokens_stderr
 from magicdec.perfmodel.acceptance_fit import MeasuredRates
 from magicdec.perfmodel.intervals import Z_90
 from magicdec.units import format_seconds
 
+MISFIT = 1.5
+"""A prediction of the time per token that is off by more is worth a word."""
 SHORT_DRAFT = 0.98
 """Drafts shorter than this share of gamma on average are worth a word."""
 
@@ -67,6 +70,37 @@ def _speculation_lines(observation: Observation, draft: Draft) -> list[str]:
     found = rates(observation, draft)
     if found is not None:
         lines.append(_row("accepted", rates_text(found)))
+    return lines
+
+
+def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
+    """Every gamma at the observed load, what to do, and the best gamma by batch and context."""
+    situation, best = advice.situation, advice.best
+    lines = ["gamma  tokens/step  predicted per token  against the gamma in use (90 % interval)"]
+    for choice in advice.choices:
+        mark = " in use" if choice.gamma == situation.gamma else ""
+        lines.append(
+            f"{choice.gamma:5d}  {choice.tokens_per_step:11.2f}  {format_seconds(choice.tpot_s):>19}  "
+            f"{choice.gain:.2f} ({choice.gain_low:.2f} to {choice.gain_high:.2f}){mark}"
+        )
+    gain = f"{best.gain - 1.0:+.0%} goodput, 90 % interval {best.gain_low - 1.0:+.0%} to {best.gain_high - 1.0:+.0%}"
+    lines.append(
+        {
+            "keep": f"advice: keep gamma {situation.gamma}; the best, {best.gamma}, would change little ({gain})",
+            "change": f"advice: gamma {best.gamma} instead of {situation.gamma} ({gain})",
+            "unclear": f"advice: unclear; gamma {best.gamma} may beat {situation.gamma} ({gain})",
+        }[advice.answer]
+    )
+    in_use = advice.in_use.tpot_s
+    if measured_tpot_s and not 1 / MISFIT < in_use / measured_tpot_s < MISFIT:
+        lines.append(
+            f"  note: predicted {format_seconds(in_use)} per token now, measured {format_seconds(measured_tpot_s)}: "
+            "fit the engine's profile to this server (magicdec calibrate --server)"
+        )
+    lines.append("best gamma by batch (down) and context (across); ? where it may not beat 0")
+    lines.append("       " + "".join(f"{context:>8}" for context in advice.context_lens))
+    for batch, row in zip(advice.batch_sizes, advice.table, strict=True):
+        lines.append(f"{batch:7d}" + "".join(f"{f'{gamma}' if sure else f'{gamma}?':>8}" for gamma, sure in row))
     return lines
 
 

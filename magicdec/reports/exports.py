@@ -52,10 +52,15 @@ def export(engine: str, plan: Plan) -> str:
 
     Raises ConfigError for an unknown engine, and for a plan that does not fit in memory.
     """
+    return write_settings(engine, read_deployment(plan))
+
+
+def write_settings(engine: str, deployment: Deployment) -> str:
+    """The text to paste for what is to be deployed. Raises ConfigError for an unknown engine."""
     writers: dict[str, Callable[[Deployment], str]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
     if engine not in writers:
         raise unknown_choice("engine", engine, writers)
-    return writers[engine](read_deployment(plan))
+    return writers[engine](deployment)
 
 
 def read_deployment(plan: Plan) -> Deployment:

@@ -1,0 +1,77 @@
+"""A black-box fit of a server on this machine, timed by its engine's processor time instead of the clock on the wall.
+
+    python benchmarks/server_calibration.py http://127.0.0.1:8000 ENGINE_PIDS local.toml -o server.engine.toml
+
+On a machine that does other work the wall's clock says what that work does. The processor time of the engine's
+processes (vLLM's EngineCore and Worker, one thread) does not: the loads, the windows and the fit are those of
+`magicdec calibrate --server`, only the clock differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from pathlib import Path
+
+from magicdec.live.http import parse_address
+from magicdec.live.loads import plan_loads
+from magicdec.live.server_calibration import base_engine, describe_server, save_fit, send_plan
+from magicdec.live.server_fit import fit_server
+from magicdec.perfmodel.setup import Setup
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+
+
+def processor_clock(pids: list[int]) -> float:
+    """Seconds that all threads of the processes have run."""
+    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) * 1e-9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("server")
+    parser.add_argument("pids", help="the processes of the engine, comma-separated")
+    parser.add_argument("hardware")
+    parser.add_argument("-o", "--output", type=Path, default=Path("server.engine.toml"))
+    parser.add_argument("--concurrency", default="1,2,4,8,16")
+    parser.add_argument("--prompt-len", default="256,1024,2048")
+    parser.add_argument("--output-len", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=2)
+    given = parser.parse_args()
+    pids = [int(each) for each in given.pids.split(",")]
+    address, spec = parse_address(given.server), load_model_spec("embedded")
+    server = describe_server(address, spec)
+    ngram = SpeculationSpec(draft="ngram", draft_method="ngram", gamma=server.gamma)
+    setup = Setup(
+        model=spec,
+        hardware=load_hardware(given.hardware),
+        engine=base_engine(server, None),
+        speculation=ngram if server.gamma else SpeculationSpec(),
+        sampling=SamplingSpec(temperature=0.0),
+        precision=Precision(weight_dtype="fp32", kv_dtype="fp32"),
+    )
+    plan = plan_loads(
+        concurrencies=[int(each) for each in given.concurrency.split(",")],
+        prompt_lens=[int(each) for each in given.prompt_len.split(",")],
+        output_len=given.output_len,
+        rounds=given.rounds,
+        max_len=server.max_len,
+        seed=secrets.randbits(31),
+    )
+    points = send_plan(
+        address, plan, model=server.model, vocab_size=spec.vocab_size, clock=lambda: processor_clock(pids),
+        progress=lambda text: print(text, flush=True),
+    )  # fmt: skip
+    fit = fit_server(points, setup=setup, tp_size=1, gamma=server.gamma, name=given.output.stem)
+    for point, error in zip(points, fit.errors, strict=True):
+        role = "judges" if point.measured.load.is_judge else "fitted"
+        print(f"{point.measured.load}: {role}, {point.measured.tpot_s * 1e3:.1f} ms ± {point.spread:.0%}, {error:+.1%}")
+    print(f"median error {fit.fitted_error:.1%} fitted, {fit.held_out_error:.1%} held out: {fit.constants}")
+    print(*save_fit(fit, points, plan, given.output))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Which gamma would serve the observed load best now, what it would gain, and how sure that is.
+
+    goodput(γ) = b · E(γ) / step(γ)             step(γ) = (1 − s) · T_autoregressive + s · T_step(γ)
+
+E from the acceptance profile, times from perfmodel/steps.py at the observed batch b and context; s is the share of
+steps with a draft, 1 but for n-gram, whose look-up may find nothing (the batch then verifies fewer tokens). gamma 0 is
+among the choices. The gain is goodput over that of the gamma in use; its error is that of a speedup
+(perfmodel/intervals.py): terms that both steps have cancel, and so do the rates of positions that both draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
+from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.intervals import Z_90, relative_errors
+from magicdec.perfmodel.prediction import Prediction, predict
+from magicdec.perfmodel.setup import Points, Setup
+
+MAX_GAMMA = 12
+WORTH_A_CHANGE = 1.02
+"""A gain below this is not worth a restart."""
+TABLE_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Batches and contexts of the table, as factors on the observed ones."""
+Answer = Literal["change", "keep", "unclear"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """The load, and what is drafted with."""
+
+    setup: Setup
+    acceptance: AcceptanceProfile
+    batch_size: float
+    context_len: float
+    gamma: int
+    """In use."""
+    tp_size: int = 1
+    drafted_share: float = 1.0
+
+    @property
+    def gammas(self) -> tuple[int, ...]:
+        """0 and what acceptance is known for, half as deep again."""
+        measured = self.acceptance.measured_gamma or MAX_GAMMA
+        return tuple(range(max(min(round(1.5 * measured), MAX_GAMMA), self.gamma) + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One gamma at the observed load. `gain` is over the gamma in use, with its 90 % interval."""
+
+    gamma: int
+    tokens_per_step: float
+    tpot_s: float
+    gain: float
+    gain_low: float
+    gain_high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """`table`: the best gamma by batch and context, and whether it surely beats 0 there (True) or perhaps (False)."""
+
+    situation: Situation
+    choices: tuple[Choice, ...]
+    best: Choice
+    speedup: Choice
+    """The best again, with its gain over gamma 0."""
+    answer: Answer
+    batch_sizes: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    table: tuple[tuple[tuple[int, bool], ...], ...]
+
+    @property
+    def in_use(self) -> Choice:
+        return self.choices[self.situation.gamma]
+
+
+def advise(situation: Situation) -> Advice:
+    """Raises ConfigError where the load is none."""
+    if situation.batch_size < 1e-3 or situation.context_len < 1:
+        raise ConfigError("there is no load to advise on: nothing decoded in this window")
+    points = _Points(situation, [max(situation.batch_size, 1.0)], [situation.context_len])
+    choices = tuple(points.choice(gamma, over=situation.gamma) for gamma in situation.gammas)
+    best = max(choices, key=lambda choice: choice.gain)
+    batches = _around(situation.batch_size)
+    contexts = _around(situation.context_len)
+    table = tuple(tuple(_cell(situation, batch, context) for context in contexts) for batch in batches)
+    return Advice(
+        situation=situation,
+        choices=choices,
+        best=best,
+        speedup=points.choice(best.gamma, over=0),
+        answer=_answer(best, situation.gamma),
+        batch_sizes=batches,
+        context_lens=contexts,
+        table=table,
+    )
+
+
+def _answer(best: Choice, in_use: int) -> Answer:
+    if best.gamma == in_use or best.gain < WORTH_A_CHANGE:
+        return "keep"
+    return "change" if best.gain_low > 1.0 else "unclear"
+
+
+def _around(value: float) -> tuple[int, ...]:
+    return tuple(sorted({max(round(value * step), 1) for step in TABLE_STEPS}))
+
+
+def _cell(situation: Situation, batch: float, context: float) -> tuple[int, bool]:
+    points = _Points(situation, [batch], [context])
+    best = max((points.choice(gamma, over=0) for gamma in situation.gammas), key=lambda choice: choice.gain)
+    return best.gamma, best.gamma == 0 or best.gain_low > 1.0
+
+
+class _Points:
+    """Every gamma of a situation at one batch and context."""
+
+    def __init__(self, situation: Situation, batch: Sequence[float], context: Sequence[float]) -> None:
+        self.situation = situation
+        gammas = np.array(situation.gammas)
+        at = Points(batch=batch[0], context=context[0], tp=float(situation.tp_size), gamma=gammas)
+        self.prediction: Prediction = predict(situation.setup, situation.acceptance, at)
+        share = np.where(gammas > 0, situation.drafted_share, 0.0)
+        alone = self.prediction.autoregressive_step_s
+        self.step_s = np.broadcast_to((1.0 - share) * alone + share * self.prediction.step_s, gammas.shape)
+        self.tokens = np.broadcast_to(self.prediction.expected_tokens_per_step, gammas.shape)
+        self.shares = self._shares(share)
+
+    def _shares(self, share: Array) -> dict[str, Array]:
+        """Of each step's time, the share of each kind of term."""
+        alone = {str(group): seconds for group, seconds in self.prediction.terms.autoregressive.group_seconds().items()}
+        step = self.prediction.terms.step_seconds("group")
+        return {
+            group: np.broadcast_to((1.0 - share) * alone[group] + share * step[group], share.shape) / self.step_s
+            for group in relative_errors(self.situation.setup.hardware, self.situation.setup.engine)
+        }
+
+    def choice(self, gamma: int, *, over: int) -> Choice:
+        tpot = self.step_s / self.tokens
+        gain = float(tpot[over] / tpot[gamma])
+        deviation = self._gain_error(gamma, over)
+        return Choice(
+            gamma=gamma,
+            tokens_per_step=float(self.tokens[gamma]),
+            tpot_s=float(tpot[gamma]),
+            gain=gain,
+            gain_low=gain * float(np.exp(-Z_90 * deviation)),
+            gain_high=gain * float(np.exp(Z_90 * deviation)),
+        )
+
+    def _gain_error(self, gamma: int, over: int) -> float:
+        """One relative standard deviation of goodput(gamma) / goodput(over)."""
+        if gamma == over:
+            return 0.0
+        setup = self.situation.setup
+        errors = relative_errors(setup.hardware, setup.engine)
+        terms = sum(
+            (error * (self.shares[group][gamma] - self.shares[group][over])) ** 2 for group, error in errors.items()
+        )
+        attention = self.shares["attention"]
+        machine = (setup.hardware.memory_spread + setup.hardware.compute_spread) * (attention[gamma] - attention[over])
+        of_engine = setup.engine.speedup_relative_error if 0 in (gamma, over) else 0.0
+        return float(np.sqrt(terms + machine**2 + of_engine**2 + self._tokens_error(gamma, over) ** 2))
+
+    def _tokens_error(self, gamma: int, over: int) -> float:
+        """Of E(gamma) / E(over), with rates one standard deviation up and down, and sequences that differ."""
+        situation = self.situation
+        context = float(self.prediction.points.context)
+        deepest = max(situation.gammas)
+
+        def ratio(num_sigma: float, shift: float = 0.0) -> float:
+            rates = situation.acceptance.conditional_rates(
+                budget=context, context=context, gamma_max=deepest, num_sigma=num_sigma
+            )
+            at = expected_tokens_per_step(np.clip(rates + shift, 0.0, 1.0), np.array([gamma, over]))
+            return float(at[0] / at[1])
+
+        spread = situation.acceptance.spread / float(np.sqrt(self.prediction.points.batch))
+        own = abs(np.log(ratio(1.0) / ratio(-1.0))) / 2.0
+        of_batch = abs(np.log(ratio(0.0, spread) / ratio(0.0, -spread))) / 2.0
+        return float(np.hypot(own, of_batch))
+
+
+def bands(advice: Advice) -> tuple[tuple[int, int, int], ...]:
+    """(first batch, last batch, gamma) at the observed context, without gaps from batch 1 on."""
+    nearest = min(
+        range(len(advice.context_lens)), key=lambda i: abs(advice.context_lens[i] - advice.situation.context_len)
+    )
+    starts = [1, *advice.batch_sizes[1:]]
+    ends = [start - 1 for start in starts[1:]] + [advice.batch_sizes[-1]]
+    found: list[tuple[int, int, int]] = []
+    for start, end, row in zip(starts, ends, advice.table, strict=True):
+        gamma = row[nearest][0]
+        if found and found[-1][2] == gamma:
+            found[-1] = (found[-1][0], end, gamma)
+        elif end >= start:
+            found.append((start, end, gamma))
+    return tuple(found)

@@ -1,0 +1,225 @@
+"""Advice against brute force over scalar predictions, and its interval against sampled errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from magicdec.cli import app, register_commands
+from magicdec.errors import ConfigError
+from magicdec.live.advice import Advice, Situation, advise, bands
+from magicdec.live.http import parse_address
+from magicdec.live.metrics import choose_target, parse
+from magicdec.live.observation import observe
+from magicdec.live.profile import parse_draft
+from magicdec.live.setting import setting
+from magicdec.live.show import advice_lines
+from magicdec.live.situation import Serving, situation_of
+from magicdec.live.watch import bars, trend_lines, windows
+from magicdec.perfmodel.acceptance import constant_profile, fit_profile, save_profile
+from magicdec.perfmodel.intervals import relative_errors
+from magicdec.perfmodel.prediction import predict
+from magicdec.perfmodel.setup import Points
+from tests.live.servers import Request, Vllm, random_requests
+from tests.live.test_http import serve  # noqa: F401  # a fixture
+
+SERVING = Serving(model="llama-3.1-8b", hardware="a100-sxm-80gb", engine="ours")
+EAGLE, NGRAM = parse_draft("eagle"), parse_draft("ngram")
+
+
+def situation(**changes) -> Situation:
+    rates = {"draft": "eagle", "draft_method": "eagle"}
+    usual = {
+        "setup": SERVING.setup(EAGLE, "vllm"),
+        "acceptance": constant_profile((0.8, 0.75, 0.7, 0.6, 0.5), **rates),
+        "batch_size": 8.0,
+        "context_len": 4096.0,
+        "gamma": 3,
+    }
+    return Situation(**(usual | changes))
+
+
+def brute_force(at: Situation) -> dict[int, float]:
+    """Time per token of each gamma, one scalar prediction at a time."""
+    found = {}
+    for gamma in range(13):
+        point = Points(batch=at.batch_size, context=at.context_len, gamma=gamma)
+        one = predict(at.setup, at.acceptance, point)
+        step = float(one.autoregressive_step_s)
+        if gamma:
+            step += at.drafted_share * (float(one.step_s) - step)
+        found[gamma] = step / float(one.expected_tokens_per_step)
+    return found
+
+
+@pytest.mark.parametrize("batch", [1.0, 16.0, 64.0, 300.0])
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_the_advised_gamma_is_the_best_of_all(batch, share):
+    at = situation(batch_size=batch, drafted_share=share)
+    tpot, advice = brute_force(at), advise(at)
+    assert [choice.gamma for choice in advice.choices] == list(tpot)
+    assert [choice.tpot_s for choice in advice.choices] == pytest.approx(list(tpot.values()), rel=1e-12)
+    assert advice.best.gamma == min(tpot, key=tpot.__getitem__)
+    assert advice.best.gain == pytest.approx(tpot[3] / min(tpot.values()))
+    assert advice.speedup.gain == pytest.approx(tpot[0] / min(tpot.values()))
+
+
+def test_with_poor_drafts_at_a_large_batch_it_says_zero():
+    poor = constant_profile(0.05, draft="eagle", draft_method="eagle")
+    advice = advise(situation(acceptance=poor, batch_size=512.0, context_len=512.0, gamma=5))
+    assert (advice.best.gamma, advice.answer) == (0, "change")
+    assert advice.best.gain_low > 1.0
+
+
+def test_the_interval_is_that_of_sampled_errors():
+    """Times of each kind of term, the engine's ratio and rates drawn from their errors; 5 % and 95 % of the gain."""
+    rng = np.random.default_rng(0)
+    counts = [
+        {"draft_method": "eagle", "budget": 4096, "context": 4096, "position": i, "trials": 300 * 0.7 ** (i - 1),
+         "accepted": 300 * 0.7**i} for i in (1, 2, 3)
+    ]  # fmt: skip
+    at = situation(acceptance=fit_profile(counts, draft="eagle", spread=0.0), batch_size=64.0)
+    gamma = 1
+    (choice,) = [each for each in advise(at).choices if each.gamma == gamma]
+    errors = relative_errors(at.setup.hardware, at.setup.engine)
+    seconds = {}
+    for each in (gamma, at.gamma):
+        one = predict(at.setup, at.acceptance, Points(batch=64.0, context=4096.0, gamma=each))
+        seconds[each] = {group: float(s) for group, s in one.terms.step_seconds("group").items()}
+
+    def tokens(each: int, sigma: float) -> float:
+        law = at.acceptance.conditional_rates(budget=4096.0, context=4096.0, gamma_max=4, num_sigma=sigma)
+        return 1.0 + float(np.cumprod(law)[:each].sum())
+
+    gains = []
+    for _ in range(4000):
+        moved = {group: np.exp(error * rng.standard_normal()) for group, error in errors.items()}
+        sigma = rng.standard_normal()
+        step = {each: sum(s * moved[group] for group, s in seconds[each].items()) for each in seconds}
+        gains.append(tokens(gamma, sigma) / step[gamma] * step[at.gamma] / tokens(at.gamma, sigma))
+    low, high = np.quantile(gains, [0.05, 0.95])
+    assert np.log(choice.gain_low) == pytest.approx(np.log(low), abs=0.15 * np.log(high / low))
+    assert np.log(choice.gain_high) == pytest.approx(np.log(high), abs=0.15 * np.log(high / low))
+
+
+def test_unclear_is_said_where_the_interval_holds_one():
+    at = situation(batch_size=4.0, gamma=1)
+    uncertain = msgspec.structs.replace(at.acceptance, spread=0.5)
+    sure, unsure = advise(at), advise(dataclasses.replace(at, acceptance=uncertain))
+    assert sure.best.gamma == unsure.best.gamma != 1
+    assert unsure.best.gain_low < sure.best.gain_low
+    for advice in (sure, unsure):
+        expected = "keep" if advice.best.gain < 1.02 else "change" if advice.best.gain_low > 1 else "unclear"
+        assert advice.answer == expected
+        assert f"advice: {expected if expected != 'change' else 'gamma'}" in "\n".join(advice_lines(advice, None))
+
+
+def test_the_setting_is_exports_text_with_the_advised_gamma():
+    advice = advise(situation())
+    assert f'"num_speculative_tokens": {max(gamma for *_, gamma in bands(advice))}' in setting(advice, "vllm")
+    assert "--speculative-algorithm EAGLE" in setting(advice, "sglang")
+    assert "Eagle3" in setting(advice, "trtllm")
+    assert f"draft {advice.best.gamma} tokens" in setting(advice, "llama.cpp")
+
+
+def test_bands_cover_every_batch_once():
+    advice: Advice = advise(situation(batch_size=64.0))
+    ranges = bands(advice)
+    assert ranges[0][0] == 1
+    assert all(after[0] == before[1] + 1 for before, after in pairwise(ranges))
+
+
+def seen_on(server: Vllm, requests: list[Request]):
+    before = parse(server.scrape(), where="test", time_s=0.0)
+    server.serve(requests)
+    after = parse(server.scrape(), where="test", time_s=10.0)
+    return observe([before, after], choose_target(after, None))
+
+
+def test_a_situation_holds_what_was_observed():
+    requests = random_requests(1, number=16, undrafted=0.25)
+    seen = seen_on(Vllm(), requests)
+    drafted = np.array([each.drafted for each in requests]) > 0
+    of_ngram, of_eagle = situation_of(seen, NGRAM, SERVING), situation_of(seen, EAGLE, SERVING)
+    assert of_ngram.drafted_share == pytest.approx(drafted.mean())
+    assert of_eagle.drafted_share == 1.0
+    assert (of_ngram.batch_size, of_ngram.gamma) == (pytest.approx(16), 3)
+
+
+def test_a_server_without_speculation_needs_a_given_profile_of_that_draft():
+    plain = [Request(each.prompt_len, (0,) * 30, (0,) * 30) for each in random_requests(2)]
+    seen = seen_on(Vllm(gamma=None), plain)
+    with pytest.raises(ConfigError, match="--acceptance"):
+        situation_of(seen, EAGLE, SERVING)
+    with pytest.raises(ConfigError, match=r"draft ngram \(ngram\), the plan is for eagle \(eagle\)"):
+        situation_of(seen, EAGLE, SERVING, acceptance=constant_profile(0.8, draft="ngram", draft_method="ngram"))
+    given = constant_profile(0.9, draft="eagle", draft_method="eagle")
+    at = situation_of(seen, EAGLE, SERVING, acceptance=given)
+    assert (at.gamma, at.batch_size) == (0, pytest.approx(40))
+    assert advise(at).best.gamma > 0
+
+
+def test_an_idle_server_gets_no_advice():
+    idle = parse(Vllm().scrape(), where="test")
+    with pytest.raises(ConfigError, match="without a load"):
+        situation_of(observe([idle, idle], choose_target(idle, None)), NGRAM, SERVING)
+
+
+def test_a_prediction_far_from_what_is_measured_is_said():
+    advice = advise(situation())
+    assert "calibrate --server" in "\n".join(advice_lines(advice, 10 * advice.in_use.tpot_s))
+    assert "calibrate --server" not in "\n".join(advice_lines(advice, 1.1 * advice.in_use.tpot_s))
+
+
+def test_a_window_slides_and_its_trend_is_drawn(serve):  # noqa: F811
+    """Scrapes older than the window are let go; the trend has a bar for each one seen."""
+    engine = Vllm()
+    _, address = serve({"/metrics": lambda handler: handler.reply(engine.scrape().encode())})
+    seconds = iter(range(100))
+
+    def sleep(_: float) -> None:
+        engine.serve(random_requests(next(seconds), number=5))
+
+    history = []
+    for number, taken in enumerate(windows(address, seconds=3600.0, interval_s=0.2, sleep=sleep)):
+        history.append(observe(taken, choose_target(taken[-1], None)))
+        if number == 4:
+            break
+    assert [each.num_scrapes for each in history] == [2, 3, 4, 5, 6]
+    (line,) = [line for line in trend_lines(history) if "tokens/step" in line]
+    assert sum(line.count(bar) for bar in "▁▂▃▄▅▆▇█") == 5
+    assert bars([0.0, None, 1.0]) == "▁ █"
+    assert parse_address("x:1").port == 1
+
+
+def test_the_command_advises_from_two_dumps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if not app.registered_commands:
+        register_commands()
+    server = Vllm(model="llama-3.1-8b")
+    for name, seed in (("before.txt", 1), ("after.txt", 2)):
+        server.serve(random_requests(seed))
+        (tmp_path / name).write_text(server.scrape())
+    words = [
+        "observe",
+        "before.txt",
+        "after.txt",
+        "--draft",
+        "eagle",
+        "--hardware",
+        "a100-sxm-80gb",
+        "--records",
+        "r.jsonl",
+    ]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "advice: " in done.stdout
+    assert "in use" in done.stdout
+    assert "vllm serve llama-3.1-8b" in done.stdout
+    save_profile(constant_profile(0.5), tmp_path / "x.json")
+    assert (tmp_path / "r.jsonl").read_text().count("\n") == 1
