@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from magicdec.calibrate.local_profile import LocalProfile
-from magicdec.measure.configuration import DTYPE_BYTES, NOISE, BenchmarkRequest
+from magicdec.measure.configuration import NOISE, BenchmarkRequest
 from magicdec.measure.repetitions import describe
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile, default_profile
 from magicdec.perfmodel.acceptance_law import LawError
 from magicdec.specs.hardware import bytes_per_element
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.speculation import MAX_GAMMA, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.validate.grid import GridSpec
 from magicdec.validate.predicted_records import predict_records
@@ -126,7 +127,7 @@ class _Maker:
 
     def batch_that_fits(self, wanted: int, context: int, budget: int) -> int:
         slots = context + self.shapes.gen_len + budget + 2 * (MAX_GAMMA + 2)
-        per_sequence = self.spec.kv_elements_per_token() * DTYPE_BYTES[self.dtype] * slots
+        per_sequence = self.spec.kv_elements_per_token() * bytes_per_element(PROFILE_DTYPES[self.dtype]) * slots
         return min(wanted, int(MEMORY_SHARE * self.free_bytes / per_sequence))
 
     def fits(self, context: int) -> bool:

@@ -55,9 +55,9 @@ def _formats() -> Iterable[str]:
 
 
 def _dtypes() -> Iterable[str]:
-    from magicdec.measure.configuration import DTYPE_BYTES
+    from magicdec.specs.precision import PROFILE_DTYPES
 
-    return DTYPE_BYTES
+    return PROFILE_DTYPES
 
 
 def _figures() -> list[str]:

@@ -12,17 +12,21 @@ from typing import Any, Literal
 
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
 from magicdec.measure.environment import available_memory_bytes
+from magicdec.perfmodel.memory import Memory, memory_need
+from magicdec.perfmodel.setup import ModelSetup
 from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
 from magicdec.specs.gamma_table import TableGamma
-from magicdec.specs.hardware import bytes_per_element
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import MAX_GAMMA, SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import AUTOREGRESSIVE, SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec
 from magicdec.units import format_bytes
 
 Weights = Literal["checkpoint", "random"]
 NOISE = "noise"
 """As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing only."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MEMORY_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "bf16"}
+"""torch's names of number formats, and formats of the same size (float16 takes the bytes of bfloat16)."""
 MODEL_METHODS = ("streamingllm", "full")
 
 
@@ -83,8 +87,8 @@ def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
 
     Raises ConfigError or CapacityError with the nearest valid choice.
     """
-    if request.dtype not in DTYPE_BYTES:
-        raise unknown_choice("dtype", request.dtype, DTYPE_BYTES)
+    if request.dtype not in MEMORY_DTYPES:
+        raise unknown_choice("dtype", request.dtype, MEMORY_DTYPES)
     check_devices(request)
     _check_dtype(request)
     if request.max_len > model.max_position_embeddings:
@@ -146,11 +150,9 @@ def _check_speculation(request: BenchmarkRequest, speculation: SpeculationSpec, 
 def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool) -> None:
     """On a CPU the ranks of a machine share its memory; on GPUs each rank has its own."""
     on_device = min(request.tp_size, _local_world_size(request)) if request.device == "cpu" else 1
-    share = on_device / request.tp_size
-    weights, slots = memory_elements(request, model)
-    weights -= model.num_parameters if is_loaded else 0
-    dtype_bytes = DTYPE_BYTES[request.dtype]
-    per_sequence, fixed = slots * dtype_bytes * share, weights * dtype_bytes * share
+    fixed, per_sequence = (on_device * each for each in session_bytes(request))
+    if is_loaded:
+        fixed -= on_device * float(planned_memory(request, AUTOREGRESSIVE).weights_bytes)
     needed, available = fixed + per_sequence * request.batch_size, available_memory_bytes(request.device)
     if needed > available:
         fits = int((available - fixed) // per_sequence)
@@ -161,36 +163,53 @@ def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
         )
 
 
-def memory_elements(request: BenchmarkRequest, model: ModelSpec) -> tuple[float, float]:
-    """Numbers held by all ranks together: of weights, and of KV caches per sequence; drafts included.
+def model_setup(request: BenchmarkRequest, speculation: SpeculationSpec) -> ModelSetup:
+    """What a request runs, with one of its speculations, as the performance model has it."""
+    draft, dtype = draft_model_name(speculation), MEMORY_DTYPES[request.dtype]
+    return ModelSetup(
+        model=load_model_spec(request.model),
+        engine=load_engine("ours"),
+        speculation=speculation,
+        draft_model=load_model_spec(draft) if draft is not None else None,
+        sampling=request.sampling,
+        precision=Precision(weight_dtype=dtype, kv_dtype=dtype),
+        draft_precision=Precision(weight_dtype=speculation.draft_weight_dtype or dtype, kv_dtype=dtype),
+    )
+
+
+def planned_memory(request: BenchmarkRequest, speculation: SpeculationSpec, batch_size: int | None = None) -> Memory:
+    """What one of a request's configurations takes of each rank's memory."""
+    return memory_need(
+        model_setup(request, speculation),
+        batch=request.batch_size if batch_size is None else batch_size,
+        max_len=request.context_len + request.gen_len,
+        budget=speculation.draft_budget,
+        gamma=speculation.gamma,
+        tp_size=request.tp_size,
+    )
+
+
+def session_bytes(request: BenchmarkRequest) -> tuple[float, float]:
+    """Bytes that each rank holds during a session: of weights, and of KV caches per sequence; drafts included, the
+    workspace (logits, activations, libraries) not.
 
     A draft model and its cache stay for the whole session, as does a copy of the target in a narrower format; a
     self-draft's compact cache lasts for one run.
     """
-    length = request.max_len + MAX_GAMMA
-    weights = float(model.num_parameters)
-    slots = _kv_elements(model, request.tp_size) * length
-    drafts, caches, compact = {}, {}, 0.0
-    copies: dict[str, float] = {}
+    weights: dict[tuple[object, ...], float] = {}
+    caches: dict[tuple[object, ...], float] = {}
+    alone = planned_memory(request, AUTOREGRESSIVE, batch_size=1)
+    kv, compact = float(alone.kv_bytes), 0.0
     for speculation in request.speculations:
-        name, budget = draft_model_name(speculation), speculation.draft_budget
-        kept = length if budget is None else budget + MAX_GAMMA + 1
-        if name is not None:
-            draft, tp_size = load_model_spec(name), speculation.draft_tp_size or request.tp_size
-            # What fewer ranks hold counts as if all did: the fullest rank decides.
-            spread = request.tp_size / tp_size
-            drafts[name, tp_size] = draft.num_parameters * spread
-            caches[name, tp_size, budget] = _kv_elements(draft, tp_size) * kept * spread
-        elif speculation.is_self:
-            compact = max(compact, _kv_elements(model, request.tp_size) * kept)
-            if (dtype := speculation.draft_weight_dtype) is not None:
-                copies[dtype] = model.num_parameters * bytes_per_element(dtype) / DTYPE_BYTES[request.dtype]
-    return weights + sum(drafts.values()) + sum(copies.values()), slots + sum(caches.values()) + compact
-
-
-def _kv_elements(model: ModelSpec, tp_size: int) -> float:
-    """Per token, over all shards: KV heads are held more than once where there are more shards than heads."""
-    return model.kv_elements_per_token() * max(1.0, tp_size / model.num_key_value_heads)
+        need = planned_memory(request, speculation, batch_size=1)
+        kv = max(kv, float(need.kv_bytes))
+        held = speculation.draft, speculation.draft_tp_size or request.tp_size, speculation.draft_weight_dtype
+        weights[held] = float(need.draft_weights_bytes)
+        if speculation.is_self:
+            compact = max(compact, float(need.draft_kv_bytes))
+        else:
+            caches[(*held, speculation.draft_budget)] = float(need.draft_kv_bytes)
+    return float(alone.weights_bytes) + sum(weights.values()), kv + sum(caches.values()) + compact
 
 
 def _local_world_size(request: BenchmarkRequest) -> int:

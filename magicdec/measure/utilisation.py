@@ -16,25 +16,11 @@ import numpy as np
 import torch
 
 from magicdec.measure.ceilings import bandwidth_bytes_per_s
-from magicdec.measure.configuration import DTYPE_BYTES, BenchmarkRequest, draft_model_name
-from magicdec.perfmodel.memory import memory_need
-from magicdec.perfmodel.setup import Setup
+from magicdec.measure.configuration import BenchmarkRequest, model_setup, planned_memory
+from magicdec.perfmodel.memory import pass_bytes
 from magicdec.runtime.distributed import TensorParallel
-from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import bytes_per_element, load_hardware
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.units import KIB
-
-PRECISIONS = {
-    name: Precision(weight_dtype=short, kv_dtype=short)
-    for name, short in (("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "bf16"))
-}
-"""float16 takes the bytes of bfloat16."""
-ANY_HARDWARE = "a100-sxm-80gb"
-"""What a configuration needs of memory does not depend on the device; only what fits does."""
 
 
 def all_ranks_bandwidth_bytes_per_s(tp: TensorParallel, device: str) -> float:
@@ -51,20 +37,16 @@ def phase_bytes(
 
     KV lengths are those of the middle of the generation.
     """
-    spec, element = load_model_spec(request.model), DTYPE_BYTES[request.dtype]
+    setup = model_setup(request, speculation)
     kv_tokens = request.batch_size * (float(np.mean(prompt_lens)) + request.gen_len / 2)
-    target = element * (_weights_read(spec) + spec.kv_elements_per_token() * kv_tokens)
+    target = float(pass_bytes(setup.model, setup.precision, kv_tokens=kv_tokens))
     if speculation.is_autoregressive:
         return {"verify": target}
-    if speculation.draft_method == "ngram":
+    if setup.kind == "ngram":
         return {"draft": 0.0, "verify": target}
-    name = draft_model_name(speculation)
-    drafter = spec if name is None else load_model_spec(name)
     if speculation.draft_budget is not None:
         kv_tokens = min(kv_tokens, float(request.batch_size * speculation.draft_budget))
-    dtype = speculation.draft_weight_dtype
-    weight_element = element if dtype is None else bytes_per_element(dtype)
-    draft = weight_element * _weights_read(drafter) + element * drafter.kv_elements_per_token() * kv_tokens
+    draft = float(pass_bytes(setup.drafter, setup.drafting_precision, kv_tokens=kv_tokens))
     return {"draft": speculation.gamma * draft, "verify": target}
 
 
@@ -73,40 +55,10 @@ def autoregressive_step_bytes(request: BenchmarkRequest, prompt_lens: Sequence[i
     return phase_bytes(request, prompt_lens, AUTOREGRESSIVE)["verify"]
 
 
-def _weights_read(spec: ModelSpec) -> float:
-    """Every weight once but the embedding table, unless it is the head as well."""
-    return float(spec.num_parameters - (0 if spec.tie_word_embeddings else spec.embedding_parameters))
-
-
 def planned_memory_bytes(request: BenchmarkRequest) -> float:
     """What the planner says the fullest configuration of a request takes of each rank's memory."""
-    needs = [_planned_bytes(request, each) for each in (AUTOREGRESSIVE, *request.speculations)]
-    return max(needs)
-
-
-def _planned_bytes(request: BenchmarkRequest, speculation: SpeculationSpec) -> float:
-    draft, precision = draft_model_name(speculation), PRECISIONS[request.dtype]
-    setup = Setup(
-        model=load_model_spec(request.model),
-        hardware=load_hardware(ANY_HARDWARE),
-        engine=load_engine("ours"),
-        speculation=speculation,
-        draft_model=load_model_spec(draft) if draft is not None else None,
-        sampling=request.sampling,
-        precision=precision,
-        draft_precision=Precision(
-            weight_dtype=speculation.draft_weight_dtype or precision.weight_dtype, kv_dtype=precision.kv_dtype
-        ),
-    )
-    need = memory_need(
-        setup,
-        batch=request.batch_size,
-        max_len=request.context_len + request.gen_len,
-        budget=speculation.draft_budget,
-        gamma=speculation.gamma,
-        tp_size=request.tp_size,
-    )
-    return float(need.total_bytes)
+    needs = [planned_memory(request, each) for each in (AUTOREGRESSIVE, *request.speculations)]
+    return max(float(need.total_bytes) for need in needs)
 
 
 class MemoryMeter:

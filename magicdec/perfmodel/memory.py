@@ -15,7 +15,7 @@ import numpy as np
 
 from magicdec.perfmodel import ops
 from magicdec.perfmodel.cost import Array
-from magicdec.perfmodel.setup import Setup, draft_kv_tokens, draft_tp
+from magicdec.perfmodel.setup import ModelSetup, draft_kv_tokens, draft_tp
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
@@ -67,11 +67,27 @@ def kv_bytes_per_token(model: ModelSpec, precision: Precision, tp_size: Any) -> 
     return per_token
 
 
-def cached_tokens(model: ModelSpec, context: Any) -> Array:
-    """Tokens whose keys and values are kept: a sliding-window model needs no more than its window."""
-    context = np.asarray(context, dtype=np.float64)
-    kept: Array = context if model.sliding_window is None else np.minimum(context, float(model.sliding_window))
+def cached_tokens(model: ModelSpec, engine: EngineProfile, tokens: Any) -> Array:
+    """Slots that the engine allocates for a sequence of `tokens`: a sliding window needs no more than itself, where the
+    engine keeps it so."""
+    tokens = np.asarray(tokens, dtype=np.float64) + engine.spare_slots
+    if model.sliding_window is not None and engine.window_cache == "window":
+        tokens = np.minimum(tokens, float(model.sliding_window))
+    kept: Array = tokens
     return kept
+
+
+def weights_read_bytes(model: ModelSpec, precision: Precision) -> float:
+    """What one pass must read of the weights, on all ranks together: each once but the embedding table, unless that is
+    the head as well."""
+    read = model.num_parameters - (0 if model.tie_word_embeddings else model.embedding_parameters)
+    return float(read) * precision.weight_bytes
+
+
+def pass_bytes(model: ModelSpec, precision: Precision, *, kv_tokens: Any) -> Array:
+    """What one pass must read of weights and of `kv_tokens` cached tokens, on all ranks together."""
+    needed: Array = weights_read_bytes(model, precision) + kv_tokens * kv_bytes_per_token(model, precision, 1)
+    return needed
 
 
 def workspace_bytes(
@@ -106,7 +122,9 @@ def attention_scores_bytes(model: ModelSpec, *, batch: Any, length: Any, gamma: 
     return scores
 
 
-def memory_need(setup: Setup, *, batch: Any, max_len: Any, budget: Any, gamma: Any, tp_size: Any) -> Memory:
+def memory_need(
+    setup: ModelSetup, *, batch: Any, max_len: Any, budget: Any, gamma: Any, tp_size: Any, capacity: float = np.inf
+) -> Memory:
     """Bytes per device when each of `batch` sequences grows to `max_len` tokens (the block in flight comes on top)."""
     tp, batch = np.asarray(tp_size, dtype=np.float64), np.asarray(batch, dtype=np.float64)
     gamma = np.asarray(gamma, dtype=np.float64)
@@ -121,7 +139,7 @@ def memory_need(setup: Setup, *, batch: Any, max_len: Any, budget: Any, gamma: A
             (setup.drafter.layer_parameters + 2.0 * setup.model.hidden_size**2) / ranks * precision.weight_bytes
         )
     if setup.kind in ("standalone", "eagle") or setup.keeps_draft_cache:
-        tokens = cached_tokens(setup.drafter, draft_kv_tokens(setup, length, budget))
+        tokens = cached_tokens(setup.drafter, setup.engine, draft_kv_tokens(setup, length, budget))
         if setup.speculation.draft_method in SPARSE_METHODS:
             tokens = tokens + gamma + 1.0
         draft_kv = batch * tokens * kv_bytes_per_token(setup.drafter, precision, ranks)
@@ -133,12 +151,12 @@ def memory_need(setup: Setup, *, batch: Any, max_len: Any, budget: Any, gamma: A
         workspace = workspace + attention_scores_bytes(setup.model, batch=batch, length=length, gamma=gamma, tp_size=tp)
     return Memory(
         weights_bytes=weights_bytes(setup.model, setup.precision, tp),
-        kv_bytes=batch * cached_tokens(setup.model, length)
+        kv_bytes=batch * cached_tokens(setup.model, setup.engine, length)
         * kv_bytes_per_token(setup.model, setup.precision, tp),
         draft_weights_bytes=np.asarray(draft_weights, dtype=np.float64),
         draft_kv_bytes=np.asarray(draft_kv, dtype=np.float64),
         workspace_bytes=workspace,
-        capacity_bytes=np.asarray(capacity_bytes(setup.hardware, setup.engine)),
+        capacity_bytes=np.asarray(capacity),
     )  # fmt: skip
 
 

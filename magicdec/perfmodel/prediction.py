@@ -21,7 +21,7 @@ import numpy.typing as npt
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
 from magicdec.perfmodel.cost import Array
-from magicdec.perfmodel.memory import Memory, memory_need
+from magicdec.perfmodel.memory import Memory, capacity_bytes, memory_need
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.steps import StepTerms, prefill_terms, step_terms
 from magicdec.specs.speculation import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
@@ -218,7 +218,10 @@ def predict(setup: Setup, acceptance: AcceptanceLaw | None, points: Points) -> P
         tp_size=at.tp, full_acceptance=everything,
     )  # fmt: skip
     held = at.context + at.gen_len if at.max_len is None else at.max_len
-    need = memory_need(setup, batch=at.batch, max_len=held, budget=at.budget, gamma=at.gamma, tp_size=at.tp)
+    need = memory_need(
+        setup, batch=at.batch, max_len=held, budget=at.budget, gamma=at.gamma, tp_size=at.tp,
+        capacity=capacity_bytes(setup.hardware, setup.engine),
+    )  # fmt: skip
     return Prediction(setup=setup, points=at, terms=terms, memory=need, expected_tokens_per_step=expected)
 
 

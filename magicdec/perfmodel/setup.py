@@ -22,11 +22,10 @@ DraftKind = Literal["none", "self", "standalone", "ngram", "eagle"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Everything about a configuration but its numbers of sequences, tokens and ranks."""
+class ModelSetup:
+    """A model with its draft on an engine: what it holds and reads does not depend on the device."""
 
     model: ModelSpec
-    hardware: HardwareProfile
     engine: EngineProfile
     speculation: SpeculationSpec = AUTOREGRESSIVE
     draft_model: ModelSpec | None = None
@@ -78,7 +77,7 @@ class Setup:
         return self.kind == "self" and self.speculation.draft_method in SPARSE_METHODS and not in_place
 
 
-def draft_tp(setup: Setup, tp_size: Any) -> Array:
+def draft_tp(setup: ModelSetup, tp_size: Any) -> Array:
     """The ranks that the draft runs on: all, or as many as was said; a draft model that these do not split evenly, on
     the most that do."""
     tp = np.asarray(tp_size, dtype=np.float64)
@@ -90,12 +89,19 @@ def draft_tp(setup: Setup, tp_size: Any) -> Array:
     return ranks
 
 
-def draft_kv_tokens(setup: Setup, kv_len: Any, budget: Any) -> Array:
+def draft_kv_tokens(setup: ModelSetup, kv_len: Any, budget: Any) -> Array:
     """Cached tokens that one draft step reads per sequence: the budget, or all where the cache is full or shorter."""
     tokens: Array = np.asarray(kv_len, dtype=np.float64)
     if setup.speculation.draft_method in SPARSE_METHODS and budget is not None:
         tokens = np.minimum(np.asarray(budget, dtype=np.float64), tokens)
     return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup(ModelSetup):
+    """Everything about a configuration but its numbers of sequences, tokens and ranks."""
+
+    hardware: HardwareProfile
 
 
 @dataclass(frozen=True, kw_only=True)

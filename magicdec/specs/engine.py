@@ -118,6 +118,10 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """n-gram lookup, per step of the whole batch."""
 
     # Memory and prefill
+    window_cache: Literal["all", "window"] = "all"
+    """What is allocated for the layers of a sliding window: slots for all tokens, or for the window alone."""
+    spare_slots: int = 0
+    """Slots that each cache has beyond the longest sequence and the block in flight."""
     memory_fraction: float = 0.9
     """Share of the device's memory that weights, caches and workspace may take."""
     workspace_bytes: float = 1e9

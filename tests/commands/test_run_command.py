@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from magicdec.commands.run_plan import read_plan
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.measure.configuration import BenchmarkRequest, check_request, memory_elements
+from magicdec.measure.configuration import BenchmarkRequest, check_request, session_bytes
 from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.plan_document import Formats, GammaTable, NeedsAcceptance, Plan
 from magicdec.specs.catalog import load_model_spec
@@ -236,8 +236,8 @@ def test_the_memory_check_counts_the_draft_model_and_its_cache() -> None:
     alone = BenchmarkRequest(model="embedded", batch_size=2, context_len=100, gen_len=10)
     spec = SpeculationSpec(draft="embedded", draft_method="full", gamma=3)
     drafted = BenchmarkRequest(model="embedded", batch_size=2, context_len=97, gen_len=10, speculations=(spec,))
-    assert memory_elements(alone, target)[0] == target.num_parameters
-    assert memory_elements(drafted, target) == pytest.approx([2 * x for x in memory_elements(alone, target)])
+    assert session_bytes(alone)[0] == 4 * target.num_parameters
+    assert session_bytes(drafted) == pytest.approx([2 * x for x in session_bytes(alone)])
     sparse = SpeculationSpec(draft="llama-68m", draft_method="full", gamma=3)
     with pytest.raises(CapacityError, match="llama-68m holds 2048 positions, 3104 are needed; use --draft-method"):
         check_request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.specs.precision import BF16, Precision
-from magicdec.specs.speculation import SpeculationSpec
+from magicdec.specs.speculation import MAX_GAMMA, SpeculationSpec
 
 A100, ENGINE, LLAMA = load_hardware("a100-sxm-80gb"), load_engine("ours"), load_model_spec("llama-3.1-8b")
 
@@ -77,10 +78,29 @@ def test_what_does_not_fit_at_all_has_no_batch() -> None:
     np.testing.assert_array_equal(largest_batch(0.0, np.array([1.0, 3.0]), 9.0), [9.0, 3.0])
 
 
-def test_a_sliding_window_caps_the_cache() -> None:
+def test_a_sliding_window_caps_the_cache_where_the_engine_keeps_it_so() -> None:
+    """Mistral, 8 x 16,384 in bf16, one slot more than held: 128 KiB per token and sequence, or those of 4096 alone."""
     mistral = load_model_spec("mistral-7b-v0.1")
-    setup = Setup(model=mistral, hardware=A100, engine=ENGINE)
-    short, long = (
-        float(memory_need(setup, batch=1, max_len=n, budget=None, gamma=0, tp_size=1).kv_bytes) for n in (4096, 32_000)
-    )
-    assert short == long
+    for kept, tokens in (("all", 16_385), ("window", 4096)):
+        engine = msgspec.structs.replace(load_engine("magicdec-2024"), window_cache=kept)
+        setup = Setup(model=mistral, hardware=A100, engine=engine)
+        need = memory_need(setup, batch=8, max_len=16_384, budget=None, gamma=0, tp_size=1)
+        assert float(need.kv_bytes) == 8 * tokens * 128 * 1024
+
+
+@pytest.mark.parametrize("model", ["embedded", "mistral-7b-v0.1"])
+def test_the_runtime_allocates_what_is_planned(model: str) -> None:
+    """The cache that an engine of this package makes for these lengths, counted: all slots, despite a window."""
+    pytest.importorskip("torch")
+    from magicdec.measure.configuration import BenchmarkRequest, session_bytes
+
+    request = BenchmarkRequest(model=model, batch_size=8, context_len=4000, gen_len=64)
+    spec = load_model_spec(model)
+    slots = request.max_len + MAX_GAMMA  # runtime/engine.py
+    assert session_bytes(request)[1] == slots * spec.kv_elements_per_token() * 4
+    planned = memory_need(
+        Setup(model=spec, hardware=A100, engine=ENGINE, precision=Precision(weight_dtype="fp32", kv_dtype="fp32")),
+        batch=8, max_len=4064, budget=None, gamma=0, tp_size=1,
+    )  # fmt: skip
+    fixed, per_sequence = session_bytes(request)
+    assert float(planned.total_bytes - planned.workspace_bytes) == pytest.approx(fixed + 8 * per_sequence)
