@@ -6,6 +6,7 @@ import errno
 import signal
 import sys
 from functools import cache
+import warnings
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -81,13 +82,14 @@ def register_commands() -> None:
 
 def main() -> None:
     """Entry point of the `magicdec` program."""
-    signal.signal(signal.SIGTERM, _terminate)
-    register_commands()
+    warnings.formatwarning = _one_line
     try:
+        signal.signal(signal.SIGTERM, _terminate)
+        register_commands()
         code = app(prog_name="magicdec", standalone_mode=False)
     except MagicdecError as error:
         _fail(str(error))
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED_EXIT_CODE)
     except ModuleNotFoundError as error:
         if error.name == "httpx":
@@ -104,6 +106,11 @@ def main() -> None:
             raise
         _fail(describe(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _one_line(message: Warning | str, *_: object, **__: object) -> str:
+    """A warning for a user, without the place in the code that gave it."""
+    return f"magicdec: warning: {' '.join(str(message).split())}\n"
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

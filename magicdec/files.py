@@ -16,7 +16,8 @@ from magicdec.errors import StorageError
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes beside `path` and renames; what was there before stays until the new content is complete.
+    """Writes beside `path` and renames; what was there before stays until the new content is complete. A link stays
+    one: what it points to is written. What is no regular file, as a terminal, is written to as it is.
 
     Raises:
         StorageError: the directory or the file cannot be written.
@@ -24,6 +25,10 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     temporary = ""
     try:
+        path = path.resolve()
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(data)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(21, "is a directory")
@@ -34,11 +39,13 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except OSError as error:
+        temporary = ""
+    except (OSError, RuntimeError) as error:  # the latter of links that go round in a circle
+        raise StorageError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
+    finally:
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def check_writable(path: Path) -> None:
@@ -50,6 +57,24 @@ def check_writable(path: Path) -> None:
         raise StorageError(f"cannot write {path}: it is a directory")
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write {path}: {parent} is not a writable directory")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise StorageError(f"cannot write {path}: it is read-only")
+
+
+def check_apart(files: Mapping[str, Path | None]) -> None:
+    """Raises StorageError when two of these files, each under its option's name, are one: by whatever link, or where
+    only some systems tell their names apart."""
+    seen: dict[object, str] = {}
+    for option, path in files.items():
+        if path is None:
+            continue
+        identities: list[object] = [str(path.resolve()).casefold()]
+        if path.is_file():
+            status = path.stat()
+            identities.append((status.st_dev, status.st_ino))
+        for identity in identities:
+            if seen.setdefault(identity, option) != option:
+                raise StorageError(f"{option} and {seen[identity]} are one file, {path}; give two")
 
 
 def rows_to_csv(rows: Iterable[Mapping[str, Any]], names: Iterable[str] | None = None) -> str:

@@ -1,16 +1,20 @@
 """Result records: flat, versioned, one JSON object per line, append-only.
 
-Measured and predicted results share this schema; `source` says which a row is. A record is written with one `write`
-on a file opened for appending under a lock, and flushed to disk, so that a crash loses at most the line being written,
-and two processes that append to one file lose nothing. A torn last line is set aside with a warning when read.
+Measured and predicted results share this schema; `source` says which a row is. A record is appended under a lock and
+flushed to disk, so that a crash loses at most the line being written, and two processes that append to one file lose
+nothing. What could only be written in part is taken back; a line that a power cut tore is set aside with a warning when
+read. A file that holds something, but no record, is somebody else's: it is refused, and stays as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
+import io
 import os
 import platform
+import stat
 import subprocess
 import sys
 import warnings
@@ -18,11 +22,12 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
 from magicdec.errors import StorageError
+from magicdec.files import check_writable
 
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -67,6 +72,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the draft's weights are in another format than its model's."""
     batch_size: int
     context_len: int
+    context_spread: float | None = None
+    """Prompts are this share shorter, evenly."""
     gen_len: int | None = None
     temperature: float = 0.0
     top_k: int | None = None
@@ -81,6 +88,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Digest of the plan's table that it was chosen from; None where it was learnt while decoding."""
     num_prompts: int | None = None
     """Prompts in all, where a queue of them refilled free slots."""
+    stop_at_eos: bool | None = None
+    run_to_end: bool | None = None
+    cuda_graphs: bool | None = None
+    inputs_digest: str | None = None
+    """Of all that a measured run reads: the models' configurations and weights, and the prompts' text."""
     # Step times (medians over repetitions where measured)
     autoregressive_step_s: float | None = None
     draft_step_s: float | None = None
@@ -126,6 +138,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes_per_gpu: float | None = None
     peak_memory_bytes: float | None = None
     num_divergences: int | None = None
+    """Greedy sequences that leave what autoregressive decoding gave."""
     num_near_ties: int | None = None
     notes: list[str] = []
     environment: Environment = Environment()
@@ -148,6 +161,7 @@ CONFIGURATION_FIELDS = (
     "kind", "model", "hardware", "engine", "device", "dtype", "draft", "draft_method", "draft_budget", "gamma",
     "tp_size", "draft_tp_size", "draft_weight_dtype", "batch_size", "context_len", "gen_len", "temperature", "top_k",
     "top_p", "seed", "prompts", "weights", "simulated_acceptance", "adaptive", "gamma_table", "num_prompts",
+    "context_spread", "stop_at_eos", "run_to_end", "cuda_graphs", "inputs_digest",
 )  # fmt: skip
 
 
@@ -194,31 +208,74 @@ def _commit() -> str:
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Appends one record durably.
+    """Appends one record durably, or nothing.
 
     Raises:
-        StorageError: the file cannot be written (what it held before is intact).
+        StorageError: the file cannot be written, or is no records file (what it held before is intact).
     """
     # The version is written even when it is the default, so that a later release knows what it reads
     line = msgspec.json.encode({"schema_version": record.schema_version, **msgspec.to_builtins(record)}) + b"\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:
+        with path.open("ab+", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = file.seek(0, os.SEEK_END)
+            _check_is_ours(path, file)
             if size:
                 file.seek(size - 1)
                 if file.read(1) != b"\n":
                     line = b"\n" + line  # the last line is torn: keep it apart
             try:
-                file.write(line)
-                file.flush()
+                _write_all(file, line)
                 os.fsync(file.fileno())
-            except OSError:
-                os.truncate(path, size)
+            except BaseException:
+                _take_back(file, size)
                 raise
     except OSError as error:
         raise StorageError(f"cannot append to {path}: {error.strerror or error}; earlier records are intact") from error
+
+
+def check_records_file(path: Path) -> None:
+    """Fails before the work rather than after it. Raises StorageError when records cannot be appended to the file."""
+    check_writable(path)
+    if path.exists():
+        try:
+            with path.open("rb", buffering=0) as file:
+                _check_is_ours(path, file)
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _check_is_ours(path: Path, file: BinaryIO) -> None:
+    """Raises StorageError for a regular file that holds something but no record."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or not file.seek(0, os.SEEK_END):
+        return
+    file.seek(0)
+    for line in io.BufferedReader(io.FileIO(file.fileno(), closefd=False)):
+        with contextlib.suppress(msgspec.DecodeError):
+            msgspec.json.decode(line, type=_RecordHead)
+            return
+    raise StorageError(f"{path} holds something else than records, and is left as it is; give another file")
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _take_back(file: BinaryIO, size: int) -> None:
+    """Cuts off what was written in part. A file that is no regular one has nothing to cut."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(file.fileno(), size)
+
+
+class _RecordHead(msgspec.Struct, frozen=True):
+    """What a record of any schema version has."""
+
+    source: str
+    model: str
+    schema_version: int = 1
 
 
 class _Version(msgspec.Struct, frozen=True):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from magicdec.errors import StorageError
-from magicdec.records import Record, append_record, current_environment, read_records
+from magicdec.files import check_apart, check_writable, write_atomic
+from magicdec.records import Record, append_record, check_records_file, current_environment, read_records
 
 
 def make(batch_size: int, **changes: object) -> Record:
@@ -56,6 +61,104 @@ def test_two_processes_appending_lose_nothing(tmp_path: Path) -> None:
     for worker in workers:
         worker.join()
     assert sorted(r.batch_size for r in read_records(file)) == [*range(1, 51), *range(1001, 1051)]
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+path = Path(sys.argv[1])
+room = path.stat().st_size + 40 if path.exists() else 40
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+from magicdec.errors import StorageError
+try:
+    {action}
+except StorageError as error:
+    print(error)
+"""
+
+
+def on_a_full_disk(action: str, path: Path) -> str:
+    """What is said where no file can grow by more than 40 bytes: a write is cut short first, and the next one fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED.format(action=action), str(path)], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_a_full_disk_leaves_no_torn_line(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    append_record(file, make(1))
+    before = file.read_bytes()
+    action = "from tests.test_records import append_record, make; append_record(path, make(2))"
+    assert "cannot append" in on_a_full_disk(action, file)
+    assert file.read_bytes() == before
+
+
+def test_a_full_disk_leaves_an_earlier_document_and_nothing_beside_it(tmp_path: Path) -> None:
+    """Plans, reports and profiles go through one function: the earlier file stays whole."""
+    file = tmp_path / "plan.json"
+    file.write_text("{}")
+    action = "from magicdec.files import write_atomic; write_atomic(path, 'x' * 5000)"
+    assert "cannot write" in on_a_full_disk(action, file)
+    assert file.read_text() == "{}"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "content", [b"# notes\n", b"{}\n", b"\x00\xff\xfe\n\x80", b'{"a": 1}\n[]\n', b"x" * 200_000], ids=range(5)
+)
+def test_a_file_of_others_is_refused_and_stays(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_bytes(content)
+    for refuse in (lambda: append_record(file, make(1)), lambda: check_records_file(file)):
+        with pytest.raises(StorageError, match="left as it is"):
+            refuse()
+    assert file.read_bytes() == content
+
+
+def test_files_of_ours_are_known_whatever_else_is_in_them(tmp_path: Path) -> None:
+    """A torn first line, binary garbage between, a record of a later release."""
+    file = tmp_path / "r.jsonl"
+    later = b'{"schema_version": 99, "source": "measured", "model": "m", "batch_size": "many"}\n'
+    for before in (later, b'{"source":"mea\n\xff\x00\n' + msgspec.json.encode(make(1)) + b"\n", b""):
+        file.write_bytes(before)
+        check_records_file(file)
+        append_record(file, make(2))
+        assert file.read_bytes().startswith(before)
+        with pytest.warns(UserWarning, match="line") if before else contextlib.nullcontext():
+            assert read_records(file)[-1] == make(2)
+
+
+def test_two_outputs_are_not_one_file(tmp_path: Path) -> None:
+    """By the same path, a link of either kind, or a name that some systems do not tell apart."""
+    one = tmp_path / "one.jsonl"
+    one.write_text("")
+    (tmp_path / "link").symlink_to(one)
+    (tmp_path / "hard").hardlink_to(one)
+    for other in (one, tmp_path / "." / "one.jsonl", tmp_path / "link", tmp_path / "hard", tmp_path / "ONE.jsonl"):
+        with pytest.raises(StorageError, match="--b and --a are one file"):
+            check_apart({"--a": one, "--b": other})
+    check_apart({"--a": one, "--b": tmp_path / "two", "--c": None})
+
+
+def test_a_link_stays_one_and_what_it_points_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "there.txt")
+    write_atomic(tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there.txt").read_text() == "text"
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    with pytest.raises(StorageError, match="cannot write"):
+        write_atomic(tmp_path / "round", "text")
+    write_atomic(Path("/dev/null"), "text")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not hold for root")
+def test_a_read_only_directory_is_said_before_the_work(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    for check in (check_writable, check_records_file):
+        with pytest.raises(StorageError, match="not a writable directory"):
+            check(tmp_path / "r.jsonl")
+    tmp_path.chmod(0o700)
 
 
 def test_unwritable_and_unreadable_files_are_one_line_errors(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from magicdec.commands import completion
 from magicdec.commands.options import OutputFormat, console, parse_floats, parse_ints, require
 from magicdec.commands.run_plan import NOT_RUN, read_plan
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.files import check_writable
 from magicdec.specs.speculation import SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ EPILOG = """Examples:\n
   magicdec run --model llama-3.2-1b --weights random --prompts random --simulate-acceptance 0.8\n
   magicdec run --plan plan.json --tp 2
 """
+MAX_COUNT = 1_000_000
 FIRST_RANK_SPEAKS_S = 6.0
 """Under torchrun, how long the other ranks wait with an error that the first one may have as well."""
 
@@ -72,7 +72,7 @@ def run_command(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the smallest set with this probability.")] = None,
-    seed: Annotated[int, typer.Option(help="Seeds prompts, weights and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seeds prompts, weights and sampling.")] = 0,
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16 or float16.", autocompletion=completion.dtypes)
     ] = "float32",
@@ -86,7 +86,9 @@ def run_command(
     simulate_acceptance: Annotated[
         str | None, typer.Option(help="Prescribed acceptance: a rate, or one per position.")
     ] = None,
-    queue: Annotated[int | None, typer.Option(help="Prompts in all; those that wait refill free slots.")] = None,
+    queue: Annotated[
+        int | None, typer.Option(min=1, max=MAX_COUNT, help="Prompts in all; those that wait refill free slots.")
+    ] = None,
     adaptive: Annotated[
         bool,
         typer.Option(
@@ -94,7 +96,7 @@ def run_command(
         ),
     ] = False,
     cuda_graphs: Annotated[bool, typer.Option(help="Replay steps as captured graphs, on a CUDA device.")] = True,
-    repetitions: Annotated[int, typer.Option(min=1, help="Interleaved repetitions.")] = 3,
+    repetitions: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Interleaved repetitions.")] = 3,
     run_to_end: Annotated[bool, typer.Option(help="Also measure the drain of a static batch.")] = False,
     stop_at_eos: Annotated[bool, typer.Option(help="Let a sequence end at its end-of-sequence token.")] = False,
     records: Annotated[Path | None, typer.Option(help="Append one record per configuration to this file.")] = None,
@@ -114,12 +116,11 @@ def run_command(
     chosen = [{**given, **_not_in(explicit, row)} for row in planned]
     requests = _merge([_request(options, explicit) for options in chosen])
     require(not stream or prompts not in ("random", "noise"), f"--stream shows text, and --prompts {prompts} has none")
-    for path in (records, save_output):
-        if path is not None:
-            check_writable(path)
+    require(not resume or records is not None, "--resume goes on with a records file; give --records too")
     from magicdec.measure.configuration import Outputs
 
     outputs = Outputs(records=records, resume=resume, save_output=save_output, stream=stream, quiet=quiet)
+    outputs.check(plan=plan, prompts=Path(prompts))
     results = _run(requests, outputs)
     if results is not None:
         _print(results, output_format)
@@ -219,13 +220,15 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
 
     if all(request.tp_size == 1 for request in requests):
         bind_threads()
-    from magicdec.measure.configuration import check_devices
+    from magicdec.measure.configuration import check_request
     from magicdec.measure.rank import measure_request
     from magicdec.runtime.launch import launch
+    from magicdec.specs.catalog import load_model_spec
 
+    for request in requests:
+        check_request(request, load_model_spec(request.model))
     results: list[Record] = []
     for request in requests:
-        check_devices(request)
         device_type = request.device.partition(":")[0]
         results += launch(measure_request, request.tp_size, request, outputs, device_type=device_type)
     return results

@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from magicdec.errors import CapacityError, ConfigError, unknown_choice
+from magicdec.errors import CapacityError, ConfigError, StorageError, unknown_choice
+from magicdec.files import check_apart, check_writable
 from magicdec.measure.environment import available_memory_bytes
+from magicdec.measure.identity import inputs_digest
 from magicdec.perfmodel.memory import Memory, memory_need
 from magicdec.perfmodel.setup import ModelSetup
+from magicdec.records import check_records_file
+from magicdec.runtime.adaptive import TableGamma
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.gamma_table import TableGamma
@@ -27,6 +31,9 @@ NOISE = "noise"
 """As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing only."""
 MEMORY_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "bf16"}
 """torch's names of number formats, and formats of the same size (float16 takes the bytes of bfloat16)."""
+MAX_LINE_BYTES = 1 << 26
+MIN_PROMPT = 2
+"""Tokens of a prompt: one that is cached, and the pending one."""
 MODEL_METHODS = ("streamingllm", "full")
 
 
@@ -81,6 +88,33 @@ class Outputs:
     stream: bool = False
     quiet: bool = False
 
+    def check(self, **read: Path | None) -> None:
+        """Refuses, before the work, files that cannot be written or hold something of others, and two that are one:
+        those that are read, each by the name of its option, among them.
+
+        Raises StorageError.
+        """
+        inputs = {f"--{name}": path for name, path in read.items()}
+        check_apart({"--records": self.records, "--save-output": self.save_output, **inputs})
+        if self.records is not None:
+            check_records_file(self.records)
+        if self.save_output is not None:
+            check_writable(self.save_output)
+            _check_is_output(self.save_output)
+
+
+def _check_is_output(path: Path) -> None:
+    """Raises StorageError for a file that holds something else than an earlier run's output."""
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            first = file.readline(MAX_LINE_BYTES)
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+    if first and b'"generated_ids"' not in first:
+        raise StorageError(f"{path} holds something else than a run's output, and is left as it is; give another file")
+
 
 def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool = False) -> None:
     """Refuses what cannot be run, before anything is allocated; `is_loaded`: but the target's weights.
@@ -104,6 +138,17 @@ def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
         )
     if request.prompts == NOISE and request.num_prompts is not None:
         raise ConfigError("a queue is prefilled: it needs prompts of tokens, not noise")
+    shortest = round(request.context_len * (1 - request.context_spread))
+    if shortest < MIN_PROMPT:
+        largest = max(0.0, 1 - MIN_PROMPT / request.context_len)
+        raise ConfigError(
+            f"with a spread of {request.context_spread:g} the shortest prompt of {request.context_len} has {shortest} "
+            f"tokens, and {MIN_PROMPT} are needed; use a spread of at most {largest:.2g}"
+        )
+    if request.tp_size > 1:
+        from magicdec.runtime.weights import check_divisible
+
+        check_divisible(model, request.tp_size)
     for speculation in request.speculations:
         _check_speculation(request, speculation, model)
     _check_memory(request, model, is_loaded=is_loaded)
@@ -120,6 +165,7 @@ def _check_speculation(request: BenchmarkRequest, speculation: SpeculationSpec, 
         raise ConfigError(
             f"draft budget {budget} exceeds the context {request.context_len}; the largest is {request.context_len}"
         )
+    speculation.check_block_fits()
     if speculation.is_self and speculation.draft_method not in SPARSE_METHODS:
         raise unknown_choice("draft method of a self-draft", speculation.draft_method, SPARSE_METHODS)
     draft_tp_size = speculation.draft_tp_size or request.tp_size
@@ -236,6 +282,7 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
         "draft_weight_dtype": speculation.draft_weight_dtype,
         "batch_size": request.batch_size,
         "context_len": request.context_len,
+        "context_spread": request.context_spread,
         "gen_len": request.gen_len,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
@@ -247,6 +294,15 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
         "adaptive": is_adaptive,
         "gamma_table": request.gamma_table.digest if is_adaptive and request.gamma_table is not None else None,
         "num_prompts": request.num_prompts,
+        "stop_at_eos": request.stop_at_eos,
+        "run_to_end": request.run_to_end,
+        "cuda_graphs": request.cuda_graphs,
+        "inputs_digest": inputs_digest(
+            (request.model, *([draft] if draft is not None else [])),
+            with_weights=request.weights == "checkpoint",
+            prompts=request.prompts,
+            for_calibration=request.calibration_prompts,
+        ),
     }
 
 

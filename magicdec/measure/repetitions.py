@@ -6,10 +6,9 @@ every repetition's speedup beside it, and its lowest and highest.
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from magicdec.errors import StorageError
 from magicdec.measure.configuration import BenchmarkRequest, check_devices, configuration_fields
 from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, median_times
 from magicdec.measure.session import BenchmarkSession
-from magicdec.measure.text_stream import TextStream
 from magicdec.measure.utilisation import autoregressive_step_bytes, phase_bytes, planned_memory_bytes
 from magicdec.records import BASELINE_MBU_FLOOR, Record, append_record, current_environment, read_records
 from magicdec.runtime.distributed import SINGLE, TensorParallel
@@ -32,16 +29,43 @@ WARM_UP_TOKENS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Pair:
+    """A run with an autoregressive one beside it (the same where it is one), and the reference kernels' times."""
+
+    run: DecodeResult
+    baseline: DecodeResult
+    references: list[ReferenceTimes]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What the repetitions of one configuration gave."""
+    """What the repetitions of one configuration gave, so far."""
 
     speculation: SpeculationSpec
-    runs: list[DecodeResult]
-    fenced: list[DecodeResult]
+    runs: list[DecodeResult] = field(default_factory=list)
+    fenced: list[DecodeResult] = field(default_factory=list)
     """Runs whose phases were timed apart: on a CPU, where that costs nothing, all of them."""
-    baseline_runs: list[DecodeResult]
-    references: list[ReferenceTimes]
+    baseline_runs: list[DecodeResult] = field(default_factory=list)
+    references: list[ReferenceTimes] = field(default_factory=list)
     """The reference kernels' times before, between and after the runs; empty where they were not timed."""
+
+    def add(self, pair: _Pair, *, is_autoregressive: bool, is_fenced: bool) -> None:
+        """A repetition; of an autoregressive configuration, the run that stood beside."""
+        self.runs.append(pair.baseline if is_autoregressive else pair.run)
+        self.baseline_runs.append(pair.baseline)
+        self.references.extend(pair.references)
+        if is_fenced:
+            self.fenced.append(self.runs[-1])
+
+    @property
+    def num_divergences(self) -> int:
+        """Sequences whose tokens are not those of the autoregressive run beside it, as far as both go. Greedy decoding
+        in exact arithmetic has none; rounding decides between logits that are nearly the same."""
+        differing = set()
+        for run, baseline in zip(self.runs, self.baseline_runs, strict=True):
+            pairs = enumerate(zip(run.tokens, baseline.tokens, strict=True))
+            differing |= {i for i, (own, other) in pairs if any(a != b for a, b in zip(own, other, strict=False))}
+        return len(differing)
 
     @property
     def tokens_per_s(self) -> list[float]:
@@ -113,55 +137,54 @@ def measure(
     speculations: Sequence[SpeculationSpec] | None = None,
     references: ReferenceKernels | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[Measurement]:
-    """Measures the request's configurations (or those given, of them); the first result is autoregressive decoding.
+) -> Iterator[Measurement]:
+    """Measures the request's configurations (or those given, of them), and gives each as soon as it is complete: during
+    the last repetition, and autoregressive decoding, whose runs stand beside all others', in the end.
 
     Each speculative run has an autoregressive run of its own just before it: the speed of memory on a shared machine
     changes within seconds, and hits autoregressive decoding harder. The reference kernels, where given, are timed
     before, between and after the two.
     """
     request = session.request
-    configurations = (AUTOREGRESSIVE, *(request.speculations if speculations is None else speculations))
+    chosen = tuple(request.speculations if speculations is None else speculations)
     is_fenced = request.device == "cpu" and request.num_prompts is None  # refilling is no phase of a step
-    fenced: list[list[DecodeResult]] = [[] for _ in configurations]
-    for i, speculation in enumerate(configurations):
+    found = {each: Measurement(speculation=each) for each in (AUTOREGRESSIVE, *chosen)}
+    for speculation, measurement in found.items():
         progress(f"warming up {describe(speculation)}")
         session.run(speculation, gen_len=min(WARM_UP_TOKENS, request.gen_len), use_queue=False)
         if not is_fenced:
             seed = request.sampling.seed
-            fenced[i].append(session.run(speculation, seed=seed, fences=True, run_to_end=False, use_queue=False))
-    runs: list[list[DecodeResult]] = [[] for _ in configurations]
-    baselines: list[list[DecodeResult]] = [[] for _ in configurations]
-    times: list[list[ReferenceTimes]] = [[] for _ in configurations]
-
-    def time_references(i: int) -> None:
-        if references is not None:
-            times[i].append(references.times())
-
+            run = session.run(speculation, seed=seed, fences=True, run_to_end=False, use_queue=False)
+            measurement.fenced.append(run)
+    alone = found[AUTOREGRESSIVE]
     for repetition in range(request.repetitions):
-        seed = request.sampling.seed + repetition
-        for i, speculation in enumerate(configurations):
-            if i == 0 and len(configurations) > 1:
-                continue
+        for speculation in chosen or (AUTOREGRESSIVE,):
             progress(f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}")
-            time_references(i)
-            baselines[i].append(session.run(AUTOREGRESSIVE, seed=seed, fences=is_fenced))
-            time_references(i)
-            runs[i].append(baselines[i][-1] if i == 0 else session.run(speculation, seed=seed, fences=is_fenced))
-            time_references(i)
-    every_baseline = [run for group in baselines for run in group]
-    runs[0] = baselines[0] = every_baseline
-    times[0] = [each for group in times for each in group]
-    return [
-        Measurement(
-            speculation=speculation,
-            runs=runs[i],
-            fenced=runs[i] if is_fenced else fenced[i],
-            baseline_runs=baselines[i],
-            references=times[i],
-        )
-        for i, speculation in enumerate(configurations)
-    ]
+            pair = _run_pair(session, speculation, repetition, references, fences=is_fenced)
+            for measurement in (found[speculation], alone) if chosen else (alone,):
+                measurement.add(pair, is_autoregressive=measurement is alone, is_fenced=is_fenced)
+            if chosen and repetition == request.repetitions - 1:
+                yield found[speculation]
+    yield alone
+
+
+def _run_pair(
+    session: BenchmarkSession,
+    speculation: SpeculationSpec,
+    repetition: int,
+    references: ReferenceKernels | None,
+    *,
+    fences: bool,
+) -> _Pair:
+    seed, times = session.request.sampling.seed + repetition, []
+    runs = []
+    for each in dict.fromkeys((AUTOREGRESSIVE, speculation)):
+        if references is not None:
+            times.append(references.times())
+        runs.append(session.run(each, seed=seed, fences=fences))
+    if references is not None:
+        times.append(references.times())
+    return _Pair(run=runs[-1], baseline=runs[0], references=times)
 
 
 def describe(speculation: SpeculationSpec) -> str:
@@ -201,6 +224,7 @@ def to_record(
     rates, trials = measurement.acceptance_by_position
     is_refilled = request.num_prompts is not None
     is_fixed = speculative and not request.adaptive
+    is_comparable = speculative and request.sampling.is_greedy and request.simulate_acceptance is None
     return Record(
         source="measured",
         **configuration_fields(request, speculation),
@@ -236,6 +260,7 @@ def to_record(
             statistics.median(run.refilled_tokens_per_s for run in measurement.runs) if is_refilled else None
         ),
         speedup_refilled=measurement.refilled_speedup if is_refilled else None,
+        num_divergences=measurement.num_divergences if is_comparable else None,
         repetitions=len(measurement.runs),
         reference_s=speed.memory_s if speed else None,
         compute_reference_s=speed.compute_s if speed else None,
@@ -283,63 +308,46 @@ def benchmark(
     bandwidth_bytes_per_s: float | None = None,
     references: ReferenceKernels | None = None,
     tp: TensorParallel = SINGLE,
+    needs_session: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[BenchmarkSession | None, list[Record]]:
-    """Measures a request and appends a record per configuration as soon as all repetitions are done.
+    """Measures a request and appends each configuration's record as soon as it is complete.
 
-    With `resume`, configurations that the records file holds already are taken from it; when it holds all of them
-    nothing is loaded and the session is None. Of several ranks, the first reads and writes the file for all.
+    With `resume`, configurations that the records file holds already, from as many repetitions at least, are taken from
+    it; when it holds all of them nothing is loaded and the session is None, unless `needs_session` for what is decoded
+    besides: the request's last configuration. Of several ranks, the first reads and writes the file for all.
     """
     check_devices(request)
     known: dict[str, Record] = {}
     if tp.rank > 0:
         records = None
     if resume and records is not None and records.exists():
-        known = {record.key: record for record in read_records(records) if record.source == "measured"}
+        known = known_records(records, request.repetitions)
     configurations = (AUTOREGRESSIVE, *request.speculations)
     keys = [configuration_key(request, speculation) for speculation in configurations]
-    is_known = tp.broadcast(torch.tensor([key in known for key in keys], dtype=torch.long, device=request.device))
-    if is_known.all():
+    flags = tp.broadcast(torch.tensor([key in known for key in keys], dtype=torch.long, device=request.device))
+    is_known = dict(zip(configurations, flags.tolist(), strict=True))
+    is_done = all(is_known.values())
+    if is_done and not needs_session:
         return None, [known[key] for key in keys if key in known]
-    pairs = zip(configurations, is_known.tolist(), strict=True)
-    todo = tuple(s for s, skip in pairs if not skip and not s.is_autoregressive)
-    session = BenchmarkSession(replace(request, speculations=todo), tp=tp, progress=progress)
-    measured = []
-    for measurement in measure(session, references=references, progress=progress):
+    todo = tuple(each for each in request.speculations if not is_known[each])
+    kept = todo + tuple(each for each in request.speculations[-1:] if needs_session and each not in todo)
+    session = BenchmarkSession(replace(request, speculations=kept), tp=tp, progress=progress)
+    measurements = () if is_done else measure(session, speculations=todo, references=references, progress=progress)
+    for measurement in measurements:
         record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-        measured.append(record)
-        if records is not None and record.key not in known:
-            append_record(records, record)
-    known |= {record.key: record for record in measured}
+        if record.key not in known:
+            known[record.key] = record
+            if records is not None:
+                append_record(records, record)
     return session, [known[key] for key in keys if key in known]
+
+
+def known_records(path: Path, repetitions: int = 1) -> dict[str, Record]:
+    """The measured records of a file by their configuration's key, of so many repetitions at least."""
+    found = (record for record in read_records(path) if record.source == "measured")
+    return {record.key: record for record in found if (record.repetitions or 0) >= repetitions}
 
 
 def configuration_key(request: BenchmarkRequest, speculation: SpeculationSpec) -> str:
     return Record(source="measured", **configuration_fields(request, speculation)).key
-
-
-def write_outputs(session: BenchmarkSession, path: Path | None, *, stream: TextStream | None = None) -> None:
-    """Decodes once more to the end, and writes each sequence's prompt and generated tokens and text as JSON lines.
-
-    `stream` shows the text of one sequence as it comes. Of several ranks, all decode and the first writes.
-    Raises StorageError when the file cannot be written.
-    """
-    request = session.request
-    speculation = request.speculations[-1] if request.speculations else AUTOREGRESSIVE
-    result = session.run(speculation, seed=request.sampling.seed, run_to_end=True, on_step=stream)
-    if stream is not None:
-        stream.end()
-    if path is None or session.model.tp.rank > 0:
-        return
-    lines = []
-    for prompt, tokens in zip(session.prompts, result.tokens, strict=True):
-        row: dict[str, Any] = {"prompt_ids": prompt, "generated_ids": tokens}
-        if session.tokenizer is not None:
-            row["prompt"] = session.tokenizer.decode(prompt)
-            row["generated"] = session.tokenizer.decode(tokens)
-        lines.append(json.dumps(row) + "\n")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error

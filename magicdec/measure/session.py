@@ -23,7 +23,7 @@ from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
-from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
+from magicdec.runtime.prompts import PromptRequest, generation_eos_token_ids, load_prompts, load_tokenizer
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model, with_weight_dtype
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
@@ -56,6 +56,7 @@ class BenchmarkSession:
         self._draft_models = self._load_drafts(tp)
         self._model_drafters: dict[SpeculationSpec, Drafter] = {}
         self._policies: dict[SpeculationSpec, AdaptiveGamma] = {}
+        self._eos_token_ids = self._load_eos_token_ids()
         self.tokenizer = self._load_tokenizer()
         self.prompts = self._load_prompts()
         self.engine = Engine(self.model, batch_size=request.batch_size, max_len=request.max_len)
@@ -109,6 +110,11 @@ class BenchmarkSession:
             assert drafter is not None
             self._model_drafters[key] = drafter
         return self._model_drafters[key]
+
+    def _load_eos_token_ids(self) -> tuple[int, ...]:
+        checkpoint = checkpoint_directory(self.request.model)
+        found = None if checkpoint is None else generation_eos_token_ids(checkpoint, vocab_size=self.spec.vocab_size)
+        return self.spec.eos_token_ids if found is None else found
 
     def _load_tokenizer(self) -> Tokenizer | None:
         checkpoint = checkpoint_directory(self.request.model)
@@ -182,7 +188,7 @@ class BenchmarkSession:
         options = DecodeOptions(
             gamma=0 if drafter is None else speculation.gamma,
             max_new_tokens=gen_len or request.gen_len,
-            eos_token_ids=self.spec.eos_token_ids if request.stop_at_eos else (),
+            eos_token_ids=self._eos_token_ids if request.stop_at_eos else (),
             fences=fences,
             simulate_acceptance=list(simulated) if simulated else None,
             stop_when_first_ends=not (request.run_to_end if run_to_end is None else run_to_end),

@@ -7,6 +7,7 @@ version: the embedded model was trained on the other files only (scripts/train_e
 from __future__ import annotations
 
 import hashlib
+import json
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,6 +65,27 @@ def load_tokenizer(checkpoint: Path, *, vocab_size: int) -> Tokenizer:
         size = tokenizer.get_vocab_size()
         raise CheckpointError(f"{file} has {size} tokens, the model only {vocab_size}: they do not belong together")
     return tokenizer
+
+
+def generation_eos_token_ids(checkpoint: Path, *, vocab_size: int) -> tuple[int, ...] | None:
+    """The tokens that end a text, where the checkpoint's generation_config.json says it; it has the last word on them,
+    as in transformers. None where it does not.
+
+    Raises CheckpointError when it cannot be read, or names what is no token.
+    """
+    file = checkpoint / "generation_config.json"
+    if not file.is_file():
+        return None
+    try:
+        given = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file} is not a readable generation configuration: {error}") from error
+    if given is None:
+        return None
+    ids = given if isinstance(given, list) else [given]
+    if not all(type(each) is int and 0 <= each < vocab_size for each in ids):
+        raise CheckpointError(f"{file}: eos_token_id {given} is no token, or list of them, of {vocab_size}")
+    return tuple(ids)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ DRAFT: Final = 0
 ACCEPT: Final = 1
 TARGET: Final = 2
 _STEPS_PER_REFILL = 64
+MIN_TEMPERATURE = 1e-30
+"""Lower ones are taken for this: logits over it are still finite in fp32, and any difference of theirs decides."""
 
 
 class UniformStream:
@@ -63,12 +65,13 @@ def greedy(logits: Tensor, tp: TensorParallel) -> Tensor:
 def probabilities(logits: Tensor, sampling: SamplingSpec, tp: TensorParallel) -> Tensor:
     """This shard's part of the distribution to sample from: temperature, then top-k, then top-p, as in transformers."""
     assert not sampling.is_greedy
+    temperature = max(sampling.temperature, MIN_TEMPERATURE)
     is_whole = sampling.top_k is None and sampling.top_p in (None, 1.0)
     if is_whole and tp.size == 1 and kernels.can_fuse(logits):
         from magicdec.runtime.kernels import triton_sampling
 
-        return triton_sampling.softmax(logits, sampling.temperature)
-    scaled = logits.float() if sampling.temperature == 1.0 else logits.float() / sampling.temperature
+        return triton_sampling.softmax(logits, temperature)
+    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
     if sampling.top_k is not None:
         scaled = _keep_top_k(scaled, sampling.top_k, tp)
     if sampling.top_p is not None and sampling.top_p < 1.0:

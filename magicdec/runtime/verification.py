@@ -113,8 +113,9 @@ def _verify_sampled(
         residual_BV = _without(target_BV, rejected_B, is_rejected_B, tp)
     else:
         residual_BV = (target_BV - proposal.distribution(position_B) * is_rejected_B[:, None]).clamp_min_(0)
-    # Where p and q agree up to rounding, a rejection leaves nothing: any choice from p is then as good.
-    is_empty_B1 = tp.all_reduce(residual_BV.sum(dim=-1, keepdim=True)) <= 0
+    # Where p and q agree up to rounding, a rejection leaves nothing: any choice from p is then as good. And where q is
+    # not a number, nothing was drawn from it, so that its token is rejected, and p is right.
+    is_empty_B1 = ~(tp.all_reduce(residual_BV.sum(dim=-1, keepdim=True)) > 0)
     residual_BV = torch.where(is_empty_B1, target_BV, residual_BV)
     uniform_B = uniforms[rows, num_accepted_B, TARGET]
     return Outcome(num_accepted_B=num_accepted_B, next_token_B=sample(residual_BV, uniform_B, tp))

@@ -51,6 +51,25 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"draft method {self.draft_method} needs a draft budget")
 
     @property
+    def num_recent_slots(self) -> int | None:
+        """Slots of the budget for the latest tokens, where a verified block's go; None where no such slots are set
+        apart."""
+        if self.draft_budget is None or self.draft_method not in ("streamingllm", "snapkv"):
+            return None
+        return self.draft_budget - (self.num_sink_tokens if self.draft_method == "streamingllm" else self.num_selected)
+
+    @property
+    def num_selected(self) -> int:
+        """Of SnapKV: slots that keep what was selected from the prompt, half of the budget."""
+        assert self.draft_budget is not None
+        return self.draft_budget // 2
+
+    def check_block_fits(self) -> None:
+        """Raises ConfigError when a block of gamma + 1 tokens exceeds the slots where its accepted ones are kept."""
+        if self.draft_budget is not None and self.num_recent_slots is not None:
+            check_gamma(self.gamma, budget=self.draft_budget, num_recent=self.num_recent_slots)
+
+    @property
     def is_autoregressive(self) -> bool:
         return self.gamma == 0 or self.draft_method == "none"
 
@@ -60,6 +79,15 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AUTOREGRESSIVE = SpeculationSpec()
+
+
+def check_gamma(gamma: int, *, budget: int, num_recent: int) -> None:
+    """Raises ConfigError when a block would not fit into the slots where its accepted tokens are to be kept."""
+    if gamma + 1 > num_recent:
+        raise ConfigError(
+            f"draft budget {budget} leaves {num_recent} slots for recent tokens, too few for gamma {gamma}; "
+            f"use a larger budget, or gamma at most {num_recent - 1}"
+        )
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from magicdec.comparison import Comparison, pair_records
 from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import ReferenceKernels
-from magicdec.measure.repetitions import configuration_key, measure, to_record
+from magicdec.measure.repetitions import configuration_key, known_records, measure, to_record
 from magicdec.measure.session import BenchmarkSession
 from magicdec.records import Record, append_record, read_records
 from magicdec.specs.speculation import AUTOREGRESSIVE, DraftMethod, SamplingSpec, SpeculationSpec
@@ -240,7 +240,7 @@ def measure_missing(
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Record]:
     """The request's measured records, the autoregressive one first; those that the file lacks are measured."""
-    known = {r.key: r for r in read_records(records) if r.source == "measured"} if records.exists() else {}
+    known = known_records(records) if records.exists() else {}
     keys = {configuration_key(request, each): each for each in (AUTOREGRESSIVE, *request.speculations)}
     todo = [each for key, each in keys.items() if key not in known and not each.is_autoregressive]
     clock.skip(request, len(request.speculations) - len(todo))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from magicdec.cli import main
+from magicdec.records import Record, append_record
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 
 SMALL = ("--batch=2", "--context=100", "--gen-len=4", "--draft-budget=32", "--repetitions=1", "--quiet")
@@ -144,3 +146,63 @@ def test_an_option_that_cannot_be_used(
 ) -> None:
     given = [argument.format(tmp_path=tmp_path) for argument in arguments]
     assert message in outcome(monkeypatch, capsys, *given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--resume",), "--resume goes on with a records file; give --records too"),
+        (("--tp", "1000"), "embedded cannot be divided into 1000 shards"),
+        (("--gamma", "1-3000000000"), "names more than 10000 numbers"),
+        (
+            ("--draft-budget", "8", "--gamma", "4"),
+            "draft budget 8 leaves 4 slots for recent tokens, too few for gamma 4",
+        ),
+        (
+            ("--draft-budget", "8", "--gamma", "4", "--draft-method", "snapkv"),
+            "use a larger budget, or gamma at most 3",
+        ),
+        (("--context", "2", "--context-spread", "0.9", "--draft", "none"), "the shortest prompt of 2 has 0 tokens"),
+        (("--seed", "-1"), "--seed must be a whole number from 0"),
+        (("--repetitions", "10000000000000000000000"), "--repetitions must be a whole number from 1 to 1000000"),
+        (("--queue", "10000000000000000000000"), "--queue must be a whole number from 1 to 1000000"),
+        (
+            ("--records", "{tmp_path}/same", "--save-output", "{tmp_path}/same"),
+            "--save-output and --records are one file",
+        ),
+        (("--records", "{tmp_path}/text"), "holds something else than records, and is left as it is"),
+        (("--save-output", "{tmp_path}/text"), "holds something else than a run's output, and is left as it is"),
+        (("--prompts", "{tmp_path}/text", "--save-output", "{tmp_path}/text"), "are one file"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_is_refused_before_anything_starts(
+    arguments: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """No weights are read, no rank is started, no file is written to."""
+    (tmp_path / "text").write_text("somebody's notes\n")
+
+    def must_not(*_: object, **__: object) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr("magicdec.runtime.launch.launch", must_not)
+    given = [argument.format(tmp_path=tmp_path) for argument in arguments]
+    assert message in outcome(monkeypatch, capsys, *given)
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+    assert (tmp_path / "text").read_text() == "somebody's notes\n"
+
+
+def test_a_damaged_record_is_one_line_of_warning(tmp_path: Path) -> None:
+    records = tmp_path / "r.jsonl"
+    base = Record(source="measured", model="embedded", batch_size=1, context_len=128)
+    append_record(records, base)
+    records.write_bytes(records.read_bytes() + b'{"source": "meas')
+    done = subprocess.run(
+        [sys.executable, "-m", "magicdec", "records", "ls", str(records)], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("magicdec: warning: ")

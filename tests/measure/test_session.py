@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,16 @@ import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.errors import CapacityError, ConfigError, StorageError
-from magicdec.measure.configuration import BenchmarkRequest, check_request
-from magicdec.measure.repetitions import acceptance_by_position, benchmark, write_outputs
+from magicdec.errors import CapacityError, CheckpointError, ConfigError, StorageError
+from magicdec.measure import identity
+from magicdec.measure.configuration import BenchmarkRequest, Outputs, check_request, configuration_fields
+from magicdec.measure.rank import measure_request, write_outputs
+from magicdec.measure.repetitions import acceptance_by_position, benchmark, configuration_key, known_records
 from magicdec.measure.session import BenchmarkSession
-from magicdec.records import read_records
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.records import Record, append_record, read_records
+from magicdec.runtime.distributed import SINGLE
+from magicdec.runtime.prompts import generation_eos_token_ids
+from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.validate.lossless import check_greedy, first_divergence, top_two_gap
 
 
@@ -38,7 +43,7 @@ def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> N
     records = tmp_path / "r.jsonl"
     _, rows = benchmark(replace(REQUEST, run_to_end=True), records=records, bandwidth_bytes_per_s=1e10)
     assert [r.gamma for r in rows] == [0, 2, 4]
-    assert read_records(records) == rows
+    assert read_records(records) == [*rows[1:], rows[0]]  # as they were complete
     for record in rows[1:]:
         histogram, rates = record.acceptance_histogram, record.acceptance_by_position
         assert histogram is not None
@@ -60,6 +65,108 @@ def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> N
     _, more = benchmark(wider, records=records, resume=True)
     assert [r.gamma for r in more] == [0, 2, 4, 1]
     assert len(read_records(records)) == 4
+
+
+def test_each_record_is_written_as_soon_as_it_is_complete(tmp_path: Path) -> None:
+    """When the last repetition's second configuration is measured, the first one's record is in the file."""
+    records = tmp_path / "r.jsonl"
+    seen: dict[str, list[int]] = {}
+
+    def look(message: str) -> None:
+        seen[message] = [record.gamma for record in read_records(records)] if records.exists() else []
+
+    benchmark(REQUEST, records=records, progress=look)
+    assert seen["repetition 1/2: streamingllm 64, gamma 4"] == []
+    assert seen["repetition 2/2: streamingllm 64, gamma 4"] == [2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"context_spread": 0.2},
+        {"stop_at_eos": True},
+        {"run_to_end": True},
+        {"cuda_graphs": False},
+        {"prompts": "recall"},
+        {"calibration_prompts": True},
+        {"weights": "random"},
+        {"repetitions": 3},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_another_configuration_is_not_taken_from_the_file(
+    changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever changes the result: nothing that the file holds is known then."""
+    record = Record(source="measured", repetitions=2, **configuration_fields(REQUEST, AUTOREGRESSIVE))
+    append_record(tmp_path / "r.jsonl", record)
+    changed = replace(REQUEST, **changes)  # type: ignore[arg-type]
+    known = known_records(tmp_path / "r.jsonl", changed.repetitions)
+    assert configuration_key(changed, AUTOREGRESSIVE) not in known
+    again = known_records(tmp_path / "r.jsonl", REQUEST.repetitions)
+    assert configuration_key(REQUEST, AUTOREGRESSIVE) in again
+
+
+def test_models_are_told_apart_by_content_not_by_name(tmp_path: Path) -> None:
+    """A/final, its copy, one with another weight, one with another end of text."""
+    from safetensors.torch import load_file, save_file
+
+    from magicdec.specs.catalog import EMBEDDED_DIRECTORY
+
+    places = [tmp_path / name / "final" for name in "ABCD"]
+    for place in places:
+        shutil.copytree(EMBEDDED_DIRECTORY, place)
+    tensors = load_file(places[2] / "model.safetensors")
+    tensors["model.norm.weight"][7] += 0.001
+    save_file(tensors, places[2] / "model.safetensors")
+    (places[3] / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    keys = [configuration_key(replace(REQUEST, model=str(place)), AUTOREGRESSIVE) for place in places]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+
+
+def test_a_large_weights_file_is_known_by_samples_of_its_bytes(tmp_path: Path) -> None:
+    """Above the limit: its size, its header and any stretch as long as the distance of two samples."""
+    size = identity.SAMPLED_ABOVE_BYTES + 5
+    data = bytearray((8).to_bytes(8, "little") + b"{}      " + bytes(size - 16))
+    digests = set()
+    for start, length in ((0, 0), (9, 1), (size // 3, size // identity.NUM_SAMPLES), (size - 1, 1)):
+        changed = data.copy()
+        changed[start : start + length] = b"x" * length
+        (tmp_path / "model.safetensors").write_bytes(changed)
+        stamped = list(identity._stamped([tmp_path / "model.safetensors"]))
+        digests.add(identity._files_digest(tmp_path, *stamped))
+    assert len(digests) == 4
+
+
+def test_what_is_known_is_still_decoded_for_what_is_asked_besides(tmp_path: Path) -> None:
+    """A file that holds every configuration: the text is written all the same, of the request's last one."""
+    records, output = tmp_path / "r.jsonl", tmp_path / "out.jsonl"
+    request = replace(REQUEST, sampling=SamplingSpec(), repetitions=1)
+    _, rows = benchmark(request, records=records)
+    before = records.read_bytes()
+    outputs = Outputs(records=records, resume=True, save_output=output, quiet=True)
+    assert measure_request(SINGLE, request, outputs) == rows
+    assert records.read_bytes() == before
+    assert len(output.read_text().splitlines()) == 3
+    assert [row.num_divergences for row in rows] == [None, 0, 0]
+
+
+def test_the_tokens_that_end_a_text_are_those_of_the_generation_configuration(tmp_path: Path) -> None:
+    """As transformers reads them, a list included; what is no token is refused."""
+    import transformers
+
+    for given in (5, [6, 7]):
+        transformers.GenerationConfig(eos_token_id=given).save_pretrained(tmp_path)
+        own = transformers.GenerationConfig.from_pretrained(tmp_path).eos_token_id
+        found = generation_eos_token_ids(tmp_path, vocab_size=96)
+        assert found == (tuple(own) if isinstance(own, list) else (own,))
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert generation_eos_token_ids(tmp_path, vocab_size=96) is None
+    for wrong in ('{"eos_token_id": 1.7}', '{"eos_token_id": [96]}', '{"eos_token_id": true}', "[", "[]"):
+        (tmp_path / "generation_config.json").write_text(wrong)
+        with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+            generation_eos_token_ids(tmp_path, vocab_size=96)
 
 
 def test_acceptance_by_position_is_conditional() -> None:

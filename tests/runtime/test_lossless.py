@@ -17,7 +17,7 @@ from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.runtime.conftest import tiny_spec
-from tests.runtime.drafts import DRAFTS, draft_model_for
+from tests.runtime.drafts import DRAFTS, draft_model_for, small_draft
 
 FALSE_ALARM = 1e-4
 """Probability that a correct sampler fails one chi-square test (the seeds are fixed: it fails always or never)."""
@@ -165,3 +165,41 @@ def test_a_seed_repeats_a_run_and_another_does_not(tiny_model: Transformer) -> N
         outputs.append(run(engine, DRAFTS["streamingllm"], SamplingSpec(temperature=1.0, seed=seed), options).tokens)
     assert outputs[0] == outputs[2]
     assert outputs[0] != outputs[1]
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+def test_a_draft_that_is_not_a_number_costs_no_token(bad: str, tiny_model: Transformer) -> None:
+    """One row of the draft's head spoilt: nothing that it drafts is accepted, and the output's distribution is the
+    target's own, against the softmax of its logits (chi-square)."""
+    draft = load_model(small_draft(64).spec, weights="random", seed=9)
+    with torch.inference_mode():
+        draft.head.weight[5] = float(bad)
+    count = 3000
+    engine = Engine(tiny_model, batch_size=count, max_len=12)
+    engine.prefill([[4, 5, 6]] * count)
+    expected = torch.softmax(engine.forward(engine.pending_B[:, None])[0, -1], dim=-1).double().numpy()
+    sampling = SamplingSpec(temperature=1.0, seed=11)
+    drafter = build_drafter(DRAFTS["model"], engine, draft)
+    result = decode(engine, drafter, sampling, DecodeOptions(gamma=2, max_new_tokens=4, max_steps=1))
+    if bad != "-inf":  # one token that is never drafted is no error
+        assert result.acceptance_by_position[0] == 0.0
+    counts = np.bincount([tokens[0] for tokens in result.tokens], minlength=64)
+    assert stats.chisquare(counts, expected / expected.sum() * count).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("temperature", [1e-20, 1e-38, 1e-45, 1e-300])
+def test_the_lowest_temperatures_are_greedy(temperature: float, tiny_model: Transformer) -> None:
+    """Alone, speculative, and with top-p: no logits of a random model tie."""
+    engine = Engine(tiny_model, batch_size=3, max_len=80)
+    engine.prefill([[3], [5, 9] * 4, [1, 2, 3] * 6])
+    snapshot = engine.snapshot()
+    expected = decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=20)).tokens
+    for top_p in (None, 0.9):
+        for name in ("none", "streamingllm", "model"):
+            engine.restore(snapshot)
+            sampling = SamplingSpec(temperature=temperature, top_p=top_p)
+            if name == "none":
+                found = decode(engine, None, sampling, DecodeOptions(max_new_tokens=20))
+            else:
+                found = run(engine, DRAFTS[name], sampling, DecodeOptions(gamma=2, max_new_tokens=20))
+            assert found.tokens == expected

@@ -19,7 +19,6 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from magicdec.errors import ConfigError
 from magicdec.runtime.attention import Visible, Workspace, decode_attention
 from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
 from magicdec.runtime.engine import Engine
@@ -111,15 +110,6 @@ class CompactDrafter(Drafter):
     def swap(self, first: int, second: int) -> None:
         if first != second:
             self.cache.swap(first, second)
-
-
-def check_gamma(gamma: int, *, budget: int, num_recent: int) -> None:
-    """Raises ConfigError when a block would not fit into the slots where its accepted tokens are to be kept."""
-    if gamma + 1 > num_recent:
-        raise ConfigError(
-            f"draft budget {budget} leaves {num_recent} slots for recent tokens, too few for gamma {gamma}; "
-            f"use a larger budget, or gamma at most {num_recent - 1}"
-        )
 
 
 def empty_like_target(engine: Engine, *, num_slots: int) -> KVCache:

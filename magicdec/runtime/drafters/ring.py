@@ -14,9 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from magicdec.runtime.drafters.compact import CompactDrafter, check_gamma
+from magicdec.runtime.drafters.compact import CompactDrafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.verification import Outcome, Proposal
+from magicdec.specs.speculation import check_gamma
 
 
 class RingDrafter(CompactDrafter):

@@ -35,7 +35,7 @@ class SnapKVDrafter(RingDrafter):
 
     def __init__(self, engine: Engine, spec: SpeculationSpec, *, pooling: Literal["avg", "max"] = "avg") -> None:
         assert spec.draft_budget is not None
-        super().__init__(engine, budget=spec.draft_budget, num_fixed=spec.draft_budget // 2)
+        super().__init__(engine, budget=spec.draft_budget, num_fixed=spec.num_selected)
         self._window = min(spec.observation_window, self.ring_size)
         self._kernel, self._pooling = spec.pooling_kernel, pooling
 

@@ -24,7 +24,6 @@ from torch import Tensor
 from magicdec.errors import CapacityError
 from magicdec.runtime.attention import Visible, Workspace, decode_attention, prefill_attention
 from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
-from magicdec.runtime.drafters.compact import check_gamma
 from magicdec.runtime.drafters.draft_model import check_vocabulary
 from magicdec.runtime.drafters.ring import ring_slots
 from magicdec.runtime.engine import Engine
@@ -32,7 +31,7 @@ from magicdec.runtime.kv_cache import KVCache
 from magicdec.runtime.layers import rotate_
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.verification import Outcome, Proposal
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec, check_gamma
 
 
 class WindowedPrefillPass:
