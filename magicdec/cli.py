@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import signal
 import sys
-from functools import cache
 import warnings
+from functools import cache
 from types import FrameType
 from typing import Annotated, NoReturn
 
