@@ -17,7 +17,6 @@ from magicdec.measure.identity import inputs_digest
 from magicdec.perfmodel.memory import Memory, memory_need
 from magicdec.perfmodel.setup import ModelSetup
 from magicdec.records import check_records_file
-from magicdec.runtime.adaptive import TableGamma
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.gamma_table import TableGamma
