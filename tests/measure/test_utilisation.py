@@ -77,7 +77,7 @@ def test_a_run_records_its_use_of_memory_and_marks_a_slow_baseline(tmp_path: Pat
     request = request_for(speculations=(STREAMING,), repetitions=1)
     path = tmp_path / "records.jsonl"
     alone, drafted = measure_request(SINGLE, request, Outputs(records=path, quiet=True))
-    assert read_records(path) == [alone, drafted]
+    assert read_records(path) == [drafted, alone]
     ceiling = drafted.memory_bytes_per_s
     assert ceiling is not None
     achieved = drafted.achieved_bytes_per_s
