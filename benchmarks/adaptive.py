@@ -1,9 +1,9 @@
-"""Adaptive gamma beside every fixed gamma, 0 included, on the embedded model: interleaved, at several workloads.
+"""Adaptive gamma compared with every fixed gamma, 0 included, on the embedded model: interleaved, at several workloads.
 
 The policy keeps what it learnt from run to run; its first run, in which it learns what steps cost, is the warm-up.
 Prints one JSON line: `ratio` is the adaptive throughput over that of the best fixed gamma, the median of the
 repetitions' own ratios (what a slow moment of the machine does to both cancels). Which gamma is best is told by one
-half of the repetitions and held against adaptive in the other, both ways round: of six that are alike, the one that
+half of the repetitions and compared with adaptive in the other, both ways round: of six that are alike, the one that
 looks best in the same runs looks better than it is. `best_fixed_repeats` are such ratios of the best gamma to itself,
 in the neighbouring repetition: what noise alone does.
 Run: python benchmarks/adaptive.py [--workloads 1x512,8x2048,32x4096]

@@ -6,7 +6,7 @@
     python benchmarks/gpu.py --part llama-3.1-8b           rows of the table, and a grid of budgets, gammas and batches
     python benchmarks/gpu.py --part llama-2-7b-32k         the same with that model's shapes, calibrated first
     python benchmarks/gpu.py --part embedded               the embedded model, with real acceptance
-    python benchmarks/gpu.py --part transformers           autoregressive decoding beside transformers' generate()
+    python benchmarks/gpu.py --part transformers           autoregressive decoding against transformers' generate()
     python benchmarks/gpu.py --part report                 the comparison and the table from what is there
 
 A part ends after `--minutes`, and goes on where it stopped when it is called again. The Llama models have random

@@ -1,8 +1,8 @@
-"""Autoregressive decoding beside transformers' `generate()` with the same random weights, batch and machine.
+"""Autoregressive decoding compared with transformers' `generate()`, with the same random weights, batch and machine.
 
 Both sides decode after a cache of seeded noise, and only decoding counts: from the first new token to the last.
 transformers runs with its dynamic and its static cache (the static one compiled too, as `generate` does it on a GPU),
-each with the attention implementations that are installed; the best of them is what ours is held against.
+each with the attention implementations that are installed; ours is compared with the best of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Our decoding beside transformers' `generate()`: same weights, prompts, sampling and machine, interleaved.
+"""Our decoding compared with transformers' `generate()`: same weights, prompts, sampling and machine, interleaved.
 
-Batched decoding is held against the best of transformers' dynamic and static cache, with sdpa and eager attention;
+Batched decoding is compared with the best of transformers' dynamic and static cache, with sdpa and eager attention;
 a batch of one against its assisted generation (prompt lookup). Only decoding counts on either side: transformers starts
 each run from keys and values that were computed once, and times count from its first token to its last.
 Prints one JSON line. Run: python benchmarks/transformers_generate.py [--batch 32 --context 4096]

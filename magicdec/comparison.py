@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from magicdec.naming import describe
 from magicdec.records import CONFIGURATION_FIELDS, Record
 
 TERMS = {
@@ -342,11 +343,6 @@ def summarise_case(pairs: Sequence[Pair], others: Sequence[Pair] = ()) -> Case:
     halves = [[1.0, *(statistics.median(s[start::2]) for s in samples)] for start in (0, 1)]
     chosen = int(np.argmax([1.0, *(pair.predicted.speedup or 0.0 for pair in pairs)]))
     losses = [1.0 - score[chosen] / score[int(np.argmax(pick))] for pick, score in (halves, halves[::-1])]
-    names = [AUTOREGRESSIVE_CHOICE, *(_name(pair.measured) for pair in pairs)]
+    names = [AUTOREGRESSIVE_CHOICE, *(describe(pair.measured) for pair in pairs)]
     best = int(np.argmax([1.0, *(statistics.median(s) for s in samples)]))
     return Case(**asdict(case) | {"planned": names[chosen], "best": names[best], "regret": statistics.fmean(losses)})
-
-
-def _name(record: Record) -> str:
-    budget = "" if record.draft_budget is None else f" {record.draft_budget}"
-    return f"{record.draft_method}{budget}, gamma {record.gamma}"

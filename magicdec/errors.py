@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class MagicdecError(Exception):
-    """Base of the errors that are the user's to mend. The message says what was wrong and what would be valid."""
+    """Base of the errors that a user can correct. The message says what was wrong and what would be valid."""
 
 
 class ConfigError(MagicdecError):

@@ -16,8 +16,8 @@ from magicdec.errors import StorageError
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes beside `path` and renames; what was there before stays until the new content is complete. A link stays
-    one: what it points to is written. What is no regular file, as a terminal, is written to as it is.
+    """Writes a temporary file next to `path` and renames it: the old content stays until the new is complete. A link
+    stays one: what it points to is written. What is no regular file, such as a terminal, is written to directly.
 
     Raises:
         StorageError: the directory or the file cannot be written.

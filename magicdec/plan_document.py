@@ -228,7 +228,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(Case, frozen=True, kw_only=True):
-    """The whole answer: the first case that was asked for and can be answered, with the others beside it."""
+    """The whole answer: the first case that was asked for and can be answered, together with the others."""
 
     schema_version: int = SCHEMA_VERSION
     kind: Literal["plan"] = "plan"

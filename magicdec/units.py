@@ -4,7 +4,6 @@ from __future__ import annotations
 
 MICRO = 1e-6
 MILLI = 1e-3
-KILO = 1e3
 MEGA = 1e6
 GIGA = 1e9
 TERA = 1e12

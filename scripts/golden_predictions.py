@@ -2,7 +2,7 @@
 
     python scripts/golden_predictions.py
 
-The test beside it (tests/perfmodel/test_golden_predictions.py) fails when an answer changes. That is no proof that the
+Its test (tests/perfmodel/test_golden_predictions.py) fails when an answer changes. That is no proof that the
 answers are right, only that a change to them was meant: look at the difference of the file before committing it.
 """
 

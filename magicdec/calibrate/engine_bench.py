@@ -67,7 +67,7 @@ CUDA_GAMMAS = (3, 1, 5, 2, 4, 6)
 CUDA_BATCH_SHARES = (1.0, 0.4, 0.12)
 MAX_CUDA_BATCH = 180
 CUDA_MEMORY_SHARE = 0.7
-"""Of the memory that is free beside the weights; the rest is for draft caches and activations."""
+"""Share of the memory left free by the weights; the rest is for draft caches and activations."""
 
 
 def engine_points(

@@ -93,7 +93,7 @@ def fit_engine(
 
 
 STEP_PHASES = ("verify", "accept", "upkeep")
-"""What a speculative step has beside its draft steps."""
+"""The phases of a speculative step other than its draft steps."""
 
 
 def unexplained_errors(

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from magicdec.measure.ceilings import TORCH_DTYPES, is_cuda, seconds_per_call
+from magicdec.measure.ceilings import is_cuda, seconds_per_call
 from magicdec.runtime.attention import Visible, Workspace, decode_attention
 from magicdec.runtime.graphs import capture
 from magicdec.specs.model import ModelSpec
@@ -100,7 +100,7 @@ class MemoryPool:
     """Random numbers from which operands are cut, in turn, so that those of a CUDA device are not found in its L2."""
 
     def __init__(self, *, num_elements: int, device: str, dtype: str) -> None:
-        self._data = torch.randn(num_elements, device=device, dtype=TORCH_DTYPES[dtype])
+        self._data = torch.randn(num_elements, device=device, dtype=getattr(torch, dtype))
         self._l2_bytes = l2_bytes(device)
 
     def cut(self, shape: tuple[int, ...], *, least: int = 1, most: int = 64) -> list[torch.Tensor]:
@@ -137,7 +137,7 @@ def linear_works(models: Iterable[ModelSpec], *, device: str, dtype: str) -> lis
     for n, k in sorted(shapes):
         weights = pool.cut((n, k))
         for m in CUDA_LINEAR_TOKENS if is_cuda(device) else LINEAR_TOKENS:
-            x = torch.randn(m, k, device=device, dtype=TORCH_DTYPES[dtype])
+            x = torch.randn(m, k, device=device, dtype=getattr(torch, dtype))
             call = partial(_apply_to_each, partial(F.linear, x), weights)
             works.append(Work("linear", {"m": m, "n": n, "k": k}, call, repeats=len(weights)))
     return works
@@ -209,7 +209,7 @@ def attention_works(
     layers take turns, so that the processor's caches hold no more than they would of a model. `shapes`: (batch, KV
     length); None: the device's grid."""
     heads, kv_heads, head_dim = model.num_attention_heads, model.num_key_value_heads, model.head_dim
-    slot_bytes = 2 * kv_heads * head_dim * TORCH_DTYPES[dtype].itemsize
+    slot_bytes = 2 * kv_heads * head_dim * getattr(torch, dtype).itemsize
     num_caches = 1 if is_cuda(device) else 3
     shapes = shapes or (CUDA_ATTENTION_SHAPES if is_cuda(device) else ATTENTION_SHAPES)
     query_lengths = query_lengths or (CUDA_QUERY_LENGTHS if is_cuda(device) else QUERY_LENGTHS)
@@ -221,7 +221,7 @@ def attention_works(
     for batch, kv_len in shapes:
         caches = pool.cut((2, batch, kv_heads, kv_len, head_dim), least=num_caches, most=max(num_caches, 16))
         for query_len in query_lengths:
-            query = torch.randn(batch, query_len, heads, head_dim, device=device, dtype=TORCH_DTYPES[dtype])
+            query = torch.randn(batch, query_len, heads, head_dim, device=device, dtype=getattr(torch, dtype))
             shape = {
                 "batch_size": batch,
                 "query_len": query_len,

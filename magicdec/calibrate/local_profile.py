@@ -59,7 +59,7 @@ class TimedPoint(Protocol):
 
 
 def save_points(points: Sequence[TimedPoint], path: Path) -> Path:
-    """Writes the timings beside the profile named `path`; returns the file.
+    """Writes the timings next to the profile named `path`; returns the file.
 
     Raises StorageError when it cannot be written.
     """
@@ -83,7 +83,7 @@ def acceptance_path(path: Path, draft_method: str, *, draft: str = SELF) -> Path
 
 
 def load_local_profile(path: Path) -> LocalProfile:
-    """Reads a profile that `magicdec calibrate` wrote, with the files beside it.
+    """Reads a profile that `magicdec calibrate` wrote, with the files next to it.
 
     Raises ConfigError when the hardware or the engine profile is missing or damaged.
     """

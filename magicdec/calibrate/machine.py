@@ -47,8 +47,8 @@ from magicdec.units import KIB, MIB
 class Calibration:
     """What was measured and fitted.
 
-    `references` are the reference kernels' times beside the engine's steps. `drift` says how much slower the machine
-    was then than beside the kernels, relative: "memory" and "compute" by those two, "kernels" by the linear layers
+    `references` are the reference kernels' times during the engine's steps. `drift` says how much slower the machine
+    was then than during the kernels, relative: "memory" and "compute" by those two, "kernels" by the linear layers
     (timed again at the end, against the first pass).
     """
 
@@ -134,7 +134,7 @@ def calibrate(
 
 
 CUDA_ATTENTION_SHARE = 0.25
-"""Of the free memory: the most that the KV caches of one micro-benchmark take."""
+"""Largest share of the free memory that the KV caches of one micro-benchmark take."""
 
 
 def _attention_works(model: ModelSpec, *, device: str, dtype: str) -> list[Work]:
@@ -243,7 +243,7 @@ def _base_engine(hardware_name: str) -> EngineProfile:
 
 
 def _last_level_cache_bytes() -> float:
-    """The largest cache of the first processor, as the kernel tells it; 0 when it does not."""
+    """The largest cache of the first processor, as reported by the kernel; 0 if it reports none."""
     sizes = [0.0]
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         match = re.fullmatch(r"(\d+)([KM]?)", file.read_text().strip())

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from magicdec.commands import completion
-from magicdec.commands.options import end_progress, parse_ints, progress_printer, require
+from magicdec.commands.options import parse_ints, require
+from magicdec.progress import shown_progress
 from magicdec.specs.speculation import SELF
 from magicdec.units import format_bytes, format_rate, format_seconds
 
@@ -84,11 +85,8 @@ def calibrate_command(
     from magicdec.files import check_writable
 
     check_writable(output)
-    try:
-        show = progress_printer(quiet)
+    with shown_progress(quiet) as show:
         result = calibrate(model=model, weights=weights, dtype=dtype, device=device, quick=quick, progress=show)
-    finally:
-        end_progress(quiet)
     files = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=()).save(output)
     files.append(save_points(result.points, output))
     machine = result.hardware
@@ -114,7 +112,7 @@ def calibrate_command(
 
 def profile_acceptance_command(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="PROFILE.toml whose acceptance files are written beside it.")
+        Path, typer.Option("--output", "-o", help="PROFILE.toml; acceptance files are written next to it.")
     ] = Path("local.toml"),
     model: Model = "embedded",
     draft: Annotated[
@@ -165,10 +163,8 @@ def profile_acceptance_command(
         dtype=dtype,
         device=device,
     )
-    try:
-        counts = measure_acceptance(request, progress=progress_printer(quiet))
-    finally:
-        end_progress(quiet)
+    with shown_progress(quiet) as show:
+        counts = measure_acceptance(request, progress=show)
     for profile in fit_profiles(request, counts):
         _print_profile(profile)
         path = acceptance_path(output, profile.draft_method, draft=profile.draft)
@@ -177,7 +173,7 @@ def profile_acceptance_command(
 
 
 def _print_profile(profile: AcceptanceProfile) -> None:
-    """Counted rates with their 90 % intervals, the law's beside them, and how far the law is off."""
+    """Counted rates with their 90 % intervals, the fitted law's rates, and how far the law is off."""
     from magicdec.perfmodel.intervals import Z_90
 
     print(f"{profile.draft_method}: accepted by position, ± half a 90 % interval (the law)")

@@ -6,7 +6,8 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from magicdec.commands.options import end_progress, parse_ints, progress_printer, require
+from magicdec.commands.options import parse_ints, require
+from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
 DEFAULT_OUTPUT = Path("server.engine.toml")
@@ -87,11 +88,8 @@ def calibrate_server(options: ServerOptions) -> None:
     if options.dry_run:
         print("nothing was sent")
         return
-    show = progress_printer(options.quiet)
-    try:
+    with shown_progress(options.quiet) as show:
         points = send_plan(address, plan, model=server.model, vocab_size=spec.vocab_size, progress=show)
-    finally:
-        end_progress(options.quiet)
     fit = fit_server(points, setup=setup, tp_size=options.tp_size, gamma=server.gamma, name=options.output.stem)
     for point, error in zip(points, fit.errors, strict=True):
         measured = point.measured

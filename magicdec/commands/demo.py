@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from magicdec.commands.options import end_progress, progress_printer
+from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ def demo_command(
     check_writable(output / "report.html")
     records = output / "records.jsonl"
     records.unlink(missing_ok=True)  # a demo is of this machine, now
-    show = progress_printer(quiet)
-    try:
+    with shown_progress(quiet) as show:
         result = run_demo(output, progress=show)
         show("writing the report")
         write_atomic(output / "plan.json", result.plan.to_json())
@@ -53,8 +52,6 @@ def demo_command(
         )
         write_html(data, output / "report.html")
         write_pdf(data, output / "report.pdf")
-    finally:
-        end_progress(quiet)
     _print_summary(result, output, time.monotonic() - started)
 
 
@@ -83,5 +80,5 @@ def _print_summary(result: DemoResult, output: Path, elapsed_s: float) -> None:
         )
         pair = next(pair for pair in result.comparison.pairs if pair.measured.key == chosen.key)
         if (at_that_speed := pair.normalised("speedup")) is not None:
-            print(f"at the speed that memory and processor had beside the runs: predicted {at_that_speed:.2f}x")
+            print(f"rescaled to the speed of memory and processor during the runs: predicted {at_that_speed:.2f}x")
     print(f"report: {output / 'report.html'} and {output / 'report.pdf'} ({format_seconds(elapsed_s)})")

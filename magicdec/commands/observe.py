@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from magicdec.commands import completion
-from magicdec.commands.options import end_progress, progress_printer, require
+from magicdec.commands.options import require
+from magicdec.progress import shown_progress
 
 if TYPE_CHECKING:
     from magicdec.live.http import Address
@@ -124,13 +125,11 @@ def _look(
     from magicdec.live.observation import observe
     from magicdec.live.scraping import scrapes
 
-    show, taken = progress_printer(quiet), []
-    try:
+    taken = []
+    with shown_progress(quiet) as show:
         for scrape in scrapes(where, seconds=seconds, interval_s=interval):
             taken.append(scrape)
             show(f"{choose_target(taken[0], target).name}: scrape {len(taken)}")
-    finally:
-        end_progress(quiet)
     return observe(taken, choose_target(taken[-1], target))
 
 

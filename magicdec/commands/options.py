@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from enum import StrEnum
 
 from rich.console import Console
@@ -58,23 +57,6 @@ def parse_rates(text: str | None) -> float | tuple[float, ...] | None:
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
-
-
-def progress_printer(quiet: bool) -> Callable[[str], None]:
-    """Shows what is being done on stderr: one line that renews itself on a terminal, nothing when quiet or piped."""
-    if quiet or not sys.stderr.isatty():
-        return lambda _: None
-
-    def show(message: str) -> None:
-        sys.stderr.write(f"\r\x1b[2K{message[:78]}")
-        sys.stderr.flush()
-
-    return show
-
-
-def end_progress(quiet: bool) -> None:
-    if not quiet and sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[2K")
 
 
 def console() -> Console:

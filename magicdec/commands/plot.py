@@ -43,7 +43,9 @@ def plot_command(
     plan: Annotated[Path | None, typer.Option(help="A plan document (magicdec plan --format json).")] = None,
     profile: Annotated[Path | None, typer.Option(help="The hardware profile (TOML), for the roofline.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; none: stdout.")] = None,
-    output_format: Annotated[PlotFormat | None, typer.Option("--format", help="None: by the file's name.")] = None,
+    output_format: Annotated[
+        PlotFormat | None, typer.Option("--format", help="Default: the file name's suffix.")
+    ] = None,
 ) -> None:
     """Draw one figure, or write one table or a figure's values, of what a report would hold."""
     from magicdec.files import write_atomic

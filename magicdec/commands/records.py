@@ -84,7 +84,7 @@ def export_command(
     files: Files,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .csv, .json or .parquet file to write.")],
 ) -> None:
-    """Every field of every record as one table: lists and mappings as JSON text, the environment's fields beside."""
+    """Every field of every record as one table: lists and mappings as JSON text, the environment in columns."""
     from magicdec.files import rows_to_csv
     from magicdec.records import read_many, record_rows
 

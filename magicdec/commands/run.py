@@ -67,7 +67,9 @@ def run_command(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 8,
     context: Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt.")] = 2048,
-    context_spread: Annotated[float, typer.Option(min=0, max=0.9, help="Prompts are this share shorter, evenly.")] = 0,
+    context_spread: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Shorten prompts by up to this share, evenly spread.")
+    ] = 0,
     gen_len: Annotated[int, typer.Option(min=1, help="Tokens to generate per sequence.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
@@ -92,7 +94,7 @@ def run_command(
     adaptive: Annotated[
         bool,
         typer.Option(
-            "--adaptive", help="Choose gamma each step, up to --gamma: as it is learnt, or from --plan's table."
+            "--adaptive", help="Choose gamma each step, up to --gamma: learnt while decoding, or from --plan's table."
         ),
     ] = False,
     cuda_graphs: Annotated[bool, typer.Option(help="Replay steps as captured graphs, on a CUDA device.")] = True,
@@ -102,7 +104,7 @@ def run_command(
     records: Annotated[Path | None, typer.Option(help="Append one record per configuration to this file.")] = None,
     resume: Annotated[bool, typer.Option(help="Skip what the records file already holds.")] = False,
     save_output: Annotated[Path | None, typer.Option(help="Write prompts and generated text as JSON lines.")] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="At the end, show a sequence's text as it comes.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="At the end, show one sequence's text.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
     output_format: Annotated[OutputFormat, typer.Option("--format", help="How to print.")] = OutputFormat.TABLE,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.plan_document import Candidate, Formats, Plan, load_plan
+from magicdec.specs.precision import DTYPE_OF_FORMAT
 
 OPTION_OF_KEY = {
     "draft": "draft",
@@ -21,8 +22,6 @@ OPTION_OF_KEY = {
 """Keys of a plan's row, and the run's option that each sets."""
 NOT_RUN = "eagle"
 """The draft method that is planned for and not run."""
-DTYPE_OF_FORMAT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""A plan's number format, and the run's dtype: that of weights and KV caches alike."""
 FORMATS_OF_DTYPE = {"weight_dtype": "weights", "kv_dtype": "a KV cache", "draft_kv_dtype": "a draft's KV cache"}
 """What of a plan's formats the run's dtype decides. A draft's weights have an option of their own."""
 
@@ -122,7 +121,7 @@ def _options(row: Candidate, common: dict[str, Any]) -> dict[str, Any]:
     if options["draft"] == "ngram":
         options.pop("draft_weight_dtype", None)
     if options["draft_tp"] == options["tp"]:
-        del options["draft_tp"]  # all ranks, which a --tp beside the plan may change
+        del options["draft_tp"]  # all ranks, whose number --tp may change
     # Lists on the command line, so text here.
     options["gamma"] = str(options["gamma"])
     options["draft_budget"] = str(options["draft_budget"]) if options["draft_budget"] is not None else None

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import to_builtins
 
-from magicdec.commands.options import OutputFormat, console, end_progress, progress_printer, require
+from magicdec.commands.options import OutputFormat, console, require
 from magicdec.commands.usage import CommandGroup
+from magicdec.progress import shown_progress
 
 if TYPE_CHECKING:
     from magicdec.comparison import Comparison
@@ -31,7 +32,7 @@ RECORDS_EPILOG = """Examples:\n
   magicdec validate records results/grid-2-cores.jsonl\n
   magicdec validate records predicted.jsonl measured.jsonl --format json
 """
-OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; none: the ones that ship.")]
+OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")]
 Format = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
 
 
@@ -64,11 +65,11 @@ def serving_command(
 def published_command(
     files: OptionalFiles = None,
     fit_acceptance: Annotated[
-        bool, typer.Option("--fit-acceptance", help="Fit one acceptance rate per pair on the rows of the call.")
+        bool, typer.Option("--fit-acceptance", help="Fit one acceptance rate per pair to the given rows.")
     ] = False,
     output_format: Format = OutputFormat.TABLE,
 ) -> None:
-    """Published end-to-end speedups and latencies, against their predictions."""
+    """Compare predictions with published end-to-end speedups and latencies."""
     from magicdec.validate.published_speedups import validate_published
 
     _print_groups(validate_published(files or None, fit_acceptance=fit_acceptance), output_format)
@@ -76,7 +77,7 @@ def published_command(
 
 @app.command("acceptance", epilog="Examples:\n\n  magicdec validate acceptance")
 def acceptance_command(files: OptionalFiles = None, output_format: Format = OutputFormat.TABLE) -> None:
-    """Published acceptance: the law fitted on short drafts (gamma <= 8) predicts tokens per step at long ones."""
+    """Fit the acceptance law to short published drafts (gamma <= 8) and predict the tokens per step of long ones."""
     from magicdec.validate.published_acceptance import validate_acceptance
 
     _print_groups(validate_acceptance(files or None), output_format)
@@ -84,11 +85,13 @@ def acceptance_command(files: OptionalFiles = None, output_format: Format = Outp
 
 @app.command("grid", epilog=GRID_EPILOG)
 def grid_command(
-    grid: Annotated[Path | None, typer.Argument(help="A grid file (TOML); none: a small built-in grid.")] = None,
+    grid: Annotated[Path | None, typer.Argument(help="A grid file (TOML); default: a small built-in grid.")] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="PROFILE.toml of `magicdec calibrate`; none: calibrate first.")
+        Path | None, typer.Option(help="PROFILE.toml of `magicdec calibrate`; default: calibrate first.")
     ] = None,
-    records: Annotated[Path, typer.Option(help="Appended to: predictions, then measurements.")] = Path("grid.jsonl"),
+    records: Annotated[Path, typer.Option(help="Predictions, then measurements are appended to it.")] = Path(
+        "grid.jsonl"
+    ),
     quick: Annotated[bool, typer.Option("--quick", help="A few small points, for continuous integration.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
     output_format: Format = OutputFormat.TABLE,
@@ -102,12 +105,9 @@ def grid_command(
 
     require(not (quick and grid), "--quick is a grid of its own: give it or a grid file, not both")
     spec = QUICK_GRID if quick else load_grid(grid)
-    show = progress_printer(quiet)
-    try:
+    with shown_progress(quiet) as show:
         local = load_local_profile(profile) if profile else None
         run = run_grid(spec, profile=local, records=records, quick=quick, progress=show)
-    finally:
-        end_progress(quiet)
     _print_comparison(run.comparison, output_format, verdict=(spec.thresholds, run.failures))
     raise typer.Exit(1 if run.failures else 0)
 

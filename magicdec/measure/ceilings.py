@@ -9,8 +9,6 @@ import torch
 
 from magicdec.units import MIB
 
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 def is_cuda(device: str) -> bool:
     return device.startswith("cuda")
@@ -60,7 +58,7 @@ def copy_bytes_per_s(*, device: str, num_bytes: int = 2048 * MIB, rounds: int = 
 
 def peak_flops_per_s(*, device: str, dtype: str, size: int = 1024, rounds: int = 5) -> float:
     """FLOP/s of a square matrix product: the best of a few."""
-    a = torch.randn(size, size, device=device, dtype=TORCH_DTYPES[dtype])
-    b = torch.randn(size, size, device=device, dtype=TORCH_DTYPES[dtype])
+    a = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
+    b = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
     best = min(seconds_per_call(lambda: a @ b, device=device) for _ in range(rounds))
     return 2 * size**3 / best

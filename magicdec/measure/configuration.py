@@ -21,15 +21,13 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.precision import Precision
+from magicdec.specs.precision import PROFILE_DTYPES, Precision
 from magicdec.specs.speculation import AUTOREGRESSIVE, SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec
 from magicdec.units import format_bytes
 
 Weights = Literal["checkpoint", "random"]
 NOISE = "noise"
 """As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing only."""
-MEMORY_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "bf16"}
-"""torch's names of number formats, and formats of the same size (float16 takes the bytes of bfloat16)."""
 MAX_LINE_BYTES = 1 << 26
 MIN_PROMPT = 2
 """Tokens of a prompt: one that is cached, and the pending one."""
@@ -79,7 +77,7 @@ class BenchmarkRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Where results go beside the terminal."""
+    """Where results go besides the terminal."""
 
     records: Path | None = None
     resume: bool = False
@@ -120,8 +118,8 @@ def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
 
     Raises ConfigError or CapacityError with the nearest valid choice.
     """
-    if request.dtype not in MEMORY_DTYPES:
-        raise unknown_choice("dtype", request.dtype, MEMORY_DTYPES)
+    if request.dtype not in PROFILE_DTYPES:
+        raise unknown_choice("dtype", request.dtype, PROFILE_DTYPES)
     check_devices(request)
     _check_dtype(request)
     if request.max_len > model.max_position_embeddings:
@@ -210,7 +208,7 @@ def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
 
 def model_setup(request: BenchmarkRequest, speculation: SpeculationSpec) -> ModelSetup:
     """What a request runs, with one of its speculations, as the performance model has it."""
-    draft, dtype = draft_model_name(speculation), MEMORY_DTYPES[request.dtype]
+    draft, dtype = draft_model_name(speculation), PROFILE_DTYPES[request.dtype]
     return ModelSetup(
         model=load_model_spec(request.model),
         engine=load_engine("ours"),

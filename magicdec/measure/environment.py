@@ -61,7 +61,7 @@ def spread_of_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
 
 
 class ReferenceKernels:
-    """Two fixed pieces of work, timed beside each measurement by all threads: how fast the machine is just then.
+    """Two fixed pieces of work, timed by all threads around each measurement: how fast the machine is at that moment.
 
     memory: one pass over 256 MiB, which no cache holds. compute: 50 products of 48 rows with a 512-square matrix, one
     after the other, which a cache holds: as a model's linear layers, small operations that wait for the processor only.

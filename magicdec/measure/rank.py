@@ -1,4 +1,4 @@
-"""What one rank does for `magicdec run`: measures a request, and writes what was asked for beside the records."""
+"""What one rank does for `magicdec run`: measures a request, and writes its other outputs besides the records."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from magicdec.measure.repetitions import benchmark
 from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.text_stream import TextStream
 from magicdec.measure.utilisation import all_ranks_bandwidth_bytes_per_s
+from magicdec.progress import shown_progress
 from magicdec.records import Record
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.specs.speculation import AUTOREGRESSIVE
@@ -21,10 +22,9 @@ from magicdec.specs.speculation import AUTOREGRESSIVE
 
 def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outputs) -> list[Record]:
     """Measures on this rank's shard. The first rank writes, shows progress, and returns the records."""
-    is_one_cpu = request.device == "cpu" and tp.size == 1  # whose bandwidth is measured beside the runs
-    is_shown = tp.rank == 0 and not outputs.quiet and sys.stderr.isatty()
+    is_one_cpu = request.device == "cpu" and tp.size == 1  # whose bandwidth is measured during the runs
     wants_output = outputs.save_output is not None or outputs.stream
-    try:
+    with shown_progress(outputs.quiet or tp.rank > 0) as show:
         session, results = benchmark(
             request,
             records=outputs.records,
@@ -33,13 +33,10 @@ def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outp
             references=ReferenceKernels() if is_one_cpu else None,
             tp=tp,
             needs_session=wants_output,
-            progress=_show if is_shown else _ignore,
+            progress=show,
         )
         if session is not None and wants_output:
             write_outputs(session, outputs.save_output, stream=_stream(session) if outputs.stream else None)
-    finally:
-        if is_shown:
-            sys.stderr.write("\r\x1b[2K")
     return results
 
 
@@ -76,13 +73,3 @@ def _stream(session: BenchmarkSession) -> TextStream | None:
         sys.stderr.flush()
 
     return TextStream(session.tokenizer, write)
-
-
-def _show(message: str) -> None:
-    """One line on the terminal that renews itself."""
-    sys.stderr.write(f"\r\x1b[2K{message[:78]}")
-    sys.stderr.flush()
-
-
-def _ignore(message: str) -> None:
-    """For when nothing is to be shown."""

@@ -1,7 +1,7 @@
 """Repeats and interleaves the configurations of a benchmark session, and turns what they gave into records.
 
 A speedup is the ratio of throughputs of two runs side by side; a record holds the median over the repetitions, with
-every repetition's speedup beside it, and its lowest and highest.
+with every repetition's speedup, and the lowest and highest.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from magicdec.measure.configuration import BenchmarkRequest, check_devices, conf
 from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, median_times
 from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import autoregressive_step_bytes, phase_bytes, planned_memory_bytes
+from magicdec.naming import describe
 from magicdec.records import BASELINE_MBU_FLOOR, Record, append_record, current_environment, read_records
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.generate import INACTIVE, DecodeResult
@@ -73,7 +74,7 @@ class Measurement:
 
     @property
     def speedups(self) -> list[float]:
-        """Steady-state speedup of each repetition, against the autoregressive run beside it."""
+        """Steady-state speedup of each repetition over its own autoregressive run."""
         pairs = zip(self.runs, self.baseline_runs, strict=True)
         return [run.steady_tokens_per_s / base.steady_tokens_per_s for run, base in pairs]
 
@@ -187,24 +188,13 @@ def _run_pair(
     return _Pair(run=runs[-1], baseline=runs[0], references=times)
 
 
-def describe(speculation: SpeculationSpec) -> str:
-    """A configuration in a few words: "streamingllm 256, gamma 3"."""
-    if speculation.is_autoregressive:
-        return "autoregressive"
-    budget = f" {speculation.draft_budget}" if speculation.draft_budget is not None else ""
-    draft = "" if speculation.is_self else f"{speculation.draft} "
-    if speculation.draft_weight_dtype is not None:
-        draft += f"{speculation.draft_weight_dtype} "
-    return f"{draft}{speculation.draft_method}{budget}, gamma {speculation.gamma}"
-
-
 def to_record(
     session: BenchmarkSession,
     measurement: Measurement,
     *,
     bandwidth_bytes_per_s: float | None = None,
 ) -> Record:
-    """The measured row of one configuration: medians over the repetitions, every repetition's speedup beside them."""
+    """The measured row of one configuration: medians over the repetitions, with every repetition's speedup."""
     request, speculation = session.request, measurement.speculation
     baseline_steps_s, steps_s = (
         [run.steady_decode_s / run.steady_steps for run in runs]
@@ -218,7 +208,7 @@ def to_record(
     speedups = measurement.speedups
     phases = measurement.phases
     if speed is not None and request.device == "cpu":
-        bandwidth_bytes_per_s = speed.memory_bytes_per_s  # beside these runs: it changes within seconds
+        bandwidth_bytes_per_s = speed.memory_bytes_per_s  # during these runs: it changes within seconds
     use = _memory_use(session, measurement, baseline_step_s, statistics.median(steps_s), bandwidth_bytes_per_s)
     histogram = measurement.histogram
     rates, trials = measurement.acceptance_by_position

@@ -12,7 +12,7 @@ UNFINISHED = "\ufffd"
 
 
 class TextStream:
-    """Hears of every step's tokens, and writes the new text of one sequence."""
+    """Receives every step's tokens and writes one sequence's new text."""
 
     def __init__(self, tokenizer: Tokenizer, write: Callable[[str], object], *, sequence: int = 0) -> None:
         self._tokenizer, self._write, self._sequence = tokenizer, write, sequence

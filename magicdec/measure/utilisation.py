@@ -62,7 +62,7 @@ def planned_memory_bytes(request: BenchmarkRequest) -> float:
 
 
 class MemoryMeter:
-    """The most memory that this process takes from now on, beyond what it holds already."""
+    """The peak memory of this process from now on, beyond what it holds already."""
 
     def __init__(self, device: str) -> None:
         self._is_cuda = device.startswith("cuda")

@@ -60,12 +60,13 @@ class Interval:
 def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interval:
     """The 90 % intervals of a prediction, its tokens per step being uncertain by `tokens_relative_error`.
 
-    An error of a kind of term moves the autoregressive step and the speculative one together, so that the speedup feels
-    only the difference of that term's shares.
+    An error in one kind of term moves the autoregressive and the speculative step together, so that only the
+    difference of that term's shares affects the speedup.
 
-    σ_machine: the speeds of a calibrated machine's memory and processor move by themselves, the one moves all attention
-    and the other all else. They are taken to move against each other, where the speedup feels both most (and with each
-    other for the time of a token): σ_machine = (σ_memory + σ_processor) · |share_AR,attention − share_SD,attention|.
+    σ_machine: the speeds of a calibrated machine's memory and processor drift independently. The memory's moves all
+    attention, the processor's everything else. They are assumed to drift in opposite directions, which affects the
+    speedup most (and in the same direction for the time of a token):
+    σ_machine = (σ_memory + σ_processor) · |share_AR,attention − share_SD,attention|.
     """
     setup, terms = prediction.setup, prediction.terms
     errors = relative_errors(setup.hardware, setup.engine)

@@ -27,7 +27,7 @@ TOKEN_BYTES = 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class StepTerms:
-    """The terms of a step; `draft` is one draft step, `upkeep` all that is paid once per speculative step besides."""
+    """The terms of a step; `draft` is one draft step, `upkeep` everything else paid per speculative step."""
 
     autoregressive: ForwardTime
     draft: ForwardTime

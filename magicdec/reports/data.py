@@ -106,25 +106,6 @@ def siblings(records: Iterable[Record], row: Record, vary: str) -> list[Record]:
     return sorted(found, key=lambda r: getattr(r, vary) or 0)
 
 
-def describe(record: Record, *, symbol: str = "gamma") -> str:
-    """A configuration in a few words: "StreamingLLM 256, gamma 3"."""
-    if not record.is_speculative:
-        return "autoregressive"
-    budget = f" {record.draft_budget}" if record.draft_budget is not None else ""
-    draft = "" if record.draft in ("self", record.draft_method) else f"{record.draft} "
-    weights = f", {record.draft_weight_dtype} draft" if record.draft_weight_dtype is not None else ""
-    most = "up to " if record.adaptive else ""
-    return f"{draft}{method_name(record.draft_method)}{budget}{weights}, {symbol} {most}{record.gamma}"
-
-
-def method_name(method: str) -> str:
-    names = {
-        "streamingllm": "StreamingLLM", "snapkv": "SnapKV", "topk": "top-k", "full": "full KV", "ngram": "n-gram",
-        "eagle": "EAGLE",
-    }  # fmt: skip
-    return names.get(method, method)
-
-
 def _speedup(record: Record) -> float:
     return record.speedup or 0.0
 

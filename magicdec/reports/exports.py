@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from magicdec.errors import ConfigError, unknown_choice
+from magicdec.naming import describe
 from magicdec.plan_document import GammaTable, Plan, Verdict
 from magicdec.records import Record
-from magicdec.reports.data import candidate_record, describe
+from magicdec.reports.data import candidate_record
 
 VERSIONS = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23", "trtllm": "TensorRT-LLM 1.2"}
 PROMPT_LOOKUP_MAX = 4
@@ -146,7 +147,7 @@ def _off_note(plan: Deployment) -> list[str]:
 
 
 def _schedule_note(plan: Deployment) -> list[str]:
-    """The wanted schedule, for an engine or a build that can be told it in another way."""
+    """The wanted schedule, for an engine or a build that takes it in another way."""
     if not plan.varies:
         return []
     text = "; ".join(f"{start} to {end}: {gamma}" for start, end, gamma in plan.bands)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from magicdec.naming import method_name
 from magicdec.plan_document import GammaTable
 from magicdec.records import BASELINE_MBU_FLOOR, Record
-from magicdec.reports.data import ReportData, has_weak_baseline, method_name
+from magicdec.reports.data import ReportData, has_weak_baseline
 from magicdec.reports.style import percent, thousands
 
 
@@ -62,7 +63,7 @@ def _answer(reference: Record, measured: Record | None, predicted: Record | None
 
 
 def _was_ranked(data: ReportData) -> bool:
-    """Whether any draft stands beside the baseline: a plan without acceptance rates has none."""
+    """Whether there is any draft besides the baseline; a plan without acceptance rates has none."""
     return any(r.is_speculative for r in (*data.measured, *data.predicted))
 
 
@@ -187,7 +188,7 @@ def _loses(row: Record, rows: Sequence[Record]) -> bool:
 
 
 def _about(tokens: float) -> str:
-    """Two significant digits: a break-even is not known better. Powers of two stay what they are."""
+    """Two significant digits, since a break-even is not known more precisely. Powers of two are kept."""
     if float(tokens).is_integer() and int(tokens) & (int(tokens) - 1) == 0:
         return thousands(tokens)
     digits = len(str(round(tokens))) - 2

@@ -84,7 +84,7 @@ def _sections(charts: dict[str, Any], tables: dict[str, Any]) -> list[dict[str, 
 
 
 def _raw(name: str) -> Markup:
-    """A stylesheet or script of ours, to be set in as it is."""
+    """One of the package's stylesheets or scripts, inserted verbatim."""
     from markupsafe import Markup
 
     return Markup((TEMPLATES / name).read_text(encoding="utf-8"))

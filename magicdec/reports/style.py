@@ -95,7 +95,7 @@ def new_figure(*, height: float = 3.1, rows: int = 1, **options: Any) -> tuple[F
 
 
 class Tips:
-    """Values to show when the reader points at a mark: an identifier per artist, and its text."""
+    """Values shown when the reader points at a mark: an identifier per artist, and its text."""
 
     def __init__(self, name: str) -> None:
         self._name = name

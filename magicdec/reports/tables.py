@@ -10,15 +10,14 @@ from typing import Literal
 
 from magicdec.comparison import TERMS, Comparison
 from magicdec.files import rows_to_csv
+from magicdec.naming import describe, draft_name
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import (
     WEAK_BASELINE,
     WEAK_BASELINE_NOTE,
     ReportData,
     candidate_record,
-    describe,
     has_weak_baseline,
-    method_name,
 )
 from magicdec.reports.style import GAMMA, thousands
 from magicdec.units import format_bytes, format_seconds
@@ -182,7 +181,7 @@ def point_table(comparison: Comparison) -> Table:
 
 
 def result_table(data: ReportData) -> Table | None:
-    """One row per configuration: measured beside predicted."""
+    """One row per configuration, with its measurement and prediction."""
     pairs = {pair.measured.key: pair for pair in data.comparison.pairs}
     rows: list[tuple[Value, ...]] = []
     for record in sorted(data.measured, key=_order):
@@ -316,14 +315,8 @@ def all_tables(data: ReportData) -> list[Table]:
 TABLE_NAMES = ("errors", "results", "gamma", "candidates", "environment")
 
 
-def describe_draft(draft: str, method: str) -> str:
-    if method == "none" or draft == "none":
-        return "none"
-    return method_name(method) if draft in ("self", method) else f"{draft}, {method_name(method)}"
-
-
 def _method(record: Record) -> str:
-    name = describe_draft(record.draft, record.draft_method) if record.is_speculative else "none"
+    name = draft_name(record.draft, record.draft_method) if record.is_speculative else "none"
     return f"{name}, γ up to" if record.adaptive else name
 
 

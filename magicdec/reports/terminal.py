@@ -8,8 +8,9 @@ from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from magicdec.comparison import Comparison
+from magicdec.naming import describe
 from magicdec.records import Record
-from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, describe, has_weak_baseline
+from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, has_weak_baseline
 from magicdec.reports.style import GAMMA
 from magicdec.reports.tables import Column, Table, Value, case_table, error_table, format_value, point_table
 from magicdec.units import format_bytes, format_rate, format_seconds
@@ -65,7 +66,7 @@ def _run_row(record: Record) -> list[str]:
 
 
 def _run_summary(record: Record) -> Iterable[str]:
-    """Of what all configurations share: the memory, and the first token."""
+    """What all configurations share: the memory, and the time to the first token."""
     if record.memory_bytes_per_s is not None:
         yield (
             "base MBU: rate at which the autoregressive baseline reads weights and KV, as a share of the measured "

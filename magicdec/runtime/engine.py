@@ -179,7 +179,7 @@ class Engine:
         self._tokens.zero_()
 
     def snapshot(self) -> Snapshot:
-        """The state to come back to; take it after `prefill`."""
+        """The state to return to; take it after `prefill`."""
         order = np.argsort(self.sequence_of_slot)
         return Snapshot(
             lengths=self._lengths[order],

@@ -61,7 +61,7 @@ def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_typ
 
 
 def _end(processes: list[SpawnProcess], *, grace_s: float) -> None:
-    """Waits for all ranks to end, together so long; then kills those that have not."""
+    """Waits this long in total for all ranks to end, then kills those that have not."""
     deadline_s = time.monotonic() + grace_s
     for process in processes:
         process.join(max(0.0, deadline_s - time.monotonic()))

@@ -55,12 +55,6 @@ class DecodeResult:
         return self.steady_tokens / self.steady_elapsed_s if self.steady_elapsed_s else 0.0
 
     @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens per sequence and step, the target's own included."""
-        counted = self.num_accepted[self.num_accepted != INACTIVE]
-        return float(counted.mean()) + 1 if counted.size else 0.0
-
-    @property
     def histogram(self) -> list[int]:
         """How often 0, 1, .. gamma drafted tokens were accepted."""
         counted = self.num_accepted[self.num_accepted != INACTIVE]

@@ -27,9 +27,10 @@ from magicdec.runtime.quantized import quantize
 from magicdec.runtime.transformer import Layer, Transformer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import PROFILE_DTYPES
 
 L = TypeVar("L", ColumnParallelLinear, RowParallelLinear)
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float64", *PROFILE_DTYPES)}
 
 
 def load_model(
@@ -72,10 +73,6 @@ def load_model(
         return _Builder(spec, tp, source, torch_device).build()
 
 
-PLAIN_DTYPES = {"bf16": torch.bfloat16}
-"""Names of weight formats that a model may have as it is."""
-
-
 @torch.inference_mode()
 def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transformer:
     """The model with its linear layers and head in a narrower format (see quantized.py), everything else shared.
@@ -83,7 +80,8 @@ def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transform
     The model itself where that is its format, or none is named. Raises ConfigError for an unknown format, and for a
     model that is in another one already.
     """
-    if weight_dtype is None or weight_dtype == model.weight_dtype or PLAIN_DTYPES.get(weight_dtype) == model.dtype:
+    own = model.weight_dtype, PROFILE_DTYPES.get(str(model.dtype).removeprefix("torch."))
+    if weight_dtype is None or weight_dtype in own:
         return model
     if model.weight_dtype is not None:
         raise ConfigError(f"{model.spec.name} is in {model.weight_dtype} already; load it again for {weight_dtype}")

@@ -2,7 +2,7 @@
 
 A profile is one TOML file. The ceilings (`memory_bytes_per_s`, `flops_per_s`, `link`) are the datasheet's, dense,
 without sparsity; `sources` names where each was read. The curves (`gemm`, `attention`, `allreduce`, `elementwise`)
-hold dimensionless efficiencies against those ceilings and fixed costs in seconds, fitted to measurements named in
+hold dimensionless efficiencies relative to those ceilings and fixed costs in seconds, fitted to measurements named in
 `fitted_on` (fitting: perfmodel/curve_fit.py; what each parameter does: perfmodel/roofline.py and collectives.py). A
 device whose kernels nobody measured takes the curves of `curves_from`, or generic ones, with a wider `relative_error`.
 
@@ -188,7 +188,7 @@ class AllReduceCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fit: Fit = Fit()
     library: str = "generic"
     direct_ranks: int = 8
-    """Up to so many ranks read each other's memory in one kernel; more (or no peer access) use a ring."""
+    """Up to this many ranks read each other's memory in one kernel; more (or no peer access) use a ring."""
     overhead_s: float = 6e-6
     rank_overhead_s: float = 1e-7
     one_shot_efficiency: float = 0.6
@@ -198,11 +198,11 @@ class AllReduceCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     two_shot_rank_overhead_s: float = 5e-7
     two_shot_efficiency: float = 0.6
     direct_bytes: float = 8388608.0
-    """Messages of so many bytes and more take the bulk algorithm."""
+    """Messages of at least this many bytes use the bulk algorithm."""
     direct_bytes_wide: float = 8388608.0
     """The same with more than four ranks."""
     in_switch_ranks: int | None = None
-    """From so many ranks on, messages beyond the direct kernels' are added by the switch (NVLS); None: never."""
+    """From this number of ranks on, the switch adds messages too large for the direct kernels (NVLS); None: never."""
     in_switch_bytes: float = 67108864.0
     """Up to this size."""
     in_switch_overhead_s: float = 5e-6
@@ -264,7 +264,7 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     took while it was measured."""
     memory_spread: float = 0.0
     compute_spread: float = 0.0
-    """Standard deviation of the logarithms of those times: how much the machine's speed moves by itself."""
+    """Standard deviation of the logarithms of those times: how much the machine's speed drifts by itself."""
     gemm: GemmCurve | None = None
     gemm_formats: dict[str, GemmCurve] = {}
     """Linear layers whose products run in a narrow format (fp8, fp8_block, nvfp4)."""

@@ -57,7 +57,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
-    norm_topk_prob: bool = True
     eos_token_ids: tuple[int, ...] = ()
 
     @property
@@ -152,7 +151,6 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
         num_experts=reader.size(experts_key) if moe else 0,
         num_experts_per_tok=reader.size("num_experts_per_tok") if moe else 0,
         moe_intermediate_size=reader.size("moe_intermediate_size", intermediate) if moe else 0,
-        norm_topk_prob=bool(config.get("norm_topk_prob", model_type == "mixtral")),
         eos_token_ids=_token_ids(config.get("eos_token_id")),
     )
 

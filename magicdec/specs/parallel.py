@@ -1,33 +1,11 @@
-"""How a model is laid over devices: tensor parallelism, and replicas of the whole."""
+"""Which tensor-parallel sizes split a model."""
 
 from __future__ import annotations
-
-import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.specs.model import ModelSpec
 
 MAX_TP_SIZE = 1024
-
-
-class ParallelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`num_replicas` copies, each on `tp_size` ranks; the draft of each runs on `draft_tp_size` of them (None: all)."""
-
-    tp_size: int = 1
-    num_replicas: int = 1
-    draft_tp_size: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.tp_size <= MAX_TP_SIZE:
-            raise ConfigError(f"tp must be between 1 and {MAX_TP_SIZE}, not {self.tp_size}")
-        if not 1 <= self.num_replicas <= 10**6:
-            raise ConfigError(f"the number of replicas must be at least 1, not {self.num_replicas}")
-        if self.draft_tp_size is not None and not 1 <= self.draft_tp_size <= self.tp_size:
-            raise ConfigError(f"draft tp {self.draft_tp_size} must be between 1 and the target's tp {self.tp_size}")
-
-    @property
-    def num_gpus(self) -> int:
-        return self.tp_size * self.num_replicas
 
 
 def divides(model: ModelSpec, tp_size: int) -> bool:
@@ -55,5 +33,5 @@ def check_tp(model: ModelSpec, tp_size: int, *, what: str = "tp") -> None:
 
 
 def largest_tp_at_most(model: ModelSpec, tp_size: int) -> int:
-    """The largest size not above `tp_size` that splits the model evenly: where a small draft runs beside its target."""
+    """The largest size not above `tp_size` that splits the model evenly, for a small draft of a larger target."""
     return max(size for size in valid_tp_sizes(model, tp_size))

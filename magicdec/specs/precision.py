@@ -1,4 +1,4 @@
-"""In what number formats weights and KV caches are held; chosen separately for the target and the draft."""
+"""The number formats of weights and KV caches, chosen separately for the target and the draft."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BF16 = Precision()
-FP32 = Precision(weight_dtype="fp32", kv_dtype="fp32")
 
 PROFILE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""torch's names of number formats, as profiles call them."""
+"""torch's names of the number formats that run, and what profiles and plans call them."""
+DTYPE_OF_FORMAT = {name: dtype for dtype, name in PROFILE_DTYPES.items()}

@@ -13,7 +13,6 @@ import msgspec
 from magicdec.errors import ConfigError
 
 MAX_TOKENS = 2**26
-TAIL = 0.99
 Z_99 = 2.3263478740408408
 """A normal variable stays below this many standard deviations above its mean with probability 0.99."""
 

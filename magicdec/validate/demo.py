@@ -1,8 +1,8 @@
 """The whole path on one machine: calibrate, plan, run, validate; what `magicdec demo` then reports.
 
 The demo asks the planner for the embedded model's best configuration at two workloads, one where the KV cache dominates
-and one where it does not, measures what was chosen (beside other gammas and budgets, so that there is a curve to see),
-and checks that greedy speculative output is the autoregressive one.
+and one where it does not, measures what was chosen (and other gammas and budgets, so that there is a curve to see), and
+checks that greedy speculative output equals the autoregressive one.
 """
 
 from __future__ import annotations

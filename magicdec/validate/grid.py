@@ -55,7 +55,7 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     thresholds: Thresholds = Thresholds()
 
     def requests(self) -> Iterator[BenchmarkRequest]:
-        """One per (batch, context, temperature), the cheapest first, so that something is told early."""
+        """One per (batch, context, temperature), the cheapest first, so that results appear early."""
         cases = self.cases or list(product(self.batch_sizes, self.context_lens))
         for (batch, context), temperature in product(
             sorted(cases, key=lambda case: case[0] * case[1]), self.temperatures
@@ -140,7 +140,7 @@ def run_grid(
     progress: Callable[[str], None] = lambda _: None,
 ) -> GridRun:
     """Predicts and measures a grid. Without a profile, calibrates first (`quick`: with fewer shapes, rounds and
-    prompts), and keeps the profile beside the records for when the run is resumed."""
+    prompts), and saves the profile next to the records so that the run can be resumed."""
     requests = list(grid.requests())
     profile = profile or _own_profile(grid, records.with_suffix(".profile.toml"), quick=quick, progress=progress)
     _warn_of_other_temperatures(grid, profile)
@@ -218,7 +218,7 @@ class _Clock:
         return (request.batch_size * request.context_len + 8000.0) * num_configurations
 
     def skip(self, request: BenchmarkRequest, num_configurations: int) -> None:
-        """Configurations that were in the file already say nothing of the rest."""
+        """Configurations already in the file say nothing about the time that the rest takes."""
         self._left -= self._work(request, num_configurations)
 
     def finish(self, request: BenchmarkRequest, num_configurations: int, elapsed_s: float) -> None:
@@ -286,6 +286,6 @@ def freeze_predictions(requests: list[BenchmarkRequest], profile: LocalProfile, 
 
 
 def prediction_note(record: Record) -> str:
-    """What commits to a prediction: the hash of all it says."""
+    """The commitment to a prediction: a hash of its contents."""
     text = msgspec.json.encode(msgspec.structs.replace(record, notes=[]))
     return f"prediction sha256 {hashlib.sha256(text).hexdigest()}"

@@ -115,10 +115,6 @@ TABLES = (
 )
 
 
-def table_of(kind: TableKind) -> Table:
-    return next(table for table in TABLES if table.kind == kind)
-
-
 def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
     """The rows of a file by device and variant: its columns as floats, and `time_s`.
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from magicdec.measure.configuration import BenchmarkRequest
-from magicdec.measure.repetitions import describe
 from magicdec.measure.session import BenchmarkSession
+from magicdec.naming import describe
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
@@ -72,22 +72,6 @@ def first_divergence(expected: Sequence[int], actual: Sequence[int]) -> int | No
         if a != b:
             return position
     return None if len(expected) == len(actual) else min(len(expected), len(actual))
-
-
-@torch.inference_mode()
-def teacher_forced_gaps(request: BenchmarkRequest, prompt: Sequence[int], generated: Sequence[int]) -> torch.Tensor:
-    """For each generated token, how far its logit is below the best, [generated tokens]; 0 where it is the best.
-
-    The target is given all tokens, and computes in float64: so these are the tokens' own errors, and none follows from
-    an earlier one. Greedy output in a narrow format is right where no gap exceeds what its rounding can explain.
-    """
-    model = load_model(request.model, weights=request.weights, device=request.device, dtype="float64")
-    engine = Engine(model, batch_size=1, max_len=len(prompt) + len(generated))
-    engine.prefill([prompt])
-    block_BT = torch.tensor([[prompt[-1], *generated[:-1]]], device=model.device)
-    logits_TV = engine.forward(block_BT)[0]
-    chosen_T = logits_TV.gather(1, torch.tensor(generated, device=model.device)[:, None]).squeeze(1)
-    return logits_TV.amax(dim=-1) - chosen_T
 
 
 def top_two_gap(request: BenchmarkRequest, prompt: Sequence[int], generated: Sequence[int]) -> float:

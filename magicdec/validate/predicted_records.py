@@ -75,7 +75,7 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
         if not document.candidates:
             raise ConfigError(
                 f"no acceptance of {method} on {request.model} is known; measure it with "
-                f"`magicdec profile-acceptance --draft-method {method}` beside the profile"
+                f"`magicdec profile-acceptance --draft-method {method}`, saved next to the profile"
             )
         slower = plan_local(request, slow_profile, draft_budgets=budgets, method=method, draft_weight_dtype=weights)
         rows = {(row.draft_budget, row.gamma): row for row in document.candidates}

@@ -42,7 +42,7 @@ def completed(*words: str) -> tuple[list[str], str]:
         (("run", "--prompts", "r"), ["recall", "random"]),
         (("run", "--dtype", "b"), ["bfloat16"]),
         (("run", "--draft-weight-dtype", "fp8,int"), ["fp8,int8", "fp8,int4"]),
-        (("plan", "--weight-dtype", "f"), ["fp32", "fp16", "fp8"]),
+        (("plan", "--weight-dtype", "f"), ["fp32", "fp16", "fp8", "fp8_block"]),
         (("plan", "--format", ""), ["table", "json", "csv"]),
         (("export", "t"), ["trtllm"]),
         (("plot", "he"), ["heatmap"]),

@@ -11,7 +11,7 @@ from samples_reports import grid, measured, plan, predicted
 from magicdec.errors import ConfigError
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import FIGURES, Chart, draw, draw_all
-from magicdec.reports.figures.acceptance import wilson
+from magicdec.reports.figures.drafting import wilson
 from magicdec.reports.style import CSS_VARIABLES, GRID, INK, MUTED, PAPER, SERIES, inline_svg, png, raw_svg
 
 FROM_THE_PLAN = {"heatmap", "limits", "roofline", "memory"}

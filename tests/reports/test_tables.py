@@ -15,8 +15,9 @@ from samples_reports import grid, measured, plan, predicted
 
 from magicdec.errors import ConfigError
 from magicdec.files import rows_to_csv
+from magicdec.naming import describe
 from magicdec.records import Record, record_rows
-from magicdec.reports.data import ReportData, describe
+from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline
 from magicdec.reports.tables import all_tables, error_table
 from magicdec.reports.terminal import print_comparison, print_groups, print_run, print_verdict

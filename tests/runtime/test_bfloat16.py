@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from magicdec.runtime.generate import DecodeOptions
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
-from magicdec.validate.lossless import teacher_forced_gaps, top_two_gap
+from magicdec.validate.lossless import top_two_gap
 from tests.runtime.conftest import tiny_spec
 from tests.runtime.drafts import DRAFTS
 from tests.runtime.test_lossless import (
@@ -33,6 +35,22 @@ SELF_DRAFTS = [
     SpeculationSpec(draft="self", draft_method=method, draft_budget=48, gamma=4)
     for method in ("streamingllm", "snapkv", "topk")
 ]
+
+
+@torch.inference_mode()
+def teacher_forced_gaps(request: BenchmarkRequest, prompt: Sequence[int], generated: Sequence[int]) -> torch.Tensor:
+    """For each generated token, how far its logit is below the best, [generated tokens]; 0 where it is the best.
+
+    The target is given all tokens, and computes in float64: so these are the tokens' own errors, and none follows from
+    an earlier one. Greedy output in a narrow format is right where no gap exceeds what its rounding can explain.
+    """
+    model = load_model(request.model, weights=request.weights, device=request.device, dtype="float64")
+    engine = Engine(model, batch_size=1, max_len=len(prompt) + len(generated))
+    engine.prefill([prompt])
+    block_BT = torch.tensor([[prompt[-1], *generated[:-1]]], device=model.device)
+    logits_TV = engine.forward(block_BT)[0]
+    chosen_T = logits_TV.gather(1, torch.tensor(generated, device=model.device)[:, None]).squeeze(1)
+    return logits_TV.amax(dim=-1) - chosen_T
 
 
 def test_greedy_tokens_are_the_targets_own_but_for_near_ties() -> None:
@@ -57,7 +75,7 @@ def test_greedy_tokens_are_the_targets_own_but_for_near_ties() -> None:
         assert float(gaps.max()) <= NEAR_TIE, speculation
         assert float((gaps == 0).double().mean()) > 0.9, speculation
         if not speculation.is_autoregressive:
-            assert 1.2 < result.mean_acceptance_length < 5.0, speculation
+            assert 1.2 < 1 + np.average(range(speculation.gamma + 1), weights=result.histogram) < 5.0, speculation
 
 
 def test_a_second_best_token_is_further_off_than_a_near_tie() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.parallel import ParallelSpec, check_tp, divides, largest_tp_at_most, valid_tp_sizes
+from magicdec.specs.parallel import check_tp, divides, largest_tp_at_most, valid_tp_sizes
 
 
 def test_sizes_up_to_the_heads_split_llama() -> None:
@@ -27,13 +27,3 @@ def test_a_bad_size_is_refused_with_the_nearest_that_work() -> None:
 
 def test_a_draft_takes_the_largest_size_that_splits_it() -> None:
     assert largest_tp_at_most(load_model_spec("llama-68m"), 8) == 6
-
-
-@pytest.mark.parametrize("fields", [{"tp_size": 0}, {"tp_size": 2, "draft_tp_size": 4}, {"num_replicas": 0}])
-def test_impossible_layouts_are_refused(fields: dict[str, int]) -> None:
-    with pytest.raises(ConfigError):
-        ParallelSpec(**fields)
-
-
-def test_devices_are_ranks_times_replicas() -> None:
-    assert ParallelSpec(tp_size=4, num_replicas=3).num_gpus == 12

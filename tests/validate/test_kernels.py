@@ -11,7 +11,7 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.roofline import gemm_time
 from magicdec.specs.hardware import load_hardware
-from magicdec.validate.kernel_tables import held_out, read_table, table_of
+from magicdec.validate.kernel_tables import TABLES, held_out, read_table
 from magicdec.validate.kernels import validate_kernels
 
 SAMPLE = Path(__file__).parents[1] / "data" / "kernels"
@@ -133,11 +133,12 @@ def test_files_that_are_no_tables_are_refused(tmp_path):
 
 
 def test_what_counts_is_what_the_targets_are_stated_for():
+    tables = {table.kind: table for table in TABLES}
     rows = {"m": np.array([1024, 1025, 1, 1]), "n": np.array([512, 512, 511, 512]), "k": np.array([512, 512, 512, 511])}
-    assert table_of("gemm").counted(rows).tolist() == [True, False, False, False]
+    assert tables["gemm"].counted(rows).tolist() == [True, False, False, False]
     rows = {"kv_len": np.array([1024, 1023, 1024]), "batch_size": np.array([8, 8, 7]), "head_dim": np.full(3, 128)}
-    assert table_of("attention").counted(rows).tolist() == [True, False, False]
-    assert table_of("allreduce").counted({"message_bytes": np.array([2**24, 2**24 + 1])}).tolist() == [True, False]
+    assert tables["attention"].counted(rows).tolist() == [True, False, False]
+    assert tables["allreduce"].counted({"message_bytes": np.array([2**24, 2**24 + 1])}).tolist() == [True, False]
 
 
 def test_rows_of_an_unknown_device_leave_those_of_the_others(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from magicdec.errors import unknown_choice
 from magicdec.reports.data import ReportData
-from magicdec.reports.figures import acceptance, grids, steps, validation
+from magicdec.reports.figures import breakdown, drafting, grids, validation
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import RC
 
@@ -15,13 +15,13 @@ FIGURES: dict[str, Callable[[ReportData], Chart | None]] = {
     "pareto": grids.throughput_latency,
     "scatter": validation.predicted_vs_measured,
     "residuals": validation.residuals_by_term,
-    "phases": steps.step_phases,
-    "limits": steps.time_by_limit,
-    "gamma": acceptance.speedup_by_gamma,
-    "positions": acceptance.acceptance_by_position,
-    "budget": acceptance.acceptance_by_budget,
-    "roofline": steps.roofline,
-    "memory": steps.memory_bar,
+    "phases": breakdown.step_phases,
+    "limits": breakdown.time_by_limit,
+    "gamma": drafting.speedup_by_gamma,
+    "positions": drafting.acceptance_by_position,
+    "budget": drafting.acceptance_by_budget,
+    "roofline": breakdown.roofline,
+    "memory": breakdown.memory_bar,
 }
 """In the order of the report."""
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from magicdec.naming import describe
 from magicdec.plan_document import Verdict, verdict_of
 from magicdec.records import Record
-from magicdec.reports.data import ReportData, describe
+from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import (
     GAMMA,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magicdec.comparison import TERMS, Comparison, summarise
+from magicdec.naming import draft_name
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import BLUE, GREY, INK, MARKERS, MUTED, PAPER, RED, SERIES, Tips, new_figure, percent
-from magicdec.reports.tables import Column, Table, Value, describe_draft, label_of
+from magicdec.reports.tables import Column, Table, Value, label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,13 +28,13 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
     values = [v for p in pairs for v in (p.measured.speedup, p.predicted.speedup) if v is not None]
     low, high = min(*values, 1.0) * 0.94, max(*values, 1.0) * 1.06
     _agreement(axes, low, high)
-    groups = sorted({describe_draft(p.measured.draft, p.measured.draft_method) for p in pairs})
+    groups = sorted({draft_name(p.measured.draft, p.measured.draft_method) for p in pairs})
     rows: list[tuple[Value, ...]] = []
     for i, group in enumerate(groups):
         colour, marker = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
         for pair in pairs:
             m, p = pair.measured, pair.predicted
-            if describe_draft(m.draft, m.draft_method) != group or m.speedup is None or p.speedup is None:
+            if draft_name(m.draft, m.draft_method) != group or m.speedup is None or p.speedup is None:
                 continue
             x_spread = y_spread = None
             if m.speedup_low is not None and m.speedup_high is not None:

@@ -41,7 +41,7 @@ class RingDrafter(CompactDrafter):
         self.cache.scatter(slots_BT, self.engine.cache.gather(positions_BT))
 
     def slots_of(self, positions_BT: Tensor) -> Tensor:
-        """Where tokens at these positions are kept: those of the fixed part at their own position."""
+        """The slots of tokens at these positions; those of the fixed part stay at their own position."""
         origin_B1 = self.origin_B[: len(positions_BT), None]
         return ring_slots(positions_BT, num_fixed=self.num_fixed, ring_size=self.ring_size, origin=origin_B1)
 

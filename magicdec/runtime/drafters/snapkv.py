@@ -1,15 +1,14 @@
 """SnapKV: what the last tokens of the prompt attended to, and a window of recent tokens. arXiv 2404.14469.
 
 Selected once, from the attention of the last `observation_window` cached tokens: probabilities (scaled, causally
-masked) summed over those tokens and over the query heads of a KV head, pooled along the context, highest first.
+masked) summed over those tokens and over the query heads of a KV head, pooled along the context, highest first. Where
+several ranks hold copies of a KV head, each selects for the query heads it has.
 
-    slots 0 .. budget/2           the best of what was selected
+    slots 0 .. budget/2 - 1       the best of what was selected
     slots budget/2 .. budget-1    a ring: the rest of what was selected, worst first, then the observation window
 
-(where ranks hold copies of a KV head, each selects for the query heads it has)
-
-so the cache is always full, generated tokens first replace the worst of what was selected, and once they fill half of
-the budget their window slides.
+So the cache is always full. Generated tokens first replace the worst of what was selected; once they fill the ring, it
+holds a sliding window of the most recent ones.
 
 Shape suffixes: B sequences, K KV heads, T observed tokens, S slots or positions.
 """

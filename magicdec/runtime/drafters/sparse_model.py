@@ -134,7 +134,7 @@ class SparseModelDrafter(Drafter):
         return (lengths_B - self.budget).clamp_min(0)
 
     def _move_sinks(self) -> None:
-        """Turns the sinks' keys from where they were first to where the window begins now."""
+        """Rotates the sinks' keys from their first positions to where the window begins now."""
         count = self.engine.num_active
         if self.engine.host_lengths.min() <= self.budget:  # sinks that have not moved yet may still be coming in
             is_still_B = self.engine.lengths_B <= self.budget

@@ -275,7 +275,7 @@ def _roofline_points(breakdown: Mapping[str, Sequence[Operation]]) -> list[Roofl
 
 
 def _whole_decades(axes: Axes) -> None:
-    """Labels nothing but powers of ten on logarithmic axes, and shows two of them at least."""
+    """Labels only powers of ten on logarithmic axes, and at least two of them."""
     from matplotlib.ticker import NullFormatter
 
     for axis, (low, high), set_limits in (

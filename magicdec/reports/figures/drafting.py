@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from magicdec.comparison import is_paired
+from magicdec.naming import describe, method_name
 from magicdec.records import Record
-from magicdec.reports.data import ReportData, describe, method_name, siblings
+from magicdec.reports.data import ReportData, siblings
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import (
     BLUE,
