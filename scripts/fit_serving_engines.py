@@ -18,6 +18,7 @@ import numpy as np
 from magicdec.errors import MagicdecError
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, save_engine
 from magicdec.validate.serving_fit import (
+    DRAFT_PRIORS,
     PRIORS,
     deviation,
     fit_engine,
@@ -33,7 +34,9 @@ STARTS = (
         description="vLLM: V1 engine, chunked prefill mixed into decoding passes, captured graphs",
         attention_kernel="split",
         native_formats=FORMATS,
+        allreduce_kernels="vllm",
         catch_up="none",
+        ngram_lookup_s_per_sequence=25e-6,
     ),
     EngineProfile(
         name="sglang",
@@ -44,6 +47,7 @@ STARTS = (
         mixes_prefill=False,
         memory_fraction=0.85,
         catch_up="none",
+        ngram_lookup_s_per_sequence=25e-6,
     ),
     EngineProfile(
         name="trtllm",
@@ -53,9 +57,11 @@ STARTS = (
         allreduce_kernels="trtllm",
         admission="whole",
         catch_up="none",
+        ngram_lookup_s_per_sequence=25e-6,
     ),
 )
 SOURCES = {
+    "ngram_lookup_s_per_sequence": "assumed: a search of a few thousand tokens on the host",
     "constants": "scripts/fit_serving_engines.py on measured servers of aiconfigurator-core 0.12.0 (Apache-2.0): "
     "InferenceMAX and NVIDIA's runs",
     "relative_error": "spread of the fitted rows; other_device_error and other_model_error with each left out in turn",
@@ -107,14 +113,38 @@ def fit(start: EngineProfile, rows: list[ServingRow]) -> EngineProfile:
     )
 
 
+def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[EngineProfile]:
+    """The profiles with the costs of drafts: those of the engine whose speculative rows there are, for all of them."""
+    if not rows:
+        return profiles
+    engine = rows[0].engine
+    base = next(profile for profile in profiles if profile.name == engine)
+    fitted = fit_engine([row for row in rows if row.engine == engine], base, DRAFT_PRIORS)
+    costs = {name: float(f"{getattr(fitted, name):.3g}") for name in DRAFT_PRIORS}
+    beyond = costs["step_overhead_s"] - base.autoregressive_overhead_s
+    result = []
+    for profile in profiles:
+        own = costs | {"step_overhead_s": float(f"{profile.autoregressive_overhead_s + max(beyond, 0.0):.3g}")}
+        source = {"draft costs": f"fitted to vLLM's chains ({rows[0].source})"}
+        if profile.name != engine:
+            source = {"draft costs": "vLLM's, on top of this engine's own step: nothing was measured"}
+        result.append(msgspec.structs.replace(profile, **own, sources=SOURCES | source))
+    predicted = predict_rows(rows, {profile.name: profile for profile in result})
+    error = predicted / np.array([row.measured for row in rows]) - 1.0
+    print(f"{engine:7} speedup of {len(rows)} chains: {np.abs(error).mean():.1%}")
+    return result
+
+
 def main(paths: list[Path]) -> None:
     rows, refused = read_serving(paths)
     if refused:
         print(f"{len(refused)} rows cannot be predicted; the first: {refused[0]}")
+    profiles = []
     for start in STARTS:
         mine = [row for row in rows if row.engine == start.name and is_fitted_on(row)]
-        profile = fit(start, mine)
-        save_engine(profile, ENGINES_DIRECTORY / f"{start.name}.toml")
+        profiles.append(fit(start, mine))
+    for profile in fit_drafts(profiles, [row for row in rows if row.metric == "speedup"]):
+        save_engine(profile, ENGINES_DIRECTORY / f"{profile.name}.toml")
 
 
 if __name__ == "__main__":

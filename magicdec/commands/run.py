@@ -174,8 +174,10 @@ def _speculations(options: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
     draft, method = options["draft"], options["draft_method"]
     if draft == "none":
         return ()
-    if NOT_RUN in (draft, method):
-        raise ConfigError(f"{NOT_RUN} is planned for but not run; use --draft self, ngram or a model")
+    if draft in NOT_RUN or method in NOT_RUN:
+        raise ConfigError(
+            f"{method if method in NOT_RUN else draft} is planned for but not run; use --draft self, ngram or a model"
+        )
     if draft == "ngram" or (draft == SELF and method == "ngram"):
         draft, method = "ngram", "ngram"
     budgets: list[int] | list[None] = [None]

@@ -8,6 +8,7 @@ from typing import Any
 from magicdec.errors import ConfigError
 from magicdec.plan_document import Candidate, Formats, Plan, load_plan
 from magicdec.specs.precision import DTYPE_OF_FORMAT
+from magicdec.specs.speculation import HEAD_METHODS
 
 OPTION_OF_KEY = {
     "draft": "draft",
@@ -20,8 +21,8 @@ OPTION_OF_KEY = {
     "context_len": "context",
 }
 """Keys of a plan's row, and the run's option that each sets."""
-NOT_RUN = "eagle"
-"""The draft method that is planned for and not run."""
+NOT_RUN = HEAD_METHODS
+"""Draft methods that are planned for and not run."""
 FORMATS_OF_DTYPE = {"weight_dtype": "weights", "kv_dtype": "a KV cache", "draft_kv_dtype": "a draft's KV cache"}
 """What of a plan's formats the run's dtype decides. A draft's weights have an option of their own."""
 
@@ -58,17 +59,17 @@ def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool 
 
 def _check_runs(path: Path, plan: Plan) -> None:
     """Raises ConfigError, naming what can be run instead, when the plan's draft cannot."""
-    if plan.best.draft_method == NOT_RUN:
-        others = [row for row in plan.candidates if row.draft_method != NOT_RUN]
+    if plan.best.draft_method in NOT_RUN:
+        others = [row for row in plan.candidates if row.draft_method not in NOT_RUN]
         instead = f"its best that is run: {_flags(others[0])}" if others else "plan again with another --draft"
-        raise ConfigError(f"{path} drafts with {NOT_RUN}, which is planned for but not run; {instead}")
+        raise ConfigError(f"{path} drafts with {plan.best.draft_method}, which is planned for but not run; {instead}")
     if not plan.candidates and plan.needs_acceptance:
         first = plan.needs_acceptance[0]
         drafts = ", ".join(f"{each.draft}/{each.draft_method}" for each in plan.needs_acceptance)
         raise ConfigError(
             f"{path} holds no draft to run: the acceptance of {drafts} on {plan.model} is not known; "
             f"plan with --acceptance-rate or --acceptance, or name a draft here, such as "
-            f"--draft {first.draft if first.draft_method != NOT_RUN else 'self'}"
+            f"--draft {first.draft if first.draft_method not in NOT_RUN else 'self'}"
         )
 
 
@@ -105,7 +106,7 @@ def _runner_up(plan: Plan) -> list[Candidate]:
     others = [
         row
         for row in plan.candidates
-        if row.draft_method != NOT_RUN and values(row, *OPTION_OF_KEY) != values(plan.best, *OPTION_OF_KEY)
+        if row.draft_method not in NOT_RUN and values(row, *OPTION_OF_KEY) != values(plan.best, *OPTION_OF_KEY)
     ]
     place = ("batch_size", "context_len", "tp_size")
     alike = [row for row in others if values(row, *place) == values(plan.best, *place)]

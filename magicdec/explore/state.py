@@ -15,10 +15,10 @@ from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, hardware_names, load_hardware
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import SPARSE_METHODS
+from magicdec.specs.speculation import HEAD_METHODS, SPARSE_METHODS
 from magicdec.units import GIGA
 
-METHODS = (*SPARSE_METHODS, "full", "ngram", "eagle")
+METHODS = (*SPARSE_METHODS, "full", "ngram", *HEAD_METHODS)
 MAX_DRAFT_PARAMETERS = 4 * GIGA
 MAX_DIGITS = 12
 

@@ -13,12 +13,14 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.plan_document import NeedsAcceptance
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import DRAFT_METHODS, SELF, SPARSE_METHODS, DraftMethod, SpeculationSpec
+from magicdec.specs.speculation import DRAFT_METHODS, HEAD_METHODS, SELF, SPARSE_METHODS, DraftMethod, SpeculationSpec
 
 DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
 RATE_BUDGET = 512
 """The budget that a single acceptance rate is taken to belong to when none is given."""
-NAMED_DRAFTS = (SELF, "none", "ngram", "eagle")
+OWN_METHOD = ("ngram", *HEAD_METHODS)
+"""Drafts whose name is their method."""
+NAMED_DRAFTS = (SELF, "none", "ngram", *HEAD_METHODS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ def draft_options(
         return [], []
     usable = _budgets(budgets, context, longest_context)
     if rate is not None:
-        draft = draft or (method if method in ("ngram", "eagle") else SELF)
+        draft = draft or (method if method in OWN_METHOD else SELF)
         usable = usable if budgets else (min(RATE_BUDGET, max(8, context // 2)),)
     options: list[DraftOption] = []
     lacking: list[NeedsAcceptance] = []
@@ -114,17 +116,17 @@ def _pairs(draft: str | None, method: str | None) -> list[tuple[str, DraftMethod
     """The (draft, method) pairs that the two options mean; `self` alone means StreamingLLM."""
     chosen: Any = method
     if draft is None:
-        if method in ("ngram", "eagle"):
+        if method in OWN_METHOD:
             return [(str(method), chosen)]
         if method is not None:
             return [(SELF, chosen)]
         return [*((SELF, each) for each in SPARSE_METHODS), ("ngram", "ngram"), ("eagle", "eagle")]
     if draft == SELF:
         return [(SELF, chosen or "streamingllm")]
-    if draft in ("ngram", "eagle"):
+    if draft in OWN_METHOD:
         if method not in (None, draft):
             raise ConfigError(f"draft {draft} has its own method; leave --draft-method out, not {method}")
-        return [(draft, draft)]  # type: ignore[list-item]  # both are draft methods
+        return [(draft, draft)]
     return [(draft, chosen)] if method else [(draft, "streamingllm"), (draft, "full")]
 
 

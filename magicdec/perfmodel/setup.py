@@ -15,8 +15,10 @@ from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import BF16, Precision
-from magicdec.specs.speculation import AUTOREGRESSIVE, SPARSE_METHODS, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import AUTOREGRESSIVE, HEAD_METHODS, SPARSE_METHODS, SamplingSpec, SpeculationSpec
 
+EAGLE3_VOCABULARY = 32_000
+"""Tokens that published EAGLE-3 heads can propose."""
 AT_TEMPERATURE_ONE = SamplingSpec(temperature=1.0)
 DraftKind = Literal["none", "self", "standalone", "ngram", "eagle"]
 
@@ -48,15 +50,25 @@ class ModelSetup:
         method, draft = self.speculation.draft_method, self.speculation.draft
         if method == "none" or draft == "none":
             return "none"
-        if method in ("ngram", "eagle"):
-            return method
+        if method in HEAD_METHODS:
+            return "eagle"
+        if method == "ngram":
+            return "ngram"
         return "self" if self.speculation.is_self else "standalone"
 
     @property
     def drafter(self) -> ModelSpec:
         """The network that drafts: the target itself, one of its layers with its own head input, or another model."""
-        if self.kind == "eagle":
+        if self.speculation.draft_method == "mtp":
             return msgspec.structs.replace(self.model, num_hidden_layers=1)
+        if self.kind == "eagle":  # a dense layer, whatever the target's are
+            vocabulary = self.model.vocab_size
+            if self.speculation.draft_method == "eagle3":
+                vocabulary = min(vocabulary, EAGLE3_VOCABULARY)
+            return msgspec.structs.replace(
+                self.model, num_hidden_layers=1, vocab_size=vocabulary, num_experts=0, num_experts_per_tok=0,
+                moe_intermediate_size=0,
+            )  # fmt: skip
         return self.draft_model if self.kind == "standalone" and self.draft_model is not None else self.model
 
     @property

@@ -181,16 +181,26 @@ def _draft_step(
         *sampling_ops(setup, rows=batch, tp_size=ranks, vocab_size=vocabulary),
         ops.fixed("draft overhead", "overhead", engine.draft_step_overhead_s),
     ]
-    if setup.kind == "eagle":  # joins the target's hidden state and the token's embedding
-        extra.append(
-            ops.linear(
-                "fuse", setup.hardware, engine, precision, m=batch, n=drafter.hidden_size, k=2 * drafter.hidden_size
-            )
-        )
+    if setup.kind == "eagle":
+        extra.extend(_head_input(setup, batch=batch, ranks=ranks))
     if not setup.sampling.is_greedy and engine.sampling_s_per_element is None:
         stored = batch * vocabulary * ops.FP32_BYTES / (ranks if engine.vocabulary == "sharded" else 1.0)
         extra.append(ops.streaming("store distribution", setup.hardware, engine, num_bytes=stored))
     return drafted.plus(*extra)
+
+
+def _head_input(setup: Setup, *, batch: Array, ranks: Array) -> list[Op]:
+    """How a draft head takes in the target's hidden state and the last token's embedding: EAGLE and multi-token
+    prediction join them; the layer of EAGLE-3 projects both to queries, keys and values."""
+    engine, drafter, precision = setup.engine, setup.drafter, setup.drafting_precision
+    hidden = drafter.hidden_size
+    if setup.speculation.draft_method != "eagle3":
+        return [ops.linear("fuse", setup.hardware, engine, precision, m=batch, n=hidden, k=2 * hidden)]
+    heads = drafter.num_attention_heads / ranks + 2.0 * ops.kv_heads_per_rank(drafter, ranks)
+    return [
+        ops.linear("fuse", setup.hardware, engine, precision, m=batch, n=heads * drafter.head_dim, k=hidden),
+        ops.fixed("draft overhead", "overhead", engine.eagle3_draft_overhead_s),
+    ]
 
 
 def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array) -> ForwardTime:
@@ -198,7 +208,13 @@ def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gam
     engine, hw = setup.engine, setup.hardware
     operations = [ops.fixed("step overhead", "overhead", engine.step_overhead_s + batch * engine.sequence_overhead_s)]
     if setup.kind == "ngram":
-        operations.append(ops.fixed("lookup", "overhead", engine.ngram_lookup_s))
+        seconds = engine.ngram_lookup_s + batch * engine.ngram_lookup_s_per_sequence
+        operations.append(ops.fixed("lookup", "overhead", seconds))
+    if setup.speculation.draft_method == "eagle3":  # three layers' hidden states of the verified tokens made one
+        hidden = setup.model.hidden_size
+        tokens = batch * (gamma + 1.0)
+        operations.append(ops.linear("fuse", hw, engine, setup.drafting_precision, m=tokens, n=hidden, k=3.0 * hidden))
+        operations.append(ops.fixed("step overhead", "overhead", engine.eagle3_step_overhead_s))
     if setup.keeps_draft_cache:
         per_token = memory.kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
         tokens = batch * (gamma + 1.0)

@@ -22,6 +22,8 @@ from magicdec.reports.data import candidate_record
 
 VERSIONS = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23", "trtllm": "TensorRT-LLM 1.2"}
 PROMPT_LOOKUP_MAX = 4
+HEADS = ("eagle", "eagle3", "mtp")
+"""Draft methods of trained heads."""
 Band = tuple[int, int, int]
 
 
@@ -186,7 +188,7 @@ def _vllm(plan: Deployment) -> str:
             "Supported: gamma by batch size (num_speculative_tokens_per_batch_size; not with data parallelism).",
             f"Not supported: gamma by context; the bands are those of context {best.context_len}.",
         ]
-        if best.draft_method != "eagle":
+        if best.draft_method not in HEADS:
             lines.append("Untried by vLLM's own tests: gamma by batch size with a draft other than EAGLE and DFlash.")
     return _comment(lines) + _command([*words, ["--speculative-config", shlex.quote(json.dumps(config))]])
 
@@ -194,7 +196,7 @@ def _vllm(plan: Deployment) -> str:
 def _vllm_draft(best: Record) -> dict[str, Any]:
     if best.draft_method == "ngram":
         return {"method": "ngram", "prompt_lookup_max": PROMPT_LOOKUP_MAX}
-    return {"method": "eagle" if best.draft_method == "eagle" else "draft_model", "model": best.draft}
+    return {"method": best.draft_method if best.draft_method in HEADS else "draft_model", "model": best.draft}
 
 
 # SGLang --------------------------------------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ def _sglang(plan: Deployment) -> str:
     if best.draft_method == "ngram":
         words.append(["--speculative-algorithm", "NGRAM"])
     else:
-        algorithm = "EAGLE" if best.draft_method == "eagle" else "STANDALONE"
+        algorithm = "EAGLE" if best.draft_method in HEADS else "STANDALONE"
         words += [
             ["--speculative-algorithm", algorithm],
             ["--speculative-draft-model-path", shlex.quote(best.draft)],
@@ -225,14 +227,14 @@ def _sglang(plan: Deployment) -> str:
             ["--speculative-eagle-topk", "1"],
         ]
     words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
-    if best.draft_method == "eagle" and plan.varies:
+    if best.draft_method in HEADS and plan.varies:
         schedule = {str(start): {"candidate_steps": [steps]} for start, _, steps in plan.bands}
         words += [["--speculative-adaptive"], ["--speculative-adaptive-config", "gamma.json"]]
         lines += ["Supported: gamma by batch size. Save as gamma.json:", f"  {json.dumps(schedule)}"]
     elif plan.varies:
         lines.append("Not supported for this draft: gamma by batch size (--speculative-adaptive is for EAGLE only).")
         lines += _schedule_note(plan)
-    if best.temperature > 0 and best.draft_method == "eagle":
+    if best.temperature > 0 and best.draft_method in HEADS:
         words.append(["--speculative-use-rejection-sampling"])
     elif best.temperature > 0 and best.draft_method != "ngram":
         lines.append("Not supported for this draft: rejection sampling; at temperature > 0 fewer drafts are accepted.")
@@ -255,9 +257,9 @@ def _trtllm(plan: Deployment) -> str:
         return _comment([*lines, f"Serve with: {command}"])
     lines.append(f"Serve with: {command} --extra_llm_api_options THIS_FILE.yaml")
     config = _trtllm_draft(best) | {"max_draft_len": plan.max_gamma}
-    body = ["disable_overlap_scheduler: true"] if best.draft_method != "eagle" else []
+    body = ["disable_overlap_scheduler: true"] if best.draft_method not in HEADS else []
     body += ["speculative_config:", *(f"  {name}: {json.dumps(value)}" for name, value in config.items())]
-    if plan.varies and best.draft_method != "eagle":
+    if plan.varies and best.draft_method not in HEADS:
         schedule, changed = draft_len_schedule(plan.bands)
         if len(schedule) > 1:
             body += ["  draft_len_schedule:", *(f"    {batch}: {gamma}" for batch, gamma in schedule.items())]
@@ -295,5 +297,5 @@ def draft_len_schedule(bands: Sequence[Band]) -> tuple[dict[int, int], list[str]
 def _trtllm_draft(best: Record) -> dict[str, Any]:
     if best.draft_method == "ngram":
         return {"decoding_type": "NGram", "max_matching_ngram_size": PROMPT_LOOKUP_MAX}
-    kind = "Eagle3" if best.draft_method == "eagle" else "Draft_Target"
+    kind = "Eagle3" if best.draft_method in HEADS else "Draft_Target"
     return {"decoding_type": kind, "speculative_model": best.draft}

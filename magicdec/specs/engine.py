@@ -64,7 +64,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     quantized_head: bool = False
     """Whether the head is as narrow as the other weights; else it is in 16 bits."""
     allreduce_kernels: str = ""
-    """Whose all-reduce kernels, where a device has curves for several engines; empty: vLLM's."""
+    """Whose all-reduce kernels, where a device has a curve for them; else those of vLLM's table."""
 
     # Fixed costs
     forward_overhead_s: float = 0.0
@@ -79,6 +79,10 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Per autoregressive step, on top of its forward pass and sampling."""
     draft_step_overhead_s: float = 0.0
     """Per draft step, on top of its forward pass and sampling."""
+    eagle3_draft_overhead_s: float = 0.0
+    """Per draft step of an EAGLE-3 head on top of that (its logits are scattered to the target's vocabulary)."""
+    eagle3_step_overhead_s: float = 0.0
+    """Per speculative step with an EAGLE-3 head (three layers' hidden states are kept and joined)."""
     verify_overhead_s: float = 0.0
     """Per verification pass."""
     step_overhead_s: float = 0.0
@@ -116,6 +120,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds per verified token of the batch copied to the draft's cache; None: its KV bytes over the bandwidth."""
     ngram_lookup_s: float = 20e-6
     """n-gram lookup, per step of the whole batch."""
+    ngram_lookup_s_per_sequence: float = 0.0
+    """The same per sequence, on the host."""
 
     # Memory and prefill
     window_cache: Literal["all", "window"] = "all"

@@ -8,8 +8,13 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 
-DraftMethod = Literal["none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle"]
-DRAFT_METHODS: tuple[DraftMethod, ...] = ("none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle")
+DraftMethod = Literal["none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle", "eagle3", "mtp"]
+DRAFT_METHODS: tuple[DraftMethod, ...] = (
+    "none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle", "eagle3", "mtp"
+)  # fmt: skip
+HEAD_METHODS: tuple[DraftMethod, ...] = ("eagle", "eagle3", "mtp")
+"""Heads trained on the target's hidden states: of its last layer (EAGLE), of three layers with a vocabulary of its own
+(EAGLE-3), or published with the model (multi-token prediction)."""
 SPARSE_METHODS: tuple[DraftMethod, ...] = ("streamingllm", "snapkv", "topk")
 """Those whose draft reads a part of the cache, of `draft_budget` slots."""
 DRAFT_WEIGHT_DTYPES = ("bf16", "fp8", "int8", "int4")

@@ -7,7 +7,7 @@ requests queued or that they lie below the bytes to be read, and those of `is_pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,12 +48,21 @@ PRIORS: dict[str, Prior] = {
     "attention_factor": Prior(middle=1.0, spread=0.2, scale="log"),
     "collective_factor": Prior(middle=1.0, spread=0.2, scale="log"),
     "elementwise_factor": Prior(middle=1.0, spread=0.3, scale="log"),
-    "forward_overhead_s": Prior(middle=0.4e-3, spread=0.3e-3, scale="cost"),
+    "autoregressive_overhead_s": Prior(middle=0.4e-3, spread=0.3e-3, scale="cost"),
     "sequence_overhead_s": Prior(middle=15e-6, spread=10e-6, scale="cost"),
     "prefill_factor": Prior(middle=1.0, spread=0.15, scale="log"),
     "prefill_layer_overhead_s": Prior(middle=50e-6, spread=50e-6, scale="cost"),
     "prefill_share": Prior(middle=0.9, spread=0.2, scale="share"),
 }
+
+
+DRAFT_PRIORS: dict[str, Prior] = {
+    "draft_step_overhead_s": Prior(middle=0.2e-3, spread=0.3e-3, scale="cost"),
+    "step_overhead_s": Prior(middle=1e-3, spread=1e-3, scale="cost"),
+    "eagle3_draft_overhead_s": Prior(middle=0.2e-3, spread=0.3e-3, scale="cost"),
+    "eagle3_step_overhead_s": Prior(middle=0.3e-3, spread=0.5e-3, scale="cost"),
+}
+"""Of speculative rows."""
 
 
 def is_prefix_cached(row: ServingRow) -> bool:
@@ -66,14 +75,14 @@ def is_fitted_on(row: ServingRow) -> bool:
     return row.metric == "tpot_ms" and row.gamma == 0 and not row.is_left_out and not is_prefix_cached(row)
 
 
-def fit_engine(rows: Sequence[ServingRow], base: EngineProfile) -> EngineProfile:
-    """`base` with the constants of `PRIORS` that best explain the rows."""
+def fit_engine(rows: Sequence[ServingRow], base: EngineProfile, priors: Mapping[str, Prior] = PRIORS) -> EngineProfile:
+    """`base` with the constants of `priors` that best explain the rows."""
     from scipy.optimize import least_squares
 
     measured = np.log([row.measured for row in rows])
 
     def profile(codes: Array) -> EngineProfile:
-        values = {name: prior.decode(float(code)) for (name, prior), code in zip(PRIORS.items(), codes, strict=True)}
+        values = {name: prior.decode(float(code)) for (name, prior), code in zip(priors.items(), codes, strict=True)}
         return msgspec.structs.replace(base, **values)
 
     def residuals(codes: Array) -> Array:
@@ -81,7 +90,7 @@ def fit_engine(rows: Sequence[ServingRow], base: EngineProfile) -> EngineProfile
         return np.concatenate([error / ROW_ERROR, codes])
 
     fitted = least_squares(
-        residuals, np.zeros(len(PRIORS)), loss="soft_l1", diff_step=np.full(len(PRIORS), 1e-3), max_nfev=60
+        residuals, np.zeros(len(priors)), loss="soft_l1", diff_step=np.full(len(priors), 1e-3), max_nfev=60
     )
     return profile(fitted.x)
 

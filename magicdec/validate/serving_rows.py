@@ -24,7 +24,9 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
+from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
 from magicdec.perfmodel.arrays import Array
+from magicdec.perfmodel.drafts import OWN_METHOD
 from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.serving import ServingTime, serving_time
 from magicdec.perfmodel.setup import Setup
@@ -33,7 +35,7 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.specs.precision import Precision
-from magicdec.specs.speculation import SamplingSpec
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
 from magicdec.validate.csv_rows import Row, read_rows, require_columns
 
@@ -112,7 +114,7 @@ def parse_row(row: Row) -> ServingRow:
         precision = Precision(
             weight_dtype=_weight_dtype(row, model), kv_dtype=row.text("kv_dtype", "bf16")
         )  # an unknown format is refused here
-        return ServingRow(
+        parsed = ServingRow(
             where=row.where,
             source=row.text("source"),
             model=model,
@@ -135,6 +137,10 @@ def parse_row(row: Row) -> ServingRow:
             or (prompt > 0 and output >= ISOLATED_RATIO * prompt),
             note=row.text("note", ""),
         )
+        if parsed.metric == "speedup" or parsed.gamma:
+            tokens_per_step(parsed)
+            row_setup(parsed, load_engine(parsed.engine))
+        return parsed
     except ConfigError as error:
         message = str(error)
         raise ConfigError(message if message.startswith(row.where) else f"{row.where}: {message}") from error
@@ -191,11 +197,40 @@ def _column(rows: Sequence[ServingRow], name: str) -> Array:
 
 def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
     return Setup(
+        speculation=_speculation(row),
+        draft_model=None if row.draft in OWN_METHOD or row.draft == "none" else load_model_spec(row.draft),
         model=load_model_spec(row.model),
         hardware=load_hardware(row.hardware),
         engine=engine,
         sampling=GREEDY,
         precision=Precision(weight_dtype=row.weight_dtype, kv_dtype=row.kv_dtype),
+    )
+
+
+def _speculation(row: ServingRow) -> SpeculationSpec:
+    if row.draft == "none":
+        return SpeculationSpec()
+    method: Any = row.draft if row.draft in OWN_METHOD else "full"
+    return SpeculationSpec(draft=row.draft, draft_method=method, gamma=row.gamma)
+
+
+def tokens_per_step(row: ServingRow) -> float:
+    """Expected tokens per step of a row that speculates: measured, or of a rate at every position.
+
+    Raises ConfigError, naming the row, for what is neither.
+    """
+    words = row.acceptance.split()
+    try:
+        value = float(words[-1])
+    except (ValueError, IndexError):
+        value = float("nan")
+    if row.acceptance.startswith("mean length") and 1.0 <= value <= row.gamma + 1.0:
+        return value
+    if len(words) == 1 and 0.0 <= value <= 1.0:
+        return float(expected_tokens_per_step(np.full(row.gamma, value), row.gamma))
+    raise ConfigError(
+        f"{row.where}: column 'acceptance' must be a rate, or 'mean length' and at most gamma + 1 tokens, "
+        f"not '{row.acceptance}'"
     )
 
 
@@ -205,6 +240,12 @@ def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
     batch, tp = _column(rows, "batch_size"), _column(rows, "tp_size")
     prompt, output = _column(rows, "prompt_len"), _column(rows, "output_len")
     nothing = np.zeros(len(rows))
+    if metric == "speedup":
+        kv_len, gamma = _column(rows, "context_len"), _column(rows, "gamma")
+        terms = step_terms(setup, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=gamma, tp_size=tp)
+        emitted = np.array([tokens_per_step(row) for row in rows])
+        speedup: Array = terms.autoregressive.total_s * emitted / terms.step_s
+        return speedup
     if metric in ("tokens_per_s", "output_tokens_per_s_with_prefill") or not np.all(output > 0):
         step = step_terms(
             setup, batch=batch, kv_len=_column(rows, "context_len"), draft_kv_len=nothing, gamma=nothing, tp_size=tp

@@ -36,7 +36,7 @@ def completed(*words: str) -> tuple[list[str], str]:
         (("plan", "--hardware", "l4-24gb,a10"), ["l4-24gb,a10" + each for each in (
             "0-pcie-40gb", "0-pcie-80gb", "0-sxm-40gb", "0-sxm-80gb", "g-24gb")]),
         (("run", "--draft-method", "s"), ["streamingllm", "snapkv"]),
-        (("plan", "--draft", "e"), ["eagle", "embedded"]),
+        (("plan", "--draft", "e"), ["eagle", "eagle3", "embedded"]),
         (("run", "--draft", "e"), ["embedded"]),
         (("plan", "--engine", ""), ["magicdec-2024", "ours", "sglang", "trtllm", "vllm"]),
         (("run", "--prompts", "r"), ["recall", "random"]),

@@ -1,0 +1,89 @@
+"""What trained heads cost: EAGLE, EAGLE-3, multi-token prediction, against counts by hand and measured chains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from magicdec.perfmodel.setup import EAGLE3_VOCABULARY, Setup
+from magicdec.perfmodel.steps import StepTerms, step_terms
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.validate.serving_rows import predict_rows, read_serving
+
+CHAINS = Path(__file__).parents[1] / "data" / "serving" / "speculative_chains.csv"
+LLAMA = load_model_spec("llama-3.1-8b")
+
+
+def setup(method: str, model: str = "llama-3.1-8b") -> Setup:
+    return Setup(
+        model=load_model_spec(model), hardware=load_hardware("h100"), engine=load_engine("vllm"),
+        speculation=SpeculationSpec(draft=method, draft_method=method), sampling=SamplingSpec(),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def terms(method: str, *, gamma: int = 3, batch: int = 1, tp: int = 1, model: str = "llama-3.1-8b") -> StepTerms:
+    return step_terms(
+        setup(method, model), batch=batch, kv_len=1000, draft_kv_len=1000, gamma=gamma, tp_size=tp, full_acceptance=0.3
+    )
+
+
+def test_measured_chains_are_predicted():
+    """Llama-3.1-8B, H100, batch 1, K from 2 to 7 (vLLM issue 20780)."""
+    rows, refused = read_serving([CHAINS])
+    assert not refused
+    error = predict_rows(rows) / np.array([row.measured for row in rows]) - 1.0
+    assert np.abs(error).mean() < 0.06
+
+
+def test_the_weights_that_a_head_reads_are_counted_by_hand():
+    """EAGLE: one layer, the join of two hidden states, the target's head. EAGLE-3: a layer with two inputs to queries,
+    keys and values, and a head of 32,000 tokens."""
+    hidden, vocab = LLAMA.hidden_size, LLAMA.vocab_size
+    layer = LLAMA.attention_parameters + LLAMA.expert_parameters
+    qkv = hidden * (LLAMA.num_attention_heads + 2 * LLAMA.num_key_value_heads) * LLAMA.head_dim
+    eagle, eagle3, mtp = (float(terms(method).draft.cost.weight_bytes) / 2 for method in ("eagle", "eagle3", "mtp"))
+    assert eagle == pytest.approx(layer + 2 * hidden**2 + vocab * hidden)
+    assert mtp == pytest.approx(eagle)
+    assert eagle3 == pytest.approx(layer + qkv + EAGLE3_VOCABULARY * hidden)
+
+
+def test_an_eagle3_step_joins_three_hidden_states_of_every_verified_token():
+    gamma, batch = 5, 4
+    upkeep = terms("eagle3", gamma=gamma, batch=batch).upkeep.cost
+    assert float(upkeep.flops) == pytest.approx(2 * batch * (gamma + 1) * 3 * LLAMA.hidden_size**2)
+    assert float(terms("eagle", gamma=gamma, batch=batch).upkeep.cost.flops) == 0.0
+
+
+def test_eagle3_costs_more_per_step_than_its_bytes_say():
+    """Its own vocabulary makes it lighter than EAGLE; measured chains are slower all the same."""
+    assert float(terms("eagle3").draft.cost.weight_bytes) < float(terms("eagle").draft.cost.weight_bytes)
+    assert float(terms("eagle3").draft.total_s) > float(terms("eagle").draft.total_s)
+
+
+def test_a_mixture_of_experts_with_eagle3_is_slowed_down():
+    """Qwen3-30B-A3B on two H100s measured 0.72 to 0.79 of the speed without, at an acceptance that was not stated. The
+    target's steps are short, the head's are not, and verified tokens touch more experts: a chain of three has to emit
+    two tokens per step to break even, on a dense target of 8 B fewer."""
+
+    def break_even(model: str, tp: int) -> float:
+        step = terms("eagle3", gamma=3, tp=tp, model=model)
+        return float(step.step_s / step.autoregressive.total_s)
+
+    assert break_even("qwen3-30b-a3b", 2) > 2.0
+    assert break_even("llama-3.1-8b", 1) < 1.7
+
+
+def test_a_dense_head_of_a_mixture_reads_no_experts():
+    mixture = terms("eagle3", tp=2, model="qwen3-30b-a3b")
+    assert float(mixture.draft.cost.weight_bytes) < 0.2 * float(mixture.verify.cost.weight_bytes)
+
+
+def test_lookup_on_the_host_grows_with_the_batch():
+    few, many = (float(terms("ngram", batch=batch).upkeep.total_s) for batch in (1, 129))
+    engine = load_engine("vllm")
+    assert many - few == pytest.approx(128 * (engine.ngram_lookup_s_per_sequence + engine.sequence_overhead_s))
