@@ -156,6 +156,17 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     largest_autoregressive_batch: Number
 
 
+class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one device, in the format that products run in: the roof over the operations of `breakdown`."""
+
+    memory_bytes_per_s: Positive
+    flops_per_s: Positive
+    """Nominal: the datasheet's, or for a calibrated machine the best seen."""
+    gemm_bytes_per_s: Positive
+    gemm_flops_per_s: Positive
+    """As fitted to linear layers."""
+
+
 class NeedsAcceptance(msgspec.Struct, frozen=True, kw_only=True):
     """A draft that is not ranked, for want of a measured acceptance."""
 
@@ -225,6 +236,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     breakdown: dict[str, list[Operation]]
     """Operations of each pass of the best configuration."""
     memory: MemoryUse
+    ceilings: Ceilings | None = None
 
 
 class Plan(Case, frozen=True, kw_only=True):

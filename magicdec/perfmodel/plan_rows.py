@@ -14,7 +14,7 @@ from magicdec.perfmodel.ops import BOUNDS, Op
 from magicdec.perfmodel.plan_request import Device, Lengths
 from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import Setup, draft_tp
-from magicdec.plan_document import Candidate, Operation, verdict_of
+from magicdec.plan_document import Candidate, Ceilings, Operation, verdict_of
 from magicdec.units import MEGA
 
 SECONDS_PER_HOUR = 3600.0
@@ -160,6 +160,18 @@ def breakdown(prediction: Prediction) -> dict[str, list[Operation]]:
         name: [_operation(prediction.setup, op, tp_size) for op in time.ops if _first(op.time_s) > 0]
         for name, time in passes.items()
     }
+
+
+def ceilings(setup: Setup) -> Ceilings:
+    """The device's roof for the formats of a setup."""
+    hw, dtype = setup.hardware, setup.precision.compute_dtype
+    gemm, rate = hw.gemm_curve(dtype), hw.compute_rate(dtype)
+    return Ceilings(
+        memory_bytes_per_s=hw.memory_bytes_per_s,
+        flops_per_s=rate,
+        gemm_bytes_per_s=gemm.bandwidth_efficiency * hw.memory_bytes_per_s,
+        gemm_flops_per_s=gemm.flops_efficiency * rate,
+    )
 
 
 def _first(value: Any) -> float:

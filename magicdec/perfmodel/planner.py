@@ -23,7 +23,7 @@ from magicdec.perfmodel.drafts import NAMED_DRAFTS, RATE_BUDGET, DraftOption, dr
 from magicdec.perfmodel.gamma_table import gamma_table
 from magicdec.perfmodel.plan_notes import notes
 from magicdec.perfmodel.plan_request import DEFAULT_MAX_GAMMA, Device, Lengths, PlanRequest, resolve
-from magicdec.perfmodel.plan_rows import breakdown, candidates
+from magicdec.perfmodel.plan_rows import breakdown, candidates, ceilings
 from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.search import Found, best_autoregressive, search
 from magicdec.perfmodel.setup import Points
@@ -165,6 +165,7 @@ def _answer(device: Device, lengths: Lengths) -> Answer | None:
         gamma_table=gamma_table(device, best),
         breakdown=breakdown(prediction),
         memory=_memory(device, lengths, origin.option, best, prediction),
+        ceilings=ceilings(prediction.setup),
     )
     return Answer(device=device, case=case, alone=alone, drafted=drafted, option=origin.option, point=prediction.points)
 

@@ -99,6 +99,19 @@ def has_weak_baseline(record: Record) -> bool:
     return record.is_speculative and mbu is not None and mbu < BASELINE_MBU_FLOOR
 
 
+def median_pair(record: Record) -> tuple[float | None, float | None]:
+    """Tokens per second, speculative and autoregressive, of the repetition that the speedup is the median of.
+
+    Their ratio is the speedup. Where the median lies between two repetitions, or the samples were not recorded, it is
+    the medians of each, whose ratio may differ from the median of the ratios.
+    """
+    samples, steps = record.speedup_samples or [], record.autoregressive_step_samples_s or []
+    if record.is_speculative and record.speedup in samples and len(samples) == len(steps):
+        baseline = record.batch_size / steps[samples.index(record.speedup)]
+        return record.speedup * baseline, baseline
+    return record.tokens_per_s, record.autoregressive_tokens_per_s
+
+
 def siblings(records: Iterable[Record], row: Record, vary: str) -> list[Record]:
     """Speculative rows that differ from `row` in the field `vary` at most, ordered by it."""
     own = {vary: getattr(row, vary)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from magicdec.naming import method_name
 from magicdec.plan_document import GammaTable
 from magicdec.records import BASELINE_MBU_FLOOR, Record
-from magicdec.reports.data import ReportData, has_weak_baseline
+from magicdec.reports.data import ReportData, has_weak_baseline, median_pair
 from magicdec.reports.style import percent, thousands
 
 
@@ -26,6 +26,8 @@ class Headline:
     answer: str
     certainty: str
     when_not: str
+    better: str = ""
+    """What was measured to be faster than the answer, at its batch and context."""
     facts: tuple[Fact, ...]
 
 
@@ -40,6 +42,7 @@ def headline(data: ReportData) -> Headline:
         answer=_answer(reference, measured, predicted) if _was_ranked(data) else _nothing_ranked(reference),
         certainty=_certainty(measured, predicted) if reference.is_speculative else "",
         when_not=when_not(data, reference),
+        better=_better(data, measured) if measured is not None else "",
         facts=(*_facts(reference, measured, predicted), *_verdict(data)),
     )
 
@@ -103,13 +106,35 @@ def _facts(reference: Record, measured: Record | None, predicted: Record | None)
             facts.append(Fact(label="Tokens per step", value=f"{best.expected_tokens_per_step:.2f}", detail=detail))
         facts.append(Fact(label="Drafted per step", value=f"γ = {reference.gamma}", detail=_draft(reference)))
     best = measured or predicted or reference
-    if best.tokens_per_s:
-        base = best.autoregressive_tokens_per_s
+    rate, base = median_pair(best)
+    if rate:
         detail = f"instead of {base:,.0f}".replace(",", "\u202f") if base and best.is_speculative else ""
-        facts.append(
-            Fact(label="Tokens per second", value=f"{best.tokens_per_s:,.0f}".replace(",", "\u202f"), detail=detail)
-        )
+        facts.append(Fact(label="Tokens per second", value=f"{rate:,.0f}".replace(",", "\u202f"), detail=detail))
     return facts
+
+
+def _better(data: ReportData, chosen: Record) -> str:
+    """Another draft setting of the same batch, context and sampling that measured better than the chosen one."""
+
+    def place(row: Record) -> tuple[object, ...]:
+        return row.model, row.device, row.dtype, row.tp_size, row.batch_size, row.context_len, row.temperature
+
+    rivals = [r for r in data.measured if r.is_speculative and r.speedup and place(r) == place(chosen)]
+    best = max(rivals, key=lambda r: r.speedup or 0.0, default=chosen)
+    speedup, own = best.speedup or 0.0, chosen.speedup or 0.0
+    if best is chosen or speedup <= own or not own:
+        return ""
+    low, high = best.speedup_low or speedup, chosen.speedup_high or own
+    doubt = "; their repetitions overlap" if low <= high else ""
+    text = f"{_draft(best)} and γ = {best.gamma}"
+    return (
+        f"{text[0].upper()}{text[1:]} measured better: {speedup:.2f}× ({_span(best)}) instead of {own:.2f}× "
+        f"({_span(chosen)}){doubt}."
+    )
+
+
+def _span(record: Record) -> str:
+    return f"{record.speedup_low or record.speedup or 0:.2f}–{record.speedup_high or record.speedup or 0:.2f}"
 
 
 def _verdict(data: ReportData) -> list[Fact]:

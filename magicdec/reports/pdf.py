@@ -52,14 +52,14 @@ def _document(data: ReportData) -> dict[str, Any]:
         ]
         shown = [_table(tables[name]) for name in table_names if name in tables]
         if figures or shown:
-            heights = [charts[n].figure.get_figheight() for n in chart_names if n in charts]
-            sections.append({"heading": heading, "figures": figures, "columns": _columns(heights), "tables": shown})
+            sections.append({"heading": heading, "figures": figures, "tables": shown})
     environment = tables.get("environment")
     return {
         "title": data.title,
         "created": data.created_utc[:10],
         "answer": summary.answer,
         "certainty": summary.certainty,
+        "better": summary.better,
         "when_not": summary.when_not,
         "facts": [{"label": f.label, "value": f.value, "detail": f.detail} for f in summary.facts],
         "sections": sections,
@@ -67,16 +67,6 @@ def _document(data: ReportData) -> dict[str, Any]:
         "commands": commands_to_reproduce(data),
         "notes": list(data.plan.notes) if data.plan is not None else [],
     }
-
-
-def _columns(heights: list[float]) -> list[list[int]]:
-    """The figures in two columns, read one after the other, so that the taller is as short as can be.
-
-    A figure's title and caption count as an inch.
-    """
-    sizes = [height + 1.0 for height in heights]
-    split = min(range(1, len(sizes) + 1), key=lambda k: max(sum(sizes[:k]), sum(sizes[k:])), default=0)
-    return [list(range(split)), list(range(split, len(sizes)))]
 
 
 def _table(table: Table) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from magicdec.reports.data import (
     ReportData,
     candidate_record,
     has_weak_baseline,
+    median_pair,
 )
 from magicdec.reports.style import GAMMA, thousands
 from magicdec.units import format_bytes, format_seconds
@@ -187,13 +188,14 @@ def result_table(data: ReportData) -> Table | None:
     for record in sorted(data.measured, key=_order):
         pair = pairs.get(record.key)
         speculative = record.is_speculative
+        rate, baseline = median_pair(record)
         rows.append(
             (
                 record.batch_size, record.context_len, _method(record), record.draft_budget, record.gamma,
-                record.tokens_per_s, record.step_s, record.expected_tokens_per_step if speculative else None,
-                record.speedup, _interval(record), pair.predicted.speedup if pair else None,
-                pair.error("speedup") if pair else None,
-                record.autoregressive_mbu if speculative else None, record.speedup_static_batch,
+                record.step_s, record.expected_tokens_per_step if speculative else None,
+                rate, baseline if speculative else None, record.autoregressive_mbu if speculative else None,
+                record.speedup if speculative else None, _interval(record), pair.predicted.speedup if pair else None,
+                pair.error("speedup") if pair else None, record.speedup_static_batch,
                 record.refilled_tokens_per_s, record.speedup_refilled,
             )
         )  # fmt: skip
@@ -205,19 +207,23 @@ def result_table(data: ReportData) -> Table | None:
         Column(name="draft", title="Draft"),
         Column(name="draft_budget", title="Budget", kind="integer"),
         Column(name="gamma", title="γ", kind="integer"),
-        Column(name="tokens_per_s", title="Tokens/s", kind="rate"),
         Column(name="step_s", title="Step", kind="seconds"),
-        Column(name="tokens_per_step", title="Tokens/step", kind="number"),
+        Column(name="tokens_per_step", title="Tokens per step", kind="number"),
+        Column(name="tokens_per_s", title="Tokens/s", kind="rate"),
+        Column(name="baseline_tokens_per_s", title="Its baseline", kind="rate"),
+        Column(name="baseline_mbu", title="Baseline MBU", kind="mbu"),
         Column(name="speedup", title="Speedup", kind="ratio"),
         Column(name="spread", title="Lowest–highest"),
         Column(name="predicted_speedup", title="Predicted", kind="ratio"),
         Column(name="error", title="Error", kind="signed_percent"),
-        Column(name="baseline_mbu", title="Baseline MBU", kind="mbu"),
         Column(name="speedup_static_batch", title="Static batch", kind="ratio"),
         Column(name="refilled_tokens_per_s", title="Refilled tokens/s", kind="rate"),
         Column(name="speedup_refilled", title="Refilled", kind="ratio"),
     )
-    note = "Steady state, medians over interleaved repetitions; the spread is the lowest and highest repetition."
+    note = (
+        "Steady state. Each repetition is paired with an autoregressive run beside it: the speedup is the median of "
+        "the pairs, tokens/s and baseline are of that pair, and the spread is the lowest and highest pair."
+    )
     if any(has_weak_baseline(record) for record in data.measured):
         note += f" {WEAK_BASELINE_NOTE}"
     if any(record.adaptive for record in data.measured):
@@ -288,18 +294,26 @@ def gamma_table(data: ReportData) -> Table | None:
     columns = (
         Column(name="batch_size", title="Batch", kind="integer"),
         *(Column(name=f"context_{c}", title=thousands(c), kind="integer") for c in grid.context_lens),
-        Column(name="break_even_context", title="Pays from context", kind="integer"),
+        Column(name="break_even_context", title="Quicker from context"),
     )
     rows = []
     for batch, gammas, fits, start in zip(
         grid.batch_sizes, grid.gamma, grid.fits, grid.break_even_context, strict=True
     ):
-        rows.append((batch, *(gamma if fit else None for gamma, fit in zip(gammas, fits, strict=True)), start))
+        shown = [gamma if fit else None for gamma, fit in zip(gammas, fits, strict=True)]
+        rows.append((batch, *shown, quicker_from(start, grid.context_lens[0])))
     note = (
         "Best γ for each batch size (rows) and context length (columns); 0 = leave speculation off; "
         "empty = does not fit in memory."
     )
     return Table(name="gamma", title="Which γ to use", note=note, columns=columns, rows=tuple(rows))
+
+
+def quicker_from(start: float | None, shortest: int) -> str | None:
+    """A context of break-even; at the edge of what was looked at it is an upper bound."""
+    if start is None:
+        return None
+    return f"≤ {thousands(shortest)}" if start <= shortest else thousands(round(start))
 
 
 def _report_errors(data: ReportData) -> Table | None:

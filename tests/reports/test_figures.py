@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from samples_reports import grid, measured, plan, predicted
 
+import magicdec
 from magicdec.errors import ConfigError
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import FIGURES, Chart, draw, draw_all
@@ -58,6 +59,20 @@ def test_the_limits_figure_adds_up_to_the_predicted_time_per_token(charts: dict[
     best = plan().best
     total = sum(float(row[2] or 0) for row in charts["limits"].table.rows if str(row[0]).startswith("speculative"))
     assert total == pytest.approx(best.step_s / best.expected_tokens_per_step)
+
+
+def test_the_roof_of_a_plan_is_that_of_the_device_it_names() -> None:
+    """Ridge and top of the drawn roof against the datasheet's numbers of an A100."""
+    answer = magicdec.plan(model="llama-3.1-8b", hardware="a100-sxm-80gb", context=4096, batch=8)
+    assert answer.ceilings is not None
+    assert (answer.ceilings.memory_bytes_per_s, answer.ceilings.flops_per_s) == (2.039e12, 312e12)
+    chart = draw("roofline", ReportData.from_records([], answer))
+    assert chart is not None
+    (axes,) = chart.figure.axes
+    roof = [line.get_xydata() for line in axes.lines if len(line.get_xdata()) == 3]
+    assert len(roof) == 2
+    assert roof[0][1] == pytest.approx((312e12 / 2.039e12, 312e3))
+    assert "nominal" in chart.caption
 
 
 def test_the_heat_map_marks_where_speculation_is_off(charts: dict[str, Chart]) -> None:

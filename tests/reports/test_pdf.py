@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import msgspec
 import pytest
@@ -46,6 +47,14 @@ def test_it_opens_with_the_answer_and_captions_every_figure(document: PdfReader)
     assert "magicdecrun--batch32" in text
     assert document.metadata is not None
     assert document.metadata.title == "Speculative decoding report"
+
+
+def test_figures_are_numbered_as_one_reads_and_captions_stay_with_their_tables(document: PdfReader) -> None:
+    pages = [flat(page.extract_text()) for page in document.pages]
+    numbers = [int(n) for text in pages for n in re.findall(r"Figure(\d+)\.", text)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert any("Measuredconfigurations" in text and "StreamingLLM" in text.split("Measuredconfigurations")[1]
+               for text in pages)  # fmt: skip
 
 
 def test_figures_are_vectors_with_their_text(document: PdfReader) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import statistics
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,10 +17,10 @@ from samples_reports import grid, measured, plan, predicted
 from magicdec.errors import ConfigError
 from magicdec.files import rows_to_csv
 from magicdec.naming import describe
-from magicdec.records import Record, record_rows
-from magicdec.reports.data import ReportData
+from magicdec.records import Record, read_many, record_rows
+from magicdec.reports.data import ReportData, median_pair
 from magicdec.reports.headline import headline
-from magicdec.reports.tables import all_tables, error_table
+from magicdec.reports.tables import all_tables, error_table, quicker_from
 from magicdec.reports.terminal import print_comparison, print_groups, print_run, print_verdict
 
 
@@ -160,3 +161,40 @@ def test_medians_are_those_of_the_standard_library(data: ReportData) -> None:
     assert table is not None
     row = next(r for r in table.rows if r[0] == "speedup")
     assert row[2] == pytest.approx(statistics.median(map(abs, errors)))
+
+
+def test_the_rates_beside_a_speedup_are_of_one_repetition_and_give_it() -> None:
+    """Of paired runs whose medians lie in different repetitions: the ratio of the medians is not the speedup."""
+    rows = [r for r in read_many([Path("results/demo-2-cores.jsonl")]) if r.source == "measured" and r.is_speculative]
+    apart = 0
+    for record in rows:
+        rate, baseline = median_pair(record)
+        assert rate is not None
+        assert baseline is not None
+        assert rate / baseline == pytest.approx(record.speedup)
+        assert record.batch_size / baseline in map(pytest.approx, record.autoregressive_step_samples_s or [])
+        apart += abs((record.tokens_per_s or 0) / (record.autoregressive_tokens_per_s or 1) - rate / baseline) > 0.02
+    assert apart > 0
+
+
+def test_the_headline_names_what_measured_better_than_the_plans_choice() -> None:
+    chosen = msgspec.structs.replace(measured(8, 2048, gamma=3), speedup=1.5, speedup_low=1.4, speedup_high=1.6)
+    guess = msgspec.structs.replace(predicted(8, 2048, gamma=3), speedup=1.9)
+    rival = msgspec.structs.replace(
+        measured(8, 2048, budget=64, gamma=3), speedup=1.7, speedup_low=1.65, speedup_high=1.8
+    )
+    elsewhere = msgspec.structs.replace(measured(8, 4096, budget=64, gamma=3), speedup=3.0)
+    better = headline(ReportData.from_records([chosen, guess, rival, elsewhere])).better
+    assert "budget 64" in better
+    assert "1.70× (1.65–1.80) instead of 1.50× (1.40–1.60)." in better
+    assert (
+        "overlap"
+        in headline(ReportData.from_records([chosen, guess, msgspec.structs.replace(rival, speedup_low=1.55)])).better
+    )
+    assert headline(ReportData.from_records([chosen, guess, elsewhere])).better == ""
+
+
+def test_a_break_even_at_the_edge_of_the_grid_is_an_upper_bound() -> None:
+    assert quicker_from(512, 512) == "≤ 512"
+    assert quicker_from(512.4, 512) == "512"
+    assert quicker_from(None, 512) is None

@@ -234,7 +234,9 @@ def roofline(data: ReportData) -> Chart | None:
         if any(p[0] == part for p in points):
             axes.plot([], [], MARKERS[i], color=colour, ls="none", label=part)
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")
-    _ceilings(axes, data, [p[3] for p in points])
+    nominal, fitted = _roofs(data)
+    if nominal is not None:
+        _draw_roofs(axes, nominal, fitted, [p[3] for p in points])
     _whole_decades(axes)
     axes.legend(loc="lower right")
     attention = [p[3] for p in points if "attention" in p[2] and p[0] == "verify"]
@@ -246,8 +248,9 @@ def roofline(data: ReportData) -> Chart | None:
         Column(name="ceiling_flops_per_s", title="Datasheet allows", kind="rate"),
     )
     caption = "Each mark is one operation of a pass as predicted, the tick on its stem what the datasheet allows."
-    if len(axes.lines) and data.profile:
-        caption += " Solid line: the device's nominal ceiling; dashed: as calibrated."
+    if nominal is not None:
+        caption += " Solid line: the device's nominal ceiling"
+        caption += "; dashed: as calibrated for linear layers." if fitted is not None else "."
     title = "How near each operation comes to the device's ceilings"
     if attention:
         title = f"Verification's attention does {max(attention):.2g} FLOP per byte of what it reads"
@@ -288,21 +291,37 @@ def _whole_decades(axes: Axes) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def _ceilings(axes: Axes, data: ReportData, intensities: Sequence[float]) -> None:
-    profile = data.profile or {}
+Roof = tuple[float, float]
+"""Bytes per second and FLOP per second."""
+
+
+def _roofs(data: ReportData) -> tuple[Roof | None, Roof | None]:
+    """The device's nominal roof and the calibrated one: the profile's that was given, else the plan's."""
+    profile = data.profile
+    if profile is None:
+        ceilings = data.plan.ceilings if data.plan is not None else None
+        if ceilings is None:
+            return None, None
+        nominal = ceilings.memory_bytes_per_s, ceilings.flops_per_s
+        return nominal, (ceilings.gemm_bytes_per_s, ceilings.gemm_flops_per_s)
     bandwidth = profile.get("memory_bytes_per_s")
     rates = profile.get("flops_per_s") or {}
     peak = rates.get("bf16") or rates.get("fp32") or max(rates.values(), default=None)
     if not bandwidth or not peak:
-        return
-    low, high = min(*intensities, peak / bandwidth) / 3, max(*intensities, peak / bandwidth) * 4
+        return None, None
     gemm = profile.get("gemm") or {}
-    measured = (gemm.get("bandwidth_efficiency"), gemm.get("flops_efficiency"))
-    for scale, style in (((1.0, 1.0), "-"), (measured, "--")):
-        if scale[0] is None or scale[1] is None:
-            continue
-        slope, top = scale[0] * bandwidth, scale[1] * peak
-        axes.plot([low, top / slope, high], [low * slope / GIGA, top / GIGA, top / GIGA], color=INK, lw=1, ls=style)
+    slope, top = gemm.get("bandwidth_efficiency"), gemm.get("flops_efficiency")
+    return (bandwidth, peak), (slope * bandwidth, top * peak) if slope and top else None
+
+
+def _draw_roofs(axes: Axes, nominal: Roof, fitted: Roof | None, intensities: Sequence[float]) -> None:
+    """Over the intensities of the marks and the ridge, with the nominal roof's two numbers."""
+    bandwidth, peak = nominal
+    low, high = min(*intensities, peak / bandwidth) / 3, max(*intensities, peak / bandwidth) * 4
+    for roof, style in ((nominal, "-"), (fitted, "--")):
+        if roof is not None:
+            slope, top = roof
+            axes.plot([low, top / slope, high], [low * slope / GIGA, top / GIGA, top / GIGA], color=INK, lw=1, ls=style)
     middle = (low * peak / bandwidth) ** 0.5
     axes.annotate(
         format_rate(bandwidth, "B"), (middle, middle * bandwidth / GIGA), xytext=(-7, 3), textcoords="offset points",
