@@ -63,7 +63,9 @@ def test_the_profiles_of_a_device_and_an_engine_load(tmp_path: Path) -> None:
 def test_the_worked_example_says_what_the_model_holds() -> None:
     model = load_model_spec("embedded")
     assert f"{model.num_parameters / 1e6:.1f} million parameters" in EXAMPLE
-    per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * 4
-    assert f"{model.num_hidden_layers} layers × {model.num_key_value_heads} heads × {model.head_dim}" in EXAMPLE
+    per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.attention.head_dim * 4
+    assert (
+        f"{model.num_hidden_layers} layers × {model.num_key_value_heads} heads × {model.attention.head_dim}" in EXAMPLE
+    )
     assert f"= {per_token // 1024} KiB" in EXAMPLE
     assert f"hold {32 * 4096 * per_token / 2**30:.1f} GiB" in EXAMPLE

@@ -50,7 +50,7 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
         profile=H200,
         cuda_graphs=True,
     )
-    slot_bytes = 2 * 2 * spec.num_hidden_layers * spec.num_key_value_heads * spec.head_dim
+    slot_bytes = 2 * 2 * spec.num_hidden_layers * spec.num_key_value_heads * spec.attention.head_dim
     for item in items:
         request = item.request
         for speculation in request.speculations:

@@ -124,14 +124,9 @@ def linear_works(models: Iterable[ModelSpec], *, device: str, dtype: str) -> lis
     """Linear layers of the models' shapes and two others, by number of tokens."""
     shapes = {(1024, 1024), (2048, 512)}
     for model in models:
-        q_size, kv_size = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
-        shapes |= {
-            (q_size + 2 * kv_size, model.hidden_size),
-            (model.hidden_size, q_size),
-            (2 * model.intermediate_size, model.hidden_size),
-            (model.hidden_size, model.intermediate_size),
-            (model.vocab_size, model.hidden_size),
-        }
+        parts = (*model.mixers, *model.feed_forwards)
+        shapes |= {projection.shape for part, _ in parts for projection in part.projections(model.hidden_size)}
+        shapes.add((model.vocab_size, model.hidden_size))
     pool = MemoryPool(num_elements=max(*(n * k for n, k in shapes), 2 * l2_bytes(device)), device=device, dtype=dtype)
     works = []
     for n, k in sorted(shapes):
@@ -208,7 +203,8 @@ def attention_works(
     """Attention of a few query tokens over a KV cache of at most `max_bytes`; several caches in turn, as a model's
     layers take turns, so that the processor's caches hold no more than they would of a model. `shapes`: (batch, KV
     length); None: the device's grid."""
-    heads, kv_heads, head_dim = model.num_attention_heads, model.num_key_value_heads, model.head_dim
+    attention = model.attention
+    heads, kv_heads, head_dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
     slot_bytes = 2 * kv_heads * head_dim * getattr(torch, dtype).itemsize
     num_caches = 1 if is_cuda(device) else 3
     shapes = shapes or (CUDA_ATTENTION_SHAPES if is_cuda(device) else ATTENTION_SHAPES)

@@ -1,6 +1,6 @@
 """One forward pass of a model on a tensor-parallel group, as named operations.
 
-    layers × (norms, qkv, attention, o, all-reduce, gate_up, down, all-reduce) + final norm + lm_head + fixed costs
+    layers × (norms, projections, what mixes tokens, feed-forward, all-reduces) + final norm + lm_head + fixed costs
 
 `query_len` new tokens for each of `batch` sequences, which hold `kv_len` tokens in the cache (the new ones included):
 1 for decoding and drafting, gamma + 1 for verification, the prompt for prefill. Everything broadcasts, `tp_size` too.
@@ -17,6 +17,7 @@ import numpy as np
 
 from magicdec.perfmodel import ops
 from magicdec.perfmodel.cost import Array, Cost, total
+from magicdec.perfmodel.layer_ops import Pass, elementwise_size, expert_ops, mixer_ops, projection_ops
 from magicdec.perfmodel.ops import BOUNDS, GROUPS, BoundBy, Group, Op
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
@@ -80,6 +81,7 @@ def forward_pass(
     batch: Any,
     query_len: Any,
     kv_len: Any,
+    full_kv_len: Any = None,
     tp_size: Any = 1,
     weight_dtype: str = "bf16",
     kv_dtype: str = "bf16",
@@ -90,88 +92,40 @@ def forward_pass(
 ) -> ForwardTime:
     """Time of one pass.
 
+    `full_kv_len` is what layers of full attention see of `kv_len`, in a sparse draft's pass (None: all).
     `logit_rows` is for how many tokens logits are computed (None: all). `num_passes` counts the fixed costs and the
     reads of the weights of a pass that is cut into several (chunked prefill); `query_len` stays that of the whole.
     `is_prefill`: causal attention of whole prompts, by the prefill kernel's curve where the device has one (then
     `kv_len` is not used).
     """
     precision = Precision(weight_dtype=weight_dtype, kv_dtype=kv_dtype)
-    batch, query_len = np.asarray(batch, dtype=np.float64), np.asarray(query_len, dtype=np.float64)
-    tokens = batch * query_len / num_passes
-    tp = np.asarray(tp_size, dtype=np.float64)
-    layers = model.num_hidden_layers * num_passes
-    heads, kv_heads = model.num_attention_heads / tp, ops.kv_heads_per_rank(model, tp)
-    q_size, kv_size = heads * model.head_dim, kv_heads * model.head_dim
+    seen = kv_len if full_kv_len is None else full_kv_len
+    arrays = [np.asarray(v, dtype=np.float64) for v in (batch, query_len, kv_len, seen, tp_size, num_passes)]
+    p = Pass(
+        hardware=hw, engine=engine, precision=precision, batch=arrays[0], query_len=arrays[1], kv_len=arrays[2],
+        full_kv_len=arrays[3], tp=arrays[4], num_passes=arrays[5], attention_factor=np.asarray(attention_factor),
+        is_prefill=is_prefill,
+    )  # fmt: skip
+    tokens, layers = p.tokens, model.num_hidden_layers * p.num_passes
     activation = 4.0 if precision.compute_dtype == "fp32" else 2.0
-    attended = np.asarray(kv_len, dtype=np.float64)
-    if model.sliding_window is not None:
-        attended = np.minimum(attended, model.sliding_window + query_len - 1.0)
-
-    def linear(name: str, n: Any, k: Any) -> Op:
-        return ops.linear(name, hw, engine, precision, m=tokens, n=n, k=k, count=layers)
-
-    shape: dict[str, Any] = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": model.head_dim}
-    if is_prefill and hw.prefill is not None:
-        attention = ops.prefill_attention(
-            hw, precision, batch=batch, prompt_len=query_len, num_chunks=num_passes, window=model.sliding_window,
-            count=model.num_hidden_layers, **shape,
-        )  # fmt: skip
-    else:
-        several = np.where(query_len > 1, engine.verify_attention_factor, 1.0)
-        attention = ops.attention(
-            hw, engine, precision, batch=batch, query_len=query_len, kv_len=attended, count=model.num_hidden_layers,
-            factor=several * attention_factor, **shape,
-        )  # fmt: skip
+    sublayers = sum(layer.num_sublayers for layer in model.layers) * p.num_passes
     operations = [
-        linear("qkv", q_size + 2 * kv_size, model.hidden_size),
-        attention,
-        linear("o", model.hidden_size, q_size),
-        *_mlp(model, hw, engine, precision, tokens=tokens, tp=tp, layers=layers),
+        *projection_ops(model, p),
+        *(op for mixer, count in model.mixers for op in mixer_ops(mixer, p, count=count)),
+        *expert_ops(model, p),
         ops.streaming(
-            "norms",
-            hw,
-            engine,
-            num_bytes=tokens * activation * (6 * model.hidden_size + 2 * (q_size + kv_size) + 3 * _width(model) / tp),
-            num_kernels=engine.elementwise_kernels_per_layer,
-            count=layers,
+            "norms", hw, engine, num_bytes=tokens * activation * elementwise_size(model, p),
+            num_kernels=engine.elementwise_kernels_per_layer, count=layers,
         ),
-        ops.all_reduce(hw, engine, message_bytes=tokens * model.hidden_size * activation, tp_size=tp, count=2 * layers),
-        _lm_head(model, hw, engine, precision, rows=batch * query_len if logit_rows is None else logit_rows, tp=tp),
-        ops.fixed("overhead", "overhead", layers * engine.layer_overhead_s + num_passes * engine.forward_overhead_s),
-    ]
-    return ForwardTime(tuple(operations))
-
-
-def _width(model: ModelSpec) -> int:
-    """The MLP's width that one token sees."""
-    return model.moe_intermediate_size * model.num_experts_per_tok if model.is_moe else model.intermediate_size
-
-
-def _mlp(
-    model: ModelSpec,
-    hw: HardwareProfile,
-    engine: EngineProfile,
-    precision: Precision,
-    *,
-    tokens: Array,
-    tp: Array,
-    layers: Any,
-) -> list[Op]:
-    """Gate and up, then down; in a mixture the touched experts' weights side by side, each for its share of tokens."""
-    hidden = model.hidden_size
-    m: Any = tokens
-    width = model.intermediate_size / tp
-    router: list[Op] = []
-    if model.is_moe:
-        touched = ops.expected_experts_touched(model.num_experts, model.num_experts_per_tok, tokens)
-        m = tokens * model.num_experts_per_tok / touched
-        width = touched * model.moe_intermediate_size / tp
-        router = [ops.linear("router", hw, engine, precision, m=tokens, n=model.num_experts, k=hidden, count=layers)]
-    return [
-        *router,
-        ops.linear("gate_up", hw, engine, precision, m=m, n=2 * width, k=hidden, count=layers),
-        ops.linear("down", hw, engine, precision, m=m, n=hidden, k=width, count=layers),
-    ]
+        ops.all_reduce(
+            hw, engine, message_bytes=tokens * model.hidden_size * activation, tp_size=p.tp, count=sublayers
+        ),
+        _lm_head(
+            model, hw, engine, precision, rows=p.batch * p.query_len if logit_rows is None else logit_rows, tp=p.tp
+        ),
+        ops.fixed("overhead", "overhead", layers * engine.layer_overhead_s + p.num_passes * engine.forward_overhead_s),
+    ]  # fmt: skip
+    return ForwardTime(ops.merged(operations))
 
 
 def _lm_head(
@@ -197,10 +151,6 @@ def prefill(
     Causal attention sees half of the prompt on average; logits are computed for the last token of each prompt.
     """
     prompt = np.asarray(prompt_len, dtype=np.float64)
-    seen = (prompt + 1.0) / 2.0
-    if model.sliding_window is not None:
-        window = np.minimum(model.sliding_window, prompt)
-        seen = window * (1.0 - (window - 1.0) / (2.0 * np.maximum(prompt, 1.0)))
     passes = np.ceil(np.asarray(batch, dtype=np.float64) * prompt / engine.prefill_tokens)
     return forward_pass(
         model,
@@ -208,7 +158,7 @@ def prefill(
         _with_prefill_kernel(engine),
         batch=batch,
         query_len=prompt,
-        kv_len=seen,
+        kv_len=prompt,
         tp_size=tp_size,
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,

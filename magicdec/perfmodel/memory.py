@@ -46,35 +46,50 @@ class Memory:
 
 
 def weights_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
-    """One rank's weights: heads, MLP and vocabulary rows split, KV projections replicated beyond the KV heads.
+    """One rank's weights: heads, widths, experts and vocabulary rows split; what has none of these replicated, as are
+    heads where there are more ranks than heads.
 
     Embeddings and head are in 16 bits where the other weights are narrower.
     """
     tp = np.asarray(tp_size, dtype=np.float64)
-    kv_size = model.num_key_value_heads * model.head_dim
-    replicated = ops.kv_heads_per_rank(model, tp) * model.head_dim - kv_size / tp
-    extra = 2.0 * model.hidden_size * replicated * model.num_hidden_layers
     tables = model.embedding_parameters * (1.0 if model.tie_word_embeddings else 2.0)
-    layers = ((model.num_parameters - tables) / tp + extra) * precision.weight_bytes
-    per_rank: Array = layers + tables / tp * precision.tables.weight_bytes
-    return per_rank
+    elements: Array = np.asarray((model.num_parameters - tables) / tp)
+    for part, count in (*model.mixers, *model.feed_forwards):
+        for projection in part.projections(model.hidden_size):
+            held = ops.size(projection.outputs, tp) * ops.size((projection.inputs,), tp)
+            elements = elements + count * (held - projection.num_parameters / tp)
+    return elements * precision.weight_bytes + tables / tp * precision.tables.weight_bytes
 
 
-def kv_bytes_per_token(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
-    """One rank's keys and values of one token, over all layers."""
-    heads = ops.kv_heads_per_rank(model, tp_size)
-    per_token: Array = 2.0 * model.num_hidden_layers * heads * model.head_dim * precision.kv_bytes
-    return per_token
+def kv_bytes(model: ModelSpec, engine: EngineProfile, precision: Precision, length: Any, tp_size: Any) -> Array:
+    """One rank's slots for the keys and values of a sequence of `length` tokens: a window or a chunk needs no more than
+    itself, where the engine keeps it so."""
+    slots = np.asarray(length, dtype=np.float64) + engine.spare_slots
+    elements: Array = np.asarray(0.0)
+    for cache, count in model.caches:
+        is_bounded = cache.max_tokens is not None and engine.window_cache == "window"
+        kept = np.minimum(slots, float(cache.max_tokens or 0)) if is_bounded else slots
+        elements = elements + count * ops.share(cache.num_heads, tp_size) * cache.elements_per_token * kept
+    return elements * precision.kv_bytes
 
 
-def cached_tokens(model: ModelSpec, engine: EngineProfile, tokens: Any) -> Array:
-    """Slots that the engine allocates for a sequence of `tokens`: a sliding window needs no more than itself, where the
-    engine keeps it so."""
-    tokens = np.asarray(tokens, dtype=np.float64) + engine.spare_slots
-    if model.sliding_window is not None and engine.window_cache == "window":
-        tokens = np.minimum(tokens, float(model.sliding_window))
-    kept: Array = tokens
-    return kept
+def sparse_kv_bytes_per_token(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
+    """One rank's keys and values of one token in the layers whose cache a sparse draft may thin out: full attention's.
+    In the others it reads what the target keeps."""
+    elements: Array = np.asarray(0.0)
+    for cache, count in model.caches:
+        if cache.is_sparsifiable:
+            elements = elements + count * ops.share(cache.num_heads, tp_size) * cache.elements_per_token
+    return elements * precision.kv_bytes
+
+
+def state_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
+    """One rank's recurrent states of one sequence."""
+    num_bytes: Array = np.asarray(0.0)
+    for state, count in model.states:
+        each = state.recurrent_elements * ops.FP32_BYTES + state.conv_elements * precision.kv_bytes
+        num_bytes = num_bytes + count * ops.share(state.num_heads, tp_size) * each
+    return num_bytes
 
 
 def weights_read_bytes(model: ModelSpec, precision: Precision) -> float:
@@ -86,7 +101,9 @@ def weights_read_bytes(model: ModelSpec, precision: Precision) -> float:
 
 def pass_bytes(model: ModelSpec, precision: Precision, *, kv_tokens: Any) -> Array:
     """What one pass must read of weights and of `kv_tokens` cached tokens, on all ranks together."""
-    needed: Array = weights_read_bytes(model, precision) + kv_tokens * kv_bytes_per_token(model, precision, 1)
+    needed: Array = (
+        weights_read_bytes(model, precision) + kv_tokens * model.kv_elements_per_token() * precision.kv_bytes
+    )
     return needed
 
 
@@ -107,7 +124,7 @@ def workspace_bytes(
     batch, gamma = np.asarray(batch, dtype=np.float64), np.asarray(gamma, dtype=np.float64)
     tables = (1.0 if is_greedy else 2.0) * (gamma + 1.0) + (0.0 if is_greedy else gamma)
     logits = batch * tables * model.vocab_size * ops.FP32_BYTES / shard
-    width = model.moe_intermediate_size * model.num_experts_per_tok if model.is_moe else model.intermediate_size
+    width = model.widest_feed_forward
     element = 4.0 if precision.compute_dtype == "fp32" else 2.0
     activations = engine.prefill_tokens * (4.0 * model.hidden_size + 3.0 * width / tp) * element
     needed: Array = engine.workspace_bytes + activations + logits
@@ -116,7 +133,7 @@ def workspace_bytes(
 
 def attention_scores_bytes(model: ModelSpec, *, batch: Any, length: Any, gamma: Any, tp_size: Any) -> Array:
     """The fp32 attention of each verified token, by layer and KV head, which top-k chooses by."""
-    heads = model.num_hidden_layers * ops.kv_heads_per_rank(model, tp_size)
+    heads = sum(count * ops.share(each.num_heads, tp_size) for each, count in model.caches if each.is_sparsifiable)
     tokens = np.asarray(batch, dtype=np.float64) * (np.asarray(gamma, dtype=np.float64) + 1.0)
     scores: Array = heads * tokens * np.asarray(length, dtype=np.float64) * ops.FP32_BYTES
     return scores
@@ -135,14 +152,20 @@ def memory_need(
     if setup.kind == "standalone" or (setup.kind == "self" and precision.weight_dtype != setup.precision.weight_dtype):
         draft_weights = weights_bytes(setup.drafter, precision, ranks)
     elif setup.kind == "eagle":
-        draft_weights = (
-            (setup.drafter.layer_parameters + 2.0 * setup.model.hidden_size**2) / ranks * precision.weight_bytes
+        own = setup.drafter.layer_parameters(setup.drafter.layers[0]) + 2.0 * setup.model.hidden_size**2
+        draft_weights = own / ranks * precision.weight_bytes
+    tokens = draft_kv_tokens(setup, length, budget)
+    if setup.speculation.draft_method in SPARSE_METHODS:
+        tokens = tokens + gamma + 1.0
+    if setup.kind in ("standalone", "eagle"):
+        draft_kv = kv_bytes(setup.drafter, setup.engine, precision, tokens, ranks)
+        draft_kv = batch * (draft_kv + state_bytes(setup.drafter, precision, ranks))
+    elif setup.keeps_draft_cache:
+        draft_kv = (
+            batch * (tokens + setup.engine.spare_slots) * sparse_kv_bytes_per_token(setup.drafter, precision, ranks)
         )
-    if setup.kind in ("standalone", "eagle") or setup.keeps_draft_cache:
-        tokens = cached_tokens(setup.drafter, setup.engine, draft_kv_tokens(setup, length, budget))
-        if setup.speculation.draft_method in SPARSE_METHODS:
-            tokens = tokens + gamma + 1.0
-        draft_kv = batch * tokens * kv_bytes_per_token(setup.drafter, precision, ranks)
+    # A recurrence keeps the state after each token of a block, to go back to the one that a rejection needs.
+    states = gamma + 1.0 if setup.kind != "none" else 1.0
     workspace = workspace_bytes(
         setup.model, setup.engine, setup.precision, batch=batch, gamma=gamma, tp_size=tp,
         is_greedy=setup.sampling.is_greedy,
@@ -151,8 +174,10 @@ def memory_need(
         workspace = workspace + attention_scores_bytes(setup.model, batch=batch, length=length, gamma=gamma, tp_size=tp)
     return Memory(
         weights_bytes=weights_bytes(setup.model, setup.precision, tp),
-        kv_bytes=batch * cached_tokens(setup.model, setup.engine, length)
-        * kv_bytes_per_token(setup.model, setup.precision, tp),
+        kv_bytes=batch * (
+            kv_bytes(setup.model, setup.engine, setup.precision, length, tp)
+            + states * state_bytes(setup.model, setup.precision, tp)
+        ),
         draft_weights_bytes=np.asarray(draft_weights, dtype=np.float64),
         draft_kv_bytes=np.asarray(draft_kv, dtype=np.float64),
         workspace_bytes=workspace,

@@ -11,13 +11,14 @@ All arguments broadcast. A rank's share of KV heads is at least one head: beyond
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from magicdec.perfmodel.collectives import all_gather_time, all_reduce_time, broadcast_time
-from magicdec.perfmodel.cost import Array, Cost
+from magicdec.perfmodel.cost import Array, Cost, total
 from magicdec.perfmodel.roofline import (
     OpTime,
     attention_time,
@@ -28,7 +29,7 @@ from magicdec.perfmodel.roofline import (
 )
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile, bytes_per_element
-from magicdec.specs.model import ModelSpec
+from magicdec.specs.layers import Part
 from magicdec.specs.precision import Precision
 
 Group = Literal["gemm", "attention", "elementwise", "link", "overhead"]
@@ -181,6 +182,137 @@ def prefill_attention(
     return _op("attention", "attention", cost, time, count=count * num_chunks)
 
 
+def latent_attention(
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    precision: Precision,
+    *,
+    batch: Any,
+    query_len: Any,
+    kv_len: Any,
+    num_heads: Any,
+    latent_dim: int,
+    value_dim: int,
+    is_sparse: bool = False,
+    count: Any = 1.0,
+    factor: Any = 1.0,
+) -> Op:
+    """`count` layers of absorbed latent attention: every head attends to the same `latent_dim` numbers per token, the
+    first `value_dim` of which are the values. 2·b·q·kv·heads·(latent + value) FLOPs; the latents read once, or
+    (`is_sparse`) once per query token, whose choices differ.
+
+    Timed as grouped-query attention over one KV head of the same bytes and FLOPs.
+    """
+    batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in (batch, query_len, kv_len))
+    if is_sparse:
+        batch, query_len = batch * query_len, np.minimum(query_len, 1.0)
+    return _one_latent(
+        "attention", hw, engine, precision, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=num_heads,
+        row=latent_dim, flops_per_pair=2.0 * (latent_dim + value_dim), count=count, factor=factor,
+    )  # fmt: skip
+
+
+def latent_prefill_attention(
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    precision: Precision,
+    *,
+    batch: Any,
+    query_len: Any,
+    kv_len: Any,
+    num_heads: Any,
+    key_dim: int,
+    value_dim: int,
+    count: Any = 1.0,
+    factor: Any = 1.0,
+) -> Op:
+    """`count` layers of latent attention over expanded keys and values, as in prefill: heads of their own KV."""
+    batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in (batch, query_len, kv_len))
+    heads = np.asarray(num_heads, dtype=np.float64)
+    cost = Cost(
+        flops=2.0 * batch * query_len * kv_len * heads * (key_dim + value_dim),
+        kv_bytes=batch * kv_len * heads * (key_dim + value_dim) * precision.kv_bytes,
+    )
+    time = attention_time(
+        hw, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=heads, num_kv_heads=heads,
+        head_dim=(key_dim + value_dim) / 2.0, kv_dtype=precision.kv_dtype, kv_reads=engine.kv_reads,
+        kernel=engine.attention_kernel,
+    )  # fmt: skip
+    return _op("attention", "attention", cost, time, count=count, factor=engine.attention_factor * factor)
+
+
+def indexer(
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    precision: Precision,
+    *,
+    batch: Any,
+    query_len: Any,
+    kv_len: Any,
+    num_heads: int,
+    head_dim: int,
+    count: Any = 1.0,
+) -> Op:
+    """`count` layers of an indexer's scores: each query token's small heads over one key of each cached token."""
+    batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in (batch, query_len, kv_len))
+    return _one_latent(
+        "indexer", hw, engine, precision, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=num_heads,
+        row=head_dim, flops_per_pair=2.0 * (head_dim + 1), count=count, factor=1.0,
+    )  # fmt: skip
+
+
+def _one_latent(
+    name: str,
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    precision: Precision,
+    *,
+    batch: Array,
+    query_len: Array,
+    kv_len: Array,
+    num_heads: Any,
+    row: int,
+    flops_per_pair: float,
+    count: Any,
+    factor: Any,
+) -> Op:
+    """Many heads over one row of numbers per token, as the grouped-query attention of the same bytes and FLOPs."""
+    heads = np.asarray(num_heads, dtype=np.float64)
+    reads = query_len if engine.kv_reads == "per_query" else np.minimum(query_len, 1.0)
+    cost = Cost(
+        flops=batch * query_len * kv_len * heads * flops_per_pair,
+        kv_bytes=batch * kv_len * row * precision.kv_bytes * reads,
+    )
+    time = attention_time(
+        hw, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=heads * flops_per_pair / (2.0 * row),
+        num_kv_heads=1.0, head_dim=row / 2.0, kv_dtype=precision.kv_dtype, kv_reads=engine.kv_reads,
+        kernel=engine.attention_kernel,
+    )  # fmt: skip
+    return _op(name, "attention", cost, time, count=count, factor=engine.attention_factor * factor)
+
+
+def linear_attention(
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    precision: Precision,
+    *,
+    batch: Any,
+    query_len: Any,
+    state_elements: Any,
+    conv_elements: Any,
+    states_written: Any,
+    count: Any = 1.0,
+) -> Op:
+    """`count` layers of a recurrence: each sequence's state read once and `states_written` of them written, in fp32; a
+    decay, an outer product and a read-out per token and element (6 FLOPs)."""
+    batch, query_len = np.asarray(batch, dtype=np.float64), np.asarray(query_len, dtype=np.float64)
+    state = np.asarray(state_elements, dtype=np.float64) * FP32_BYTES
+    num_bytes = batch * (state + np.asarray(conv_elements) * precision.kv_bytes) * (1.0 + states_written)
+    time = elementwise_time(hw, num_bytes=num_bytes, num_kernels=2.0)
+    cost = Cost(flops=6.0 * batch * query_len * state / FP32_BYTES, kv_bytes=num_bytes)
+    return _op("linear attention", "attention", cost, time, count=count, factor=engine.attention_factor)
+
+
 def _last_wave(hw: HardwareProfile, engine: EngineProfile, *, blocks: Any) -> Array:
     """How much longer attention takes because its last wave of blocks does not fill the device.
 
@@ -229,7 +361,36 @@ def broadcast(hw: HardwareProfile, engine: EngineProfile, *, message_bytes: Any,
     return fixed("broadcast", "link", seconds, Cost(collective_bytes=sent))
 
 
-def kv_heads_per_rank(model: ModelSpec, tp_size: Any) -> Array:
-    """A rank's share of the KV heads; at least one, so replicated where there are more ranks than heads."""
-    heads: Array = np.maximum(np.ceil(model.num_key_value_heads / np.asarray(tp_size, dtype=np.float64)), 1.0)
+def share(num_heads: int, tp_size: Any) -> Array:
+    """A rank's share of some heads; at least one, so replicated where there are more ranks than heads."""
+    heads: Array = np.maximum(np.ceil(num_heads / np.asarray(tp_size, dtype=np.float64)), 1.0)
     return heads
+
+
+def size(parts: Iterable[Part], tp_size: Any) -> Array:
+    """One rank's share of one side of a matrix."""
+    return sum((share(part.num_heads, tp_size) * part.size for part in parts), np.asarray(0.0))
+
+
+def merged(operations: list[Op]) -> tuple[Op, ...]:
+    """One operation for those of one name."""
+    by_name: dict[str, list[Op]] = {}
+    for op in operations:
+        by_name.setdefault(op.name, []).append(op)
+    return tuple(each[0] if len(each) == 1 else _sum(each) for each in by_name.values())
+
+
+def _sum(operations: list[Op]) -> Op:
+    def added(key: str) -> Array:
+        result: Array = sum((getattr(op, key) for op in operations), np.asarray(0.0))
+        return result
+
+    return Op(
+        name=operations[0].name,
+        group=operations[0].group,
+        cost=total([op.cost for op in operations]),
+        time_s=added("time_s"),
+        memory_s=added("memory_s"),
+        compute_s=added("compute_s"),
+        overhead_s=added("overhead_s"),
+    )

@@ -60,15 +60,12 @@ class ModelSetup:
     def drafter(self) -> ModelSpec:
         """The network that drafts: the target itself, one of its layers with its own head input, or another model."""
         if self.speculation.draft_method == "mtp":
-            return msgspec.structs.replace(self.model, num_hidden_layers=1)
-        if self.kind == "eagle":  # a dense layer, whatever the target's are
-            vocabulary = self.model.vocab_size
+            return self.model.prediction_head
+        if self.kind == "eagle":
+            head = self.model.eagle_head
             if self.speculation.draft_method == "eagle3":
-                vocabulary = min(vocabulary, EAGLE3_VOCABULARY)
-            return msgspec.structs.replace(
-                self.model, num_hidden_layers=1, vocab_size=vocabulary, num_experts=0, num_experts_per_tok=0,
-                moe_intermediate_size=0,
-            )  # fmt: skip
+                head = msgspec.structs.replace(head, vocab_size=min(head.vocab_size, EAGLE3_VOCABULARY))
+            return head
         return self.draft_model if self.kind == "standalone" and self.draft_model is not None else self.model
 
     @property

@@ -147,12 +147,14 @@ def step_terms(
         )  # fmt: skip
     verify = target_pass(gamma + 1.0).plus(ops.fixed("verify overhead", "overhead", engine.verify_overhead_s))
     accept = ForwardTime(tuple(accept_ops(setup, rows=batch * (gamma + 1.0), tp_size=tp)))
-    draft = _draft_step(setup, batch=batch, kv_len=draft_kv_len, gamma=gamma, tp=tp)
+    draft = _draft_step(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
     upkeep = _upkeep(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
     catches_up = engine.catch_up == "always" or (engine.catch_up == "standalone" and setup.kind == "standalone")
     if catches_up and setup.kind != "ngram":
         some_sequence = 1.0 - (1.0 - np.clip(full_acceptance, 0.0, 1.0)) ** batch
-        of_two = _draft_step(setup, batch=batch, kv_len=draft_kv_len, gamma=gamma, tp=tp, query_len=2.0)
+        of_two = _draft_step(
+            setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp, query_len=2.0
+        )
         extra = some_sequence * np.maximum(of_two.total_s - draft.total_s, 0.0)
         upkeep = upkeep.plus(ops.fixed("catch-up", "gemm", extra))
     return StepTerms(
@@ -161,7 +163,7 @@ def step_terms(
 
 
 def _draft_step(
-    setup: Setup, *, batch: Array, kv_len: Any, gamma: Array, tp: Array, query_len: float = 1.0
+    setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array, query_len: float = 1.0
 ) -> ForwardTime:
     """One draft step of `query_len` tokens, on average over a block, whose own drafts it also reads."""
     engine = setup.engine
@@ -172,7 +174,8 @@ def _draft_step(
     is_sparse = setup.speculation.draft_method in SPARSE_METHODS
 
     drafted = forward_pass(
-        drafter, setup.hardware, engine, batch=batch, query_len=query_len, kv_len=np.asarray(kv_len) + own,
+        drafter, setup.hardware, engine, batch=batch, query_len=query_len, kv_len=kv_len + own,
+        full_kv_len=np.asarray(draft_kv_len) + own,
         tp_size=ranks, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype, logit_rows=batch,
         attention_factor=engine.draft_attention_factor if is_sparse else 1.0,
     )  # fmt: skip
@@ -196,9 +199,10 @@ def _head_input(setup: Setup, *, batch: Array, ranks: Array) -> list[Op]:
     hidden = drafter.hidden_size
     if setup.speculation.draft_method != "eagle3":
         return [ops.linear("fuse", setup.hardware, engine, precision, m=batch, n=hidden, k=2 * hidden)]
-    heads = drafter.num_attention_heads / ranks + 2.0 * ops.kv_heads_per_rank(drafter, ranks)
+    ((mixer, _),) = drafter.mixers
+    heads = ops.size(mixer.projections(hidden)[0].outputs, ranks)
     return [
-        ops.linear("fuse", setup.hardware, engine, precision, m=batch, n=heads * drafter.head_dim, k=hidden),
+        ops.linear("fuse", setup.hardware, engine, precision, m=batch, n=heads, k=hidden),
         ops.fixed("draft overhead", "overhead", engine.eagle3_draft_overhead_s),
     ]
 
@@ -216,13 +220,13 @@ def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gam
         operations.append(ops.linear("fuse", hw, engine, setup.drafting_precision, m=tokens, n=hidden, k=3.0 * hidden))
         operations.append(ops.fixed("step overhead", "overhead", engine.eagle3_step_overhead_s))
     if setup.keeps_draft_cache:
-        per_token = memory.kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
+        per_token = memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
         tokens = batch * (gamma + 1.0)
         operations.append(ops.fixed("upkeep", "overhead", engine.upkeep_base_s))
         if engine.upkeep_s_per_token is not None:
             operations.append(ops.fixed("upkeep", "elementwise", tokens * engine.upkeep_s_per_token))
         else:
-            layers = setup.model.num_hidden_layers
+            layers = setup.model.num_full_attention_layers
             operations.append(
                 ops.streaming("upkeep", hw, engine, num_bytes=2.0 * tokens * per_token, num_kernels=layers)
             )
@@ -238,11 +242,10 @@ def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gam
 
 def _topk_refresh(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, tp: Array) -> list[Op]:
     """The scores of the block's last query written by each head, pooled, the best chosen, and their KV gathered."""
-    layers, hw = setup.model.num_hidden_layers, setup.hardware
+    layers, hw = setup.model.num_full_attention_layers, setup.hardware
     scores = batch * kv_len * setup.model.num_attention_heads / tp * ops.FP32_BYTES
-    gathered = (
-        2.0 * batch * np.asarray(draft_kv_len) * memory.kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
-    )
+    per_token = memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
+    gathered = 2.0 * batch * np.asarray(draft_kv_len) * per_token
     return [
         ops.streaming("score extraction", hw, setup.engine, num_bytes=4.0 * scores, num_kernels=3.0, count=layers),
         ops.streaming("gather", hw, setup.engine, num_bytes=gathered, num_kernels=layers),
@@ -270,8 +273,8 @@ def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1
         time = time.plus(of(setup.drafter, setup.drafting_precision, draft_tp(setup, tp)))
     if setup.keeps_draft_cache:
         kept = draft_kv_tokens(setup, prompt, budget)
-        copied = 2.0 * batch * kept * memory.kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
-        layers = setup.model.num_hidden_layers
+        copied = 2.0 * batch * kept * memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
+        layers = setup.model.num_full_attention_layers
         time = time.plus(ops.streaming("draft cache", hw, engine, num_bytes=copied, num_kernels=layers))
         if setup.speculation.draft_method in ("snapkv", "topk"):
             window = setup.speculation.observation_window

@@ -66,7 +66,7 @@ class Engine:
             batch_size=batch_size,
             num_kv_heads=model.num_kv_heads,
             num_slots=num_slots,
-            head_dim=model.spec.head_dim,
+            head_dim=model.spec.attention.head_dim,
             dtype=model.dtype,
             device=model.device,
         )
@@ -138,7 +138,7 @@ class Engine:
         num_cached = len(prompt) - 1
         for start in range(0, num_cached, chunk):
             part = tokens[None, start : min(start + chunk, num_cached)]
-            window = self.model.spec.sliding_window
+            window = self.model.spec.attention.span
             attention = PrefillPass(self.cache, row=slot, num_past=start, num_tokens=part.shape[1], window=window)
             self.model.hidden(part, attention)
         self._lengths[slot] = self._device_lengths[slot] = num_cached
@@ -218,7 +218,7 @@ class Engine:
             lengths_B=self.lengths_B,
             host_lengths=self.host_lengths,
             num_tokens=num_tokens,
-            window=self.model.spec.sliding_window,
+            window=self.model.spec.attention.span,
             workspace=self.workspace,
             observer=observer,
             write=write,
@@ -237,7 +237,7 @@ class Engine:
             lengths_B=lengths_B,
             host_lengths=np.maximum(self.host_lengths - num_back, 0),
             num_tokens=num_tokens,
-            window=self.model.spec.sliding_window,
+            window=self.model.spec.attention.span,
             workspace=self.workspace,
             observer=observer,
             write=False,

@@ -19,7 +19,7 @@ from torch import Tensor
 from magicdec.runtime import kernels
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.quantized import QuantizedWeight
-from magicdec.specs.model import ModelSpec, RopeScaling
+from magicdec.specs.layers import Rope, RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +123,10 @@ class RotaryEmbedding:
     a rotation is one complex product: (x[2i] + j·x[2i+1]) · exp(j · position · frequency[i]).
     """
 
-    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
-        exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32, device=device) / spec.head_dim
-        frequencies = 1.0 / spec.rope_theta**exponents
-        self._frequencies = scaled_frequencies(frequencies, spec.rope_scaling)
+    def __init__(self, rope: Rope, device: torch.device, dtype: torch.dtype) -> None:
+        exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32, device=device) / rope.dim
+        frequencies = 1.0 / rope.theta**exponents
+        self._frequencies = scaled_frequencies(frequencies, rope.scaling)
         self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self._table = torch.empty(0, device=device)
 

@@ -101,7 +101,7 @@ class Transformer:
         return self.head(self.hidden(tokens_BT, attention))
 
     def _query_and_kv(self, layer: Layer, x_BTH: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
-        heads = layer.qkv(x_BTH).unflatten(-1, (-1, self.spec.head_dim))
+        heads = layer.qkv(x_BTH).unflatten(-1, (-1, self.spec.attention.head_dim))
         num_rotated = self.num_heads + self.num_kv_heads
         rotate_(heads[:, :, :num_rotated], rotation, layer.head_norm)
         kv_BT2KD = heads[:, :, self.num_heads :].unflatten(2, (2, self.num_kv_heads))

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -26,7 +27,9 @@ from magicdec.runtime.layers import (
 from magicdec.runtime.quantized import quantize
 from magicdec.runtime.transformer import Layer, Transformer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
-from magicdec.specs.model import ModelSpec
+from magicdec.specs.layers import MLP as DenseMLP
+from magicdec.specs.layers import Attention, MixtureOfExperts, Rope
+from magicdec.specs.model import ModelSpec, Norm
 from magicdec.specs.precision import PROFILE_DTYPES
 
 L = TypeVar("L", ColumnParallelLinear, RowParallelLinear)
@@ -107,14 +110,15 @@ class _Builder:
     """Assembles the fused, sharded layers from tensors with Hugging Face's names and shapes."""
 
     def __init__(self, spec: ModelSpec, tp: TensorParallel, source: TensorSource, device: torch.device) -> None:
-        check_divisible(spec, tp.size)
+        self._rope, self._dense = check_divisible(spec, tp.size)
         self._spec, self._tp, self._source, self._device = spec, tp, source, device
-        self._num_heads = spec.num_attention_heads // tp.size
-        self._num_kv_heads = max(1, spec.num_key_value_heads // tp.size)
+        self._attention = spec.attention
+        self._num_heads = self._attention.num_heads // tp.size
+        self._num_kv_heads = max(1, self._attention.num_kv_heads // tp.size)
         # Where there are more shards than KV heads, neighbouring shards hold copies of the same head.
-        self._first_kv_head = tp.rank * spec.num_key_value_heads // tp.size
-        half = spec.head_dim // 2
-        self._interleaved = torch.arange(spec.head_dim).view(2, half).T.flatten()
+        self._first_kv_head = tp.rank * self._attention.num_kv_heads // tp.size
+        half = self._attention.head_dim // 2
+        self._interleaved = torch.arange(self._attention.head_dim).view(2, half).T.flatten()
 
     def build(self) -> Transformer:
         spec, tp = self._spec, self._tp
@@ -131,21 +135,21 @@ class _Builder:
             layers=tuple(self._layer(f"model.layers.{i}") for i in range(spec.num_hidden_layers)),
             norm=self._norm("model.norm"),
             head=ColumnParallelLinear(weight=head),
-            rotary=RotaryEmbedding(spec, self._device, embedding.dtype),
+            rotary=RotaryEmbedding(self._rope, self._device, embedding.dtype),
         )
 
     def _layer(self, prefix: str) -> Layer:
-        spec, attention = self._spec, f"{prefix}.self_attn"
+        spec, kind, attention = self._spec, self._attention, f"{prefix}.self_attn"
         heads = slice(self._tp.rank * self._num_heads, (self._tp.rank + 1) * self._num_heads)
-        columns = slice(heads.start * spec.head_dim, heads.stop * spec.head_dim)
-        o_shape = (spec.hidden_size, spec.num_attention_heads * spec.head_dim)
+        columns = slice(heads.start * kind.head_dim, heads.stop * kind.head_dim)
+        o_shape = (spec.hidden_size, kind.num_heads * kind.head_dim)
         return Layer(
             input_norm=self._norm(f"{prefix}.input_layernorm"),
             qkv=self._qkv(attention, heads),
-            head_norm=self._head_norm(attention) if spec.qk_norm else None,
+            head_norm=self._head_norm(attention) if kind.qk_norm == "head" else None,
             output=RowParallelLinear(
                 weight=self._source.read(f"{attention}.o_proj.weight", o_shape, ALL, columns),
-                bias=self._bias(f"{attention}.o_proj.bias", spec.hidden_size, spec.attention_output_bias),
+                bias=self._bias(f"{attention}.o_proj.bias", spec.hidden_size, kind.output_bias),
                 tp=self._tp,
             ),
             post_attention_norm=self._norm(f"{prefix}.post_attention_layernorm"),
@@ -153,20 +157,20 @@ class _Builder:
         )
 
     def _qkv(self, prefix: str, heads: slice) -> ColumnParallelLinear:
-        spec = self._spec
+        kind = self._attention
         kv_heads = slice(self._first_kv_head, self._first_kv_head + self._num_kv_heads)
         parts = (
-            ("q_proj", spec.num_attention_heads, heads, True),
-            ("k_proj", spec.num_key_value_heads, kv_heads, True),
-            ("v_proj", spec.num_key_value_heads, kv_heads, False),
+            ("q_proj", kind.num_heads, heads, True),
+            ("k_proj", kind.num_kv_heads, kv_heads, True),
+            ("v_proj", kind.num_kv_heads, kv_heads, False),
         )
         weights, biases = [], []
         for name, total, chosen, is_rotated in parts:
-            rows = slice(chosen.start * spec.head_dim, chosen.stop * spec.head_dim)
-            size = total * spec.head_dim
-            weight = self._source.read(f"{prefix}.{name}.weight", (size, spec.hidden_size), rows)
+            rows = slice(chosen.start * kind.head_dim, chosen.stop * kind.head_dim)
+            size = total * kind.head_dim
+            weight = self._source.read(f"{prefix}.{name}.weight", (size, self._spec.hidden_size), rows)
             weights.append(self._interleave(weight) if is_rotated else weight)
-            if spec.attention_bias:
+            if kind.bias:
                 bias = self._source.read(f"{prefix}.{name}.bias", (size,), rows)
                 biases.append(self._interleave(bias) if is_rotated else bias)
         return ColumnParallelLinear(weight=torch.cat(weights), bias=torch.cat(biases) if biases else None)
@@ -174,32 +178,32 @@ class _Builder:
     def _interleave(self, rows: Tensor) -> Tensor:
         """From Hugging Face's order within a head (all first halves of the rotated pairs, then all second halves) to
         pairs side by side. Done to q and k alike, it changes no score."""
-        return rows.unflatten(0, (-1, self._spec.head_dim))[:, self._interleaved].flatten(0, 1)
+        return rows.unflatten(0, (-1, self._attention.head_dim))[:, self._interleaved].flatten(0, 1)
 
     def _head_norm(self, prefix: str) -> HeadNorm:
-        shape = (self._spec.head_dim,)
+        shape = (self._attention.head_dim,)
         counts = (("q_norm", self._num_heads), ("k_norm", self._num_kv_heads))
         weights = [
             self._interleave(self._source.read(f"{prefix}.{name}.weight", shape)).expand(count, -1)
             for name, count in counts
         ]
-        return HeadNorm(weight_ND=torch.cat(weights), eps=self._spec.rms_norm_eps)
+        return HeadNorm(weight_ND=torch.cat(weights), eps=self._spec.norm.eps)
 
     def _mlp(self, prefix: str) -> MLP:
-        spec = self._spec
-        part = self._tp.slice_of(spec.intermediate_size)
-        wide, narrow = (spec.intermediate_size, spec.hidden_size), (spec.hidden_size, spec.intermediate_size)
+        spec, width, has_bias = self._spec, self._dense.width, self._dense.bias
+        part = self._tp.slice_of(width)
+        wide, narrow = (width, spec.hidden_size), (spec.hidden_size, width)
         names = ("gate_proj", "up_proj")
         bias = None
-        if spec.mlp_bias:
-            biases = [self._source.read(f"{prefix}.{name}.bias", (spec.intermediate_size,), part) for name in names]
+        if has_bias:
+            biases = [self._source.read(f"{prefix}.{name}.bias", (width,), part) for name in names]
             bias = torch.cat(biases)
         gate_up = torch.cat([self._source.read(f"{prefix}.{name}.weight", wide, part) for name in names])
         return MLP(
             gate_up=ColumnParallelLinear(weight=gate_up, bias=bias),
             down=RowParallelLinear(
                 weight=self._source.read(f"{prefix}.down_proj.weight", narrow, ALL, part),
-                bias=self._bias(f"{prefix}.down_proj.bias", spec.hidden_size, spec.mlp_bias),
+                bias=self._bias(f"{prefix}.down_proj.bias", spec.hidden_size, has_bias),
                 tp=self._tp,
             ),
         )
@@ -210,29 +214,60 @@ class _Builder:
 
     def _norm(self, name: str) -> RMSNorm:
         weight = self._source.read(f"{name}.weight", (self._spec.hidden_size,))
-        return RMSNorm(weight=weight, eps=self._spec.rms_norm_eps)
+        return RMSNorm(weight=weight, eps=self._spec.norm.eps)
 
 
-def check_divisible(spec: ModelSpec, tp_size: int) -> None:
-    """Raises ConfigError when the model cannot be divided into this many shards, or is not a dense one."""
-    if spec.is_moe:
-        raise ConfigError(
-            f"{spec.name} is a mixture of experts, which is planned for but not run; choose a dense model"
-        )
-    if spec.head_dim % 2:
-        raise ConfigError(f"{spec.name} has an odd head_dim {spec.head_dim}, which rotary embeddings cannot rotate")
+def check_divisible(spec: ModelSpec, tp_size: int) -> tuple[Rope, DenseMLP]:
+    """The rotary embedding and the MLP of every layer.
+
+    Raises ConfigError when the model has layers that are not run, or cannot be divided into this many shards.
+    """
+    kind, mlp = _only_kind(spec)
     sizes = {
-        "num_attention_heads": spec.num_attention_heads,
-        "intermediate_size": spec.intermediate_size,
+        "num_attention_heads": kind.num_heads,
+        "intermediate_size": mlp.width,
         "vocab_size": spec.vocab_size,
     }
-    valid = [n for n in range(1, 65) if not any(size % n for size in sizes.values()) and _kv_heads_fit(spec, n)]
+    valid = [n for n in range(1, 65) if not any(size % n for size in sizes.values()) and _kv_heads_fit(kind, n)]
     if tp_size not in valid:
         raise ConfigError(
             f"{spec.name} cannot be divided into {tp_size} shards ({', '.join(f'{k} {v}' for k, v in sizes.items())}, "
-            f"num_key_value_heads {spec.num_key_value_heads}): valid are {', '.join(map(str, valid))}"
+            f"num_key_value_heads {kind.num_kv_heads}): valid are {', '.join(map(str, valid))}"
         )
+    assert kind.rope is not None
+    return kind.rope, mlp
 
 
-def _kv_heads_fit(spec: ModelSpec, tp_size: int) -> bool:
-    return spec.num_key_value_heads % tp_size == 0 or tp_size % spec.num_key_value_heads == 0
+def _only_kind(spec: ModelSpec) -> tuple[Attention, DenseMLP]:
+    """The layer that every layer is. Raises ConfigError naming what is planned for but not run."""
+    refused = ConfigError(f"{spec.name} is {{}}, which is planned for but not run; choose a dense model")
+    layer = spec.layers[0]
+    kind, mlp = layer.mixer, layer.mlp
+    if any(isinstance(each, MixtureOfExperts) for each, _ in spec.feed_forwards):
+        raise ConfigError(str(refused).format("a mixture of experts"))
+    if any(each != layer for each in spec.layers) or not isinstance(kind, Attention) or not isinstance(mlp, DenseMLP):
+        raise ConfigError(str(refused).format(f"a {spec.architecture} of several kinds of layers"))
+    plain = Attention(
+        num_heads=kind.num_heads, num_kv_heads=kind.num_kv_heads, head_dim=kind.head_dim, mask=kind.mask,
+        span=kind.span, rope=kind.rope, bias=kind.bias, output_bias=kind.output_bias, qk_norm=kind.qk_norm,
+    )  # fmt: skip
+    rope, norm = kind.rope, msgspec.structs.replace(spec.norm, eps=Norm().eps)
+    is_plain = kind == plain and kind.mask != "chunk" and kind.qk_norm in ("none", "head") and norm == Norm()
+    scaling = None if rope is None else rope.scaling
+    is_plain &= rope is not None and rope.dim == kind.head_dim and rope.pairs == "halves"
+    is_plain &= scaling is None or scaling.rope_type in ("linear", "llama3")
+    is_plain &= mlp.activation == "silu" and mlp.gated
+    scales = (spec.embedding_scale, spec.residual_scale, spec.logit_scale, spec.logit_softcap, spec.head_bias)
+    is_plain &= scales == (1.0, 1.0, 1.0, None, False) and not (spec.names.fused_qkv or spec.names.fused_gate_up)
+    if not is_plain:
+        raise ConfigError(str(refused).format(f"a {spec.architecture} with parts of its own"))
+    if spec.quantization is not None:
+        raise ConfigError(
+            f"{spec.name} is quantised ({spec.quantization.method}), which is planned for but not run; choose a "
+            "checkpoint in bf16, fp16 or fp32"
+        )
+    return kind, mlp
+
+
+def _kv_heads_fit(kind: Attention, tp_size: int) -> bool:
+    return kind.num_kv_heads % tp_size == 0 or tp_size % kind.num_kv_heads == 0

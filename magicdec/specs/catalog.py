@@ -9,7 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.specs.model import ModelSpec, load_hf_config
+from magicdec.specs.hf_config import load_hf_config
+from magicdec.specs.model import ModelSpec
 
 PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
 MODELS_DIRECTORY = PACKAGE_DIRECTORY / "specs" / "data" / "models"

@@ -1,230 +1,268 @@
-"""What a decoder-only transformer is made of, read from a Hugging Face `config.json`. No torch, no time.
+"""What a decoder-only transformer is made of: its layers by kind, its tables and its norms. No torch, no time.
 
-Shapes, with the field's names (H = hidden_size, A = num_attention_heads, K = num_key_value_heads, D = head_dim,
-F = intermediate_size, L = num_hidden_layers, V = vocab_size): q [A·D, H], k and v [K·D, H], o [H, A·D],
-gate and up [F, H], down [H, F], embedding and head [V, H].
+Read from a Hugging Face `config.json` by hf_config.py, or from a file of our own schema by model_file.py. What a plan,
+the memory and the runtime need follows from the layers; nothing asks for an architecture's name.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Literal, TypeVar
 
 import msgspec
 
-from magicdec.errors import ConfigError, unknown_choice
+from magicdec.specs.layers import (
+    MLP,
+    Attention,
+    Cache,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    Mixer,
+    MixtureOfExperts,
+    State,
+)
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"]
-FAMILIES: tuple[Family, ...] = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
-MAX_DIMENSION = 2**31
-
-
-class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Position-interpolation of rotary embeddings: `linear`, or Llama 3.1's frequency-dependent `llama3`."""
-
-    rope_type: Literal["linear", "llama3"]
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
+T = TypeVar("T")
 
 
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A dense or mixture-of-experts decoder with grouped-query attention and SwiGLU."""
+class Norm(msgspec.Struct, frozen=True, kw_only=True):
+    """The norms of a model, and where they stand.
+
+    `rms_plus_one` multiplies with 1 + weight; `layernorm` subtracts the mean first, with a bias where `has_bias`.
+    `placement`: on what a sublayer reads; on what it writes; on both; or one norm read by mixer and feed-forward alike,
+    whose outputs are added together.
+    """
+
+    kind: Literal["rms", "rms_plus_one", "layernorm", "layernorm_plus_one"] = "rms"
+    placement: Literal["before", "after", "around", "parallel"] = "before"
+    eps: float = 1e-6
+    has_bias: bool = False
+
+    def num_parameters(self, hidden_size: int) -> int:
+        return hidden_size * (2 if self.has_bias else 1)
+
+    def num_in(self, layer: Layer) -> int:
+        """How many norms of hidden_size a layer has."""
+        per_sublayer = {"before": 1, "after": 1, "around": 2}
+        return 1 if self.placement == "parallel" else per_sublayer[self.placement] * layer.num_sublayers
+
+
+class Quantization(msgspec.Struct, frozen=True, kw_only=True):
+    """The number format that a checkpoint's weights are published in."""
+
+    method: str
+    weight_dtype: str
+    kv_dtype: str | None = None
+    experts_only: bool = False
+    """Only the routed experts' weights are in `weight_dtype`, the others in bf16."""
+
+
+class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
+    """How a checkpoint names and fuses the tensors of a layer, where it differs from Llama's way."""
+
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    mlp: str = "mlp"
+    """The module of the feed-forward."""
+    expert: Literal["gate_proj", "w1"] = "gate_proj"
+    """The first matrix of an expert: gate_proj, up_proj, down_proj; or w1, w3, w2."""
+    router: str = "gate"
+    shared: str = "shared_experts"
+    correction_bias: str = "gate.e_score_correction_bias"
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    """In the order in which a layer's norms are applied."""
+    prefix: str = "model"
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A decoder: tables of vocab_size × hidden_size, layers between them, and what is done on the way."""
 
     name: str
-    family: Family
+    architecture: str
+    """What its configuration calls it; for people."""
     hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
     vocab_size: int
     max_position_embeddings: int
-    rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    rms_norm_eps: float = 1e-6
+    """The longest context that its position embeddings reach, with the scaling that its configuration asks for."""
+    layers: tuple[Layer, ...]
+    norm: Norm = Norm()
     tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    """Bias on q, k and v."""
-    attention_output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    """RMSNorm of each head's query and key, with a weight of head_dim."""
-    sliding_window: int | None = None
-    num_experts: int = 0
-    num_experts_per_tok: int = 0
-    moe_intermediate_size: int = 0
+    head_bias: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """What a sublayer's output is multiplied with before it is added."""
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    mtp_layers: tuple[Layer, ...] = ()
+    """Layers of the multi-token-prediction heads, which draft and take no part in an ordinary pass."""
+    draft_vocab_size: int | None = None
+    """Of a draft head: the tokens that it can propose, where they are fewer than the target's."""
+    quantization: Quantization | None = None
+    names: TensorNames = TensorNames()
     eos_token_ids: tuple[int, ...] = ()
 
     @property
+    def num_hidden_layers(self) -> int:
+        return len(self.layers)
+
+    @cached_property
+    def mixers(self) -> tuple[tuple[Mixer, int], ...]:
+        """What mixes tokens, with the number of layers that have it; those that cost alike are one."""
+        return _counted(_costing(layer.mixer) for layer in self.layers if layer.mixer is not None)
+
+    @cached_property
+    def feed_forwards(self) -> tuple[tuple[FeedForward, int], ...]:
+        return _counted(layer.mlp for layer in self.layers if layer.mlp is not None)
+
+    @cached_property
+    def caches(self) -> tuple[tuple[Cache, int], ...]:
+        """What is kept by token of context, with the number of layers that keep it."""
+        return _merged((cache, count) for mixer, count in self.mixers for cache in mixer.caches())
+
+    @cached_property
+    def states(self) -> tuple[tuple[State, int], ...]:
+        """What is kept per sequence, with the number of layers that keep it."""
+        return _merged((state, count) for mixer, count in self.mixers for state in mixer.states())
+
+    @property
+    def attention(self) -> Attention:
+        """The first attention of queries, keys and values by head; that of every layer, in many models."""
+        return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+
+    @cached_property
+    def _last_whole_layer(self) -> Layer:
+        """The last layer of full attention and a feed-forward; the last one where there is none."""
+
+        def is_whole(layer: Layer) -> bool:
+            attends = layer.mixer is not None and any(each.max_tokens is None for each in layer.mixer.caches())
+            return attends and layer.mlp is not None
+
+        return ([layer for layer in self.layers if is_whole(layer)] or list(self.layers))[-1]
+
+    @cached_property
+    def prediction_head(self) -> ModelSpec:
+        """One multi-token-prediction head; of a model without any, one with a layer like its own."""
+        return msgspec.structs.replace(self, layers=(*self.mtp_layers, self._last_whole_layer)[:1], mtp_layers=())
+
+    @cached_property
+    def eagle_head(self) -> ModelSpec:
+        """A draft head of one dense layer, whatever the model's are (EAGLE, arXiv 2401.15077)."""
+        last = self._last_whole_layer
+        widths = [mlp.width for mlp, _ in self.feed_forwards if isinstance(mlp, MLP)]
+        dense = MLP(width=max(widths, default=self.widest_feed_forward))
+        layer = Layer(mixer=last.mixer, mlp=dense)
+        return msgspec.structs.replace(self, layers=(layer,), mtp_layers=())
+
+    @cached_property
+    def num_full_attention_layers(self) -> int:
+        """Layers whose cache a sparse draft may thin out."""
+        sparse = [count for mixer, count in self.mixers if any(cache.is_sparsifiable for cache in mixer.caches())]
+        return sum(sparse)
+
+    @property
+    def num_attention_heads(self) -> int:
+        """The most query heads (heads of a recurrence, where nothing attends) of any layer."""
+        attending = [mixer.num_heads for mixer, _ in self.mixers if isinstance(mixer, Attention | LatentAttention)]
+        return max(attending or [state.num_heads for state, _ in self.states], default=1)
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """The most heads whose keys and values are kept apart; 1 for a latent that all heads share."""
+        return max((cache.num_heads for cache, _ in self.caches), default=1)
+
+    @cached_property
+    def widest_feed_forward(self) -> int:
+        """The most intermediate numbers of a token in any layer."""
+        return max((mlp.active_width for mlp, _ in self.feed_forwards), default=0)
+
+    @property
     def is_moe(self) -> bool:
-        return self.num_experts > 0
+        return any(isinstance(mlp, MixtureOfExperts) for mlp, _ in self.feed_forwards)
 
     @property
-    def attention_parameters(self) -> int:
-        """Weights of one layer's attention, biases and q/k norms included."""
-        q_size, kv_size = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        count = self.hidden_size * (2 * q_size + 2 * kv_size)
-        if self.attention_bias:
-            count += q_size + 2 * kv_size
-        if self.attention_output_bias:
-            count += self.hidden_size
-        if self.qk_norm:
-            count += 2 * self.head_dim
-        return count
+    def has_window(self) -> bool:
+        """Whether every layer that attends sees a window or a chunk only."""
+        return bool(self.caches) and all(cache.max_tokens is not None for cache, _ in self.caches)
 
-    @property
-    def expert_parameters(self) -> int:
-        """Weights of one expert (of the MLP, in a dense model)."""
-        width = self.moe_intermediate_size if self.is_moe else self.intermediate_size
-        return 3 * self.hidden_size * width + (2 * width + self.hidden_size if self.mlp_bias else 0)
-
-    @property
-    def router_parameters(self) -> int:
-        return self.hidden_size * self.num_experts
-
-    @property
-    def layer_parameters(self) -> int:
-        experts = max(1, self.num_experts)
-        return (
-            self.attention_parameters + experts * self.expert_parameters + self.router_parameters + 2 * self.hidden_size
-        )
-
-    @property
+    @cached_property
     def embedding_parameters(self) -> int:
         """The embedding table; the head's, of the same size, is counted apart unless tied."""
         return self.vocab_size * self.hidden_size
 
-    @property
+    def layer_parameters(self, layer: Layer) -> int:
+        """Weights of one layer, norms included."""
+        parts = [part.num_parameters(self.hidden_size) for part in (layer.mixer, layer.mlp) if part is not None]
+        return sum(parts) + self.norm.num_in(layer) * self.norm.num_parameters(self.hidden_size)
+
+    @cached_property
     def num_parameters(self) -> int:
-        """All weights, a tied head counted once."""
+        """All weights of an ordinary pass, a tied head counted once; prediction heads are counted apart."""
         tables = self.embedding_parameters * (1 if self.tie_word_embeddings else 2)
-        return tables + self.num_hidden_layers * self.layer_parameters + self.hidden_size
+        tables += self.vocab_size if self.head_bias else 0
+        inside = sum(count * self.layer_parameters(layer) for layer, count in Counter(self.layers).items())
+        return tables + inside + self.norm.num_parameters(self.hidden_size)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """Weights of all routed experts."""
+        return sum(
+            count * mlp.expert_parameters(self.hidden_size)
+            for mlp, count in self.feed_forwards
+            if isinstance(mlp, MixtureOfExperts)
+        )
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Weights that one token passes, tables included."""
+        idle = sum(
+            count * (mlp.num_parameters(self.hidden_size) - mlp.active_parameters(self.hidden_size))
+            for mlp, count in self.feed_forwards
+            if isinstance(mlp, MixtureOfExperts)
+        )
+        return self.num_parameters - idle
+
+    @cached_property
+    def mtp_parameters(self) -> int:
+        """Weights of the prediction heads: each a layer, the join of hidden state and embedding, and three norms; their
+        tables are the model's own (DeepSeek-V3, arXiv 2412.19437)."""
+        norm = self.norm.num_parameters(self.hidden_size)
+        return sum(self.layer_parameters(layer) + 2 * self.hidden_size**2 + 3 * norm for layer in self.mtp_layers)
+
+    def kv_elements(self, length: int, *, tp_size: int = 1) -> int:
+        """Numbers that one rank keeps of the `length` tokens of one sequence, over all layers; states excluded."""
+        return sum(
+            count * max(1, -(-cache.num_heads // tp_size)) * cache.elements_per_token
+            * (length if cache.max_tokens is None else min(length, cache.max_tokens))
+            for cache, count in self.caches
+        )  # fmt: skip
 
     def kv_elements_per_token(self) -> int:
-        """Numbers stored per token of context over all layers: keys and values of each KV head."""
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+        """Numbers stored over all layers for a token that every one of them keeps."""
+        return self.kv_elements(1)
+
+    def state_elements(self, *, tp_size: int = 1) -> tuple[int, int]:
+        """Numbers that one rank keeps per sequence whatever its length: (recurrent, in 32 bits; convolutions')."""
+        shares = [(state, count * max(1, -(-state.num_heads // tp_size))) for state, count in self.states]
+        recurrent = sum(heads * state.recurrent_elements for state, heads in shares)
+        return recurrent, sum(heads * state.conv_elements for state, heads in shares)
 
 
-def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> ModelSpec:
-    """The spec that a Hugging Face configuration describes.
-
-    `where` names the file in errors. Raises ConfigError for an unsupported architecture, or a missing or unusable key.
-    """
-    reader = _Reader(config, where)
-    model_type = reader.get("model_type", str)
-    if model_type not in FAMILIES:
-        raise unknown_choice(f"model_type in {where}", model_type, FAMILIES)
-    hidden, heads = reader.size("hidden_size"), reader.size("num_attention_heads")
-    head_dim = reader.size("head_dim", hidden // heads)
-    kv_heads = reader.size("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise ConfigError(f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    moe = model_type in ("mixtral", "qwen3_moe")
-    intermediate = reader.size("intermediate_size")
-    experts_key = "num_local_experts" if model_type == "mixtral" else "num_experts"
-    rope = config.get("rope_parameters") or {}
-    attention_bias = bool(config.get("attention_bias", model_type == "qwen2"))
-    return ModelSpec(
-        name=name,
-        family=model_type,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=reader.size("num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=reader.size("vocab_size"),
-        max_position_embeddings=reader.size("max_position_embeddings"),
-        rope_theta=reader.number("rope_theta", rope.get("rope_theta", 10_000.0)),
-        rope_scaling=_rope_scaling(config.get("rope_scaling") or rope, where),
-        rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=attention_bias,
-        attention_output_bias=attention_bias and model_type == "llama",
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=model_type in ("qwen3", "qwen3_moe"),
-        sliding_window=_sliding_window(config, model_type),
-        num_experts=reader.size(experts_key) if moe else 0,
-        num_experts_per_tok=reader.size("num_experts_per_tok") if moe else 0,
-        moe_intermediate_size=reader.size("moe_intermediate_size", intermediate) if moe else 0,
-        eos_token_ids=_token_ids(config.get("eos_token_id")),
-    )
+def _costing(mixer: Mixer) -> Mixer:
+    """The mixer without what changes its values but neither its weights nor its work."""
+    if isinstance(mixer, Attention):
+        return msgspec.structs.replace(mixer, rope=None, scale=None, temperature=None)
+    return msgspec.structs.replace(mixer, rope=None, scale=None) if isinstance(mixer, LatentAttention) else mixer
 
 
-class _Reader:
-    """Typed look-ups in a configuration, with errors that name the file and the key."""
-
-    def __init__(self, config: dict[str, Any], where: str) -> None:
-        self._config, self._where = config, where
-
-    def get(self, key: str, kind: type, default: Any = None) -> Any:
-        value = self._config.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise ConfigError(f"{self._where}: key '{key}' is missing")
-        if isinstance(value, bool) or not isinstance(value, kind):
-            raise ConfigError(f"{self._where}: key '{key}' must be {kind.__name__}, not {value!r}")
-        return value
-
-    def size(self, key: str, default: int | None = None) -> int:
-        value: int = self.get(key, int, default)
-        if not 1 <= value <= MAX_DIMENSION:
-            raise ConfigError(f"{self._where}: key '{key}' must be between 1 and {MAX_DIMENSION}, not {value}")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self._config.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise ConfigError(f"{self._where}: key '{key}' must be a positive number, not {value!r}")
-        return float(value)
+def _counted(items: Iterable[T]) -> tuple[tuple[T, int], ...]:
+    return tuple(Counter(items).items())
 
 
-def _rope_scaling(scaling: Any, where: str) -> RopeScaling | None:
-    if not isinstance(scaling, dict) or not scaling:
-        return None
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind not in ("linear", "llama3"):
-        raise unknown_choice(f"rope_scaling type in {where}", kind, ("default", "linear", "llama3"))
-    try:
-        return msgspec.convert({**scaling, "rope_type": kind}, RopeScaling)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: rope_scaling: {error}") from error
-
-
-def _sliding_window(config: dict[str, Any], model_type: str) -> int | None:
-    window = config.get("sliding_window")
-    if model_type.startswith("qwen") and not config.get("use_sliding_window", False):
-        return None
-    return window if isinstance(window, int) and window > 0 else None
-
-
-def _token_ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
-
-
-def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
-    """Reads a `config.json`, or the one in a checkpoint directory.
-
-    Raises ConfigError when there is none, or it is not a JSON object.
-    """
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{file} must hold a JSON object, not a {type(config).__name__}")
-    return model_from_hf_config(
-        config, name=name or (path.name if path.is_dir() else file.parent.name), where=str(file)
-    )
+def _merged(counted: Iterable[tuple[T, int]]) -> tuple[tuple[T, int], ...]:
+    total: Counter[T] = Counter()
+    for item, count in counted:
+        total[item] += count
+    return tuple(total.items())

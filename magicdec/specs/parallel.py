@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from magicdec.errors import ConfigError
+from magicdec.specs.layers import Attention, LatentAttention
 from magicdec.specs.model import ModelSpec
 
 MAX_TP_SIZE = 1024
 
 
 def divides(model: ModelSpec, tp_size: int) -> bool:
-    """Whether heads, MLP and vocabulary rows split evenly; KV heads are replicated where tp exceeds them."""
-    kv_heads = model.num_key_value_heads
-    width = model.moe_intermediate_size if model.is_moe else model.intermediate_size
-    even_kv = kv_heads % tp_size == 0 or tp_size % kv_heads == 0
-    return model.num_attention_heads % tp_size == 0 and width % tp_size == 0 and even_kv
+    """Whether heads and widths split evenly over the ranks; KV heads, and a state's, are replicated beyond them."""
+    kept = {cache.num_heads for cache, _ in model.caches} | {state.num_heads for state, _ in model.states}
+    widths = {mlp.width for mlp, _ in model.feed_forwards}
+    even_kept = all(heads % tp_size == 0 or tp_size % heads == 0 for heads in kept)
+    queries = {mixer.num_heads for mixer, _ in model.mixers if isinstance(mixer, Attention | LatentAttention)}
+    return even_kept and all(size % tp_size == 0 for size in widths | queries)
 
 
 def valid_tp_sizes(model: ModelSpec, max_gpus: int) -> list[int]:

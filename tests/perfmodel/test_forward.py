@@ -11,7 +11,7 @@ from magicdec.perfmodel.ops import expected_experts_touched
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import load_hardware
-from magicdec.specs.model import ModelSpec, model_from_hf_config
+from magicdec.specs.hf_config import model_from_hf_config
 
 A100 = load_hardware("a100-sxm-80gb")
 ENGINE = load_engine("magicdec-2024")
@@ -147,11 +147,11 @@ def test_quantised_weights_shrink_the_bytes_and_the_time(dtype: str, ratio: floa
 def test_prefill_counts_causal_attention_and_one_row_of_logits() -> None:
     prompt = 2000
     ours = prefill(LLAMA, A100, ENGINE, batch=1, prompt_len=prompt).cost.flops
-    layers: ModelSpec = LLAMA
-    matrices = layers.num_hidden_layers * (layers.attention_parameters + layers.expert_parameters)
+    parts = (*LLAMA.mixers, *LLAMA.feed_forwards)
+    matrices = sum(count * part.num_parameters(LLAMA.hidden_size) for part, count in parts)
     pairs = prompt * (prompt + 1) / 2
-    attention = 4 * pairs * layers.num_attention_heads * layers.head_dim * layers.num_hidden_layers
-    assert float(ours) == pytest.approx(2 * prompt * matrices + attention + 2 * layers.vocab_size * layers.hidden_size)
+    attention = 4 * pairs * LLAMA.attention.num_heads * LLAMA.attention.head_dim * LLAMA.num_hidden_layers
+    assert float(ours) == pytest.approx(2 * prompt * matrices + attention + 2 * LLAMA.vocab_size * LLAMA.hidden_size)
 
 
 def test_prefill_of_a_sliding_window_counts_each_pair_once() -> None:
@@ -160,5 +160,5 @@ def test_prefill_of_a_sliding_window_counts_each_pair_once() -> None:
     pairs = sum(min(i, window) for i in range(1, prompt + 1))
     time = prefill(mistral, A100, ENGINE, batch=1, prompt_len=prompt)
     attention = next(op for op in time.ops if op.name == "attention")
-    per_pair = 4 * mistral.num_attention_heads * mistral.head_dim * mistral.num_hidden_layers
+    per_pair = 4 * mistral.attention.num_heads * mistral.attention.head_dim * mistral.num_hidden_layers
     assert float(attention.cost.flops) == pytest.approx(pairs * per_pair, rel=1e-6)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.memory import capacity_bytes, kv_bytes_per_token, largest_batch, memory_need, weights_bytes
+from magicdec.perfmodel.memory import capacity_bytes, kv_bytes, largest_batch, memory_need, weights_bytes
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
@@ -15,6 +15,8 @@ from magicdec.specs.precision import BF16, Precision
 from magicdec.specs.speculation import MAX_GAMMA, SpeculationSpec
 
 A100, ENGINE, LLAMA = load_hardware("a100-sxm-80gb"), load_engine("ours"), load_model_spec("llama-3.1-8b")
+
+PAPER = load_engine("magicdec-2024")  # has no spare slots
 
 
 def test_one_rank_holds_the_published_weights() -> None:
@@ -28,9 +30,9 @@ def test_ranks_share_weights_and_replicate_kv_projections_beyond_the_kv_heads() 
 
 
 def test_kv_of_llama_3_1_is_128_kib_per_token() -> None:
-    assert float(kv_bytes_per_token(LLAMA, BF16, 1)) == 128 * 1024
-    assert float(kv_bytes_per_token(LLAMA, Precision(kv_dtype="int4"), 1)) == 32 * 1024
-    assert float(kv_bytes_per_token(LLAMA, BF16, 16)) == float(kv_bytes_per_token(LLAMA, BF16, 8))
+    assert float(kv_bytes(LLAMA, PAPER, BF16, 1, 1)) == 128 * 1024
+    assert float(kv_bytes(LLAMA, PAPER, Precision(kv_dtype="int4"), 10, 1)) == 10 * 32 * 1024
+    assert float(kv_bytes(LLAMA, PAPER, BF16, 1, 16)) == float(kv_bytes(LLAMA, PAPER, BF16, 1, 8))
 
 
 @pytest.mark.parametrize(("method", "budget"), [("none", None), ("streamingllm", 512), ("snapkv", 4096)])

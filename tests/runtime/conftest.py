@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTr
 
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
+from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model import ModelSpec
 
 torch.set_num_threads(1)  # tiny operations gain nothing from a second thread, and wait for it when the machine is busy
@@ -71,10 +72,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write_checkpoint(root / name, config) for name, config in FAMILIES.items()}
 
 
-def tiny_spec(**changes: object) -> ModelSpec:
+def tiny_spec(name: str = "tiny", **changes: object) -> ModelSpec:
     fields: dict[str, object] = {
-        "name": "tiny",
-        "family": "llama",
+        "model_type": "llama",
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
@@ -85,7 +85,7 @@ def tiny_spec(**changes: object) -> ModelSpec:
         "max_position_embeddings": 1024,
         "tie_word_embeddings": True,
     }
-    return ModelSpec(**{**fields, **changes})  # type: ignore[arg-type]
+    return model_from_hf_config({**fields, **changes}, name=name, where=name)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from magicdec.errors import ConfigError
 from magicdec.runtime.adaptive import AdaptiveGamma
@@ -39,9 +40,9 @@ CASES = {
     "draft on one rank, temperature": (ONE_RANK_DRAFT, SAMPLINGS["temperature"]),
     "autoregressive": (SpeculationSpec(), SAMPLINGS["temperature"]),
 }
-SPEC = tiny_spec(
-    num_attention_heads=8, num_key_value_heads=2, vocab_size=64, attention_bias=True, qk_norm=True, mlp_bias=True
-)
+PLAIN = tiny_spec(num_attention_heads=8, num_key_value_heads=2, vocab_size=64, attention_bias=True, mlp_bias=True)
+LAYER = replace(PLAIN.layers[0], mixer=replace(PLAIN.attention, qk_norm="head"))
+SPEC = replace(PLAIN, layers=(LAYER,) * 2)
 DRAFT_SPEC = tiny_spec(name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32)
 
 

@@ -96,7 +96,7 @@ def test_a_catalog_model_without_weights_says_what_to_give() -> None:
 def test_an_unknown_dtype_and_a_mixture_of_experts_are_refused() -> None:
     with pytest.raises(ConfigError, match="unknown dtype 'float31'"):
         load_model(tiny_spec(), weights="random", dtype="float31")
-    moe = tiny_spec(family="mixtral", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    moe = tiny_spec(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
     with pytest.raises(ConfigError, match="mixture of experts"):
         load_model(moe, weights="random")
 

@@ -50,5 +50,5 @@ def test_every_published_count_has_a_model() -> None:
 
 
 def test_sliding_window_belongs_to_mistral_v01_only() -> None:
-    windows = {n: load_model_spec(n).sliding_window for n in PUBLISHED_PARAMETERS}
+    windows = {n: load_model_spec(n).attention.span for n in PUBLISHED_PARAMETERS}
     assert {n: w for n, w in windows.items() if w} == {"mistral-7b-v0.1": 4096}

@@ -90,7 +90,7 @@ class SparseModelDrafter(Drafter):
             batch_size=engine.batch_size,
             num_kv_heads=model.num_kv_heads,
             num_slots=self.budget + engine.max_gamma + 1,
-            head_dim=model.spec.head_dim,
+            head_dim=model.spec.attention.head_dim,
             dtype=model.dtype,
             device=model.device,
         )

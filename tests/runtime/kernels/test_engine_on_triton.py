@@ -49,7 +49,7 @@ def test_greedy_output_and_acceptance_are_the_references(
 ) -> None:
     """Ragged prompts, shorter and longer than the budget: holes, selection by probabilities, and the model's window."""
     model = load_model(
-        tiny_spec(sliding_window=window, num_hidden_layers=1, num_key_value_heads=1),
+        tiny_spec(model_type="mistral", sliding_window=window, num_hidden_layers=1, num_key_value_heads=1),
         weights="random",
         seed=3,
         device=DEVICE,

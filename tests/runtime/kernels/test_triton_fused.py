@@ -144,7 +144,7 @@ def prefill_and_verify(model: Transformer) -> list[Tensor]:
     engine = Engine(model, batch_size=2, max_len=40)
     generator = np.random.default_rng(1)
     prompts = [generator.integers(1, 90, n).tolist() for n in (23, 6)]
-    first = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=23, window=model.spec.sliding_window)
+    first = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=23, window=model.spec.attention.span)
     logits = [model.logits(torch.tensor([prompts[0]], device=DEVICE), first)]
     engine.prefill(prompts, chunk=8)
     logits += [
@@ -200,7 +200,7 @@ def test_each_layers_whole_output_is_inspected(checkpoints: dict[str, Path], fus
 def test_decoding_on_fused_kernels_gives_the_same_tokens(draft: str, temperature: float, fused: Counter[str]) -> None:
     """Greedy and sampled with the same random numbers; sinks of a cache are turned by the same kernel, one rotation for
     all heads of a sequence."""
-    model = load_model(tiny_spec(num_hidden_layers=1, qk_norm=True), weights="random", seed=3, device=DEVICE)
+    model = load_model(tiny_spec(model_type="qwen3", num_hidden_layers=1), weights="random", seed=3, device=DEVICE)
     sampling = SamplingSpec(temperature=temperature, seed=2)
 
     def run() -> DecodeResult:

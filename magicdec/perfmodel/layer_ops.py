@@ -1,0 +1,233 @@
+"""The operations of one kind of layer on one rank: what forward.py adds up.
+
+Projections are ordinary matrix products whatever the kind; attention, recurrences and experts have functions of their
+own in ops.py. A kind without one here cannot be predicted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from magicdec.perfmodel import ops
+from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.ops import Op
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.hardware import HardwareProfile
+from magicdec.specs.layers import (
+    Attention,
+    GatedDeltaNet,
+    LatentAttention,
+    LightningAttention,
+    Mamba2,
+    Mixer,
+    MixtureOfExperts,
+    Part,
+    Projection,
+)
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What a forward pass is over; arrays broadcast.
+
+    `query_len` new tokens for each of `batch` sequences that hold `kv_len` tokens, the new ones included. Layers of
+    full attention see only `full_kv_len` of them in a sparse draft's pass. In prefill queries are the prompt, and see
+    what precedes them.
+    """
+
+    hardware: HardwareProfile
+    engine: EngineProfile
+    precision: Precision
+    batch: Array
+    query_len: Array
+    kv_len: Array
+    full_kv_len: Array
+    tp: Array
+    num_passes: Array
+    attention_factor: Array
+    is_prefill: bool
+
+    @property
+    def tokens(self) -> Array:
+        """Tokens in each of the passes that the whole is cut into."""
+        tokens: Array = self.batch * self.query_len / self.num_passes
+        return tokens
+
+    def size(self, *parts: Part) -> Array:
+        """One rank's share of these dimensions."""
+        return ops.size(parts, self.tp)
+
+
+def attended(mixer: Attention, p: Pass) -> Array:
+    """Tokens that a query sees on average (of decoding: the last of the pass's queries).
+
+    A chunk's position is taken as uniform: half of a chunk, once the context is longer than one.
+    """
+    if mixer.span is None:
+        return (p.kv_len + 1.0) / 2.0 if p.is_prefill else p.full_kv_len
+    span = float(mixer.span)
+    if mixer.mask == "chunk":
+        half = (np.minimum(span, p.kv_len) + 1.0) / 2.0
+        return half if p.is_prefill else np.where(p.kv_len > span, half, p.kv_len)
+    if p.is_prefill:
+        window = np.minimum(span, p.kv_len)
+        return window * (1.0 - (window - 1.0) / (2.0 * np.maximum(p.kv_len, 1.0)))
+    return np.minimum(p.kv_len, span + p.query_len - 1.0)
+
+
+def projection_ops(model: ModelSpec, p: Pass) -> list[Op]:
+    """The matrix products that every token passes; those of one shape are timed once."""
+    counts: Counter[Projection] = Counter()
+    for part, count in (*model.mixers, *model.feed_forwards):
+        for projection in part.projections(model.hidden_size):
+            counts[projection] += count
+    return [_linear(projection, p, count=count * p.num_passes) for projection, count in counts.items()]
+
+
+def _linear(projection: Projection, p: Pass, *, count: Any) -> Op:
+    n, k = p.size(*projection.outputs), p.size(projection.inputs)
+    return ops.linear(projection.name, p.hardware, p.engine, p.precision, m=p.tokens, n=n, k=k, count=count)
+
+
+def mixer_ops(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
+    """What mixes tokens in `count` layers, projections apart."""
+    function: Callable[..., list[Op]] = MIXER_OPS[type(mixer)]
+    return function(mixer, p, count=count)
+
+
+def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
+    if p.is_prefill and p.hardware.prefill is not None:
+        return [_prefill_attention(mixer, p, count=count)]
+    several = np.where(p.query_len > 1, p.engine.verify_attention_factor, 1.0)
+    factor = several * (p.attention_factor if mixer.mask == "full" else 1.0)
+    return [
+        ops.attention(
+            p.hardware,
+            p.engine,
+            p.precision,
+            batch=p.batch,
+            query_len=p.query_len,
+            kv_len=attended(mixer, p),
+            num_heads=mixer.num_heads / p.tp,
+            num_kv_heads=ops.share(mixer.num_kv_heads, p.tp),
+            head_dim=mixer.head_dim,
+            count=count,
+            factor=factor,
+        )
+    ]
+
+
+def _prefill_attention(mixer: Attention, p: Pass, *, count: int) -> Op:
+    """By the prefill kernel's own curve. Chunks of the context are prompts of their own."""
+    batch, prompt = p.batch, p.query_len
+    if mixer.mask == "chunk" and mixer.span is not None:
+        prompt = np.minimum(p.query_len, float(mixer.span))
+        batch = p.batch * p.query_len / np.maximum(prompt, 1e-9)
+    return ops.prefill_attention(
+        p.hardware, p.precision, batch=batch, prompt_len=prompt, num_chunks=p.num_passes,
+        num_heads=mixer.num_heads / p.tp, num_kv_heads=ops.share(mixer.num_kv_heads, p.tp), head_dim=mixer.head_dim,
+        window=mixer.span if mixer.mask == "window" else None, count=count,
+    )  # fmt: skip
+
+
+def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
+    """Decoding attends to the latents themselves; prefill expands them and attends head by head. With an indexer each
+    query reads the tokens that are chosen for it."""
+    heads, kv_len = mixer.num_heads / p.tp, attended(Attention(num_heads=1, num_kv_heads=1, head_dim=1), p)
+    found: list[Op] = []
+    if mixer.indexer is not None:
+        index = mixer.indexer
+        if not index.is_shared:
+            found.append(
+                ops.indexer(
+                    p.hardware, p.engine, p.precision, batch=p.batch, query_len=p.query_len, kv_len=kv_len,
+                    num_heads=index.num_heads, head_dim=index.head_dim, count=count,
+                )
+            )  # fmt: skip
+        kv_len = np.minimum(kv_len, float(index.top_k))
+    arguments: dict[str, Any] = {
+        "batch": p.batch, "query_len": p.query_len, "kv_len": kv_len, "num_heads": heads, "count": count,
+        "factor": np.where(p.query_len > 1, p.engine.verify_attention_factor, 1.0) * p.attention_factor,
+    }  # fmt: skip
+    if p.is_prefill and mixer.indexer is None and p.hardware.prefill is not None:
+        size = (mixer.qk_head_dim + mixer.v_head_dim) // 2
+        expanded = Attention(num_heads=mixer.num_heads, num_kv_heads=mixer.num_heads, head_dim=size)
+        found.append(_prefill_attention(expanded, p, count=count))
+    elif p.is_prefill and mixer.indexer is None:
+        found.append(
+            ops.latent_prefill_attention(
+                p.hardware, p.engine, p.precision, key_dim=mixer.qk_head_dim, value_dim=mixer.v_head_dim, **arguments
+            )
+        )
+    else:
+        found.append(
+            ops.latent_attention(
+                p.hardware, p.engine, p.precision, latent_dim=mixer.latent_size, value_dim=mixer.kv_lora_rank,
+                is_sparse=mixer.indexer is not None, **arguments,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _linear_attention(mixer: GatedDeltaNet | LightningAttention | Mamba2, p: Pass, *, count: int) -> list[Op]:
+    """The state is read and written once per pass in prefill; verification keeps the state after every token, so that a
+    rejection goes back to the one it needs."""
+    states = mixer.states()
+    recurrent = sum((ops.share(each.num_heads, p.tp) * each.recurrent_elements for each in states), np.asarray(0.0))
+    conv = sum((ops.share(each.num_heads, p.tp) * each.conv_elements for each in states), np.asarray(0.0))
+    written = p.num_passes if p.is_prefill else p.query_len
+    return [
+        ops.linear_attention(
+            p.hardware, p.engine, p.precision, batch=p.batch, query_len=p.query_len, state_elements=recurrent,
+            conv_elements=conv, states_written=written, count=count,
+        )
+    ]  # fmt: skip
+
+
+MIXER_OPS: dict[type, Callable[..., list[Op]]] = {
+    Attention: _attention,
+    LatentAttention: _latent,
+    GatedDeltaNet: _linear_attention,
+    LightningAttention: _linear_attention,
+    Mamba2: _linear_attention,
+}
+
+
+def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
+    """The routed experts: the touched ones' weights side by side, each for its share of the tokens."""
+    found = []
+    for mlp, count in model.feed_forwards:
+        if not isinstance(mlp, MixtureOfExperts):
+            continue
+        touched = ops.expected_experts_touched(mlp.num_experts, mlp.num_experts_per_tok, p.tokens)
+        m = p.tokens * mlp.num_experts_per_tok / np.maximum(touched, 1e-9)
+        width, inside = touched * mlp.width / p.tp, mlp.inner_size(model.hidden_size)
+        arguments: dict[str, Any] = {"m": m, "count": count * p.num_passes}
+        for name, n, k in (("gate_up", mlp.expert.num_inner * width, inside), ("down", inside, width)):
+            found.append(ops.linear(name, p.hardware, p.engine, p.precision, n=n, k=k, **arguments))
+    return found
+
+
+def elementwise_size(model: ModelSpec, p: Pass) -> Array:
+    """Numbers that norms, rotations and activations move per token, on average over the layers: 6 times the hidden
+    state, twice what is rotated, three times the feed-forward's width."""
+    moved: Array = np.asarray(6.0 * model.hidden_size * model.num_hidden_layers)
+    for mixer, count in model.mixers:
+        moved = moved + count * 2.0 * _mixed_size(mixer, p)
+    for mlp, count in model.feed_forwards:
+        moved = moved + count * 3.0 * mlp.active_width / p.tp
+    return moved / model.num_hidden_layers
+
+
+def _mixed_size(mixer: Mixer, p: Pass) -> Array:
+    if isinstance(mixer, Attention):
+        return p.size(Part(mixer.num_heads, mixer.head_dim), Part(mixer.num_kv_heads, mixer.head_dim))
+    inner = [projection for projection in mixer.projections(1) if projection.name != "o"]
+    return sum((p.size(*projection.outputs) for projection in inner), np.asarray(0.0))

@@ -1,0 +1,182 @@
+"""A ModelSpec from a Hugging Face `config.json`, as its publisher wrote it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from magicdec.errors import ConfigError
+from magicdec.specs.architectures import WRAPPERS, architecture
+from magicdec.specs.hf_keys import MAX_LAYERS, Keys
+from magicdec.specs.hf_rope import reach
+from magicdec.specs.layers import Attention, LatentAttention, Layer
+from magicdec.specs.model import ModelSpec, Quantization
+
+MODALITIES = (
+    "vision",
+    "image",
+    "video",
+    "audio",
+    "boi",
+    "eoi",
+    "mm_",
+    "multimodal",
+    "projector",
+    "projection",
+    "spatial",
+    "use_unified_vision",
+    "language_model_only",
+    "media",
+)
+"""How keys begin that describe what stands before the decoder."""
+BESIDE = ("tie_word_embeddings", "quantization_config", "eos_token_id")
+"""Keys that a model of several modalities may give beside its decoder's."""
+
+
+def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> ModelSpec:
+    """The spec that a Hugging Face configuration describes.
+
+    `where` names the file in errors. Raises ConfigError for an architecture that is not known, for a missing or
+    unusable key, and for a key that may matter and is not understood.
+    """
+    values = _decoder(config, where)
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str):
+        raise ConfigError(f"{where}: key 'model_type' must be a string, not {model_type!r}")
+    row = architecture(model_type, where)
+    keys = Keys(values, where, row.defaults)
+    for key, allowed in row.fixed.items():
+        keys.require(key, *allowed)
+    keys.ignore(*row.ignored, "max_position_embeddings", "vision_config")
+    if keys.size("num_hidden_layers", "num_layers", default=1) > MAX_LAYERS:
+        raise keys.error("num_hidden_layers", f"at most {MAX_LAYERS}", values.get("num_hidden_layers"))
+    layers = tuple(row.layers(keys))
+    positions = keys.size("max_position_embeddings")
+    details = row.details(keys)
+    if row.mtp_key is not None:
+        heads = keys.size(row.mtp_key, "num_mtp_layers", "num_nextn_predict_layers", default=0, least=0)
+        details["mtp_layers"] = (layers[-1],) * heads
+    spec = ModelSpec(
+        name=name,
+        architecture=model_type,
+        hidden_size=keys.size("hidden_size"),
+        vocab_size=keys.size("vocab_size"),
+        max_position_embeddings=max(reach(_rope_of(layer), positions) for layer in layers),
+        layers=layers,
+        norm=msgspec.structs.replace(row.norm, eps=keys.number(row.eps_key, default=row.norm.eps, most=1.0)),
+        tie_word_embeddings=keys.flag("tie_word_embeddings", default=row.tied),
+        quantization=_quantization(keys),
+        names=row.names,
+        eos_token_ids=_token_ids(values.get("eos_token_id"), where),
+        **details,
+    )
+    if unread := keys.unread():
+        raise ConfigError(
+            f"{where}: key '{unread[0]}' is not known for {model_type}, and may change what the model computes; "
+            "remove it if it does not"
+        )
+    return spec
+
+
+def _rope_of(layer: Layer) -> Any:
+    return layer.mixer.rope if isinstance(layer.mixer, Attention | LatentAttention) else None
+
+
+def _decoder(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """The decoder's own configuration: `text_config`, with what stands beside it, in a model of several modalities."""
+    model_type, inside = config.get("model_type"), config.get("text_config")
+    if model_type not in WRAPPERS or inside is None:
+        return config
+    if not isinstance(inside, dict):
+        raise ConfigError(f"{where}: key 'text_config' must be an object, not {inside!r}")
+    beside = Keys(config, where)
+    beside.ignore("text_config", "vocab_size", "hidden_size", "ignore_index", "tie_word_embeddings", *BESIDE)
+    unread = [key for key in beside.unread() if not key.startswith(MODALITIES) and not key.endswith("token_id")]
+    if unread:
+        raise ConfigError(f"{where}: key '{unread[0]}' is not known for {model_type}")
+    shared = {key: config[key] for key in BESIDE if config.get(key) is not None}
+    return {"model_type": WRAPPERS[model_type], **shared, **inside}
+
+
+QUANTIZED: dict[str, str] = {"mxfp4": "mxfp4", "fp8": "fp8", "fbgemm_fp8": "fp8"}
+"""Formats of methods that have one."""
+
+
+def _quantization(keys: Keys) -> Quantization | None:
+    """The format of the published weights, from `quantization_config` (Hugging Face, compressed-tensors, ModelOpt)."""
+    value = keys.raw("quantization_config", "compression_config", default=None)
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise keys.error("quantization_config", "an object", value)
+    method = value.get("quant_method", "")
+    if method in QUANTIZED:
+        return Quantization(method=method, weight_dtype=QUANTIZED[method], experts_only=method == "mxfp4")
+    if method in ("gptq", "awq"):
+        bits = value.get("bits", 4)
+        return Quantization(method=method, weight_dtype="int8" if bits == 8 else "int4")
+    if method == "bitsandbytes":
+        return Quantization(method=method, weight_dtype="int8" if value.get("load_in_8bit") else "int4")
+    if method == "modelopt" or "quant_algo" in value:
+        return _modelopt(value, keys)
+    if method == "compressed-tensors":
+        return _compressed(value, keys)
+    raise keys.error("quantization_config", "of a method that is known (fp8, mxfp4, gptq, awq, …)", method)
+
+
+def _modelopt(value: dict[str, Any], keys: Keys) -> Quantization:
+    algorithm = str(value.get("quant_algo", "")).upper()
+    formats = {
+        "FP8": "fp8",
+        "NVFP4": "nvfp4",
+        "W4A16_AWQ": "int4",
+        "W4A8_AWQ": "int4",
+        "INT8_SQ": "int8",
+        "MIXED_PRECISION": "nvfp4",
+    }
+    if algorithm not in formats:
+        raise keys.error("quantization_config", f"of an algorithm that is known ({', '.join(formats)})", algorithm)
+    cache = value.get("kv_cache_quant_algo") or value.get("kv_cache_scheme")
+    return Quantization(method="modelopt", weight_dtype=formats[algorithm], kv_dtype="fp8" if cache else None)
+
+
+def _compressed(value: dict[str, Any], keys: Keys) -> Quantization:
+    groups = value.get("config_groups")
+    weights = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+    first = next((each for each in weights if isinstance(each, dict)), {})
+    name = f"{first.get('type', '')}{first.get('num_bits', '')}"
+    formats = {"float8": "fp8", "float4": "nvfp4", "int8": "int8", "int4": "int4"}
+    if name not in formats:
+        raise keys.error("quantization_config", "compressed-tensors with weights of 4 or 8 bits", name)
+    cache = value.get("kv_cache_scheme")
+    return Quantization(method="compressed-tensors", weight_dtype=formats[name], kv_dtype="fp8" if cache else None)
+
+
+def _token_ids(value: Any, where: str) -> tuple[int, ...]:
+    """`eos_token_id`: nothing, one, or a list."""
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 2**31 for each in listed):
+        raise ConfigError(f"{where}: key 'eos_token_id' must be a token's number, or a list of them, not {value!r}")
+    return tuple(listed)
+
+
+def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
+    """Reads a `config.json`, or the one in a checkpoint directory.
+
+    Raises ConfigError when there is none, or it is not a JSON object.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} must hold a JSON object, not a {type(config).__name__}")
+    return model_from_hf_config(
+        config, name=name or (path.name if path.is_dir() else file.parent.name), where=str(file)
+    )

@@ -1,0 +1,189 @@
+"""Typed look-ups in a Hugging Face configuration that remember what was read.
+
+A key that nobody reads, and that is not known to change nothing, means that the model is not understood: it is refused
+by name, never guessed. So the table of an architecture's structural keys is what its row in architectures.py reads.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from magicdec.errors import ConfigError, unknown_choice
+from magicdec.specs.layers import Activation
+
+MAX_DIMENSION = 2**31
+MAX_LAYERS = 10_000
+T = TypeVar("T")
+
+IRRELEVANT = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels add_cross_attention
+    architectures attention_dropout attn_implementation attn_pdrop auto_map aux_loss_alpha bad_words_ids
+    begin_suppress_tokens bos_token_id chunk_size_feed_forward cross_attention_hidden_size custom_pipelines
+    decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping embd_pdrop embedding_dropout
+    encoder_no_repeat_ngram_size eos_token_id experts_implementation exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout id2label init_method_std
+    initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty max_length
+    max_sequence_length min_length model_max_length model_type name_or_path no_repeat_ngram_size num_beam_groups
+    num_beams num_labels num_return_sequences output_attentions output_dropout output_hidden_states
+    output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type pruned_heads
+    remove_invalid_values repetition_penalty resid_pdrop residual_dropout return_dict return_dict_in_generate
+    router_aux_loss_coef router_jitter_noise router_z_loss_coef sep_token_id seq_aux suppress_tokens
+    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16
+    use_cache use_return_dict
+    """.split()  # noqa: SIM905  (a list of 100 strings would be 100 lines)
+)
+"""Keys of training, generation, files and software: they change no weight and no logit."""
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+"""transformers' names of activation functions (transformers/activations.py)."""
+
+_MISSING = object()
+
+
+class Keys:
+    """A configuration's keys. Errors name the file and the key; `unread` lists what nobody asked for."""
+
+    def __init__(self, values: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None) -> None:
+        self._values, self.where, self._defaults = values, where, defaults or {}
+        self._read: set[str] = set()
+
+    def error(self, key: str, expected: str, value: object) -> ConfigError:
+        return ConfigError(f"{self.where}: key '{key}' must be {expected}, not {_shown(value)}")
+
+    def raw(self, *names: str, default: Any = _MISSING) -> Any:
+        """The value of the first of these names that is there (several are one key's spellings), else a default."""
+        self._read.update(names)
+        given = {name: self._values[name] for name in names if name in self._values}
+        if len(given) > 1 and any(value != next(iter(given.values())) for value in given.values()):
+            shown = ", ".join(f"'{name}' {_shown(value)}" for name, value in given.items())
+            raise ConfigError(f"{self.where}: {shown} are one setting, and differ")
+        for name in names:
+            if name in given:
+                return given[name]
+        for name in names:
+            if name in self._defaults:
+                return self._defaults[name]
+        if default is _MISSING:
+            raise ConfigError(f"{self.where}: key '{names[0]}' is missing")
+        return default
+
+    def size(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`; null counts as absent."""
+        value = self.raw(*names, default=None)
+        if value is None:
+            value = self._defaults.get(names[0]) if self._defaults.get(names[0]) is not None else default
+        if value is None:
+            raise ConfigError(f"{self.where}: key '{names[0]}' is missing")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(names[0], "a whole number", value)
+        if not least <= value <= MAX_DIMENSION:
+            raise self.error(names[0], f"between {least} and {MAX_DIMENSION}", value)
+        return value
+
+    def optional_size(self, *names: str, default: int | None = None) -> int | None:
+        """A positive whole number, or None where the file says null (or nothing, and there is no default)."""
+        value = self.raw(*names, default=default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(names[0], "a whole number or null", value)
+        if not 1 <= value <= MAX_DIMENSION:
+            raise self.error(names[0], f"between 1 and {MAX_DIMENSION}, or null", value)
+        return value
+
+    def number(self, *names: str, default: float | None = None, least: float = 0.0, most: float = 1e15) -> float:
+        """A finite number above `least` and at most `most`; null counts as absent."""
+        value = self.raw(*names, default=default)
+        value = default if value is None else value
+        if value is None:
+            raise ConfigError(f"{self.where}: key '{names[0]}' is missing")
+        if not is_number(value):
+            raise self.error(names[0], "a positive number" if least == 0 else "a number", value)
+        if not least < value <= most:
+            raise self.error(names[0], f"above {least:g} and at most {most:g}", value)
+        return float(value)
+
+    def optional_number(self, *names: str) -> float | None:
+        return None if self.raw(*names, default=None) is None else self.number(*names)
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        value = self.raw(*names, default=default)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise self.error(names[0], "true or false", value)
+        return value
+
+    def choice(self, *names: str, choices: Mapping[str, T], default: str | None = None) -> T:
+        """What one of some names stands for. Raises ConfigError naming the nearest for another."""
+        value = self.raw(*names, default=default)
+        value = default if value is None else value
+        if value is None:
+            raise ConfigError(f"{self.where}: key '{names[0]}' is missing")
+        if not isinstance(value, str):
+            raise self.error(names[0], "a string", value)
+        if value not in choices:
+            raise unknown_choice(f"{names[0]} in {self.where}", value, choices)
+        return choices[value]
+
+    def activation(self, *names: str, default: str = "silu") -> Activation:
+        return self.choice(*(names or ("hidden_act",)), choices=ACTIVATIONS, default=default)
+
+    def per_layer(self, key: str, num_layers: int, item: Callable[[Any], bool], expected: str) -> list[Any] | None:
+        """A list with one entry for each layer; None where there is none."""
+        value = self.raw(key, default=None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(item(each) for each in value):
+            raise self.error(key, f"a list of {expected}", value)
+        if len(value) < num_layers:
+            raise ConfigError(f"{self.where}: key '{key}' has {len(value)} entries for {num_layers} layers")
+        return value[:num_layers]
+
+    def indices(self, key: str, num_layers: int) -> frozenset[int] | None:
+        """A list of layers' numbers."""
+        value = self.raw(key, default=None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in value):
+            raise self.error(key, "a list of whole numbers", value)
+        return frozenset(i for i in value if i < num_layers)
+
+    def require(self, key: str, *allowed: Any) -> None:
+        """Refuses a setting whose other values compute something that is not understood."""
+        value = self.raw(key, default=allowed[0])
+        if value is not None and not any(value == each and type(value) is type(each) for each in allowed):
+            raise self.error(
+                key, "one of " + ", ".join(map(_shown, allowed)) if len(allowed) > 1 else _shown(allowed[0]), value
+            )
+
+    def ignore(self, *names: str) -> None:
+        """Counts keys as read that change nothing in this architecture."""
+        self._read.update(names)
+
+    def unread(self) -> list[str]:
+        """Keys that nobody read and that may matter, in the file's order; null says nothing and is passed over."""
+        return [k for k, v in self._values.items() if k not in self._read and k not in IRRELEVANT and v is not None]
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _shown(value: object) -> str:
+    text = re.sub(r"\s+", " ", repr(value))
+    text = {"True": "true", "False": "false", "None": "null"}.get(text, text)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,165 @@
+"""Small configurations of every architecture that is read, drawn at random: what transformers' own classes take."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+Config = dict[str, Any]
+
+
+def _base(rng: random.Random) -> Config:
+    kv_heads = rng.choice((1, 2))
+    group = rng.choice((1, 2, 3))
+    head_dim = rng.choice((8, 16))
+    return {
+        "vocab_size": rng.choice((96, 130)),
+        "hidden_size": kv_heads * group * rng.choice((8, 16)),
+        "intermediate_size": rng.choice((40, 56)),
+        "num_hidden_layers": rng.choice((4, 5)),
+        "num_attention_heads": kv_heads * group,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 256,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "tie_word_embeddings": rng.random() < 0.5,
+    }
+
+
+def _window(rng: random.Random) -> Config:
+    return {"sliding_window": rng.choice((5, 8))}
+
+
+def _own_head_dim(config: Config) -> Config:
+    """For classes that take head_dim from hidden_size."""
+    return {
+        **{key: value for key, value in config.items() if key != "head_dim"},
+        "hidden_size": config["num_attention_heads"] * config["head_dim"],
+    }
+
+
+def _experts(rng: random.Random, count: str = "num_experts") -> Config:
+    return {count: rng.choice((4, 6)), "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+def _latent(rng: random.Random) -> Config:
+    heads = rng.choice((2, 4))
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "kv_lora_rank": 16,
+        "q_lora_rank": rng.choice((None, 12)),
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": rng.choice((8, 12)),
+        "head_dim": 4,
+    }
+
+
+def _shared(rng: random.Random) -> Config:
+    return {
+        **_experts(rng, "n_routed_experts"),
+        "n_routed_experts": 8,
+        "n_shared_experts": rng.choice((1, 2)),
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.5,
+        "norm_topk_prob": True,
+    }
+
+
+def _delta_net(rng: random.Random) -> Config:
+    return {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": rng.choice((2, 4)),
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": rng.choice((8, 12)),
+        "linear_conv_kernel_dim": 4,
+    }
+
+
+def _indexed(rng: random.Random) -> Config:
+    return {"q_lora_rank": 12, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 6, "n_group": 1}
+
+
+def draw(model_type: str, seed: int) -> Config:
+    """A configuration of an architecture, as the keys of its `config.json`."""
+    rng = random.Random(f"{model_type}{seed}")
+    base = _base(rng)
+    biased = rng.random() < 0.5
+    own: dict[str, Config] = {
+        "llama": {"attention_bias": biased, "mlp_bias": rng.random() < 0.5},
+        "mistral": _window(rng) if biased else {"sliding_window": None},
+        "qwen2": {**_window(rng), "use_sliding_window": biased, "max_window_layers": 2},
+        "qwen3": {**_window(rng), "use_sliding_window": biased, "max_window_layers": 2, "attention_bias": not biased},
+        "qwen3_moe": {
+            **_experts(rng),
+            "decoder_sparse_step": rng.choice((1, 2)),
+            "mlp_only_layers": rng.choice(([], [1])),
+            "norm_topk_prob": biased,
+        },
+        "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        "phi3": {**_window(rng), "partial_rotary_factor": rng.choice((0.5, 1.0))},
+        "gemma": {},
+        "gemma2": {**_window(rng), "query_pre_attn_scalar": 24, "attention_bias": biased},
+        "gemma3_text": {**_window(rng), "query_pre_attn_scalar": 24, "sliding_window_pattern": 3},
+        "cohere": {"use_qk_norm": biased, "logit_scale": 0.25},
+        "cohere2": {**_window(rng), "sliding_window_pattern": 2, "attention_bias": biased},
+        "olmo2": {"attention_bias": biased},
+        "olmo3": _window(rng),
+        "granite": {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
+        "glm4": {"attention_bias": biased, "partial_rotary_factor": 0.5},
+        "glm4_moe": {**_shared(rng), "use_qk_norm": biased, "attention_bias": not biased, "partial_rotary_factor": 0.5},
+        "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4},
+        "gpt_oss": {**_window(rng), "num_local_experts": 4, "num_experts_per_tok": 2},
+        "llama4_text": {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 48,
+            "interleave_moe_layer_step": rng.choice((1, 2)),
+            "attention_chunk_size": 6,
+            "no_rope_layer_interval": 2,
+        },
+        "deepseek_v2": {**_latent(rng), **_shared(rng), "norm_topk_prob": False},
+        "deepseek_v3": {**_latent(rng), **_shared(rng), "attention_bias": biased},
+        "glm4_moe_lite": {**_latent(rng), **_shared(rng), "n_group": 1},
+        "deepseek_v32": {**_latent(rng), **_shared(rng), **_indexed(rng)},
+        "glm_moe_dsa": {**_latent(rng), **_shared(rng), **_indexed(rng)},
+        "qwen2_moe": {**_experts(rng), "shared_expert_intermediate_size": 16},
+        "qwen3_next": {**_experts(rng), **_delta_net(rng), "shared_expert_intermediate_size": 16},
+        "qwen3_5_text": _delta_net(rng),
+        "qwen3_5_moe_text": {**_experts(rng), **_delta_net(rng), "shared_expert_intermediate_size": 16},
+        "minimax": {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": (["linear_attention", "full_attention"] * 3)[: base["num_hidden_layers"]],
+        },
+        "nemotron_h": {
+            "hybrid_override_pattern": rng.choice(("M-M*E", "ME*-M")),
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 16,
+            "n_groups": rng.choice((1, 2)),
+            **_experts(rng, "n_routed_experts"),
+            "n_shared_experts": 1,
+            "moe_shared_expert_intermediate_size": 16,
+            "moe_latent_size": rng.choice((None, 12)),
+            "mamba_proj_bias": False,
+            "tie_word_embeddings": False,
+        },
+    }
+    config = {**base, **own[model_type]}
+    if model_type in ("qwen2", "phi3", "cohere", "cohere2", "olmo2", "olmo3", "granite", "qwen2_moe"):
+        config = _own_head_dim(config)
+    return {"model_type": model_type, **config}
+
+
+READ_BY_TRANSFORMERS = (
+    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text", "cohere",
+    "cohere2", "olmo2", "olmo3", "granite", "glm4", "glm4_moe", "minimax_m2", "gpt_oss", "llama4_text", "deepseek_v2",
+    "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "qwen2_moe", "qwen3_next", "qwen3_5_text",
+    "qwen3_5_moe_text", "minimax", "nemotron_h",
+)  # fmt: skip
