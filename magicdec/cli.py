@@ -62,6 +62,7 @@ def register_commands() -> None:
         report,
         run,
         sensitivity,
+        tune,
         validate,
     )
 
@@ -74,6 +75,7 @@ def register_commands() -> None:
     app.command("plot", epilog=plot.EPILOG)(plot.plot_command)
     app.command("export", epilog=export.EPILOG)(export.export_command)
     app.command("observe", epilog=observe.EPILOG)(observe.observe_command)
+    app.command("tune", epilog=tune.EPILOG)(tune.tune_command)
     app.command("explore", epilog=explore.EPILOG)(explore.explore_command)
     app.command("sensitivity", epilog=sensitivity.EPILOG)(sensitivity.sensitivity_command)
     app.add_typer(records.app, name="records")

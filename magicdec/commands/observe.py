@@ -121,15 +121,21 @@ def observe_command(
 def _look(
     where: Address | tuple[Path, Path], *, target: str | None, seconds: float, interval: float, quiet: bool
 ) -> Observation:
+    from magicdec.errors import ServerError
     from magicdec.live.metrics import choose_target
     from magicdec.live.observation import observe
     from magicdec.live.scraping import scrapes
 
     taken = []
-    with shown_progress(quiet) as show:
-        for scrape in scrapes(where, seconds=seconds, interval_s=interval):
-            taken.append(scrape)
-            show(f"{choose_target(taken[0], target).name}: scrape {len(taken)}")
+    try:
+        with shown_progress(quiet) as show:
+            for scrape in scrapes(where, seconds=seconds, interval_s=interval):
+                taken.append(scrape)
+                show(f"{choose_target(taken[0], target).name}: scrape {len(taken)}")
+    except ServerError as error:
+        if len(taken) < 2:
+            raise
+        print(f"the window ends early, after {len(taken)} scrapes: {error}")
     return observe(taken, choose_target(taken[-1], target))
 
 

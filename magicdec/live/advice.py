@@ -158,7 +158,8 @@ class _Points:
         )
 
     def _gain_error(self, gamma: int, over: int) -> float:
-        """One relative standard deviation of goodput(gamma) / goodput(over)."""
+        """One relative standard deviation of goodput(gamma) / goodput(over). The engine's own is that of a speedup
+        over gamma 0; between two gammas, the share of it in which they differ."""
         if gamma == over:
             return 0.0
         setup = self.situation.setup
@@ -168,7 +169,7 @@ class _Points:
         )
         attention = self.shares["attention"]
         machine = (setup.hardware.memory_spread + setup.hardware.compute_spread) * (attention[gamma] - attention[over])
-        of_engine = setup.engine.speedup_relative_error if 0 in (gamma, over) else 0.0
+        of_engine = setup.engine.speedup_relative_error * abs(gamma - over) / max(gamma, over)
         return float(np.sqrt(terms + machine**2 + of_engine**2 + self._tokens_error(gamma, over) ** 2))
 
     def _tokens_error(self, gamma: int, over: int) -> float:

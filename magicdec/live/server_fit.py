@@ -29,7 +29,7 @@ FACTOR_PRIOR = 1.0
 """Standard deviation, in log, by which a factor is expected to differ from 1: another engine's kernels."""
 PRIOR_WEIGHT = 0.05
 """A prior's standard deviation counts as an error of this size of one load."""
-SCALES = {"forward_overhead_s": MILLI, "per_sequence_s": 100 * MICRO}
+SCALES = {"forward_overhead_s": MILLI, "sequence_overhead_s": 100 * MICRO}
 LOSS_SCALE = 0.1
 MIN_ERROR, MAX_ERROR = 0.03, 0.5
 
@@ -88,6 +88,8 @@ def fit_server(points: Sequence[ServerPoint], *, setup: Setup, tp_size: int, gam
         name=name,
         description=f"{setup.engine.name}, fitted to a running server from outside",
         fitted_device=setup.hardware.name,
+        fitted_devices=(setup.hardware.name,),
+        fitted_models=(setup.model.name,),
         relative_error=error,
         speedup_relative_error=max(error, setup.engine.speedup_relative_error),
         sources={key: f"{value:.4g} (90 % interval {a:.4g} to {b:.4g})" for key, (value, a, b) in constants.items()},
@@ -121,14 +123,12 @@ def predicted_steps(
 
 
 def _engine(x: Array, setup: Setup) -> EngineProfile:
-    """The profile of the fitted numbers. What a sequence costs in a step is charged with its row of logits."""
+    """The profile of the fitted numbers, which hold what a step takes beyond its kernels."""
     factors = dict(zip(FACTORS, np.exp(x[: len(FACTORS)]).tolist(), strict=True))
     costs = {name: float(v) * scale for (name, scale), v in zip(SCALES.items(), x[len(FACTORS) :], strict=True)}
-    per_element = costs.pop("per_sequence_s") / setup.model.vocab_size
     return msgspec.structs.replace(
-        setup.engine, **factors, **costs, layer_overhead_s=0.0, autoregressive_overhead_s=0.0,
-        sampling_s_per_element=per_element, greedy_s_per_element=per_element,
-    )  # fmt: skip
+        setup.engine, **factors, **costs, layer_overhead_s=0.0, autoregressive_overhead_s=0.0, step_overhead_s=0.0
+    )
 
 
 def _with_intervals(x: Array, jacobian: Array, error: float) -> dict[str, tuple[float, float, float]]:

@@ -42,11 +42,9 @@ def setup_of(gamma: int = 0) -> Setup:
 
 def true_points(gamma: int = 0, share: float = 0.0, *, noise: float, seed: int = 0) -> list[ServerPoint]:
     """Loads on a made-up engine: other kernels, other fixed costs, and noise."""
-    vocab = load_model_spec("llama-3.1-8b").vocab_size
     engine = EngineProfile(
-        name="truth", gemm_factor=1.3, attention_factor=0.8, forward_overhead_s=4e-3,
-        greedy_s_per_element=50e-6 / vocab, sampling_s_per_element=50e-6 / vocab,
-    )  # fmt: skip
+        name="truth", gemm_factor=1.3, attention_factor=0.8, forward_overhead_s=4e-3, sequence_overhead_s=50e-6
+    )
     rng = np.random.default_rng(seed)
     points = []
     for load in plan_loads(**PLAN, max_len=131072).loads:
@@ -67,7 +65,7 @@ def test_a_fit_finds_the_constants_that_its_loads_tell_apart():
     seen: the prior decides between the two, and predictions do not depend on it."""
     fit = fit_server(true_points(noise=0.0), setup=setup_of(), tp_size=1, gamma=0, name="fitted")
     assert fit.held_out_error < 0.01
-    expected = {"attention_factor": 0.8, "per_sequence_s": 50e-6}
+    expected = {"attention_factor": 0.8, "sequence_overhead_s": 50e-6}
     for name, value in expected.items():
         assert fit.constants[name][0] == pytest.approx(value, rel=0.05), name
 

@@ -1,0 +1,110 @@
+"""Tries the gammas that matter on the server itself, under the load that it has, and says what advice was worth.
+
+Predicted first, tried then: the best by prediction, the one in use, the next, and those whose interval reaches the
+best's, at most `MAX_TRIALS`. A command of the user's restarts the server with each; compared is the measured time per
+token.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from magicdec.errors import ConfigError, ServerError
+from magicdec.live.advice import Advice
+from magicdec.live.http import Address
+from magicdec.live.metrics import choose_target, read_address
+from magicdec.live.observation import Observation, observe
+from magicdec.live.scraping import scrapes
+
+MAX_TRIALS = 3
+PLACE = "{gamma}"
+START_TIMEOUT_S = 900.0
+POLL_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What the server did with one gamma."""
+
+    gamma: int
+    tpot_s: float
+    tokens_per_step: float
+    batch_size: float
+    predicted_tpot_s: float
+
+
+def candidates(advice: Advice) -> tuple[int, ...]:
+    """The gammas to try, best by prediction first; at least two."""
+    ranked = sorted(advice.choices, key=lambda choice: -choice.gain)
+    close = [choice.gamma for choice in ranked[2:] if choice.gain_high >= advice.best.gain_low]
+    wanted = [advice.best.gamma, advice.situation.gamma, ranked[1].gamma, *close]
+    return tuple(dict.fromkeys(wanted))[:MAX_TRIALS]
+
+
+def check_command(command: str) -> None:
+    """Raises ConfigError for a restart command that does not say where gamma goes."""
+    if PLACE not in command or not shlex.split(command):
+        raise ConfigError(f"--restart is the command that restarts the server, with {PLACE} where its gamma goes")
+
+
+def try_gamma(
+    address: Address,
+    command: str,
+    gamma: int,
+    *,
+    predicted_tpot_s: float,
+    seconds: float,
+    interval_s: float,
+    target: str | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Trial:
+    """Restarts the server with one gamma, waits for it to answer and to have load, and observes it.
+
+    Raises ConfigError where the command fails, ServerError where the server does not come back, or has no load.
+    """
+    restart(command, gamma)
+    _await_server(address, sleep=sleep)
+    taken = list(scrapes(address, seconds=seconds, interval_s=interval_s, sleep=sleep))
+    return trial_of(observe(taken, choose_target(taken[-1], target)), gamma, predicted_tpot_s)
+
+
+def restart(command: str, gamma: int) -> None:
+    words = [word.replace(PLACE, str(gamma)) for word in shlex.split(command)]
+    try:
+        done = subprocess.run(words, check=False, timeout=START_TIMEOUT_S, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"the restart command failed: {error}") from None
+    if done.returncode:
+        raise ConfigError(f"the restart command ended with status {done.returncode}; the server is as it left it")
+
+
+def _await_server(address: Address, *, sleep: Callable[[float], None]) -> None:
+    waited = 0.0
+    while True:
+        try:
+            read_address(address)
+            return
+        except ServerError:
+            if waited >= START_TIMEOUT_S:
+                raise
+        sleep(POLL_S)
+        waited += POLL_S
+
+
+def trial_of(seen: Observation, gamma: int, predicted_tpot_s: float) -> Trial:
+    counts, batch = seen.counts, seen.batch_size
+    if not counts.tpot_s or not batch:
+        raise ServerError(f"with gamma {gamma} the server had no load to observe: tuning needs its usual requests")
+    return Trial(
+        gamma=gamma, tpot_s=counts.tpot_s, tokens_per_step=counts.tokens_per_step or 1.0, batch_size=batch,
+        predicted_tpot_s=predicted_tpot_s,
+    )  # fmt: skip
+
+
+def regret(trials: Sequence[Trial]) -> float:
+    """How much slower the first trial, the advised one, was than the best."""
+    return trials[0].tpot_s / min(trial.tpot_s for trial in trials) - 1.0

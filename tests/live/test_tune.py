@@ -1,0 +1,127 @@
+"""Trying gammas on a server that a command restarts; its step times and acceptance are known."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from http.server import ThreadingHTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from magicdec.cli import app, register_commands
+from magicdec.errors import ConfigError, ServerError
+from magicdec.live.advice import advise
+from magicdec.live.http import parse_address
+from magicdec.live.tune import Trial, candidates, check_command, regret, restart, try_gamma
+from tests.live import servers
+from tests.live.servers import Vllm, random_requests
+from tests.live.test_advice import situation
+from tests.live.test_http import Handler
+
+RATES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+
+
+class Restarted:
+    """A server whose gamma is what a file says, and which serves a batch before each scrape."""
+
+    def __init__(self, path) -> None:
+        self.path, self.gamma, self.scrapes = path, -1, 0
+        self.engine = Vllm()
+
+    def answer(self, handler) -> None:
+        gamma = int(self.path.read_text())
+        if gamma != self.gamma:
+            self.gamma, self.engine = gamma, Vllm(gamma=gamma or None, model="llama-3.1-8b")
+        self.scrapes += 1
+        self.engine.serve(random_requests(self.scrapes, number=8, gamma=gamma, rates=RATES))
+        handler.reply(self.engine.scrape().encode())
+
+
+@pytest.fixture
+def server(tmp_path):
+    (tmp_path / "gamma").write_text("3")
+    restarted = Restarted(tmp_path / "gamma")
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.answers, http.seen, http.daemon_threads = {"/metrics": restarted.answer}, [], True
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    command = f"{sys.executable} -c \"open('{tmp_path}/gamma', 'w').write('{{gamma}}')\""
+    yield f"127.0.0.1:{http.server_address[1]}", command
+    http.shutdown()
+    http.server_close()
+
+
+def expected_tokens(gamma: int) -> float:
+    total, product = 1.0, 1.0
+    for rate in RATES[:gamma]:
+        product *= rate
+        total += product
+    return total
+
+
+def test_a_trial_measures_the_gamma_it_restarted_with(server):
+    address, command = server
+    for gamma in (0, 1, 5):
+        trial = try_gamma(parse_address(address), command, gamma, predicted_tpot_s=1.0, seconds=1.0, interval_s=0.2)
+        assert trial.tokens_per_step == pytest.approx(expected_tokens(gamma), rel=0.1)
+        assert trial.tpot_s == pytest.approx(servers.STEP_S / trial.tokens_per_step)
+        assert trial.batch_size == pytest.approx(8)
+
+
+def test_the_best_the_one_in_use_and_close_ones_are_tried():
+    advice = advise(situation())
+    tried = candidates(advice)
+    assert tried[0] == advice.best.gamma
+    assert set(tried) >= {advice.best.gamma, advice.situation.gamma}
+    assert len(tried) <= 3
+
+
+def test_regret_is_of_the_advised_one():
+    def trial(gamma: int, tpot: float) -> Trial:
+        return Trial(gamma=gamma, tpot_s=tpot, tokens_per_step=2.0, batch_size=8.0, predicted_tpot_s=1.0)
+
+    assert regret([trial(3, 1.1), trial(2, 1.0)]) == pytest.approx(0.1)
+    assert regret([trial(3, 1.0), trial(2, 1.5)]) == 0.0
+
+
+@pytest.mark.parametrize("command", ["", "systemctl restart vllm"])
+def test_a_command_without_a_place_for_gamma_is_refused(command):
+    with pytest.raises(ConfigError, match="gamma"):
+        check_command(command)
+
+
+def test_a_command_that_fails_stops_everything():
+    with pytest.raises(ConfigError, match="status 3"):
+        restart(f'{sys.executable} -c "raise SystemExit({{gamma}})"', 3)
+    with pytest.raises(ConfigError, match="failed"):
+        restart("/no/such/program {gamma}", 3)
+
+
+def test_the_command_tries_and_reports(server):
+    """Steps of the made-up server cost the same for every gamma, so that the deepest tried is the best."""
+    address, command = server
+    if not app.registered_commands:
+        register_commands()
+    words = ["tune", address, "--restart", command, "--model", "llama-3.1-8b", "--hardware", "a100-sxm-80gb", "--yes"]
+    done = CliRunner().invoke(app, [*words, "--draft", "eagle", "--seconds", "1", "--interval", "0.2"])
+    assert done.exit_code == 0, done.output
+    assert "best of these: gamma" in done.stdout
+    assert done.stdout.count("per token measured") in (2, 3)
+
+
+def test_a_server_without_load_cannot_be_tuned(serve_idle):
+    with pytest.raises(ServerError, match="no load"):
+        try_gamma(
+            serve_idle, f"{sys.executable} -c pass#{{gamma}}", 1, predicted_tpot_s=1.0, seconds=0.4, interval_s=0.2
+        )
+
+
+@pytest.fixture
+def serve_idle():
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    idle = Vllm().scrape().encode()
+    http.answers, http.seen, http.daemon_threads = {"/metrics": lambda handler: handler.reply(idle)}, [], True
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield parse_address(f"127.0.0.1:{http.server_address[1]}")
+    http.shutdown()
+    http.server_close()
