@@ -91,6 +91,17 @@ def test_the_errors_stated_of_the_grid_are_those_of_its_records() -> None:
     ]  # fmt: skip
 
 
+def test_the_conditions_stated_of_the_grid_are_those_of_its_records() -> None:
+    """Lowest and highest memory bandwidth, and the median spread of a speedup's repetitions."""
+    rows = [json.loads(line) for line in (ROOT / "results" / "grid-2-cores.jsonl").read_text().splitlines()]
+    measured = [r for r in rows if r["source"] == "measured" and r.get("gamma", 0) > 0]
+    bandwidths = [r["memory_bytes_per_s"] / 1e9 for r in measured]
+    spreads = [np.ptp(r["speedup_samples"]) / np.median(r["speedup_samples"]) for r in measured]
+    assert stated(r"varied between (\d+) and (\d+) GB/s, and repetitions of one point spread by (\d+) %") == [
+        f"{min(bandwidths):.0f}", f"{max(bandwidths):.0f}", f"{100 * np.median(spreads):.0f}",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["demo-2-cores", "grid-2-cores"])
 def test_validate_records_prints_what_numpy_computes(name: str, runner: CliRunner) -> None:
     """Medians, 90th percentiles, coverage and regret, from the records' JSON."""

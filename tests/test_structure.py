@@ -12,6 +12,7 @@ MAP = ROOT / "docs" / "structure.md"
 SHARED = {
     "engine",  # specs: what one costs; runtime: the one that decodes
     "gamma_table",  # specs: looked up while decoding; perfmodel: how it is computed
+    "layers",  # specs: what they are; runtime: how they are computed
     "sampling",  # runtime: ours; vllm: as that engine does it
     "serving",  # perfmodel: the equations; validate: how right they are
 }

@@ -110,15 +110,15 @@ def calibrate(
     progress("second pass")
     again = kernel_bench.time_interleaved(linear_works(device=device), device=device, rounds=2)
     first = [point for point in points if point.table == "linear"]
-    before, beside = median_times(first_references), median_times(references)
+    before, during = median_times(first_references), median_times(references)
     drift = {
-        "memory": beside.memory_s / before.memory_s - 1.0,
-        "compute": beside.compute_s / before.compute_s - 1.0,
+        "memory": during.memory_s / before.memory_s - 1.0,
+        "compute": during.compute_s / before.compute_s - 1.0,
         "kernels": float(np.median([b.time_s / a.time_s for a, b in zip(first, again, strict=True)])) - 1.0,
     }
     progress("fitting")
     precision = Precision(weight_dtype=PROFILE_DTYPES[dtype], kv_dtype=PROFILE_DTYPES[dtype])
-    base = msgspec.structs.replace(base, reference_s=beside.memory_s, compute_reference_s=beside.compute_s)
+    base = msgspec.structs.replace(base, reference_s=during.memory_s, compute_reference_s=during.compute_s)
     hardware = _fit_hardware(base, points, precision)
     fit = fit_engine(timed, model=model.spec, hardware=hardware, precision=precision, base=_base_engine(base.name))
     spread = spread_of_times([*first_references, *references])
@@ -127,7 +127,7 @@ def calibrate(
         engine=fit.profile,
         points=[*points, *timed],
         phase_error=fit.phase_error,
-        references=beside,
+        references=during,
         drift=drift,
         elapsed_s=time.perf_counter() - started,
     )

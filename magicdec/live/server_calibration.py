@@ -126,7 +126,7 @@ def median_of(rounds: Sequence[Round]) -> ServerPoint:
 
 
 def save_fit(fit: ServerFit, points: Sequence[ServerPoint], plan: LoadPlan, path: Path) -> list[Path]:
-    """Writes the profile, and the loads beside it; returns the files."""
+    """Writes the profile, and the loads next to it; returns the files."""
     rows = [_row(point, error) for point, error in zip(points, fit.errors, strict=True)]
     document: dict[str, Any] = {
         "sent": {"requests": plan.num_requests, "tokens": plan.num_tokens, "rounds": plan.rounds, "seed": plan.seed},

@@ -31,7 +31,7 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """A run with an autoregressive one beside it (the same where it is one), and the reference kernels' times."""
+    """A run with its own autoregressive run (itself where it is one), and the reference kernels' times."""
 
     run: DecodeResult
     baseline: DecodeResult
@@ -51,7 +51,7 @@ class Measurement:
     """The reference kernels' times before, between and after the runs; empty where they were not timed."""
 
     def add(self, pair: _Pair, *, is_autoregressive: bool, is_fenced: bool) -> None:
-        """A repetition; of an autoregressive configuration, the run that stood beside."""
+        """Adds a repetition; for an autoregressive configuration, the baseline's run."""
         self.runs.append(pair.baseline if is_autoregressive else pair.run)
         self.baseline_runs.append(pair.baseline)
         self.references.extend(pair.references)
@@ -60,8 +60,8 @@ class Measurement:
 
     @property
     def num_divergences(self) -> int:
-        """Sequences whose tokens are not those of the autoregressive run beside it, as far as both go. Greedy decoding
-        in exact arithmetic has none; rounding decides between logits that are nearly the same."""
+        """Sequences whose tokens differ from those of their autoregressive run, as far as both go. Greedy decoding in
+        exact arithmetic has none; rounding decides between logits that are nearly equal."""
         differing = set()
         for run, baseline in zip(self.runs, self.baseline_runs, strict=True):
             pairs = enumerate(zip(run.tokens, baseline.tokens, strict=True))
@@ -139,8 +139,8 @@ def measure(
     references: ReferenceKernels | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Measurement]:
-    """Measures the request's configurations (or those given, of them), and gives each as soon as it is complete: during
-    the last repetition, and autoregressive decoding, whose runs stand beside all others', in the end.
+    """Measures the request's configurations (or the given ones), and yields each as soon as it is complete: during the
+    last repetition, and last of all autoregressive decoding, whose runs are interleaved with all others.
 
     Each speculative run has an autoregressive run of its own just before it: the speed of memory on a shared machine
     changes within seconds, and hits autoregressive decoding harder. The reference kernels, where given, are timed

@@ -9,7 +9,7 @@ own tokens is written.
     left   out: ceil((cached + sink_pages·page − budget) / page) − sink_pages pages, none while cached ≤ budget
 
 cached counts the tokens with keys and values, the pending token and the block's own drafts excluded. So a step reads at
-most `budget` slots beside the block's own, and at least `budget` − page + 1 where the sequence is longer.
+most `budget` slots besides the block's own, and at least `budget` − page + 1 where the sequence is longer.
 """
 
 from __future__ import annotations

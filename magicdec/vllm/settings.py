@@ -50,7 +50,7 @@ def read_settings(additional_config: Mapping[str, Any]) -> DraftSettings:
 
 
 def check_pages(settings: DraftSettings, *, page_size: int, max_gamma: int) -> None:
-    """Raises ConfigError where the budget holds no whole page of recent tokens beside the sinks."""
+    """Raises ConfigError where the budget holds no whole page of recent tokens besides the sinks."""
     sink_pages = num_sink_pages(settings.num_sink_tokens, page_size=page_size)
     smallest = (sink_pages + 2) * page_size
     if settings.draft_budget < smallest:
