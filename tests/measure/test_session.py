@@ -76,8 +76,8 @@ def test_each_record_is_written_as_soon_as_it_is_complete(tmp_path: Path) -> Non
         seen[message] = [record.gamma for record in read_records(records)] if records.exists() else []
 
     benchmark(REQUEST, records=records, progress=look)
-    assert seen["repetition 1/2: streamingllm 64, gamma 4"] == []
-    assert seen["repetition 2/2: streamingllm 64, gamma 4"] == [2]
+    assert seen["repetition 1/2: StreamingLLM 64, gamma 4"] == []
+    assert seen["repetition 2/2: StreamingLLM 64, gamma 4"] == [2]
 
 
 @pytest.mark.parametrize(
