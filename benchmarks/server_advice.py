@@ -184,7 +184,8 @@ def main() -> None:
     before, after = (parse(used[name], where=name) for name in ("before", "after"))
     seen, draft = observe([before, after], choose_target(after, None)), parse_draft("ngram")
     serving = Serving(model="embedded", hardware=given.hardware, engine=str(profile), temperature=0.0)
-    advice = advise(situation_of(seen, draft, serving))
+    held = sum(each["context_len"] for each in used["runs"]) / SETS  # aborted requests are in no histogram of lengths
+    advice = advise(situation_of(seen, draft, serving, context=held))
     lines = observation_lines(seen, draft) + advice_lines(advice, None)
     print("\n".join(lines), flush=True)
     written: dict[str, Any] = {

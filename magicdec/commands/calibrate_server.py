@@ -5,10 +5,14 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from magicdec.commands.options import parse_ints, require
 from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
+
+if TYPE_CHECKING:
+    from magicdec.live.server_fit import ServerFit, ServerPoint
 
 DEFAULT_OUTPUT = Path("server.engine.toml")
 NOISE_TO_WARN_OF = 0.3
@@ -42,7 +46,6 @@ def calibrate_server(options: ServerOptions) -> None:
         base_engine,
         describe_server,
         estimated_seconds,
-        noise,
         save_fit,
         send_plan,
     )
@@ -91,6 +94,15 @@ def calibrate_server(options: ServerOptions) -> None:
     with shown_progress(options.quiet) as show:
         points = send_plan(address, plan, model=server.model, vocab_size=spec.vocab_size, progress=show)
     fit = fit_server(points, setup=setup, tp_size=options.tp_size, gamma=server.gamma, name=options.output.stem)
+    _print_fit(fit, points)
+    files = save_fit(fit, points, plan, options.output)
+    print("sent as planned; wrote " + ", ".join(map(str, files)))
+
+
+def _print_fit(fit: ServerFit, points: list[ServerPoint]) -> None:
+    """Every load with its error, the constants with their intervals, and the two medians."""
+    from magicdec.live.server_calibration import noise
+
     for point, error in zip(points, fit.errors, strict=True):
         measured = point.measured
         role = "judges" if measured.load.is_judge else "fitted"
@@ -103,5 +115,3 @@ def calibrate_server(options: ServerOptions) -> None:
     print(f"median error {fit.fitted_error:.1%} of the fitted loads, {fit.held_out_error:.1%} of those that judge")
     if noise(points) > NOISE_TO_WARN_OF:
         print("the rounds differ much: the server or its machine does other work; calibrate again when it is quieter")
-    files = save_fit(fit, points, plan, options.output)
-    print("sent as planned; wrote " + ", ".join(map(str, files)))

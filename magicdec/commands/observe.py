@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ from magicdec.progress import shown_progress
 if TYPE_CHECKING:
     from magicdec.live.http import Address
     from magicdec.live.observation import Observation
+    from magicdec.live.view import View
 
 EPILOG = """Examples:\n
   magicdec observe http://localhost:8000 --draft ngram -o acceptance.json\n
@@ -75,40 +75,29 @@ def observe_command(
     from magicdec.live.http import Address
     from magicdec.live.profile import acceptance_profile, parse_draft, record
     from magicdec.live.scraping import parse_source
-    from magicdec.live.show import observation_lines
     from magicdec.live.situation import Serving
+    from magicdec.live.view import View
     from magicdec.perfmodel.acceptance import load_profile, save_profile
     from magicdec.records import append_record
 
     kind, where = parse_draft(draft), parse_source(source)
-    given = load_profile(acceptance) if acceptance is not None else None
-
-    def describe(seen: Observation, *, with_setting: bool = True) -> list[str]:
-        lines = observation_lines(seen, kind)
-        if hardware is None:
-            return lines
+    serving = None
+    if hardware is not None:
         serving = Serving(
-            model=model or seen.target.model, hardware=hardware, engine=engine, tp_size=tp, temperature=temperature,
+            model=model or "", hardware=hardware, engine=engine, tp_size=tp, temperature=temperature,
             weight_dtype=weight_dtype, kv_dtype=kv_dtype,
         )  # fmt: skip
-        from magicdec.live.advice import advise
-        from magicdec.live.setting import setting
-        from magicdec.live.show import advice_lines
-        from magicdec.live.situation import situation_of
-
-        advice = advise(situation_of(seen, kind, serving, acceptance=given, context=context))
-        lines += advice_lines(advice, seen.counts.tpot_s)
-        return [*lines, setting(advice, seen.target.series.engine)] if with_setting else lines
-
+    given = load_profile(acceptance) if acceptance is not None else None
+    view = View(draft=kind, serving=serving, acceptance=given, context=context)
     if watch:
         require(
             isinstance(where, Address) and not output and not records, "--watch shows an address, and writes nothing"
         )
         assert isinstance(where, Address)
-        _watch(where, describe, target=target, seconds=seconds, interval=interval)
+        _watch(where, view, target=target, seconds=seconds, interval=interval)
         return
     seen = _look(where, target=target, seconds=seconds, interval=interval, quiet=quiet)
-    print("\n".join(describe(seen)))
+    print("\n".join(view.lines(seen)))
     name = model or seen.target.model
     if output is not None:
         save_profile(acceptance_profile(seen, kind, model=name, context=context, dataset=dataset), output)
@@ -139,9 +128,7 @@ def _look(
     return observe(taken, choose_target(taken[-1], target))
 
 
-def _watch(
-    where: Address, describe: Callable[..., list[str]], *, target: str | None, seconds: float, interval: float
-) -> None:
+def _watch(where: Address, view: View, *, target: str | None, seconds: float, interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
@@ -152,15 +139,15 @@ def _watch(
     from magicdec.live.watch import trend_lines, windows
 
     history: list[Observation] = []
-    with Live(Text("waiting for the second scrape"), console=console(), auto_refresh=False) as view:
+    with Live(Text("waiting for the second scrape"), console=console(), auto_refresh=False) as screen:
         try:
             for taken in windows(where, seconds=seconds, interval_s=interval):
                 history.append(observe(taken, choose_target(taken[-1], target)))
                 try:
-                    lines = describe(history[-1], with_setting=False)
+                    lines = view.lines(history[-1], with_setting=False)
                 except ConfigError as error:  # no load yet, or no draft yet: said, and looked at again
                     lines = [str(error)]
-                view.update(Text("\n".join([*lines, "", *trend_lines(history)])), refresh=True)
+                screen.update(Text("\n".join([*lines, "", *trend_lines(history)])), refresh=True)
         except KeyboardInterrupt:
             return
 

@@ -1,0 +1,35 @@
+"""What is said of an observation: its load, times and acceptance, and where the device is known the advice."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from magicdec.live.advice import advise
+from magicdec.live.observation import Observation
+from magicdec.live.profile import Draft
+from magicdec.live.setting import setting
+from magicdec.live.show import advice_lines, observation_lines
+from magicdec.live.situation import Serving, situation_of
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """`serving` without a model takes the server's own name for it; None: no advice."""
+
+    draft: Draft
+    serving: Serving | None = None
+    acceptance: AcceptanceProfile | None = None
+    context: float | None = None
+
+    def lines(self, seen: Observation, *, with_setting: bool = True) -> list[str]:
+        """Raises ConfigError where advice is asked for and cannot be given."""
+        lines = observation_lines(seen, self.draft)
+        if self.serving is None:
+            return lines
+        serving = dataclasses.replace(self.serving, model=self.serving.model or seen.target.model)
+        situation = situation_of(seen, self.draft, serving, acceptance=self.acceptance, context=self.context)
+        advice = advise(situation)
+        lines += advice_lines(advice, seen.counts.tpot_s)
+        return [*lines, setting(advice, seen.target.series.engine)] if with_setting else lines
