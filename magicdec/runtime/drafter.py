@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.runtime.drafters.base import Drafter
-from magicdec.runtime.drafters.compact import CompactDrafter
 from magicdec.runtime.drafters.draft_model import DraftModelDrafter
 from magicdec.runtime.drafters.fewer_ranks import FewerRanksDrafter
 from magicdec.runtime.drafters.ngram import NgramDrafter
@@ -19,7 +18,7 @@ from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import with_weight_dtype
 from magicdec.specs.speculation import SpeculationSpec
 
-SELF_DRAFTERS: dict[str, Callable[[Engine, SpeculationSpec], CompactDrafter]] = {
+SELF_DRAFTERS: dict[str, Callable[[Engine, SpeculationSpec, Transformer], Drafter]] = {
     "streamingllm": StreamingLLMDrafter,
     "snapkv": SnapKVDrafter,
     "topk": TopKDrafter,
@@ -49,10 +48,8 @@ def build_drafter(spec: SpeculationSpec, engine: Engine, draft_model: Transforme
     if spec.is_self:
         if spec.draft_method not in SELF_DRAFTERS:
             raise unknown_choice("draft method of a self-draft", spec.draft_method, SELF_DRAFTERS)
-        drafter = SELF_DRAFTERS[spec.draft_method](engine, spec)
-        drafter.model = with_weight_dtype(draft_model or engine.model, spec.draft_weight_dtype)
-        drafter.model.rotary.reserve(engine.cache.num_slots)
-        return drafter
+        model = with_weight_dtype(draft_model or engine.model, spec.draft_weight_dtype)
+        return SELF_DRAFTERS[spec.draft_method](engine, spec, model)
     return _build_model_drafter(spec, engine, draft_model)
 
 

@@ -168,8 +168,7 @@ class Engine:
         if not 1 <= len(lengths) <= self.batch_size or not 1 <= min(lengths) <= max(lengths) <= self.max_len:
             raise ConfigError(f"noise of {max(lengths, default=0)} tokens in {len(lengths)} sequences does not fit")
         if not self._is_noise:
-            generator = torch.Generator(device=self.model.device).manual_seed(seed)
-            self.cache.data.uniform_(-1.0, 1.0, generator=generator)
+            self.cache.fill_with_noise(seed)
             self._is_noise = True
         self.prefill_count += 1
         self.sequence_of_slot = np.arange(self.batch_size)

@@ -12,11 +12,24 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
+from magicdec.runtime.timing import PhaseTimer
+
+
+class HasParts(Protocol):
+    """A step, with the captured ones of its run and the timer of their phases."""
+
+    graphs: StepGraphs
+    timer: PhaseTimer
+
+
 T = TypeVar("T")
+S = TypeVar("S", bound=HasParts)
+P = ParamSpec("P")
 Replay = Callable[[], None]
 
 
@@ -62,6 +75,21 @@ class StepGraphs:
         replay, results = chain.parts[name]
         replay()
         return results
+
+
+def part(name: str) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]]:
+    """Makes a method a part of a step under this name: timed as a phase, and replayed where steps are captured. What it
+    does on the device may depend on its arguments' places and on the step's key, not on their values on the host."""
+
+    def decorate(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+        @wraps(method)
+        def run(step: S, *arguments: P.args, **named: P.kwargs) -> T:
+            step.timer.enter(name)
+            return step.graphs.run(name, lambda: method(step, *arguments, **named))
+
+        return cast("Callable[Concatenate[S, P], T]", run)
+
+    return decorate
 
 
 def can_capture(device: torch.device) -> bool:

@@ -26,12 +26,12 @@ class PrefillPass:
     def __init__(self, cache: KVCache, *, row: int, num_past: int, num_tokens: int, window: int | None) -> None:
         self._cache, self._row, self._window = cache, row, window
         self._num_past, self._stop = num_past, num_past + num_tokens
-        self.positions_BT = torch.arange(num_past, self._stop, device=cache.data.device)[None]
+        self.positions_BT = torch.arange(num_past, self._stop, device=cache.device)[None]
 
     def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
         row = slice(self._row, self._row + 1)
         self._cache.write_slice(layer, row, slice(self._num_past, self._stop), kv_BT2KD)
-        keys, values = self._cache.data[layer, :, row, :, : self._stop].unbind(0)
+        keys, values = self._cache.read_row(layer, self._row, self._stop)
         return prefill_attention(query_BTAD, keys, values, num_past=self._num_past, window=self._window)
 
 

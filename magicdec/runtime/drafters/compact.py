@@ -23,6 +23,7 @@ from magicdec.runtime.attention import Visible, Workspace, decode_attention
 from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.kv_cache import KVCache
+from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.verification import Proposal
 from magicdec.specs.speculation import SamplingSpec
 
@@ -55,12 +56,13 @@ class DraftPass:
 class CompactDrafter(Drafter):
     """Drafts over the compact cache. A method says how `fill` chooses at the start and how `accept` keeps it up."""
 
-    def __init__(self, engine: Engine, *, budget: int) -> None:
+    def __init__(self, engine: Engine, model: Transformer, *, budget: int) -> None:
+        """`model`: whose weights draft, the target's, or a copy of them in a narrower format."""
         super().__init__(engine)
-        self.model = engine.model
-        """Whose weights draft: the target's, or a copy of them in a narrower format."""
+        self.model = model
+        model.rotary.reserve(engine.cache.num_slots)
         self.budget = budget
-        self.cache = empty_like_target(engine, num_slots=budget + engine.max_gamma + 1)
+        self.cache = engine.cache.like(num_slots=budget + engine.max_gamma + 1)
         self.steps_T = torch.arange(engine.max_gamma + 1, device=engine.model.device)
         self.slots_S = torch.arange(budget + engine.max_gamma + 1, device=engine.model.device)
         self._chooser = TokenChooser(sampling=SamplingSpec(), tp=engine.model.tp)
@@ -102,25 +104,8 @@ class CompactDrafter(Drafter):
 
     def copy_by_head(self, layer: int, positions_BKS: Tensor) -> None:
         """Fills slots 0..budget-1 of a layer with the target's tokens at these positions, chosen per KV head."""
-        count, _, num_slots = positions_BKS.shape
-        source = self.engine.cache.data[layer, :, :count]
-        index = positions_BKS[None, ..., None].expand(2, -1, -1, -1, source.shape[-1])
-        self.cache.data[layer, :, :count, :, :num_slots] = source.gather(3, index)
+        self.cache.copy_by_head(layer, self.engine.cache, positions_BKS)
 
     def swap(self, first: int, second: int) -> None:
         if first != second:
             self.cache.swap(first, second)
-
-
-def empty_like_target(engine: Engine, *, num_slots: int) -> KVCache:
-    """A cache for the target's layers and heads with another number of slots."""
-    data = engine.cache.data
-    return KVCache(
-        num_layers=data.shape[0],
-        batch_size=data.shape[2],
-        num_kv_heads=data.shape[3],
-        num_slots=num_slots,
-        head_dim=data.shape[5],
-        dtype=data.dtype,
-        device=data.device,
-    )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from magicdec.runtime.drafters.compact import CompactDrafter
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.verification import Outcome, Proposal
 from magicdec.specs.speculation import check_gamma
 
@@ -23,8 +24,8 @@ from magicdec.specs.speculation import check_gamma
 class RingDrafter(CompactDrafter):
     """The part that methods with a ring share; they differ in what `fill` puts into the cache at the start."""
 
-    def __init__(self, engine: Engine, *, budget: int, num_fixed: int) -> None:
-        super().__init__(engine, budget=budget)
+    def __init__(self, engine: Engine, model: Transformer, *, budget: int, num_fixed: int) -> None:
+        super().__init__(engine, model, budget=budget)
         self.num_fixed, self.ring_size = num_fixed, budget - num_fixed
         self.origin_B = torch.full((engine.batch_size,), num_fixed, device=engine.model.device)
 

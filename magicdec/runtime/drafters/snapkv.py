@@ -23,6 +23,7 @@ from torch import Tensor
 
 from magicdec.runtime.drafters.ring import RingDrafter
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import SpeculationSpec
 
 PROBE_TOKENS = 4
@@ -32,9 +33,11 @@ PROBE_TOKENS = 4
 class SnapKVDrafter(RingDrafter):
     """Self-drafting over `draft_budget` slots per KV head, half of them kept for what was selected."""
 
-    def __init__(self, engine: Engine, spec: SpeculationSpec, *, pooling: Literal["avg", "max"] = "avg") -> None:
+    def __init__(
+        self, engine: Engine, spec: SpeculationSpec, model: Transformer, *, pooling: Literal["avg", "max"] = "avg"
+    ) -> None:
         assert spec.draft_budget is not None
-        super().__init__(engine, budget=spec.draft_budget, num_fixed=spec.num_selected)
+        super().__init__(engine, model, budget=spec.draft_budget, num_fixed=spec.num_selected)
         self._window = min(spec.observation_window, self.ring_size)
         self._kernel, self._pooling = spec.pooling_kernel, pooling
 
@@ -42,8 +45,8 @@ class SnapKVDrafter(RingDrafter):
         lengths_B = self.engine.lengths_B
         is_long_B = lengths_B > self.budget
         scores = self._observe() if (self.engine.host_lengths > self.budget).any() else None
-        own_BKS = self.slots_S[: self.budget].expand(len(lengths_B), self.cache.data.shape[3], -1)
-        for layer in range(self.cache.data.shape[0]):
+        own_BKS = self.slots_S[: self.budget].expand(len(lengths_B), self.cache.num_kv_heads, -1)
+        for layer in range(self.cache.num_layers):
             positions_BKS = own_BKS
             if scores is not None:
                 positions_BKS = torch.where(is_long_B[:, None, None], self._select(scores[layer]), own_BKS)
@@ -53,8 +56,8 @@ class SnapKVDrafter(RingDrafter):
     def _observe(self) -> list[Tensor]:
         """Each layer's attention [B, K, S] summed over the observation window."""
         longest = int(self.engine.host_lengths.max())
-        shape = (self.engine.num_active, self.cache.data.shape[3], longest)
-        scores = [torch.zeros(shape, device=self.cache.data.device) for _ in range(self.cache.data.shape[0])]
+        shape = (self.engine.num_active, self.cache.num_kv_heads, longest)
+        scores = [torch.zeros(shape, device=self.cache.device) for _ in range(self.cache.num_layers)]
 
         def add(layer: int, paid_BKTS: Tensor) -> None:
             num_slots = min(paid_BKTS.shape[-1], longest)

@@ -43,7 +43,7 @@ class WindowedPrefillPass:
 
     def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
         kv_2KTD = kv_BT2KD[0].permute(1, 2, 0, 3)
-        self._cache.data[layer, :, self._row].index_copy_(2, self._slots_T, kv_2KTD)
+        self._cache.write_row(layer, self._row, self._slots_T, kv_2KTD)
         return prefill_attention(query_BTAD, kv_2KTD[:1], kv_2KTD[1:], num_past=0, window=None)
 
 
@@ -94,7 +94,7 @@ class SparseModelDrafter(Drafter):
             dtype=model.dtype,
             device=model.device,
         )
-        self._first_sinks = self.cache.data[:, 0, :, :, : self._num_sinks].clone()
+        self._first_sinks = self.cache.first_keys(engine.batch_size, self._num_sinks).clone()
         self._first_shift_B = torch.zeros(engine.batch_size, dtype=torch.long, device=model.device)
         self._steps_T = torch.arange(engine.max_gamma + 1, device=model.device)
         self._slots_S = torch.arange(self.cache.num_slots, device=model.device)
@@ -111,7 +111,7 @@ class SparseModelDrafter(Drafter):
         count = self.engine.num_active
         for row, length in enumerate(self.engine.host_lengths.tolist()):
             self._prefill(row, length)
-        self._first_sinks[:, :count] = self.cache.data[:, 0, :count, :, : self._num_sinks]
+        self._first_sinks[:, :count] = self.cache.first_keys(count, self._num_sinks)
         self._first_shift_B[:count] = self._shift_of(self.engine.lengths_B)
 
     def _prefill(self, row: int, length: int) -> None:
@@ -138,13 +138,14 @@ class SparseModelDrafter(Drafter):
         count = self.engine.num_active
         if self.engine.host_lengths.min() <= self.budget:  # sinks that have not moved yet may still be coming in
             is_still_B = self.engine.lengths_B <= self.budget
-            now = self.cache.data[:, 0, :count, :, : self._num_sinks]
+            now = self.cache.first_keys(count, self._num_sinks)
             first = self._first_sinks[:, :count]
             first.copy_(torch.where(is_still_B[:, None, None, None], now, first))
         moved_B = self._shift_of(self.engine.lengths_B) - self._first_shift_B[:count]
+        sinks_LBKSD = self.cache.first_keys(count, self._num_sinks)
         rotation = self._model.rotary[moved_B[:, None]]  # [B, 1, 1, D/2], for every head and sink alike
         for layer, sinks_BKSD in enumerate(self._first_sinks[:, :count]):
-            self.cache.data[layer, 0, :count, :, : self._num_sinks] = rotate_(sinks_BKSD.clone(), rotation)
+            sinks_LBKSD[layer] = rotate_(sinks_BKSD.clone(), rotation)
 
     def graph_key(self, gamma: int) -> Hashable | None:
         if self._num_behind > 1:  # prefills again

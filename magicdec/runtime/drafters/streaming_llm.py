@@ -6,15 +6,16 @@ import torch
 
 from magicdec.runtime.drafters.ring import RingDrafter
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import SpeculationSpec
 
 
 class StreamingLLMDrafter(RingDrafter):
     """Self-drafting over `num_sink_tokens` sinks and a window of `draft_budget - num_sink_tokens` tokens."""
 
-    def __init__(self, engine: Engine, spec: SpeculationSpec) -> None:
+    def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
         assert spec.draft_budget is not None
-        super().__init__(engine, budget=spec.draft_budget, num_fixed=spec.num_sink_tokens)
+        super().__init__(engine, model, budget=spec.draft_budget, num_fixed=spec.num_sink_tokens)
 
     def fill(self) -> None:
         last_B1 = self.engine.lengths_B[:, None] - 1

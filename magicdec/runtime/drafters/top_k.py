@@ -13,6 +13,7 @@ from torch import Tensor
 
 from magicdec.runtime.drafters.compact import CompactDrafter
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.verification import Outcome
 from magicdec.specs.speculation import SpeculationSpec
 
@@ -20,9 +21,9 @@ from magicdec.specs.speculation import SpeculationSpec
 class TopKDrafter(CompactDrafter):
     """Self-drafting over the `draft_budget` tokens with the highest attention, refreshed every step."""
 
-    def __init__(self, engine: Engine, spec: SpeculationSpec) -> None:
+    def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
         assert spec.draft_budget is not None
-        super().__init__(engine, budget=spec.draft_budget)
+        super().__init__(engine, model, budget=spec.draft_budget)
         self._scores: dict[int, Tensor] = {}
         self.observer = self._observe
 
