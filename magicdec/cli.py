@@ -52,6 +52,7 @@ def register_commands() -> None:
     """Adds each command, once; a command imports what it needs when it is called, so that starting is quick."""
     from magicdec.commands import (
         calibrate,
+        catalog,
         demo,
         explore,
         export,
@@ -79,6 +80,9 @@ def register_commands() -> None:
     app.command("explore", epilog=explore.EPILOG)(explore.explore_command)
     app.command("sensitivity", epilog=sensitivity.EPILOG)(sensitivity.sensitivity_command)
     app.add_typer(records.app, name="records")
+    app.command("models", epilog=catalog.MODELS_EPILOG)(catalog.models_command)
+    app.command("hardware", epilog=catalog.HARDWARE_EPILOG)(catalog.hardware_command)
+    app.command("engines", epilog=catalog.ENGINES_EPILOG)(catalog.engines_command)
     app.command("demo", epilog=demo.EPILOG)(demo.demo_command)
 
 

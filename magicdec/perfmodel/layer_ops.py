@@ -53,6 +53,8 @@ class Pass:
     num_passes: Array
     attention_factor: Array
     is_prefill: bool
+    dense_precision: Precision
+    """Of what every token passes; the routed experts are in `precision`."""
 
     @property
     def tokens(self) -> Array:
@@ -93,7 +95,7 @@ def projection_ops(model: ModelSpec, p: Pass) -> list[Op]:
 
 def _linear(projection: Projection, p: Pass, *, count: Any) -> Op:
     n, k = p.size(*projection.outputs), p.size(projection.inputs)
-    return ops.linear(projection.name, p.hardware, p.engine, p.precision, m=p.tokens, n=n, k=k, count=count)
+    return ops.linear(projection.name, p.hardware, p.engine, p.dense_precision, m=p.tokens, n=n, k=k, count=count)
 
 
 def mixer_ops(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:

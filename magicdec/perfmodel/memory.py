@@ -58,7 +58,10 @@ def weights_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array
         for projection in part.projections(model.hidden_size):
             held = ops.size(projection.outputs, tp) * ops.size((projection.inputs,), tp)
             elements = elements + count * (held - projection.num_parameters / tp)
-    return elements * precision.weight_bytes + tables / tp * precision.tables.weight_bytes
+    experts = model.expert_parameters / tp
+    dense = model.dense_precision(precision)
+    others = (elements - experts) * dense.weight_bytes + tables / tp * precision.tables.weight_bytes
+    return experts * precision.weight_bytes + others
 
 
 def kv_bytes(model: ModelSpec, engine: EngineProfile, precision: Precision, length: Any, tp_size: Any) -> Array:

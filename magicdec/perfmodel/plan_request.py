@@ -206,7 +206,10 @@ def resolve(
     limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
     limited = any(limit is not None for limit in limits)
     default = "fp32" if on_cpu else "bf16"
-    weights, kv = request.weight_dtype or default, request.kv_dtype or default
+    published = model.quantization
+    own = default if published is None or on_cpu else published.weight_dtype
+    own_kv = default if published is None or on_cpu else published.kv_dtype or default
+    weights, kv = request.weight_dtype or own, request.kv_dtype or own_kv
     device = Device(
         request=request,
         model=model,

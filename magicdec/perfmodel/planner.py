@@ -117,11 +117,11 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
 
     def refusal(longest: int) -> str:
         return (
-            f"{model.name} reads at most {model.max_position_embeddings} tokens; {longest}, prompt and "
+            f"{model.name} reads at most {model.longest_context} tokens; {longest}, prompt and "
             "output together, is too long"
         )
 
-    room = model.max_position_embeddings
+    room = model.longest_context
     if request.workload is not None:
         if request.workload.max_len > room:
             raise CapacityError(refusal(request.workload.max_len))
@@ -130,7 +130,12 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
     refused = [refusal(each + request.gen_len) for each in request.context_lens if each not in kept]
     if not kept:
         raise CapacityError(refused[0])
-    return (dataclasses.replace(request, context_lens=kept) if refused else request), refused
+    if model.extension is not None and max(kept) + request.gen_len > model.max_position_embeddings:
+        refused.append(
+            f"{model.name} reads more than {model.max_position_embeddings} tokens with its publisher's rope_scaling "
+            f"({model.extension.rope_type}, factor {model.extension.factor:g}) set in its configuration only"
+        )
+    return dataclasses.replace(request, context_lens=kept), refused
 
 
 def _prompt_lens(request: PlanRequest) -> tuple[int, int]:

@@ -8,8 +8,11 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
+
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.specs.hf_config import load_hf_config
+from magicdec.specs.layers import RopeScaling
 from magicdec.specs.model import ModelSpec
 
 PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
@@ -30,7 +33,13 @@ def checkpoint_directory(model: str) -> Path | None:
     return path if path.is_dir() else None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1)
+def _extensions() -> dict[str, RopeScaling]:
+    path = MODELS_DIRECTORY / "EXTENSIONS.toml"
+    return msgspec.toml.decode(path.read_bytes(), type=dict[str, RopeScaling])
+
+
+@lru_cache(maxsize=128)
 def load_model_spec(model: str) -> ModelSpec:
     """The spec of a model argument.
 
@@ -40,7 +49,7 @@ def load_model_spec(model: str) -> ModelSpec:
         return load_hf_config(EMBEDDED_DIRECTORY, name=EMBEDDED)
     named = MODELS_DIRECTORY / f"{model}.json"
     if "/" not in model and named.is_file():
-        return load_hf_config(named, name=model)
+        return msgspec.structs.replace(load_hf_config(named, name=model), extension=_extensions().get(model))
     path = Path(model)
     if path.exists():
         return load_hf_config(path)

@@ -113,6 +113,8 @@ def _quantization(keys: Keys) -> Quantization | None:
     if not isinstance(value, dict):
         raise keys.error("quantization_config", "an object", value)
     method = value.get("quant_method", "")
+    if method == "fp8" and value.get("weight_block_size"):
+        return Quantization(method=method, weight_dtype="fp8_block")
     if method in QUANTIZED:
         return Quantization(method=method, weight_dtype=QUANTIZED[method], experts_only=method == "mxfp4")
     if method in ("gptq", "awq"):

@@ -148,6 +148,10 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
             Projection("o", (_whole(hidden_size),), Part(self.num_heads, self.head_dim)),
         )
 
+    @property
+    def label(self) -> str:
+        return "full" if self.span is None else f"{self.mask} {self.span}"
+
     def num_parameters(self, hidden_size: int) -> int:
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         queries = q_size * (2 if self.gated else 1)
@@ -235,6 +239,10 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
             *(() if self.indexer is None else self.indexer.projections(hidden_size, rank or hidden_size)),
         )
 
+    @property
+    def label(self) -> str:
+        return "latent" if self.indexer is None else f"latent, {self.indexer.top_k} chosen"
+
     def num_parameters(self, hidden_size: int) -> int:
         rank = self.q_lora_rank or 0
         count = _matrices(self.projections(hidden_size)) + rank + self.kv_lora_rank  # norms
@@ -279,6 +287,10 @@ class GatedDeltaNet(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
             Projection("o", (_whole(hidden_size),), Part(self.num_value_heads, self.value_head_dim)),
         )
 
+    @property
+    def label(self) -> str:
+        return "gated delta net"
+
     def num_parameters(self, hidden_size: int) -> int:
         return (
             _matrices(self.projections(hidden_size))
@@ -313,6 +325,10 @@ class LightningAttention(msgspec.Struct, frozen=True, kw_only=True, tag_field="k
             Projection("linear_in", (Part(self.num_heads, 4 * self.head_dim),), _whole(hidden_size)),
             Projection("o", (_whole(hidden_size),), Part(self.num_heads, self.head_dim)),
         )
+
+    @property
+    def label(self) -> str:
+        return "lightning"
 
     def num_parameters(self, hidden_size: int) -> int:
         return _matrices(self.projections(hidden_size)) + self.num_heads * self.head_dim
@@ -357,6 +373,10 @@ class Mamba2(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="m
             Projection("o", (_whole(hidden_size),), Part(self.num_heads, self.head_dim)),
         )
 
+    @property
+    def label(self) -> str:
+        return "mamba-2"
+
     def num_parameters(self, hidden_size: int) -> int:
         count = _matrices(self.projections(hidden_size)) + self.conv_size * self.conv_kernel
         count += self.conv_size if self.conv_bias else 0
@@ -394,6 +414,10 @@ class MLP(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="mlp"
             Projection(f"{prefix}gate_up", (Part(self.width, self.num_inner),), _whole(hidden_size)),
             Projection(f"{prefix}down", (_whole(hidden_size),), Part(self.width, 1)),
         )
+
+    @property
+    def label(self) -> str:
+        return "mlp"
 
     def num_parameters(self, hidden_size: int) -> int:
         biases = self.num_inner * self.width + hidden_size if self.bias else 0
@@ -463,6 +487,10 @@ class MixtureOfExperts(msgspec.Struct, frozen=True, kw_only=True, tag_field="kin
     def expert_parameters(self, hidden_size: int) -> int:
         """Weights of all routed experts."""
         return self.num_experts * self.expert.num_parameters(self.inner_size(hidden_size))
+
+    @property
+    def label(self) -> str:
+        return f"{self.num_experts_per_tok} of {self.num_experts} experts"
 
     def num_parameters(self, hidden_size: int) -> int:
         biases = self.num_experts * (int(self.router_bias) + int(self.correction_bias))

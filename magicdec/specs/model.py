@@ -22,8 +22,10 @@ from magicdec.specs.layers import (
     Layer,
     Mixer,
     MixtureOfExperts,
+    RopeScaling,
     State,
 )
+from magicdec.specs.precision import Precision
 
 T = TypeVar("T")
 
@@ -101,8 +103,30 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     draft_vocab_size: int | None = None
     """Of a draft head: the tokens that it can propose, where they are fewer than the target's."""
     quantization: Quantization | None = None
+    extension: RopeScaling | None = None
+    """How its publisher says that it reads longer contexts than its configuration asks for."""
     names: TensorNames = TensorNames()
     eos_token_ids: tuple[int, ...] = ()
+
+    def dense_precision(self, precision: Precision) -> Precision:
+        """Of the weights that are not a routed expert's: 16 bits where only those are published in a narrow format."""
+        published = self.quantization
+        is_narrow = (
+            published is not None and published.experts_only and published.weight_dtype == precision.weight_dtype
+        )
+        return precision.tables if is_narrow else precision
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens that it reads, with the extension that its publisher describes."""
+        if self.extension is None:
+            return self.max_position_embeddings
+        reach = round(self.extension.factor * self.extension.original_max_position_embeddings)
+        return max(self.max_position_embeddings, reach)
+
+    def summary(self) -> str:
+        """Its layers by kind, for people: how many of each."""
+        return ", ".join(f"{count} {part.label}" for part, count in (*self.mixers, *self.feed_forwards))
 
     @property
     def num_hidden_layers(self) -> int:
