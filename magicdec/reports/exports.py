@@ -21,6 +21,11 @@ from magicdec.records import Record
 from magicdec.reports.data import candidate_record
 
 VERSIONS = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23", "trtllm": "TensorRT-LLM 1.2"}
+PLUGIN_VERSION = "vLLM 0.32"
+PLUGIN_CLASS = "magicdec.vllm.draft.SparseDraft"
+PLUGIN_METHODS = ("streamingllm",)
+"""Self-drafts that magicdec's own plugin (magicdec/vllm) runs in vLLM on any device."""
+PLUGIN_PAGE_SIZE, PLUGIN_SMALLEST_BUDGET = 32, 96
 PROMPT_LOOKUP_MAX = 4
 HEADS = ("eagle", "eagle3", "mtp")
 """Draft methods of trained heads."""
@@ -36,6 +41,8 @@ class Deployment:
     verdict: Verdict
     bands: tuple[Band, ...]
     """(first batch, last batch, gamma), without gaps from batch 1 on, at the best configuration's context."""
+    table: GammaTable | None = None
+    """All of the plan's gammas, for an engine that can be told them by batch and context."""
 
     @property
     def max_gamma(self) -> int:
@@ -82,6 +89,7 @@ def read_deployment(plan: Plan) -> Deployment:
         best=record,
         verdict=best.verdict,
         bands=tuple(batch_bands(plan.gamma_table, record.context_len)),
+        table=plan.gamma_table,
     )
 
 
@@ -106,9 +114,9 @@ def batch_bands(table: GammaTable, context_len: int) -> list[Band]:
 # What is common ------------------------------------------------------------------------------------------------------
 
 
-def _heading(engine: str, plan: Deployment) -> list[str]:
+def _heading(engine: str, plan: Deployment, *, version: str | None = None) -> list[str]:
     best = plan.best
-    lines = [f"Written by magicdec for {VERSIONS[engine]}."]
+    lines = [f"Written by magicdec for {version or VERSIONS[engine]}."]
     where = f"batch {best.batch_size}, context {best.context_len}, tp {best.tp_size}"
     where += f", {best.hardware}" if best.hardware else ""
     lines.append(f"Plan: {plan.model}, {where}: {describe(best)}" + (_predicted(plan) if best.is_speculative else ""))
@@ -169,6 +177,8 @@ def _command(words: Sequence[Sequence[str]]) -> str:
 
 def _vllm(plan: Deployment) -> str:
     best = plan.best
+    if best.draft == "self" and best.draft_method in PLUGIN_METHODS:
+        return _vllm_plugin(plan)
     lines = _heading("vllm", plan) + _off_note(plan)
     serve = ["vllm", "serve", shlex.quote(plan.model)]
     words = [serve, ["--tensor-parallel-size", str(best.tp_size)]]
@@ -191,6 +201,43 @@ def _vllm(plan: Deployment) -> str:
         if best.draft_method not in HEADS:
             lines.append("Untried by vLLM's own tests: gamma by batch size with a draft other than EAGLE and DFlash.")
     return _comment(lines) + _command([*words, ["--speculative-config", shlex.quote(json.dumps(config))]])
+
+
+def _vllm_plugin(plan: Deployment) -> str:
+    """The command that runs the plan's own draft, with magicdec's plugin."""
+    best = plan.best
+    assert best.draft_budget is not None
+    budget = max(best.draft_budget, PLUGIN_SMALLEST_BUDGET)
+    lines = [
+        *_heading("vllm", plan, version=PLUGIN_VERSION),
+        "Needs magicdec's plugin: pip install 'magicdec[vllm]' in the engine's environment (docs/vllm.md). Tested on",
+        "CPUs; on a GPU nothing was measured yet.",
+    ]
+    if budget != best.draft_budget:
+        lines.append(f"Changed: the budget holds at least three pages of {PLUGIN_PAGE_SIZE} tokens, so {budget}.")
+    settings: dict[str, Any] = {"draft_method": best.draft_method, "draft_budget": budget}
+    gammas = [best.gamma]
+    if plan.table is not None and any(any(row) for row in plan.table.gamma):
+        gammas += [gamma for row in plan.table.gamma for gamma in row]
+        settings["gamma_table"] = {
+            "batch_sizes": plan.table.batch_sizes,
+            "context_lens": plan.table.context_lens,
+            "gammas": plan.table.gamma,
+        }
+        lines.append("Supported: gamma by batch and context, 0 included (gamma_table).")
+    config: dict[str, Any] = {
+        "method": "custom_class", "model": PLUGIN_CLASS, "num_speculative_tokens": max(gammas),
+    }  # fmt: skip
+    if best.temperature > 0:
+        config["draft_sample_method"] = "probabilistic"
+    words = [
+        ["vllm", "serve", shlex.quote(plan.model)],
+        ["--tensor-parallel-size", str(best.tp_size)],
+        ["--block-size", str(PLUGIN_PAGE_SIZE)],
+        ["--speculative-config", shlex.quote(json.dumps(config))],
+        ["--additional-config", shlex.quote(json.dumps({"magicdec": settings}))],
+    ]
+    return _comment(lines) + _command(words)
 
 
 def _vllm_draft(best: Record) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from magicdec.perfmodel.planner import PlanRequest
 from magicdec.perfmodel.planner import plan as make_plan
 from magicdec.plan_document import GammaTable, Plan, parse_plan
 from magicdec.reports.exports import VERSIONS, batch_bands, draft_len_schedule, export
+from magicdec.vllm.settings import read_settings
 
 GOLDEN = Path(__file__).parent / "golden"
 DRAFTS: dict[str, dict[str, Any]] = {
@@ -70,6 +71,19 @@ def test_vllm_reads_back_the_plan(draft: str) -> None:
     assert all(gamma <= config["num_speculative_tokens"] for _, _, gamma in bands)
     assert bands[0][0] == 1
     assert all(a[1] + 1 == b[0] for a, b in pairwise(bands))
+
+
+def test_the_plugins_own_reader_takes_what_is_exported_for_it() -> None:
+    """The plan's budget and its whole table of gamma, by batch and context."""
+    document = sample("sparse-self")
+    command = "".join(line for line in export("vllm", document).splitlines(True) if not line.startswith("#"))
+    words = shlex.split(command)
+    settings = read_settings(json.loads(words[words.index("--additional-config") + 1]))
+    assert settings.draft_budget == document.best.draft_budget
+    assert settings.gamma_table is not None
+    assert [list(row) for row in settings.gamma_table.gammas] == document.gamma_table.gamma
+    speculation = json.loads(words[words.index("--speculative-config") + 1])
+    assert speculation["num_speculative_tokens"] >= settings.gamma_table.max_gamma
 
 
 @given(

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from magicdec.errors import ConfigError
+from magicdec.reports import exports
 from magicdec.specs.gamma_table import TableGamma
-from magicdec.vllm.settings import DraftSettings, check_pages, read_settings
-from magicdec.vllm.support import check_version
+from magicdec.vllm.settings import DRAFT_CLASS, METHODS, DraftSettings, check_pages, read_settings
+from magicdec.vllm.support import TESTED_VERSIONS, check_version
 
 
 def test_settings_are_read_from_the_engines_configuration() -> None:
@@ -54,3 +55,12 @@ def test_untested_versions_are_refused() -> None:
     for version in ("0.33.0", "0.3", "0.320.0"):
         with pytest.raises(ConfigError, match=r"untested .* tested: 0\.32"):
             check_version(version)
+
+
+def test_the_exported_command_names_this_plugin() -> None:
+    """Exports know nothing of this package but what stands in them."""
+    assert exports.PLUGIN_CLASS == DRAFT_CLASS
+    assert set(exports.PLUGIN_METHODS) <= set(METHODS)
+    assert exports.PLUGIN_VERSION.removeprefix("vLLM ") in TESTED_VERSIONS
+    smallest = DraftSettings(draft_budget=exports.PLUGIN_SMALLEST_BUDGET)
+    check_pages(smallest, page_size=exports.PLUGIN_PAGE_SIZE, max_gamma=1)
