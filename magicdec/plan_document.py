@@ -313,6 +313,7 @@ class Plan(Case, frozen=True, kw_only=True):
 class _Header(msgspec.Struct):
     kind: Any = None
     schema_version: Any = None
+    candidates: Any = None
 
 
 def load_plan(path: Path) -> Plan:
@@ -327,6 +328,15 @@ def load_plan(path: Path) -> Plan:
     except OSError as error:
         raise StorageError(f"cannot read plan {path}: {error.strerror or error}") from error
     return parse_plan(data, where=str(path))
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a file that can be read holds one JSON object, a plan of any version: a record of a plan is none."""
+    try:
+        header = msgspec.json.decode(path.read_bytes(), type=_Header)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return header.kind == "plan" and header.candidates is not None
 
 
 def parse_plan(data: bytes | str, *, where: str = "the plan") -> Plan:

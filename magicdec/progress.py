@@ -1,4 +1,8 @@
-"""What is being done right now, on stderr: one line that renews itself on a terminal, nothing when quiet or piped."""
+"""What is being done right now, on stderr: one line that renews itself on a terminal, nothing when quiet or piped.
+
+A `Step` also says how much is done; the line then has a bar and the time that is left at the pace so far. Nothing is
+drawn between messages, so that no thread runs beside what is being timed.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,53 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-CLEAR_LINE = "\r\x1b[2K"
-WIDTH = 78
+
+class Step(str):
+    """A message that begins step number `done` (from 0) of `total` of about equal length."""
+
+    __slots__ = ("done", "total")
+    done: int
+    total: int
+
+    def __new__(cls, message: str, *, done: int, total: int) -> Step:
+        step = super().__new__(cls, message)
+        step.done, step.total = done, total
+        return step
 
 
 @contextmanager
 def shown_progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Gives a function that shows a message; the line is cleared at the end, also after an error."""
+    """Gives a function that shows a message or a step; the line is cleared at the end, also after an error."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.table import Column
+
+    bar = Progress(
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        BarColumn(bar_width=12),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        speed_estimate_period=3600.0,
+        expand=True,
+    )
+    task = bar.add_task("", total=None)
 
     def show(message: str) -> None:
-        sys.stderr.write(CLEAR_LINE + message[:WIDTH])
-        sys.stderr.flush()
+        if isinstance(message, Step):
+            if bar.tasks[0].total != message.total or message.done < bar.tasks[0].completed:
+                bar.reset(task, total=message.total)
+            bar.update(task, completed=message.done, description=escape(message))
+        else:
+            bar.update(task, description=escape(message))
+        bar.refresh()
 
-    try:
+    with bar:
         yield show
-    finally:
-        sys.stderr.write(CLEAR_LINE)

@@ -18,6 +18,7 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.measure.configuration import MODEL_METHODS, BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
+from magicdec.progress import Step
 from magicdec.runtime.generate import INACTIVE, DecodeResult
 from magicdec.specs.speculation import SELF, SPARSE_METHODS, DraftMethod, SamplingSpec, SpeculationSpec
 
@@ -90,8 +91,9 @@ def measure_acceptance(
         ]
         session = BenchmarkSession(_benchmark_request(request, context, speculations), progress=progress)
         counts.prefill_s[context] = session.prefill_s
-        for speculation in speculations:
-            progress(f"acceptance: {speculation.draft_method} {speculation.draft_budget or ''} at context {context}")
+        for number, speculation in enumerate(speculations):
+            message = f"acceptance: {speculation.draft_method} {speculation.draft_budget or ''} at context {context}"
+            progress(Step(message, done=number, total=len(speculations)))
             started = time.perf_counter()
             result = session.run(speculation, run_to_end=True)
             key = (speculation.draft_method, speculation.draft_budget or context, context)

@@ -15,6 +15,7 @@ import torch
 
 from magicdec.calibrate.kernel_bench import Point
 from magicdec.measure.environment import available_memory_bytes
+from magicdec.progress import Step
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
@@ -132,8 +133,9 @@ def _time_group(model: Transformer, shapes: Shapes, *, rounds: int, progress: Ca
     )
     seconds: dict[tuple[str, EngineShape, bool], list[float]] = {}
     for number in range(rounds + 1):
-        for shape, sampling in shapes:
-            progress(f"engine steps, round {number}/{rounds}: batch {shape.batch_size}, context {shape.context_len}")
+        for index, (shape, sampling) in enumerate(shapes):
+            message = f"engine steps, round {number}/{rounds}: batch {shape.batch_size}, context {shape.context_len}"
+            progress(Step(message, done=number * len(shapes) + index, total=(rounds + 1) * len(shapes)))
             for phase, taken in _time_phases(engine, shape, sampling).items():
                 if number:
                     seconds.setdefault((phase, shape, sampling.is_greedy), []).append(taken)

@@ -59,6 +59,14 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+PIPED_WIDTH = 80
+
+
+def table_console() -> Console:
+    """A console for tables: as wide as the terminal, plain text and 80 columns when piped."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+
+
 def console() -> Console:
     """A console for stdout: at most 100 columns, plain text when piped."""
     plain = Console(highlight=False)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
+from magicdec.commands.options import table_console
 from magicdec.commands.usage import CommandGroup
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, show and export records.", no_args_is_help=True, cls=CommandGroup)
 Files = Annotated[list[Path], typer.Argument(help="Records files (JSON lines).")]
-TABLE_WIDTH = 80
 KEY_SHOWN = 8
 EXPORT_SUFFIXES = (".csv", ".json", ".parquet")
 
@@ -30,30 +29,37 @@ EXPORT_SUFFIXES = (".csv", ".json", ".parquet")
 @app.command("ls", epilog="Examples:\n\n  magicdec records ls grid.jsonl")
 def ls_command(files: Files) -> None:
     """One line per record."""
-    from rich.console import Console
     from rich.table import Table
 
     from magicdec.records import read_many
+    from magicdec.reports.style import GAMMA
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in ("key", "source", "model", "draft"):
-        table.add_column(name, no_wrap=True)
-    for name in ("budget", "gamma", "batch", "context", "tok/s", "speedup"):
+    table.add_column("key", no_wrap=True)
+    for name in ("source", "model", "draft"):
+        table.add_column(name, overflow="fold")
+    for name in ("budget", GAMMA, "batch", "context", "tok/s", "speedup"):
         table.add_column(name, justify="right", no_wrap=True)
     records = read_many(files)
     for record in records:
         table.add_row(*_cells(record))
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    console = table_console()
     console.print(table)
     console.print(f"{len(records)} records")
 
 
 def _cells(record: Record) -> tuple[str, ...]:
+    from rich.markup import escape
+
     return (
         record.key[:KEY_SHOWN],
-        record.source[:6],
-        record.model[:10],
-        record.draft_method[:8],
+        escape(record.source),
+        escape(record.model),
+        escape(
+            record.draft_method
+            if record.draft in ("self", "none", record.draft_method)
+            else f"{record.draft} {record.draft_method}"
+        ),
         "-" if record.draft_budget is None else str(record.draft_budget),
         str(record.gamma),
         str(record.batch_size),

@@ -58,10 +58,15 @@ def load_report_data(records: list[Path], plan: Path | None, profile: Path | Non
     import shlex
     import sys
 
-    from magicdec.plan_document import load_plan
+    from magicdec.plan_document import is_plan, load_plan
     from magicdec.records import read_many
     from magicdec.reports.data import ReportData, load_profile
 
+    plans = [path for path in records if is_plan(path)]
+    if len(plans) + (plan is not None) > 1:
+        raise ConfigError(f"one plan is shown at a time, not also {plans[-1]}")
+    plan = plan or next(iter(plans), None)
+    records = [path for path in records if path not in plans]
     return ReportData.from_records(
         read_many(records),
         load_plan(plan) if plan is not None else None,

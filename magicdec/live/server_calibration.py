@@ -25,6 +25,7 @@ from magicdec.live.observation import Counts, observe
 from magicdec.live.server_fit import ServerFit, ServerPoint
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
+from magicdec.progress import Step
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine, save_engine
 from magicdec.specs.model import ModelSpec
 
@@ -95,7 +96,7 @@ def send_plan(
     rounds: dict[Load, list[Round]] = {load: [] for load in plan.loads}
     order = plan.order
     for number, load in enumerate(order, 1):
-        progress(f"load {number} of {len(order)}: {load}")
+        progress(Step(f"load {number} of {len(order)}: {load}", done=number - 1, total=len(order)))
         before = _scrape(address)
         measured = drive(address, load, model=model, vocab_size=vocab_size, seed=plan.seed + number, clock=clock)
         rounds[load].append((measured, _drafted_share(before, _scrape(address))))

@@ -21,6 +21,7 @@ from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, media
 from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import autoregressive_step_bytes, phase_bytes, planned_memory_bytes
 from magicdec.naming import describe
+from magicdec.progress import Step
 from magicdec.records import BASELINE_MBU_FLOOR, Record, append_record, current_environment, read_records
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.generate import INACTIVE, DecodeResult
@@ -159,8 +160,10 @@ def measure(
             measurement.fenced.append(run)
     alone = found[AUTOREGRESSIVE]
     for repetition in range(request.repetitions):
-        for speculation in chosen or (AUTOREGRESSIVE,):
-            progress(f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}")
+        for number, speculation in enumerate(measured := chosen or (AUTOREGRESSIVE,)):
+            message = f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}"
+            done, total = repetition * len(measured) + number, request.repetitions * len(measured)
+            progress(Step(message, done=done, total=total))
             pair = _run_pair(session, speculation, repetition, references, fences=is_fenced)
             for measurement in (found[speculation], alone) if chosen else (alone,):
                 measurement.add(pair, is_autoregressive=measurement is alone, is_fenced=is_fenced)

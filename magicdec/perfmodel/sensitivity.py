@@ -28,6 +28,7 @@ from magicdec.plan_document import Candidate
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.model import ModelSpec
 
+SCHEMA_VERSION = 1
 STEP = 0.1
 State = tuple[Setup, AcceptanceProfile]
 ENGINE_INPUTS = {
@@ -82,6 +83,7 @@ class Sensitivity:
     def to_document(self) -> dict[str, Any]:
         """Plain data."""
         return {
+            "schema_version": SCHEMA_VERSION,
             "kind": "sensitivity",
             "configuration": msgspec.structs.asdict(self.configuration),
             "speedup": self.speedup,

@@ -25,6 +25,8 @@ GROUP_FRACTIONS = {
     "tokens_per_step_mape_iid", "acceptance_rate_mape", "acceptance_rate_mape_constant",
 }  # fmt: skip
 """Which figures of the groups that `validate` prints are fractions, shown in per cent."""
+GROUP_CONSTANTS = {"acceptance_rate", "acceptance", "concentration", "drift", "drift_depth"}
+"""What was fitted, rather than how far it is off: in JSON and CSV, not in what is read."""
 PLAIN = str.maketrans({"\u202f": None, "\u2212": "-", "\u2013": "-", "×": "x"})
 
 
@@ -127,7 +129,7 @@ def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
         console.print(f"[bold]{group.get('name', '')}[/bold]", soft_wrap=True)
         values = []
         for name, value in group.items():
-            if name == "name" or value is None or isinstance(value, list | dict | tuple):
+            if name in ("name", *GROUP_CONSTANTS) or value is None or isinstance(value, list | dict | tuple):
                 continue
             shown = f"{value:.3g}" if isinstance(value, float) else str(value)
             values.append(f"{name.replace('_', ' ')} {f'{value:.1%}' if name in GROUP_FRACTIONS else shown}")

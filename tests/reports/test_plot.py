@@ -81,3 +81,10 @@ def test_export_prints_or_writes(files: tuple[Path, Path], tmp_path: Path) -> No
     assert "vllm serve embedded" in text
     run("export", "vllm", files[1], "-o", tmp_path / "flags.sh")
     assert (tmp_path / "flags.sh").read_text() == text
+
+
+def test_a_plan_among_the_records_is_taken_for_what_it_is(files: tuple[Path, Path]) -> None:
+    given = run("plot", "heatmap", files[0], "--plan", files[1], "--format", "csv")
+    assert run("plot", "heatmap", files[1], files[0], "--format", "csv") == given
+    with pytest.raises(ConfigError, match="one plan"):
+        run("plot", "heatmap", files[1], "--plan", files[1])

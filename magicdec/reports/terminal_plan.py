@@ -1,0 +1,262 @@
+"""A plan's answer on a terminal: the tables of `magicdec plan`, plain when piped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from magicdec.plan_document import Candidate, Case, GammaTable, MemoryUse, NeedsAcceptance, Operation, Plan
+from magicdec.units import GIB, MILLI, format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console, JustifyMethod
+    from rich.table import Table
+
+WIDE = 110
+"""Columns of a terminal from which the tables show more of each candidate."""
+MAX_FRONTIER_ROWS = 16
+NO_ROOM = "no room"
+DRAFT = "draft method"
+"""Heading of the only column that may break over lines."""
+RIGHT: JustifyMethod = "right"
+
+
+def print_plan(answer: Plan, console: Console, *, why: bool = False) -> None:
+    """Every case with its tables; `why` adds the breakdown by operation and the memory."""
+    for case in answer.cases:
+        _print_case(console, answer, case)
+    if any(row.acceptance_extrapolated for row in answer.candidates):
+        console.print("* acceptance extrapolated from the budgets and contexts it was measured at", style="dim")
+    if why:
+        _print(
+            console,
+            "where a step's time goes (the draft's row is one of its steps)",
+            _breakdown_table(answer.breakdown, answer.best.gamma),
+        )
+        console.print(_memory_line(answer.memory))
+    if answer.needs_acceptance:
+        names = ", ".join(_wanted(each) for each in answer.needs_acceptance)
+        console.print(f"needs acceptance (none published for {answer.model}): {names}", style="dim")
+    for note in answer.notes:
+        console.print(f"note: {note}", style="dim")
+
+
+def _print_case(console: Console, answer: Plan, case: Case) -> None:
+    """One device and context: what was compared, the best, and the best gamma around it."""
+    best, alone, ceiling = case.best, case.autoregressive, case.best_autoregressive
+    console.print(
+        f"[bold]{answer.model}[/bold] on {best.tp_size} x {case.hardware}, engine {answer.engine}, "
+        f"batch {best.batch_size}, context {case.context_len}"
+    )
+    console.print(
+        f"autoregressive: {_ms(alone.tpot_s)} ms per token, {alone.tokens_per_s:.0f} tokens/s, "
+        f"bound by {alone.bound_by}"
+        + (f"; at its best batch {ceiling.batch_size}: {ceiling.tokens_per_s:.0f}" if ceiling is not None else "")
+    )
+    of_case = [row for row in answer.candidates if (row.hardware, row.context_len) == (case.hardware, case.context_len)]
+    if not case.best_by_batch and len(case.pareto) > 1:
+        shown = case.pareto[:: max(1, -(-len(case.pareto) // MAX_FRONTIER_ROWS))]
+        _print(console, "latency against throughput: nothing beats these in both", _cases_table(shown, console.width))
+    elif len(case.best_by_batch) > 1:
+        _print(console, "the best of each batch", _cases_table(case.best_by_batch, console.width))
+    elif of_case:
+        _print(
+            console,
+            "candidates, each with its best gamma (draft step and verification in ms)",
+            _candidates_table(of_case, console.width),
+        )
+    console.print(_verdict(answer, case, has_candidates=bool(of_case)))
+    if best.speedup_static_batch is not None:
+        console.print(f"with a static batch, which waits for its slowest sequence: {best.speedup_static_batch:.2f}x")
+    if best.prefill_share is not None:
+        console.print(
+            f"workload: prefill takes {best.prefill_share:.0%} of the devices' time; "
+            f"{best.gpu_hours_per_million_requests:.0f} GPU-hours per million requests"
+        )
+    if any(any(row) for row in case.gamma_table.gamma):
+        _print(
+            console,
+            "best gamma by batch and context; 0: off, ?: unclear, -: no room",
+            _gamma_table(case.gamma_table, console.width),
+        )
+
+
+def _wanted(lacking: NeedsAcceptance) -> str:
+    rate = lacking.break_even_acceptance_rate
+    pays = f"quicker from a rate of {rate:.2f}" if rate is not None else "quicker at no rate"
+    return f"{lacking.draft}/{lacking.draft_method} ({pays})"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds / MILLI:.3g}" if seconds < 1 else f"{seconds / MILLI:.0f}"
+
+
+def _print(console: Console, title: str, table: Table) -> None:
+    console.print(f"[bold]{title}[/bold]")
+    console.print(table)
+
+
+def _table(columns: Sequence[tuple[str, JustifyMethod]]) -> Table:
+    """Names break over lines where they do not fit, so that nothing is cut off; numbers do not."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name, side in columns:
+        table.add_column(name, justify=side, no_wrap=name != DRAFT, overflow="fold")
+    return table
+
+
+Cell = tuple[str, "JustifyMethod", Callable[[Candidate], str]]
+"""A column's heading, its side, and its text for a row."""
+
+
+def _candidate_rows(rows: Sequence[Candidate], columns: Sequence[Cell]) -> Table:
+    table = _table([(name, side) for name, side, _ in columns])
+    for row in rows:
+        table.add_row(*(text(row) for _, _, text in columns))
+    return table
+
+
+def _candidates_table(rows: Sequence[Candidate], width: int, limit: int = 12) -> Table:
+    """The best gamma of each draft and budget, best first; a wide terminal shows more of each."""
+    best: dict[tuple[Any, ...], Candidate] = {}
+    for row in rows:
+        best.setdefault((row.draft, row.draft_method, row.draft_budget), row)
+    columns: list[Cell] = [
+        (DRAFT, "left", _draft_name),
+        ("budget", "right", _budget),
+        ("gamma", "right", lambda row: str(row.gamma)),
+        ("draft", "right", lambda row: _ms(row.draft_step_s)),
+        ("verify", "right", lambda row: _ms(row.verify_step_s)),
+        ("tokens", "right", lambda row: f"{row.expected_tokens_per_step:.2f}"),
+        ("ms/tok", "right", lambda row: _ms(row.tpot_s)),
+        ("speedup (90 %)", "right", lambda row: f"{row.speedup:.2f} {row.speedup_low:.2f}-{row.speedup_high:.2f}"),
+        ("verdict", "left", _verdict_cell),
+    ]
+    if width >= WIDE:
+        columns += WIDE_COLUMNS
+    return _candidate_rows(list(best.values())[:limit], columns)
+
+
+def _budget(row: Candidate) -> str:
+    """A star marks acceptance outside the range that it was measured in."""
+    return str(row.draft_budget or "-") + ("*" if row.acceptance_extrapolated else "")
+
+
+def _draft_name(row: Candidate) -> str:
+    return row.draft_method if row.draft in ("self", row.draft_method) else f"{row.draft} {row.draft_method}"
+
+
+def _verdict_cell(row: Candidate) -> str:
+    return (row.verdict if row.is_speculative else "-") if row.fits else NO_ROOM
+
+
+def _over_best(row: Candidate) -> str:
+    gain = row.speedup_vs_best_autoregressive
+    return "-" if gain is None else f"{gain:.2f}"
+
+
+WIDE_COLUMNS: tuple[Cell, ...] = (
+    ("tok/s", "right", lambda row: f"{row.tokens_per_s:.0f}"),
+    ("x best batch", "right", _over_best),
+    ("GiB/GPU", "right", lambda row: f"{row.memory_bytes_per_gpu / GIB:.1f}"),
+    ("bound by", "left", lambda row: row.bound_by),
+)
+
+
+def _cases_table(rows: Sequence[Candidate], width: int, limit: int = 40) -> Table:
+    columns: list[Cell] = [
+        ("batch", "right", lambda row: str(row.batch_size)),
+        ("tp", "right", lambda row: str(row.tp_size)),
+        (DRAFT, "left", _draft_name),
+        ("budget", "right", _budget),
+        ("gamma", "right", lambda row: str(row.gamma)),
+        ("ms/tok", "right", lambda row: _ms(row.tpot_s)),
+        ("tok/s/GPU", "right", lambda row: f"{row.tokens_per_s_per_gpu:.0f}"),
+        ("x", "right", lambda row: f"{row.speedup:.2f}"),
+        ("verdict", "left", _verdict_cell),
+    ]
+    shown = rows[:limit]
+    if any(row.cost_per_million_tokens_usd for row in shown):
+        columns.append(("$/Mtok", "right", lambda row: f"{row.cost_per_million_tokens_usd or 0:.2f}"))
+    if width >= WIDE:
+        columns += WIDE_COLUMNS[1:]
+    return _candidate_rows(shown, columns)
+
+
+def _verdict(answer: Plan, case: Case, *, has_candidates: bool) -> str:
+    best = case.best
+    if not best.is_speculative and not has_candidates and answer.needs_acceptance:
+        return (
+            "[bold]best: autoregressive[/bold], for want of a draft whose acceptance is known; "
+            "give --acceptance-rate or --acceptance FILE"
+        )
+    if not best.is_speculative:
+        ceiling = case.best_autoregressive
+        rate = f": {best.tokens_per_s:.0f} tokens/s"
+        if ceiling is not None:
+            share = best.tokens_per_s_per_gpu / ceiling.tokens_per_s_per_gpu
+            rate += f", {share:.2f}x of what its best batch {ceiling.batch_size} gives per device"
+        return f"[bold]best: no speculation[/bold], decode autoregressively{rate}"
+    budget = f", budget {best.draft_budget}" if best.draft_budget else ""
+    gain, paid = best.speedup_vs_best_autoregressive, best.break_even_gen_len
+    return (
+        f"[bold]best: {best.draft}/{best.draft_method}{budget}, gamma {best.gamma}: {best.verdict}[/bold]; "
+        f"{best.speedup:.2f}x ({best.speedup_low:.2f}-{best.speedup_high:.2f}), {best.tokens_per_s:.0f} tokens/s; "
+        + (f"{gain:.2f}x autoregressive at its best batch" if gain is not None else "alone in keeping the limits")
+        + (f"; prefill paid back from {paid} tokens" if paid and paid > 1 else "")
+    )
+
+
+def _gamma_table(table: GammaTable, width: int) -> Table:
+    """With the speedup beside gamma where there is room for it."""
+    contexts = table.context_lens
+    shown = _table([("batch", "right"), *((_short(context), RIGHT) for context in contexts), ("quicker from", "right")])
+    wide = 6 + 10 * len(contexts) + 13 <= width
+
+    def cell(row: int, column: int) -> str:
+        if not table.fits[row][column]:
+            return "-"
+        gamma, doubt = table.gamma[row][column], "?" if table.verdict[row][column] == "unclear" else ""
+        return f"{gamma}{doubt} ({table.speedup[row][column]:.2f})" if wide and gamma else f"{gamma}{doubt}"
+
+    for row, batch in enumerate(table.batch_sizes):
+        start = table.break_even_context[row]
+        cells = [cell(row, column) for column in range(len(contexts))]
+        shown.add_row(str(batch), *cells, _quicker_from(start, contexts[0]))
+    return shown
+
+
+def _quicker_from(start: float | None, shortest: int) -> str:
+    """The least context with a speedup of 1, of which the table's first is only a bound."""
+    if start is None:
+        return "never"
+    return f"<= {_short(shortest)}" if start <= shortest else _short(round(start))
+
+
+def _short(tokens: int) -> str:
+    return f"{tokens / 1024:.3g}k" if tokens >= 1024 else str(tokens)
+
+
+def _breakdown_table(breakdown: dict[str, list[Operation]], gamma: int) -> Table:
+    columns: list[tuple[str, JustifyMethod]] = [
+        ("pass", "left"), ("operation", "left"), ("ms", "right"), ("ceiling ms", "right"), ("bound by", "left"),
+    ]  # fmt: skip
+    table = _table(columns)
+    for name, operations in breakdown.items():
+        if gamma == 0 and name != "autoregressive":
+            continue
+        for op in sorted(operations, key=lambda each: -each.time_s):
+            table.add_row(name, op.op, _ms(op.time_s), _ms(op.ceiling_s), op.bound_by)
+    return table
+
+
+def _memory_line(memory: MemoryUse) -> str:
+    parts = (("weights", memory.weights_bytes), ("KV", memory.kv_bytes), ("draft weights", memory.draft_weights_bytes),
+             ("draft KV", memory.draft_kv_bytes), ("workspace", memory.workspace_bytes),
+             ("of", memory.capacity_bytes))  # fmt: skip
+    sizes = ", ".join(f"{label} {format_bytes(size)}" for label, size in parts)
+    return (
+        f"memory per device: {sizes}; largest batch {memory.largest_batch:.0f} "
+        f"(autoregressive {memory.largest_autoregressive_batch:.0f})"
+    )

@@ -1,0 +1,33 @@
+"""The progress line, watched through a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+SCRIPT = """
+import time
+from magicdec.progress import Step, shown_progress
+with shown_progress(False) as show:
+    show("loading [bold]model[/bold]")
+    for done in range(10):
+        show(Step(f"repetition {done}", done=done, total=10))
+        time.sleep(0.05)
+"""
+
+
+def test_a_terminal_shows_the_message_as_it_is_and_the_time_left_and_a_pipe_nothing() -> None:
+    ours, its_end = pty.openpty()
+    subprocess.run([sys.executable, "-c", SCRIPT], stderr=its_end, env={**os.environ, "COLUMNS": "80"}, check=True)
+    os.close(its_end)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(ours, 65536).decode())
+    os.close(ours)
+    assert "loading [bold]model[/bold]" in shown
+    assert "repetition 9" in shown
+    last = shown[shown.rindex("repetition 9") :]
+    assert len(re.findall(r"\d:\d\d:\d\d", last.partition("\r")[0])) == 2, last
+    piped = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True)
+    assert piped.stderr == b""
