@@ -1,11 +1,12 @@
 """Measures decoding in vLLM: autoregressive and speculative runs of one (model, batch, context) in one engine.
 
 The engine is in this process, so that its steps, and their process CPU time, can be timed. One engine serves all
-configurations: between runs only the draft's settings change, and autoregressive decoding is gamma 0. A run begins with
-the step after which every sequence decodes, and ends with the step in which the first one ends, as in session.py.
+configurations: between runs only the draft's settings change, and autoregressive decoding is gamma 0; a request without
+configurations is decoded by the engine as it is, without the plugin. A run begins with the step after which every
+sequence decodes, and ends with the step in which the first one ends, as in session.py.
 
 A step is split by the engine's own calls: `draft` (all of what the plugin does), `verify` (or the forward pass of an
-autoregressive step), `sample` (logits to tokens, or rejection), `rest` (scheduler, inputs, outputs).
+autoregressive step), `sample` (logits to tokens, or rejection); the rest is the scheduler's, inputs and outputs.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class VllmSession:
         self._llm = LLM(**self._engine_arguments())
         self._core = self._llm.llm_engine
         runner = self._core.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-        self._draft = runner.drafter
+        self._draft = runner.drafter if request.speculations else None
         self._phases: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for name, phase in PHASES.items():
             setattr(runner, name, self._timed(getattr(runner, name), phase))
@@ -174,14 +175,15 @@ class VllmSession:
             "distributed_executor_backend": "uni",
             "disable_log_stats": False,
             "seed": request.sampling.seed,
-            "speculative_config": {
+        }
+        if request.speculations:
+            arguments["speculative_config"] = {
                 "method": "custom_class",
                 "model": DRAFT_CLASS,
-                "num_speculative_tokens": max(request.max_gamma, 1),
+                "num_speculative_tokens": request.max_gamma,
                 "draft_sample_method": "probabilistic",
-            },
-            "additional_config": {CONFIG_KEY: {"draft_budget": smallest}},
-        }
+            }
+            arguments["additional_config"] = {CONFIG_KEY: {"draft_budget": smallest}}
         if request.device == "cpu":
             needed = self.spec.kv_elements_per_token() * 4 * (request.max_len + 2 * page_size) * request.batch_size
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(1 + int(1.1 * needed / GIB)))
@@ -198,6 +200,8 @@ class VllmSession:
         return timed
 
     def _configure(self, speculation: SpeculationSpec) -> None:
+        if self._draft is None:
+            return
         table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((0,),))
         if speculation.is_autoregressive:
             self._draft.settings = msgspec.structs.replace(self._draft.settings, gamma_table=table)
@@ -274,6 +278,8 @@ class VllmSession:
 
     def _counters(self) -> tuple[float, np.ndarray]:
         """Drafts made, and drafted tokens accepted by position, so far."""
+        if self._draft is None:
+            return 0.0, np.zeros(0)
         found = {metric.name: metric for metric in self._llm.get_metrics()}
         by_position = found["vllm:spec_decode_num_accepted_tokens_per_pos"].values
         return found["vllm:spec_decode_num_drafts"].value, np.array(by_position, dtype=float)

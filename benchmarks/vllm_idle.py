@@ -1,0 +1,86 @@
+"""What the plugin costs where it drafts nothing: vLLM without it, and with gamma 0, by process CPU time per step.
+
+Both engines are started, each in a process with one thread, and decode in turns, so that what else the machine does
+meets both. Run in vLLM's environment:
+
+    .venv-vllm/bin/python benchmarks/vllm_idle.py --batch 8 --context 4000
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+
+KINDS = ("without", "gamma 0")
+
+
+def work(kind: str, batch: int, context: int, gen_len: int) -> None:
+    """Decodes once for each line of stdin, and writes seconds of process CPU time per step."""
+    from magicdec.measure.configuration import BenchmarkRequest
+    from magicdec.measure.vllm_session import VllmSession
+    from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+
+    draft = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=3)
+    request = BenchmarkRequest(
+        model="embedded", batch_size=batch, context_len=context, gen_len=gen_len,
+        speculations=() if kind == "without" else (draft,), sampling=SamplingSpec(temperature=0.0),
+    )  # fmt: skip
+    session = VllmSession(request)
+    session.run(gen_len=12)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(session.run().step_cpu_s, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--context", type=int, default=4000)
+    parser.add_argument("--gen-len", type=int, default=64)
+    parser.add_argument("--repetitions", type=int, default=8)
+    parser.add_argument("--worker", choices=KINDS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker, options.batch, options.context, options.gen_len)
+        return
+    shape = ["--batch", str(options.batch), "--context", str(options.context), "--gen-len", str(options.gen_len)]
+    workers = {
+        kind: subprocess.Popen(
+            [sys.executable, __file__, "--worker", kind, *shape],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for kind in KINDS
+    }  # fmt: skip
+
+    def answer(kind: str) -> str:
+        """The worker's next line that is its own: the engine writes to stdout too."""
+        output = workers[kind].stdout
+        assert output is not None
+        for line in output:
+            word = line.strip()
+            if word == "ready" or word.replace(".", "", 1).isdigit():
+                return word
+        raise SystemExit(f"the engine {kind} ended")
+
+    for kind in KINDS:
+        answer(kind)
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for repetition in range(options.repetitions):
+        for kind in KINDS if repetition % 2 else reversed(KINDS):
+            stdin = workers[kind].stdin
+            assert stdin is not None
+            print(file=stdin, flush=True)
+            times[kind].append(float(answer(kind)))
+    for kind, seconds in times.items():
+        print(f"{kind}: median {statistics.median(seconds) * 1e3:.2f} ms of CPU time per step")
+    ratios = [b / a for a, b in zip(*times.values(), strict=True)]
+    print(f"gamma 0 over without: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
+    for worker in workers.values():
+        worker.communicate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What is refused when the draft is built, before weights load; and what the plugin does where nothing asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.vllm.settings import DRAFT_CLASS
+
+
+def engine_config(**arguments: Any) -> Any:
+    """The engine's configuration, as its own front end makes it: no engine is started."""
+    from cases import ENGINE
+    from vllm.engine.arg_utils import EngineArgs
+
+    known = {name: value for name, value in ENGINE.items() if name != "disable_log_stats"}
+    return EngineArgs(**{**known, **arguments}).create_engine_config()
+
+
+@pytest.fixture
+def config() -> Any:
+    speculation = {"method": "custom_class", "model": DRAFT_CLASS, "num_speculative_tokens": 3}
+    return engine_config(speculative_config=speculation)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "message"),
+    [
+        ("parallel_config", "pipeline_parallel_size", 2, "pipeline parallelism; supported: decoder-only"),
+        ("parallel_config", "data_parallel_size", 2, "one engine per replica"),
+        ("scheduler_config", "async_scheduling", True, "asynchronous scheduling"),
+        ("cache_config", "cache_dtype", "fp8_e5m2", "quantised KV cache"),
+        ("cache_config", "block_size", 256, "use at least 768"),
+        ("speculative_config", "num_speculative_tokens", 3, "set num_speculative_tokens"),
+    ],
+)
+def test_what_is_not_supported_is_refused_in_one_line(
+    config: Any, part: str, name: str, value: Any, message: str
+) -> None:
+    from magicdec.vllm.draft import SparseDraft
+
+    SparseDraft(config)
+    setattr(getattr(config, part), name, value)
+    if part == "speculative_config":
+        table = {"batch_sizes": [1], "context_lens": [1], "gammas": [[4]]}
+        config.additional_config = {"magicdec": {"gamma_table": table}}
+    with pytest.raises(ConfigError, match=message) as refused:
+        SparseDraft(config)
+    assert "\n" not in str(refused.value)
+
+
+def test_slots_ahead_are_reserved_for_this_draft_only(config: Any) -> None:
+    """The plugin is loaded by the engine's own front end; n-gram drafts and no drafts stay as they were."""
+    assert config.num_lookahead_tokens == 3
+    assert engine_config().num_lookahead_tokens == 0
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    assert engine_config(speculative_config=ngram).num_lookahead_tokens == 0
+
+
+def test_an_untested_version_stays_as_it_is_and_refuses_the_draft(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm
+    from vllm.config import VllmConfig
+
+    from magicdec.vllm.draft import SparseDraft
+    from magicdec.vllm.plugin import register
+
+    patched = VllmConfig.num_lookahead_tokens
+    monkeypatch.setattr(VllmConfig, "num_lookahead_tokens", property(patched.fget.__wrapped__))
+    monkeypatch.setattr(vllm, "__version__", "0.99.0")
+    register()
+    assert config.num_lookahead_tokens == 0
+    with pytest.raises(ConfigError, match="untested"):
+        SparseDraft(config)
