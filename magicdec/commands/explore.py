@@ -12,6 +12,7 @@ from magicdec.commands import completion
 EPILOG = """Examples:\n
   magicdec explore\n
   magicdec explore --model path/to/config.json --port 8080 --no-browser\n
+  magicdec explore --host 0.0.0.0 --allow-host planner.example.org --no-browser\n
   magicdec explore --model embedded --hardware local.toml --engine local.engine.toml\n
 """
 
@@ -29,9 +30,12 @@ def explore_command(
     acceptance: Annotated[
         list[Path] | None, typer.Option(help="Measured acceptance profile of that model; repeatable.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; others can reach it unless it is loopback.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback it needs --allow-host.")] = (
         "127.0.0.1"
     ),
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A host name that requests may ask for, such as a container's; repeatable.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8642,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
 ) -> None:
@@ -45,7 +49,7 @@ def explore_command(
     catalog = Catalog.given(
         model=model, hardware=hardware, engine=engine, acceptance=[str(path) for path in acceptance or ()]
     )
-    with Server(Explorer(catalog), host, port) as server:
+    with Server(Explorer(catalog), host, port, allowed_hosts=allow_host or ()) as server:
         print(f"{server.url}  (Ctrl-C stops it)", flush=True)
         if browser:
             webbrowser.open(server.url)

@@ -63,7 +63,7 @@ class Explorer:
         values = {name: given.get(name, _text(getattr(state, name))) for name in CONTROLS}
         choices = {name: self.catalog.choices(name) for name, each in CONTROLS.items() if each.kind == "choice"}
         page = self._templates.get_template("explore.html").render(
-            controls=CONTROLS, values=values, choices=choices, figures=FIGURES, **answered
+            controls=CONTROLS, start=_start(self.catalog), values=values, choices=choices, figures=FIGURES, **answered
         )
         return page, "error" not in answered
 
@@ -97,6 +97,11 @@ class Explorer:
 
     def _chart(self, name: str, query: str) -> Chart | None:
         return draw(name, _report_data(self.plan(query)))
+
+
+def _start(catalog: Catalog) -> dict[str, str]:
+    """What the controls hold without a query, by name; the others start empty."""
+    return {name: _text(getattr(catalog.start, name)) for name in CONTROLS if "_" not in name}
 
 
 def script() -> str:

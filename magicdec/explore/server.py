@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -29,14 +29,28 @@ Reply = tuple[HTTPStatus, str, str]
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one explorer. Bound to loopback it answers only requests that name it so, which keeps out web pages that
-    point a name of theirs at this machine."""
+    """Serves one explorer. It answers only requests that name it loopback or a host that was allowed, which keeps out
+    web pages that point a name of theirs at this machine."""
 
     daemon_threads = True
 
-    def __init__(self, explorer: Explorer, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Raises ConfigError when the address cannot be taken."""
+    def __init__(
+        self, explorer: Explorer, host: str = "127.0.0.1", port: int = 0, *, allowed_hosts: Iterable[str] = ()
+    ) -> None:
+        """`allowed_hosts` are the names that a request may give this machine, besides loopback's.
+
+        Raises ConfigError when the address cannot be taken, or reaches beyond loopback with no name allowed.
+        """
         self.explorer = explorer
+        self.allowed_hosts = frozenset(each.strip().lower() for each in allowed_hosts)
+        for name in self.allowed_hosts:
+            if not name or _host_name(name if ":" not in name else f"[{name}]") != name:
+                raise ConfigError(f"--allow-host takes a name or an address without a port, not '{name}'")
+        if not self.allowed_hosts and not _is_loopback(host):
+            raise ConfigError(
+                f"--host {host} lets other machines in: name the host that they are to ask for, as in "
+                "--allow-host planner.example.org"
+            )
         if ":" in host:
             import socket
 
@@ -48,9 +62,10 @@ class Server(ThreadingHTTPServer):
             raise ConfigError(f"cannot listen on {host}, port {port}: {reason}; --port 0 takes a free one") from error
         self.host = host
 
-    @property
-    def is_local(self) -> bool:
-        return self.host == "localhost" or ipaddress.ip_address(self.server_address[0]).is_loopback  # type: ignore[arg-type]  # an address of our family is text
+    def answers(self, host: str) -> bool:
+        """Whether it is meant by a Host header."""
+        name = _host_name(host)
+        return _is_loopback(name) or name in self.allowed_hosts
 
     @property
     def url(self) -> str:
@@ -66,10 +81,14 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        if self.server.is_local and not _names_loopback(self.headers.get("Host", "")):
-            self._send(HTTPStatus.FORBIDDEN, PLAIN, "this page answers on loopback only\n")
+        if not self.server.answers(self.headers.get("Host", "")):
+            self._send(HTTPStatus.FORBIDDEN, PLAIN, "this page answers on loopback only, or to --allow-host\n")
             return
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError:
+            self._send(HTTPStatus.BAD_REQUEST, PLAIN, "not an address\n")
+            return
         try:
             self._send(*self._reply(url.path, url.query))
         except MagicdecError as error:
@@ -118,9 +137,15 @@ def _page(content: str, answered: bool) -> Reply:
     return HTTPStatus.OK if answered else HTTPStatus.BAD_REQUEST, HTML, content
 
 
-def _names_loopback(host: str) -> bool:
-    """Whether a Host header names this machine's loopback, whatever the port."""
-    name = urlsplit(f"//{host}").hostname or ""
+def _host_name(host: str) -> str:
+    """The name in a Host header, whatever the port; "" where there is none to be read."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
     if name == "localhost":
         return True
     try:

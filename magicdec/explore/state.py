@@ -12,15 +12,21 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile
 from magicdec.perfmodel.planner import PlanRequest
 from magicdec.specs.catalog import load_model_spec, model_names
-from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.hardware import HardwareProfile, hardware_names, load_hardware
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import HEAD_METHODS, SPARSE_METHODS
-from magicdec.units import GIGA
+from magicdec.units import GIGA, MILLI
 
 METHODS = (*SPARSE_METHODS, "full", "ngram", *HEAD_METHODS)
 MAX_DRAFT_PARAMETERS = 4 * GIGA
 MAX_DIGITS = 12
+FORMATS = {"weight_dtype": ("bf16", "fp8", "int8", "int4", "fp32"), "kv_dtype": ("bf16", "fp8", "int4", "fp32")}
+EXAMPLES = {
+    "whole": "a whole number like 64",
+    "share": "a number from 0 to 1, like 0.8",
+    "milliseconds": "a number of milliseconds like 30",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +34,7 @@ class Control:
     """One control: its label, how it is read, and what it may be left empty for."""
 
     label: str
-    kind: Literal["choice", "whole", "share"]
+    kind: Literal["choice", "whole", "share", "milliseconds"]
     empty: str = ""
     """What an empty control means; "" where it must be filled."""
     hint: str = ""
@@ -37,6 +43,7 @@ class Control:
 CONTROLS: dict[str, Control] = {
     "model": Control(label="Model", kind="choice"),
     "hardware": Control(label="Hardware", kind="choice"),
+    "engine": Control(label="Engine", kind="choice", empty="the device's"),
     "tp": Control(label="Tensor parallel", kind="whole", empty="the whole node", hint="ranks; empty: the whole node"),
     "batch": Control(label="Batch", kind="whole", hint="sequences"),
     "context": Control(label="Context", kind="whole", hint="tokens of the prompt"),
@@ -44,8 +51,15 @@ CONTROLS: dict[str, Control] = {
     "budget": Control(
         label="Draft budget", kind="whole", empty="searched", hint="KV slots per draft step; empty: searched"
     ),
+    "draft_tp": Control(
+        label="Draft tensor parallel", kind="whole", empty="all ranks", hint="ranks of the draft; empty: all"
+    ),
     "gamma": Control(label="γ", kind="whole", empty="searched", hint="drafted per step; empty: searched"),
     "acceptance": Control(label="Acceptance", kind="share", empty="as measured", hint="0 to 1; empty: as measured"),
+    "weight_dtype": Control(label="Weights", kind="choice", empty="the default"),
+    "kv_dtype": Control(label="KV cache", kind="choice", empty="the default"),
+    "tpot_ms": Control(label="Limit per token", kind="milliseconds", empty="none", hint="ms; empty: none"),
+    "ttft_ms": Control(label="Limit to first token", kind="milliseconds", empty="none", hint="ms; empty: none"),
 }
 """In the order of the page; the names are those of the query string and, but for `draft`, of `magicdec plan`."""
 
@@ -56,13 +70,19 @@ class State:
 
     model: str = "llama-3.1-8b"
     hardware: str = "a100-sxm-80gb"
+    engine: str | None = None
     tp: int | None = None
     batch: int = 64
     context: int = 32_768
     draft: str | None = None
     budget: int | None = None
+    draft_tp: int | None = None
     gamma: int | None = None
     acceptance: float | None = None
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
 
     def query(self) -> str:
         """The state as a query string: what differs from the defaults, the model and the device always."""
@@ -124,6 +144,10 @@ class Catalog:
             return [*self.models, *(each for each in model_names() if each not in self.models)]
         if name == "hardware":
             return [*self.hardware, *(each for each in hardware_names() if each not in self.hardware)]
+        if name == "engine":
+            return engine_names()
+        if name in FORMATS:
+            return list(FORMATS[name])
         small = [each for each in model_names() if load_model_spec(each).num_parameters <= MAX_DRAFT_PARAMETERS]
         return [*METHODS, *small]
 
@@ -152,7 +176,7 @@ class Catalog:
                 raise ValueError(text)
             return int(text) if control.kind == "whole" else float(text)
         except ValueError:
-            example = "a whole number like 64" if control.kind == "whole" else "a number from 0 to 1, like 0.8"
+            example = EXAMPLES[control.kind]
             raise ConfigError(f"{name} must be {example}, not '{text[:40]}'") from None
 
     def request(self, state: State) -> PlanRequest:
@@ -162,15 +186,20 @@ class Catalog:
         return PlanRequest(
             model=self.models.get(state.model, state.model),
             hardware=(self.hardware.get(state.hardware, state.hardware),),
-            engine=self.engine if is_start_device else None,
+            engine=state.engine or (self.engine if is_start_device else None),
             tp_size=state.tp,
             batch_sizes=(state.batch,),
             context_lens=(state.context,),
             draft=None if is_method else state.draft,
             draft_method=state.draft if is_method else None,
             draft_budgets=(state.budget,) if state.budget is not None else (),
+            draft_tp_size=state.draft_tp,
             gamma=state.gamma,
             acceptance_rate=state.acceptance,
+            weight_dtype=state.weight_dtype,
+            kv_dtype=state.kv_dtype,
+            tpot_limit_s=None if state.tpot_ms is None else state.tpot_ms * MILLI,
+            ttft_limit_s=None if state.ttft_ms is None else state.ttft_ms * MILLI,
             acceptance=self.acceptance if state.model == self.start.model else (),
         )
 
@@ -184,14 +213,18 @@ class Catalog:
             ("--batch", state.batch),
             ("--context", state.context),
         ]
-        if state.hardware == self.start.hardware:
+        if state.engine is not None:
+            options.append(("--engine", state.engine))
+        elif state.hardware == self.start.hardware:
             options += [("--engine", each) for each in self.sources.get("engine", ())]
         if state.model == self.start.model:
             options += [("--acceptance", each) for each in self.sources.get("acceptance", ())]
         draft = "--draft-method" if state.draft in METHODS else "--draft"
         for option, value in (
-            ("--tp", state.tp), (draft, state.draft), ("--draft-budget", state.budget), ("--gamma", state.gamma),
-            ("--acceptance-rate", state.acceptance),
+            ("--tp", state.tp), (draft, state.draft), ("--draft-budget", state.budget),
+            ("--draft-tp", state.draft_tp), ("--gamma", state.gamma), ("--acceptance-rate", state.acceptance),
+            ("--weight-dtype", state.weight_dtype), ("--kv-dtype", state.kv_dtype), ("--tpot-ms", state.tpot_ms),
+            ("--ttft-ms", state.ttft_ms),
         ):  # fmt: skip
             if value is not None:
                 options.append((option, value))

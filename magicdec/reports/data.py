@@ -134,7 +134,8 @@ def candidate_record(plan: Plan, row: Candidate) -> Record:
     request = plan.request
     return Record(
         source=plan.source, model=plan.model, engine=plan.engine, temperature=request.temperature, top_k=request.top_k,
-        top_p=request.top_p, gen_len=request.gen_len or None, **shared,
+        top_p=request.top_p, gen_len=request.gen_len or None,
+        autoregressive_tokens_per_s=row.tokens_per_s / row.speedup, **shared,
     )  # fmt: skip
 
 

@@ -244,6 +244,7 @@ def candidate_table(data: ReportData) -> Table | None:
                 row.batch_size, row.context_len, _method(record), row.draft_budget, row.gamma, row.tp_size, row.step_s,
                 row.expected_tokens_per_step, row.tokens_per_s, row.speedup, _interval(record), row.verdict,
                 row.bound_by, "yes" if row.fits else "no",
+                "extrapolated" if row.acceptance_extrapolated else "in range",
             )
         )  # fmt: skip
     columns = (
@@ -261,6 +262,7 @@ def candidate_table(data: ReportData) -> Table | None:
         Column(name="verdict", title="Verdict"),
         Column(name="bound_by", title="Bound by"),
         Column(name="fits", title="Fits"),
+        Column(name="acceptance_range", title="Acceptance"),
     )
     return Table(name="candidates", title="What the plan considered", columns=columns, rows=tuple(rows))
 

@@ -58,6 +58,35 @@ def test_a_control_moves_the_answer_and_the_address(page: webdriver.Chrome) -> N
     assert again.find_element(By.NAME, "batch").get_attribute("value") == "1"
 
 
+def test_back_undoes_a_control_and_forward_does_it_again(page: webdriver.Chrome) -> None:
+    field = page.find_element(By.NAME, "batch")
+    field.clear()
+    field.send_keys("16")
+    says(page, "batch 16")
+    page.back()
+    says(page, "batch 64")
+    assert field.get_attribute("value") == "64"
+    page.forward()
+    says(page, "batch 16")
+    assert field.get_attribute("value") == "16"
+
+
+def test_two_settings_stand_side_by_side_and_the_link_holds_both(page: webdriver.Chrome) -> None:
+    page.find_element(By.ID, "pin").click()
+    WebDriverWait(page, 20).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
+    field = page.find_element(By.NAME, "batch")
+    field.clear()
+    field.send_keys("16")
+    says(page, "batch 16")
+    assert "batch 64" in page.find_element(By.ID, "beside").text
+    page.get(page.current_url)
+    page.refresh()
+    WebDriverWait(page, 20).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
+    says(page, "batch 16")
+    page.find_element(By.ID, "unpin").click()
+    assert not page.find_element(By.ID, "beside").is_displayed()
+
+
 def test_buttons_double_and_halve_from_the_keyboard(page: webdriver.Chrome) -> None:
     more = page.find_element(By.CSS_SELECTOR, '[data-for="batch"][data-step="1"]')
     more.send_keys(Keys.ENTER)
@@ -75,7 +104,8 @@ def test_bad_input_is_the_one_line_and_good_input_brings_the_answer_back(page: w
     field.clear()
     field.send_keys("9000000")
     says(page, "llama-3.1-8b reads at most 131072 tokens")
-    assert page.find_elements(By.CSS_SELECTOR, "#figures svg") == []
+    assert page.find_element(By.CSS_SELECTOR, "#answer .facts").text != ""  # the last answer stays, and its figures
+    assert page.find_elements(By.CSS_SELECTOR, "#figures svg") != []
     field.clear()
     field.send_keys("8192")
     says(page, "context 8192")

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import magicdec
 from magicdec.errors import ConfigError
 from magicdec.explore.page import FIGURES, Explorer
 from magicdec.explore.server import Server
@@ -98,11 +99,49 @@ def test_other_addresses_are_not_there(server: Server) -> None:
 
 def test_a_page_of_elsewhere_cannot_ask(server: Server) -> None:
     """A name that somebody points at 127.0.0.1 is refused, as is a request without one."""
-    for host, expected in (("evil.example", 403), ("", 403), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]", 200)):
+    for host, expected in (
+        ("evil.example", 403),
+        ("", 403),
+        ("localhost:1", 200),
+        ("127.0.0.1", 200),
+        ("[::1]", 200),
+        ("[", 403),
+    ):
         connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
         connection.request("GET", "/explore.css", headers={"Host": host})
         assert connection.getresponse().status == expected, host
         connection.close()
+
+
+def test_beyond_loopback_it_answers_to_allowed_names_only(explorer: Explorer) -> None:
+    with pytest.raises(ConfigError, match="--allow-host"):
+        Server(explorer, "0.0.0.0")
+    with pytest.raises(ConfigError, match="without a port"):
+        Server(explorer, "0.0.0.0", allowed_hosts=["planner.example.org:80"])
+    with Server(explorer, "0.0.0.0", allowed_hosts=["Planner.example.org"]) as server:
+        for host, expected in (
+            ("planner.example.org:80", True),
+            ("localhost", True),
+            ("evil.example", False),
+            ("[", False),
+        ):
+            assert server.answers(host) is expected
+
+
+def test_formats_limits_and_the_engine_are_the_plans(server: Server) -> None:
+    query = "hardware=h100-sxm-80gb&weight_dtype=fp8&kv_dtype=fp8&tpot_ms=30&engine=vllm"
+    status, text = get(server, f"/plan.json?{query}")
+    assert status == 200
+    answer = magicdec.plan(
+        model="llama-3.1-8b", hardware="h100-sxm-80gb", context=32768, batch=64, weight_dtype="fp8", kv_dtype="fp8",
+        tpot_ms=30, engine="vllm",
+    )  # fmt: skip
+    assert json.loads(text)["best"] == msgspec.to_builtins(answer.best)
+    page = get(server, f"/answer?{query}")[1]
+    assert "--weight-dtype fp8 --kv-dtype fp8 --tpot-ms 30" in page
+    baseline = f"{answer.autoregressive.tokens_per_s:,.0f}".replace(",", "\u202f")
+    assert f"instead of {baseline}" in page
+    assert get(server, "/answer?tpot_ms=soon")[0] == 400
 
 
 def test_a_port_that_is_taken_is_the_users_error(server: Server, explorer: Explorer) -> None:
@@ -155,7 +194,17 @@ def test_the_command_serves_on_loopback_until_it_is_stopped(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_listened_on_is_one_line() -> None:
-    command = [sys.executable, "-m", "magicdec", "explore", "--host", "203.0.113.7", "--no-browser"]
+    command = [
+        sys.executable,
+        "-m",
+        "magicdec",
+        "explore",
+        "--host",
+        "203.0.113.7",
+        "--allow-host",
+        "a",
+        "--no-browser",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith("magicdec: cannot listen on 203.0.113.7")

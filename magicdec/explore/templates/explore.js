@@ -25,28 +25,39 @@
     busy(false);
   };
 
+  // What stays when a question has no answer: the last answer and its figures, under the error's line.
+  const showError = (html) => {
+    answer.querySelectorAll(".error").forEach((each) => each.remove());
+    answer.insertAdjacentHTML("afterbegin", html);
+    answer.classList.add("outdated");
+    busy(false);
+  };
+
   // Asks the planner, keeps the address a link to what is shown, then draws; a newer question ends an older one.
-  const update = async () => {
+  const update = async (isMove = true) => {
     running.abort();
     running = new AbortController();
     const { signal } = running;
     const state = query();
-    history.replaceState(null, "", "/?" + state);
+    if (isMove) history.pushState(null, "", "/?" + state + location.hash);
     busy(true);
     for (const holder of figures) holder.classList.add("stale");
     try {
       const response = await fetch("/answer?" + state, { signal });
-      answer.innerHTML = await response.text();
-      window.enhance(answer);
-      status.textContent = answer.querySelector(".verdict, .error").textContent;
-      if (response.ok) await drawFigures(state, signal);
-      else {
-        for (const holder of figures) holder.replaceChildren();
-        busy(false);
+      const html = await response.text();
+      if (!response.ok) {
+        showError(html);
+        status.textContent = answer.querySelector(".error").textContent;
+        return;
       }
+      answer.innerHTML = html;
+      answer.classList.remove("outdated");
+      window.enhance(answer);
+      status.textContent = answer.querySelector(".verdict").textContent;
+      await drawFigures(state, signal);
     } catch (error) {
       if (error.name === "AbortError") return;
-      answer.innerHTML = '<p class="error" role="alert">No answer: is magicdec explore still running?</p>';
+      showError('<p class="error" role="alert">No answer: is magicdec explore still running?</p>');
     }
   };
 
@@ -62,8 +73,40 @@
   }
   form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
 
+  // Back and forward: the controls say what the address says, and the planner answers that.
+  const defaults = new Map([...new FormData(form)].map(([name]) => [name, form.dataset[name] ?? ""]));
+  window.addEventListener("popstate", () => {
+    const given = new URLSearchParams(location.search);
+    for (const [name, value] of defaults) form.elements[name].value = given.get(name) ?? value;
+    clearTimeout(waiting);
+    showBeside();
+    if (query() === asked) return;
+    asked = query();
+    update(false);
+  });
+
+  // A second setting beside the first: kept in the address after the #, so that the link shows both.
+  const beside = document.getElementById("beside");
+  const showBeside = async () => {
+    const pinned = new URLSearchParams(location.hash.slice(1)).get("setting");
+    beside.hidden = pinned === null;
+    if (pinned === null) return;
+    document.getElementById("pinned").href = "/?" + pinned;
+    const response = await fetch("/answer?" + pinned);
+    beside.lastElementChild.innerHTML = await response.text();
+    window.enhance(beside);
+  };
+  const pin = (pinned) => {
+    const hash = pinned === null ? "" : "#" + new URLSearchParams({ setting: pinned });
+    history.pushState(null, "", location.pathname + location.search + hash);
+    showBeside();
+  };
+  document.getElementById("pin").addEventListener("click", () => pin(query()));
+  document.getElementById("unpin").addEventListener("click", () => pin(null));
+  showBeside();
+
   // Less and more: counts of sequences and tokens double and halve, the others move by one notch.
-  const START = { tp: 8, budget: 512, gamma: 3, acceptance: 0.8 };
+  const START = { tp: 8, budget: 512, draft_tp: 1, gamma: 3, acceptance: 0.8, tpot_ms: 30, ttft_ms: 1000 };
   const moved = (name, text, step) => {
     const value = Number(text);
     if (text.trim() === "" || !Number.isFinite(value)) return START[name] ?? text;
