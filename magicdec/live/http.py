@@ -80,8 +80,8 @@ def token() -> str | None:
 def get(address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LIMIT_BYTES) -> bytes:
     """What the address answers.
 
-    Raises ServerError: unreachable, slower than `timeout_s` in all, larger than `limit_bytes`, not status 200, or a
-    redirect to another host.
+    Raises ServerError: unreachable, slower than `timeout_s` in all, larger than `limit_bytes`, cut short, not status
+    200, or a redirect to another host.
     """
     asked = address
     for _ in range(MAX_REDIRECTS + 1):
@@ -136,6 +136,9 @@ def _get_once(address: Address, *, timeout_s: float, limit_bytes: int) -> tuple[
                 raise ServerError(f"{address} answers with more than {format_bytes(limit_bytes)}; nothing was read")
         if late.is_set():
             raise TimeoutError
+        announced = response.getheader("Content-Length", "")
+        if response.status == http.client.OK and announced.isdecimal() and len(body) != int(announced):
+            raise ServerError(f"{address} ended its answer after {len(body)} of {announced} bytes")
         return response.status, response.getheader("Location"), bytes(body)
     except (OSError, http.client.HTTPException) as error:
         if late.is_set() or isinstance(error, TimeoutError):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import subprocess
+import sys
+import time
 from itertools import pairwise
 
 import msgspec
@@ -224,3 +228,27 @@ def test_the_command_advises_from_two_dumps(tmp_path, monkeypatch):
     assert "vllm serve llama-3.1-8b" in done.stdout
     save_profile(constant_profile(0.5), tmp_path / "x.json")
     assert (tmp_path / "r.jsonl").read_text().count("\n") == 1
+
+
+def test_watching_ends_with_the_last_view_when_it_is_stopped(serve):  # noqa: F811
+    """Ctrl-C after a few scrapes: exit code 0, and advice and trend as they were last."""
+    engine = Vllm(model="llama-3.1-8b")
+    number = iter(range(1000))
+
+    def answer(handler) -> None:
+        engine.serve(random_requests(next(number), number=5))
+        handler.reply(engine.scrape().encode())
+
+    server, address = serve({"/metrics": answer})
+    words = ["observe", str(address), "--draft", "eagle", "--hardware", "a100-sxm-80gb", "--watch"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "magicdec", *words, "--seconds", "2", "--interval", "0.2"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as program:  # fmt: skip
+        while len(server.seen) < 5 and program.poll() is None:
+            time.sleep(0.1)
+        program.send_signal(signal.SIGINT)
+        printed, failed = program.communicate(timeout=60)
+    assert (program.returncode, failed) == (0, "")
+    assert "advice: " in printed
+    assert any(bar in printed for bar in "▁▂▃▄▅▆▇█")

@@ -76,6 +76,17 @@ def test_a_response_is_bounded_in_size(serve):
     assert len(get(address.at("/metrics"), limit_bytes=5000)) == 5000
 
 
+def test_an_answer_that_is_cut_short_is_refused(serve):
+    """Half a scrape would look like counters that are gone."""
+
+    def half(handler):
+        handler.wfile.write(b"HTTP/1.0 200 OK\r\nContent-Length: 100\r\n\r\nvllm:x 1\n")
+
+    _, address = serve({"/metrics": half})
+    with pytest.raises(ServerError, match="9 of 100 bytes"):
+        get(address.at("/metrics"))
+
+
 @pytest.mark.parametrize("part", ["headers", "body"])
 def test_a_response_is_bounded_in_time_though_bytes_keep_coming(serve, part):
     """A byte now and then renews a socket's own time-out; the whole answer's does not."""
