@@ -20,6 +20,10 @@ USER_ERROR_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
 LONGEST_MESSAGE = 800
+EXTRAS = {
+    "httpx": ("server", "this command"), "typst": ("pdf", "a PDF"), "pandas": ("frame", "this command"),
+}  # fmt: skip
+"""Packages that only some commands need: the extra that brings each, and what needs it."""
 RUN_PACKAGES = ("torch", "tokenizers", "safetensors")
 
 app = typer.Typer(
@@ -98,8 +102,8 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED_EXIT_CODE)
     except ModuleNotFoundError as error:
-        if error.name == "httpx":
-            _fail("this command needs httpx: pip install 'magicdec[server]'")
+        if error.name in EXTRAS:
+            _fail(f"{EXTRAS[error.name][1]} needs {error.name}: pip install 'magicdec[{EXTRAS[error.name][0]}]'")
         if error.name not in RUN_PACKAGES:
             raise
         _fail(f"this command needs {error.name}: pip install 'magicdec[run]' (planning and reports work without)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,11 +52,12 @@ def demo_command(
             sources=[str(records)],
         )
         write_html(data, output / "report.html")
-        write_pdf(data, output / "report.pdf")
-    _print_summary(result, output, time.monotonic() - started)
+        if has_pdf := find_spec("typst") is not None:
+            write_pdf(data, output / "report.pdf")
+    _print_summary(result, output, time.monotonic() - started, has_pdf=has_pdf)
 
 
-def _print_summary(result: DemoResult, output: Path, elapsed_s: float) -> None:
+def _print_summary(result: DemoResult, output: Path, elapsed_s: float, *, has_pdf: bool) -> None:
     small = next(r for r in result.measured if r.batch_size == 1 and r.gamma > 0)
     verdict = "does not pay" if result.small_plan.best.gamma == 0 else "pays"
     print(
@@ -81,4 +83,5 @@ def _print_summary(result: DemoResult, output: Path, elapsed_s: float) -> None:
         pair = next(pair for pair in result.comparison.pairs if pair.measured.key == chosen.key)
         if (at_that_speed := pair.normalised("speedup")) is not None:
             print(f"rescaled to the speed of memory and processor during the runs: predicted {at_that_speed:.2f}x")
-    print(f"report: {output / 'report.html'} and {output / 'report.pdf'} ({format_seconds(elapsed_s)})")
+    pdf = f" and {output / 'report.pdf'}" if has_pdf else "; as a PDF too with pip install 'magicdec[pdf]'"
+    print(f"report: {output / 'report.html'}{pdf} ({format_seconds(elapsed_s)})")

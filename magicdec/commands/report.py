@@ -28,7 +28,8 @@ def report_command(
         Path | None, typer.Option(help="The hardware profile (TOML), for the roofline's ceilings.")
     ] = None,
     output: Annotated[
-        list[Path] | None, typer.Option("--output", "-o", help="report.html, report.pdf, or both.")
+        list[Path] | None,
+        typer.Option("--output", "-o", help="report.html, report.pdf (needs magicdec[pdf]), or both."),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the report.")] = "Speculative decoding report",
 ) -> None:
