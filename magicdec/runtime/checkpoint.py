@@ -16,6 +16,10 @@ from magicdec.errors import CheckpointError
 
 ALL = slice(None)
 INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+COMPUTED_TENSORS = ("rotary_emb.inv_freq",)
+"""How tensors end that older checkpoints store and their configuration determines."""
 
 
 class TensorSource(Protocol):
@@ -24,19 +28,24 @@ class TensorSource(Protocol):
     def read(self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL) -> Tensor:
         """Rows and columns of a tensor which as a whole must have `shape` (columns: of matrices only)."""
 
+    def check_all_read(self) -> None:
+        """Raises CheckpointError when there is a tensor that nobody asked for: the model computes something else."""
+
     def __contains__(self, name: str) -> bool: ...
 
 
 class CheckpointDirectory:
     """The safetensors files of a directory. Only the wanted part of each tensor is read.
 
-    Raises CheckpointError when there are none, one is damaged or missing, or a tensor is absent or misshapen.
+    Raises CheckpointError when there are none, one is damaged or missing, or a tensor is absent, misshapen, or not of
+    floating-point numbers.
     """
 
     def __init__(self, directory: Path, *, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
         self._directory = directory
         self._files: dict[str, Any] = {}
+        self._read: set[str] = set()
         for path in _shard_files(directory):
             try:
                 file = safe_open(str(path), framework="pt")
@@ -51,7 +60,13 @@ class CheckpointDirectory:
     def read(self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL) -> Tensor:
         if name not in self._files:
             raise CheckpointError(f"{self._directory} has no tensor {name}, which its config.json calls for")
+        self._read.add(name)
         view = self._files[name].get_slice(name)
+        if view.get_dtype() not in FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{self._directory}: tensor {name} is of {view.get_dtype()}, which is planned for but not run; choose "
+                "a checkpoint in bf16, fp16 or fp32"
+            )
         found = tuple(view.get_shape())
         if found != shape:
             raise CheckpointError(
@@ -61,9 +76,20 @@ class CheckpointDirectory:
         # Into memory of torch's own alignment, whatever the file's.
         return torch.empty(part.shape, device=self._device, dtype=self._dtype).copy_(part)
 
+    def check_all_read(self) -> None:
+        left = sorted(name for name in self._files if name not in self._read and not name.endswith(COMPUTED_TENSORS))
+        if left:
+            more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+            raise CheckpointError(
+                f"{self._directory}: tensor {left[0]}{more} has no place in the model that its config.json describes"
+            )
+
 
 def _shard_files(directory: Path) -> list[Path]:
-    index = directory / INDEX_FILE
+    """The files that transformers would load: `model.safetensors`, else those of the index; else the only one."""
+    index, single = directory / INDEX_FILE, directory / SINGLE_FILE
+    if single.is_file():
+        return [single]
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -74,6 +100,11 @@ def _shard_files(directory: Path) -> list[Path]:
             raise CheckpointError(f"{directory} lacks {', '.join(missing)}, which {INDEX_FILE} names")
         return [directory / name for name in names]
     files = sorted(directory.glob("*.safetensors"))
+    if len(files) > 1:
+        raise CheckpointError(
+            f"{directory} holds {len(files)} safetensors files and neither {SINGLE_FILE} nor {INDEX_FILE}, which "
+            "would say which of them are the model"
+        )
     if not files:
         pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
         hint = "; pickled weights are never loaded: convert them to safetensors" if pickled else ""
@@ -92,6 +123,9 @@ class RandomTensors:
 
     def __contains__(self, name: str) -> bool:
         return True
+
+    def check_all_read(self) -> None:
+        """Nothing is left over: a tensor comes into being when it is read."""
 
     def read(self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL) -> Tensor:
         if name.endswith("norm.weight"):

@@ -125,8 +125,8 @@ class _Builder:
         vocab = tp.slice_of(spec.vocab_size)
         table_shape = (spec.vocab_size, spec.hidden_size)
         embedding = self._source.read("model.embed_tokens.weight", table_shape, vocab)
-        head = embedding if spec.tie_word_embeddings else self._source.read("lm_head.weight", table_shape, vocab)
-        return Transformer(
+        head = self._head(embedding, table_shape, vocab)
+        model = Transformer(
             spec=spec,
             tp=tp,
             num_heads=self._num_heads,
@@ -137,6 +137,23 @@ class _Builder:
             head=ColumnParallelLinear(weight=head),
             rotary=RotaryEmbedding(self._rope, self._device, embedding.dtype),
         )
+        self._source.check_all_read()
+        return model
+
+    def _head(self, embedding: Tensor, shape: tuple[int, int], vocab: slice) -> Tensor:
+        """The head's own table, or the embedding where they are tied; one that is stored beside must be the same."""
+        is_stored = isinstance(self._source, CheckpointDirectory) and "lm_head.weight" in self._source
+        if self._spec.tie_word_embeddings and not is_stored:
+            return embedding
+        head = self._source.read("lm_head.weight", shape, vocab)
+        if not self._spec.tie_word_embeddings:
+            return head
+        if not torch.equal(head, embedding):
+            raise CheckpointError(
+                f"{self._spec.name}: tensor lm_head.weight differs from the embedding, but its config.json ties them "
+                "(tie_word_embeddings)"
+            )
+        return embedding
 
     def _layer(self, prefix: str) -> Layer:
         spec, kind, attention = self._spec, self._attention, f"{prefix}.self_attn"

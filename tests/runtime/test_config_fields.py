@@ -1,0 +1,151 @@
+"""Every field of transformers' own configurations, changed one at a time: the same logits, or a refusal in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from magicdec.errors import MagicdecError
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.weights import load_model
+from tests.runtime.conftest import FAMILIES, write_checkpoint
+
+ARCHITECTURES = ("llama-gqa-tied", "mistral-window", "qwen2", "qwen3")
+PROMPT = torch.randint(1, 90, (24,), generator=torch.Generator().manual_seed(1)).tolist()
+OTHER_VALUES: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("gelu", "relu"),
+    "layer_types": (["sliding_attention", "full_attention", "full_attention"],),
+    "rope_parameters": (
+        {"rope_type": "default", "rope_theta": 500.0},
+        {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0},
+        {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16},
+        {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    ),
+    "sliding_window": (6, None),
+    "max_window_layers": (1,),
+    "rms_norm_eps": (0.1,),
+    "head_dim": (16,),
+    "num_key_value_heads": (1, 6),
+    "per_layer_config": (),
+    "dtype": ("bfloat16",),
+}
+"""What is tried of fields whose type does not say it."""
+SKIPPED = {"architectures", "return_dict", "transformers_version", "id2label", "label2id", "problem_type", "model_type"}
+"""Fields of files and software, and those of classifiers."""
+
+
+def changes(config: PreTrainedConfig) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in config.to_dict().items():
+        if name in SKIPPED:
+            continue
+        if name in OTHER_VALUES:
+            found += [(name, each) for each in OTHER_VALUES[name] if each != value]
+        elif isinstance(value, bool):
+            found.append((name, not value))
+        elif isinstance(value, int):
+            found.append((name, value * 2))
+        elif isinstance(value, float):
+            found.append((name, value + 0.25))
+        elif value is None:
+            found.append((name, 1))
+    return found
+
+
+def their_logits(directory: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(torch.tensor([PROMPT])).logits[0, -1]
+
+
+def our_logits(directory: Path) -> torch.Tensor:
+    engine = Engine(load_model(directory), batch_size=1, max_len=40)
+    engine.prefill([PROMPT])
+    return engine.forward(engine.pending_B[:, None])[0, -1]
+
+
+def outcome(directory: Path, expected: torch.Tensor) -> str:
+    """Raises AssertionError where a checkpoint runs and gives other logits."""
+    try:
+        ours = our_logits(directory)
+    except MagicdecError as refusal:
+        return f"refused in {len(str(refusal).splitlines())} line"
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+    return "equal"
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_each_field_changed_gives_the_same_logits_or_a_refusal(family: str, tmp_path: Path) -> None:
+    base, outcomes = FAMILIES[family], []
+    for index, (name, value) in enumerate(changes(base)):
+        try:
+            config = type(base)(**{**base.to_dict(), name: value})
+            directory = write_checkpoint(tmp_path / str(index), config)
+            expected = their_logits(directory)
+        except Exception:
+            continue
+        outcomes.append(outcome(directory, expected))
+    assert set(outcomes) == {"equal", "refused in 1 line"}
+    assert outcomes.count("equal") >= 15
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_windows_from_some_layer_on_are_where_transformers_has_them(family: str, first: int, tmp_path: Path) -> None:
+    given = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": first, "layer_types": None}
+    config = type(FAMILIES[family])(**{**FAMILIES[family].to_dict(), **given})
+    expected = "refused in 1 line" if first == 1 else "equal"
+    directory = write_checkpoint(tmp_path / "a", config)
+    assert outcome(directory, their_logits(directory)) == expected
+
+
+def altered(directory: Path, **tensors: torch.Tensor) -> Path:
+    """The checkpoint with these tensors added or replaced; dots in names are written as two underscores."""
+    file = directory / "model.safetensors"
+    save_file({**load_file(file), **{k.replace("__", "."): v for k, v in tensors.items()}}, file, {"format": "pt"})
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("model__layers__0__self_attn__q_proj__bias", torch.ones(48)),
+        ("model__layers__0__mlp__down_proj__weight_scale", torch.ones(1)),
+        ("model__layers__1__self_attn__sinks", torch.ones(6)),
+    ],
+)
+def test_a_tensor_without_a_place_is_refused_by_name(name: str, tensor: torch.Tensor, tmp_path: Path) -> None:
+    directory = altered(write_checkpoint(tmp_path / "a", FAMILIES["llama-mha"]), **{name: tensor})
+    with pytest.raises(MagicdecError, match=name.replace("__", r"\.")):
+        load_model(directory)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_weights_that_are_not_floating_point_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    weight = torch.ones(80, 48).to(dtype)
+    directory = write_checkpoint(tmp_path / "a", FAMILIES["llama-mha"])
+    altered(directory, model__layers__0__mlp__up_proj__weight=weight)
+    with pytest.raises(MagicdecError, match="planned for but not run"):
+        load_model(directory)
+
+
+def test_a_stray_file_beside_the_model_is_not_read(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "a", FAMILIES["llama-mha"])
+    expected = our_logits(directory)
+    other = {name: torch.zeros_like(value) for name, value in load_file(directory / "model.safetensors").items()}
+    save_file(other, directory / "zz-adapter.safetensors", {"format": "pt"})
+    torch.testing.assert_close(our_logits(directory), expected)
+
+
+def test_a_tied_head_that_differs_from_the_stored_one_is_refused(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "a", FAMILIES["llama-gqa-tied"])
+    altered(directory, lm_head__weight=load_file(directory / "model.safetensors")["model.embed_tokens.weight"].clone())
+    load_model(directory)
+    altered(directory, lm_head__weight=torch.zeros(96, 48))
+    with pytest.raises(MagicdecError, match="lm_head"):
+        load_model(directory)
