@@ -66,7 +66,7 @@ def percent(values: np.ndarray) -> str:
 
 def test_the_errors_stated_of_the_demo_are_those_of_its_records() -> None:
     found = errors(ROOT / "results" / "demo-2-cores.jsonl")
-    assert stated(r"over these (\d+) configurations: step time ([\d.]+)%, speedup ([\d.]+)%") == [
+    assert stated(r"over all (\d+) configurations: step time ([\d.]+)%, speedup ([\d.]+)%") == [
         str(found["step_s"].size), percent(found["step_s"]), percent(found["speedup"]),
     ]  # fmt: skip
     assert stated(r"(\d+) of the (\d+) measured speedups lie in") == [
