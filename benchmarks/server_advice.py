@@ -32,6 +32,7 @@ TIMED_STEPS = 16
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
 }  # fmt: skip
 
 
@@ -186,7 +187,7 @@ def main() -> None:
     serving = Serving(model="embedded", hardware=given.hardware, engine=str(profile), temperature=0.0)
     held = sum(each["context_len"] for each in used["runs"]) / SETS  # aborted requests are in no histogram of lengths
     advice = advise(situation_of(seen, draft, serving, context=held))
-    lines = observation_lines(seen, draft) + advice_lines(advice, None)
+    lines = observation_lines(seen, draft) + advice_lines(advice, seen.counts.tpot_s)
     print("\n".join(lines), flush=True)
     written: dict[str, Any] = {
         "loads": [{**load, "error": error} for load, error in zip(first["loads"], fit.errors, strict=True)],
