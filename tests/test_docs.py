@@ -41,7 +41,7 @@ def test_the_example_of_an_acceptance_profile_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (block,) = re.findall(r"```python\n(from .*?)```", text, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "extending.md", "exec"), {})
     assert capsys.readouterr().out.strip() == "[512.0, 1024.0]"
@@ -53,7 +53,7 @@ def test_the_profiles_of_a_device_and_an_engine_load(tmp_path: Path) -> None:
     from magicdec.specs.hardware import load_hardware
 
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    device, engine = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    device, engine = re.findall(r"```toml\n(name = .*?)```", text, flags=re.DOTALL)
     (tmp_path / "my-gpu.toml").write_text(device)
     (tmp_path / "my-server.toml").write_text(engine)
     assert not load_hardware(tmp_path / "my-gpu.toml").is_measured

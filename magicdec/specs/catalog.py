@@ -14,6 +14,7 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.specs.hf_config import load_hf_config
 from magicdec.specs.layers import RopeScaling
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.model_file import load_model_file
 
 PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
 MODELS_DIRECTORY = PACKAGE_DIRECTORY / "specs" / "data" / "models"
@@ -51,6 +52,8 @@ def load_model_spec(model: str) -> ModelSpec:
     if "/" not in model and named.is_file():
         return msgspec.structs.replace(load_hf_config(named, name=model), extension=_extensions().get(model))
     path = Path(model)
+    if path.suffix == ".toml":
+        return load_model_file(path)
     if path.exists():
         return load_hf_config(path)
     if "/" in model or model.endswith(".json"):

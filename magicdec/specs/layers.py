@@ -73,6 +73,10 @@ class State(msgspec.Struct, frozen=True):
     conv_elements: int = 0
 
 
+class _Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="none"):
+    """What files tell apart by `kind`."""
+
+
 class Part(msgspec.Struct, frozen=True):
     """One side of a matrix, or a piece of it: `num_heads` × `size`. Ranks divide the heads; beyond one rank per head
     they hold copies. One head: the same on every rank."""
@@ -109,7 +113,7 @@ def _matrices(projections: tuple[Projection, ...]) -> int:
     return sum(each.num_parameters for each in projections)
 
 
-class Attention(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="attention"):
+class Attention(_Kind, frozen=True, kw_only=True, tag="attention"):
     """Grouped-query attention: q [A·D, H], k and v [K·D, H], o [H, A·D].
 
     `mask` says which of the tokens up to its own a query sees: all; the last `span` (a window); or those of its own
@@ -197,7 +201,7 @@ class Indexer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="latent_attention"):
+class LatentAttention(_Kind, frozen=True, kw_only=True, tag="latent_attention"):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds one latent of `kv_lora_rank` and one
     rotated key of `qk_rope_head_dim` per token, shared by all heads.
 
@@ -262,7 +266,7 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
         return ()
 
 
-class GatedDeltaNet(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gated_delta_net"):
+class GatedDeltaNet(_Kind, frozen=True, kw_only=True, tag="gated_delta_net"):
     """Linear attention with a gated delta rule (arXiv 2412.06464; Qwen3-Next): a state of key × value per value head,
     after a short causal convolution of queries, keys and values."""
 
@@ -313,7 +317,7 @@ class GatedDeltaNet(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
         )
 
 
-class LightningAttention(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="lightning_attention"):
+class LightningAttention(_Kind, frozen=True, kw_only=True, tag="lightning_attention"):
     """Linear attention with a fixed decay per head (arXiv 2401.04658; MiniMax-01): a state of D × D per head; fused
     q, k, v, an output gate, and a norm of the heads' outputs."""
 
@@ -340,7 +344,7 @@ class LightningAttention(msgspec.Struct, frozen=True, kw_only=True, tag_field="k
         return (State(self.num_heads, self.head_dim**2),)
 
 
-class Mamba2(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="mamba2"):
+class Mamba2(_Kind, frozen=True, kw_only=True, tag="mamba2"):
     """A state-space layer (arXiv 2405.21060): a state of head_dim × state_size per head, after a short convolution of
     the inputs and of the state's input and output maps, which `num_groups` groups of heads share."""
 
@@ -392,7 +396,7 @@ class Mamba2(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="m
         return (State(self.num_groups, recurrent, conv),)
 
 
-class MLP(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="mlp"):
+class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
     """down(activation(gate(x)) · up(x)), or down(activation(up(x))) where it is not gated."""
 
     width: int
@@ -424,7 +428,7 @@ class MLP(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="mlp"
         return _matrices(self.projections(hidden_size)) + biases
 
 
-class MixtureOfExperts(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="mixture_of_experts"):
+class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts"):
     """A router that sends each token to `num_experts_per_tok` of `num_experts` MLPs, beside `num_shared` experts that
     every token passes (as one MLP of `shared_width` in all)."""
 
@@ -507,7 +511,7 @@ FeedForward = MLP | MixtureOfExperts
 LINEAR_MIXERS = (GatedDeltaNet, LightningAttention, Mamba2)
 
 
-class Layer(msgspec.Struct, frozen=True, kw_only=True):
+class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What mixes tokens and what transforms each of them; a block may have only one of the two."""
 
     mixer: Mixer | None = None
