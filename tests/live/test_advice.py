@@ -30,7 +30,7 @@ from magicdec.perfmodel.intervals import relative_errors
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points
 from tests.live.servers import Request, Vllm, random_requests
-from tests.live.test_http import serve  # noqa: F401  # a fixture
+from tests.live.test_server_http import serve  # noqa: F401  # a fixture
 
 SERVING = Serving(model="llama-3.1-8b", hardware="a100-sxm-80gb", engine="ours")
 EAGLE, NGRAM = parse_draft("eagle"), parse_draft("ngram")

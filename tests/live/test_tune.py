@@ -17,7 +17,7 @@ from magicdec.live.tune import Trial, candidates, check_command, regret, restart
 from tests.live import servers
 from tests.live.servers import Vllm, random_requests
 from tests.live.test_advice import situation
-from tests.live.test_http import Handler
+from tests.live.test_server_http import Handler
 
 RATES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 
