@@ -9,6 +9,7 @@ meets both. Run in vLLM's environment:
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -18,7 +19,7 @@ KINDS = ("without", "gamma 0")
 
 
 def work(kind: str, batch: int, context: int, gen_len: int) -> None:
-    """Decodes once for each line of stdin, and writes seconds of process CPU time per step."""
+    """Decodes once for each line of stdin, and writes seconds of process CPU time per step, whole and by phase."""
     from magicdec.measure.configuration import BenchmarkRequest
     from magicdec.measure.vllm_session import VllmSession
     from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
@@ -32,7 +33,8 @@ def work(kind: str, batch: int, context: int, gen_len: int) -> None:
     session.run(gen_len=12)
     print("ready", flush=True)
     for _ in sys.stdin:
-        print(session.run().step_cpu_s, flush=True)
+        run = session.run()
+        print(json.dumps({"step": run.step_cpu_s, **run.times.phases_cpu_s}), flush=True)
 
 
 def main() -> None:
@@ -60,23 +62,23 @@ def main() -> None:
         output = workers[kind].stdout
         assert output is not None
         for line in output:
-            word = line.strip()
-            if word == "ready" or word.replace(".", "", 1).isdigit():
-                return word
+            if line.startswith(("ready", '{"step"')):
+                return line
         raise SystemExit(f"the engine {kind} ended")
 
     for kind in KINDS:
         answer(kind)
-    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    times: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     for repetition in range(options.repetitions):
         for kind in KINDS if repetition % 2 else reversed(KINDS):
             stdin = workers[kind].stdin
             assert stdin is not None
             print(file=stdin, flush=True)
-            times[kind].append(float(answer(kind)))
-    for kind, seconds in times.items():
-        print(f"{kind}: median {statistics.median(seconds) * 1e3:.2f} ms of CPU time per step")
-    ratios = [b / a for a, b in zip(*times.values(), strict=True)]
+            times[kind].append(json.loads(answer(kind)))
+    for kind, runs in times.items():
+        medians = {name: statistics.median(run[name] for run in runs) * 1e3 for name in runs[0]}
+        print(f"{kind}, ms of CPU time: " + ", ".join(f"{name} {value:.2f}" for name, value in medians.items()))
+    ratios = [b["step"] / a["step"] for a, b in zip(*times.values(), strict=True)]
     print(f"gamma 0 over without: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
     for worker in workers.values():
         worker.communicate()

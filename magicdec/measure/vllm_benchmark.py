@@ -99,6 +99,7 @@ def to_vllm_record(session: VllmSession, measurement: VllmMeasurement) -> Record
         step_s=median([run.step_wall_s for run in runs]),
         autoregressive_step_samples_s=[run.step_wall_s for run in baselines],
         step_samples_s=[run.step_wall_s for run in runs] if is_speculative else None,
+        prefill_s=session.prefill_s,
         breakdown_s=wall,
         expected_tokens_per_step=median([run.num_tokens / (run.num_steps * request.batch_size) for run in runs]),
         acceptance_by_position=(accepted / np.maximum(drafted, 1)).tolist() if is_speculative else None,
