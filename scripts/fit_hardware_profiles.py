@@ -31,7 +31,7 @@ from magicdec.validate.kernels import extrapolation_error, refit_error
 
 FILES = (
     "gemm_bf16.csv.gz", "gemm_quantized.csv.gz", "decode_attention_bf16.csv.gz", "decode_attention_fp8.csv.gz",
-    "prefill_attention_bf16.csv.gz", "allreduce_bf16.csv.gz", "allreduce_engines.csv.gz",
+    "prefill_attention_bf16.csv.gz", "moe.csv.gz", "allreduce_bf16.csv.gz", "allreduce_engines.csv.gz",
 )  # fmt: skip
 SOURCE = "aiconfigurator-core 0.12.0 measured-kernel tables, {lane} lane, {dtype}"
 ENGINE_LANES = {

@@ -1,6 +1,6 @@
 """Fits the profiles of serving engines (vllm, sglang, trtllm) to measured servers, and writes them.
 
-    python scripts/fit_serving_engines.py FILE.csv…
+    python scripts/fit_serving_engines.py FILE.csv… tests/data/serving/speculative_moe.csv
 
 FILEs have the columns of `magicdec validate serving`. What an engine can do and how it is built (the start of each
 profile below) comes from its documentation; the constants of magicdec/validate/serving_fit.py are fitted. Intervals are
@@ -34,6 +34,7 @@ STARTS = (
         description="vLLM: V1 engine, chunked prefill mixed into decoding passes, captured graphs",
         attention_kernel="split",
         native_formats=FORMATS,
+        fused_experts=True,
         allreduce_kernels="vllm",
         catch_up="none",
         ngram_lookup_s_per_sequence=25e-6,
@@ -43,6 +44,7 @@ STARTS = (
         description="SGLang: prompts in passes of their own, overlapped scheduling, captured graphs",
         attention_kernel="split",
         native_formats=FORMATS,
+        fused_experts=True,
         allreduce_kernels="sglang",
         mixes_prefill=False,
         memory_fraction=0.85,
@@ -54,6 +56,7 @@ STARTS = (
         description="TensorRT-LLM: in-flight batching, no eviction, captured graphs for decoding passes",
         attention_kernel="split",
         native_formats=FORMATS,
+        fused_experts=True,
         allreduce_kernels="trtllm",
         admission="whole",
         catch_up="none",
@@ -114,24 +117,25 @@ def fit(start: EngineProfile, rows: list[ServingRow]) -> EngineProfile:
 
 
 def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[EngineProfile]:
-    """The profiles with the costs of drafts: those of the engine whose speculative rows there are, for all of them."""
-    if not rows:
-        return profiles
-    engine = rows[0].engine
-    base = next(profile for profile in profiles if profile.name == engine)
-    fitted = fit_engine([row for row in rows if row.engine == engine], base, DRAFT_PRIORS)
-    costs = {name: float(f"{getattr(fitted, name):.3g}") for name in DRAFT_PRIORS}
-    beyond = costs["step_overhead_s"] - base.autoregressive_overhead_s
-    result = []
-    for profile in profiles:
-        own = costs | {"step_overhead_s": float(f"{profile.autoregressive_overhead_s + max(beyond, 0.0):.3g}")}
-        source = {"draft costs": f"fitted to vLLM's chains ({rows[0].source})"}
-        if profile.name != engine:
-            source = {"draft costs": "vLLM's, on top of this engine's own step: nothing was measured"}
-        result.append(msgspec.structs.replace(profile, **own, sources=SOURCES | source))
-    predicted = predict_rows(rows, {profile.name: profile for profile in result})
-    error = predicted / np.array([row.measured for row in rows]) - 1.0
-    print(f"{engine:7} speedup of {len(rows)} chains: {np.abs(error).mean():.1%}")
+    """The profiles with the costs of drafts, from speculative rows of the engine; without any, vLLM's on top of the
+    engine's own step."""
+    result: list[EngineProfile] = []
+    for profile in profiles:  # vLLM's first
+        mine = [row for row in rows if row.engine == profile.name]
+        if mine:
+            fitted = fit_engine(mine, profile, DRAFT_PRIORS)
+            costs = {name: float(f"{getattr(fitted, name):.3g}") for name in DRAFT_PRIORS}
+            source = f"fitted to {len(mine)} chains: {', '.join(sorted({row.source for row in mine}))}"
+        else:
+            vllm = result[0]
+            costs = {name: getattr(vllm, name) for name in DRAFT_PRIORS}
+            beyond = vllm.step_overhead_s - vllm.autoregressive_overhead_s
+            costs["step_overhead_s"] = float(f"{profile.autoregressive_overhead_s + max(beyond, 0.0):.3g}")
+            source = "vLLM's, on top of this engine's own step: nothing was measured"
+        result.append(msgspec.structs.replace(profile, **costs, sources=SOURCES | {"draft costs": source}))
+        if mine:
+            error = predict_rows(mine, {profile.name: result[-1]}) / np.array([row.measured for row in mine]) - 1.0
+            print(f"{profile.name:7} speedup of {len(mine)} chains: {np.abs(error).mean():.1%}")
     return result
 
 

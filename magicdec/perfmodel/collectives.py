@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from magicdec.perfmodel.arrays import Array, as_array
-from magicdec.specs.hardware import HardwareProfile
+from magicdec.specs.hardware import AllReduceCurve, HardwareProfile
 from magicdec.units import KIB
 
 ONE_SHOT_BYTES_FEW_RANKS = 512 * KIB
@@ -42,9 +42,25 @@ def _inputs(message_bytes: Any, tp_size: Any) -> tuple[Array, Array]:
 
 
 def all_reduce_time(hw: HardwareProfile, *, message_bytes: Any, tp_size: Any, kernels: str = "") -> Array:
-    """Every rank holds `message_bytes` and gets the sum over `tp_size` ranks, with the `kernels` of an engine."""
-    curve, link = hw.allreduce_curve(kernels), hw.link.bytes_per_s
+    """Every rank holds `message_bytes` and gets the sum over `tp_size` ranks, with the `kernels` of an engine.
+
+    Where an engine has kernels of its own, no message takes longer than one that is so much larger that the next
+    algorithm takes it: their tables have few sizes, and show no such fall.
+    """
+    curve = hw.allreduce_curve(kernels)
     size, ranks = _inputs(message_bytes, tp_size)
+    time = _by_algorithm(hw, curve, size, ranks)
+    if kernels in hw.allreduce_engines:
+        switches = (ONE_SHOT_BYTES_MANY_RANKS, ONE_SHOT_BYTES_FEW_RANKS, curve.direct_bytes, curve.direct_bytes_wide)
+        for switch in switches:
+            after = _by_algorithm(hw, curve, np.full(size.shape, float(switch)), ranks)
+            time = np.where(size < switch, np.minimum(time, after), time)
+    return time
+
+
+def _by_algorithm(hw: HardwareProfile, curve: AllReduceCurve, size: Array, ranks: Array) -> Array:
+    """Of the algorithm that the library takes for this size and number of ranks."""
+    link = hw.link.bytes_per_s
     others = ranks - 1.0
     two_way = 2.0 * others / ranks * size
     widening = (np.maximum(ranks, 2.0) / 2.0) ** curve.rank_exponent

@@ -31,11 +31,12 @@ from magicdec.specs.hardware import (
     Fit,
     GemmCurve,
     HardwareProfile,
+    MoeCurve,
     PrefillCurve,
 )
 
 Rows = Mapping[str, Any]
-Curve = TypeVar("Curve", GemmCurve, AttentionCurve, PrefillCurve, AllReduceCurve, ElementwiseCurve)
+Curve = TypeVar("Curve", GemmCurve, AttentionCurve, PrefillCurve, MoeCurve, AllReduceCurve, ElementwiseCurve)
 MAX_PARAMETERS = 12
 LOSS_SCALE = 0.05
 MIN_ROW_TIMINGS = 4

@@ -1,4 +1,4 @@
-"""Fits the curves of whole layers' kernels: prefill attention. Losses and priors are those of curve_fit.py."""
+"""Fits the curves of whole layers' kernels: prefill attention, mixtures of experts. As in curve_fit.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import numpy as np
 
 from magicdec.perfmodel.arrays import Array
 from magicdec.perfmodel.curve_fit import Free, Parameters, Rows, columns, minimise, row_weights, with_fit
-from magicdec.perfmodel.roofline import prefill_attention_time
-from magicdec.specs.hardware import HardwareProfile, PrefillCurve
+from magicdec.perfmodel.roofline import moe_time, prefill_attention_time
+from magicdec.specs.hardware import HardwareProfile, MoeCurve, PrefillCurve
 
 PREFILL_PARAMETERS: Parameters = {
     "overhead_s": Free(prior=1e-5, spread=1.0),
@@ -19,6 +19,40 @@ PREFILL_PARAMETERS: Parameters = {
     "bandwidth_efficiency": Free(prior=0.4, spread=0.7),
     "ridge_power": Free(prior=1.2, scale="above_one"),
 }
+
+
+MOE_PARAMETERS: Parameters = {
+    "overhead_s": Free(prior=2e-5, spread=1.0),
+    "hidden_overhead_s": Free(prior=1e-9, spread=1.0),
+    "expert_overhead_s": Free(prior=2e-7, spread=1.5),
+    "bandwidth_efficiency": Free(prior=0.8, spread=0.2),
+    "flops_efficiency": Free(prior=0.6, spread=0.4),
+    "activation_efficiency": Free(prior=0.5, spread=0.7),
+    "ridge_power": Free(prior=1.7, scale="above_one"),
+    "tile_rows": Free(prior=10.0, spread=0.8),
+    "independence": Free(prior=0.93, spread=0.7, scale="unit"),
+    "imbalance": Free(prior=0.15, spread=0.7),
+}
+
+
+def fit_moe(rows: Rows, hw: HardwareProfile, *, weight_dtype: str, compute_dtype: str, fitted_on: str = "") -> MoeCurve:
+    """Fits mixtures of experts: columns num_tokens, hidden_size, moe_intermediate_size, num_experts_per_tok,
+    num_experts, tp_size, is_balanced, time_s; weight."""
+    names = (
+        "num_tokens", "hidden_size", "moe_intermediate_size", "num_experts_per_tok", "num_experts", "tp_size",
+        "is_balanced", "time_s",
+    )  # fmt: skip
+    tokens, hidden, width, chosen, experts, tp, balanced, seconds = columns(rows, names)
+
+    def predict(curve: MoeCurve) -> Array:
+        return moe_time(
+            hw, curve, tokens=tokens, hidden_size=hidden, width=width / tp, num_experts=experts,
+            num_experts_per_tok=chosen, weight_dtype=weight_dtype, compute_dtype=compute_dtype,
+            is_balanced=balanced > 0,
+        ).time_s  # fmt: skip
+
+    curve, _ = minimise(MoeCurve(), MOE_PARAMETERS, predict, seconds, row_weights(rows, seconds))
+    return with_fit(curve, len(MOE_PARAMETERS), seconds, predict(curve), fitted_on)
 
 
 def fit_prefill(rows: Rows, hw: HardwareProfile, *, fitted_on: str = "") -> PrefillCurve:

@@ -203,17 +203,15 @@ MIXER_OPS: dict[type, Callable[..., list[Op]]] = {
 
 
 def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
-    """The routed experts: the touched ones' weights side by side, each for its share of the tokens."""
-    found = []
+    """The routed experts of every layer that has them."""
+    found: list[Op] = []
     for mlp, count in model.feed_forwards:
-        if not isinstance(mlp, MixtureOfExperts):
-            continue
-        touched = ops.expected_experts_touched(mlp.num_experts, mlp.num_experts_per_tok, p.tokens)
-        m = p.tokens * mlp.num_experts_per_tok / np.maximum(touched, 1e-9)
-        width, inside = touched * mlp.width / p.tp, mlp.inner_size(model.hidden_size)
-        arguments: dict[str, Any] = {"m": m, "count": count * p.num_passes}
-        for name, n, k in (("gate_up", mlp.expert.num_inner * width, inside), ("down", inside, width)):
-            found.append(ops.linear(name, p.hardware, p.engine, p.precision, n=n, k=k, **arguments))
+        if isinstance(mlp, MixtureOfExperts):
+            found += ops.experts(
+                p.hardware, p.engine, p.precision, tokens=p.tokens, hidden_size=mlp.inner_size(model.hidden_size),
+                width=mlp.width / p.tp, num_experts=mlp.num_experts, num_experts_per_tok=mlp.num_experts_per_tok,
+                num_inner=mlp.expert.num_inner, count=count * p.num_passes,
+            )  # fmt: skip
     return found
 
 

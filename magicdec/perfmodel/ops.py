@@ -24,7 +24,9 @@ from magicdec.perfmodel.roofline import (
     attention_time,
     causal_pairs,
     elementwise_time,
+    experts_touched,
     gemm_time,
+    moe_time,
     prefill_attention_time,
 )
 from magicdec.specs.engine import EngineProfile
@@ -37,6 +39,8 @@ BoundBy = Literal["weights", "kv", "compute", "link", "overhead"]
 GROUPS: tuple[Group, ...] = ("gemm", "attention", "elementwise", "link", "overhead")
 BOUNDS: tuple[BoundBy, ...] = ("weights", "kv", "compute", "link", "overhead")
 FP32_BYTES = 4.0
+REACHED_BANDWIDTH = 0.95
+"""Share of the memory's peak that the best kernels reach: no engine's is taken to be quicker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +56,16 @@ class Op:
     overhead_s: Array
 
 
-def _op(name: str, group: Group, cost: Cost, time: OpTime, *, count: Any = 1.0, factor: float = 1.0) -> Op:
+def _op(
+    name: str, group: Group, cost: Cost, time: OpTime, *, count: Any = 1.0, factor: Any = 1.0, least_s: Any = 0.0
+) -> Op:
+    """`least_s`: what no engine's factor makes it quicker than (the curve itself may be, out of a cache)."""
     scale = count * factor
     return Op(
         name=name,
         group=group,
         cost=cost.times(count),
-        time_s=time.time_s * scale,
+        time_s=np.maximum(time.time_s * factor, np.minimum(time.time_s, least_s)) * count,
         memory_s=time.memory_s * scale,
         compute_s=time.compute_s * scale,
         overhead_s=time.overhead_s * scale,
@@ -70,13 +77,6 @@ def fixed(name: str, group: Group, seconds: Any, cost: Cost | None = None) -> Op
     time = np.asarray(seconds, dtype=np.float64)
     zero = np.zeros_like(time)
     return Op(name=name, group=group, cost=cost or Cost(), time_s=time, memory_s=zero, compute_s=zero, overhead_s=time)
-
-
-def expected_experts_touched(num_experts: int, num_experts_per_tok: int, tokens: Any) -> Array:
-    """How many experts `tokens` tokens use, if each picks its experts evenly: E·(1 − (1 − k/E)^tokens)."""
-    miss = 1.0 - num_experts_per_tok / num_experts
-    touched: Array = num_experts * (1.0 - miss ** np.asarray(tokens, dtype=np.float64))
-    return touched
 
 
 def matrix_dtype(hw: HardwareProfile, engine: EngineProfile, precision: Precision) -> str:
@@ -108,7 +108,48 @@ def linear(
     time = gemm_time(hw, m=m, n=n, k=k, weight_dtype=precision.weight_dtype, compute_dtype=compute_dtype)
     is_narrow = compute_dtype != precision.compute_dtype
     factor = engine.narrow_gemm_factor if is_narrow else engine.gemm_factor
-    return _op(name, "gemm", cost, time, count=count, factor=factor)
+    least_s = np.maximum(
+        cost.weight_bytes / (REACHED_BANDWIDTH * hw.memory_bytes_per_s), cost.flops / hw.compute_rate(compute_dtype)
+    )
+    return _op(name, "gemm", cost, time, count=count, factor=factor, least_s=least_s)
+
+
+def experts(
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    precision: Precision,
+    *,
+    tokens: Any,
+    hidden_size: Any,
+    width: Any,
+    num_experts: int,
+    num_experts_per_tok: int,
+    num_inner: int = 2,
+    count: Any = 1.0,
+) -> list[Op]:
+    """`count` layers of routed experts, of which one rank holds `width` of each; `num_inner` matrices before the last.
+
+    By the curve of fused kernels where the engine has them and the device's were measured; else the touched experts'
+    weights side by side, each for its share of tokens.
+    """
+    tokens = np.asarray(tokens, dtype=np.float64)
+    curve = hw.moe.get(precision.weight_dtype) if engine.fused_experts else None
+    touched = experts_touched(num_experts, num_experts_per_tok, tokens, 1.0 if curve is None else curve.independence)
+    shared = {"m": tokens * num_experts_per_tok / np.maximum(touched, 1e-9), "count": count}
+    parts = [
+        linear("gate_up", hw, engine, precision, n=num_inner * touched * width, k=hidden_size, **shared),
+        linear("down", hw, engine, precision, n=hidden_size, k=touched * width, **shared),
+    ]
+    if curve is None:
+        return parts
+    compute_dtype = matrix_dtype(hw, engine, precision)
+    time = moe_time(
+        hw, curve, tokens=tokens, hidden_size=hidden_size, width=width, num_experts=num_experts,
+        num_experts_per_tok=num_experts_per_tok, num_matrices=num_inner + 1.0, weight_dtype=precision.weight_dtype,
+        compute_dtype=compute_dtype,
+    )  # fmt: skip
+    cost = total([part.cost for part in parts])
+    return [_op("experts", "gemm", cost.times(1.0 / np.asarray(count)), time, count=count)]
 
 
 def attention(
@@ -145,7 +186,8 @@ def attention(
         kernel=engine.attention_kernel,
     )
     factor = engine.attention_factor * factor * _last_wave(hw, engine, blocks=batch * num_kv_heads)
-    return _op("attention", "attention", cost, time, count=count, factor=factor)
+    least_s = cost.kv_bytes / (REACHED_BANDWIDTH * hw.memory_bytes_per_s)
+    return _op("attention", "attention", cost, time, count=count, factor=factor, least_s=least_s)
 
 
 def prefill_attention(

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from magicdec.perfmodel.arrays import Array, as_array
-from magicdec.specs.hardware import AttentionCurve, GemmCurve, HardwareProfile, bytes_per_element
+from magicdec.specs.hardware import AttentionCurve, GemmCurve, HardwareProfile, MoeCurve, bytes_per_element
 
 KvReads = Literal["per_sequence", "per_query"]
 AttentionKernel = Literal["measured", "split"]
@@ -46,6 +46,8 @@ RESIDENT_FRACTION = 0.8
 REDUCTION_BANDWIDTH_RATIO = 3.0
 QUERY_ROWS_PER_BLOCK = 128
 BLOCK_RIDGE_POWER = 4.0
+FULL_ROWS = 16.0
+"""Tokens per expert from which the fullest expert is what the others wait for."""
 
 
 class OpTime(NamedTuple):
@@ -312,6 +314,55 @@ def prefill_attention_time(
     longest_s = np.where(compute_s > 0, curve.block_weight * block_s, 0.0)
     busy_s = soft_max(memory_s, soft_max(compute_s, longest_s, BLOCK_RIDGE_POWER), curve.ridge_power)
     overhead_s = np.full(busy_s.shape, curve.overhead_s)
+    return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
+
+
+def experts_touched(num_experts: Any, num_experts_per_tok: Any, tokens: Any, independence: float = 1.0) -> Array:
+    """How many experts `tokens` tokens choose: E·(1 − (1 − k/E)^(tokens^c)). c = 1: each chooses evenly, alone."""
+    share = np.minimum(as_array(num_experts_per_tok) / np.maximum(as_array(num_experts), 1.0), 1.0)
+    touched: Array = as_array(num_experts) * (1.0 - (1.0 - share) ** (as_array(tokens) ** independence))
+    return touched
+
+
+def moe_time(
+    hw: HardwareProfile,
+    curve: MoeCurve,
+    *,
+    tokens: Any,
+    hidden_size: Any,
+    width: Any,
+    num_experts: Any,
+    num_experts_per_tok: Any,
+    num_matrices: Any = 3.0,
+    weight_dtype: str = "bf16",
+    compute_dtype: str = "bf16",
+    is_balanced: Any = False,
+) -> OpTime:
+    """One layer's routed experts; `width` is one rank's share of an expert's.
+
+    time = overhead + hidden · t_h + touched · t_e + ‖ weights / bandwidth , FLOPs / rate ‖_p + activations / bandwidth
+
+    The touched experts' weights are read once. Their tokens, rows = tokens · k / touched, take the time of no fewer
+    than `tile_rows`, as √(rows² + tile²), and of the fullest expert's as they grow. `is_balanced`: every expert is
+    chosen as often as every other, as some tables were timed.
+    """
+    tokens, hidden, width, experts, chosen = np.broadcast_arrays(
+        as_array(tokens), as_array(hidden_size), as_array(width), as_array(num_experts), as_array(num_experts_per_tok)
+    )
+    even = np.minimum(experts, chosen * tokens)
+    touched = np.where(is_balanced, even, experts_touched(experts, chosen, tokens, curve.independence))
+    rows = tokens * chosen / np.maximum(touched, 1e-9)
+    per_expert = num_matrices * hidden * width
+    memory_s = touched * per_expert * bytes_per_element(weight_dtype)
+    memory_s = memory_s / (curve.bandwidth_efficiency * hw.memory_bytes_per_s)
+    fullest = np.where(is_balanced, 1.0, 1.0 + curve.imbalance * np.minimum(np.sqrt(rows / FULL_ROWS), 1.0))
+    padded = np.sqrt(rows**2 + curve.tile_rows**2) * fullest
+    compute_s = 2.0 * touched * per_expert * padded / (curve.flops_efficiency * hw.compute_rate(compute_dtype))
+    moved = 2.0 * tokens * (2.0 * hidden + chosen * (2.0 * hidden + num_matrices * width))
+    moved_s = moved / (curve.activation_efficiency * hw.memory_bytes_per_s)
+    busy_s = soft_max(memory_s, compute_s, curve.ridge_power) + moved_s
+    fixed_s = curve.overhead_s + hidden * curve.hidden_overhead_s
+    overhead_s = fixed_s + touched * curve.expert_overhead_s
     return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
 
 

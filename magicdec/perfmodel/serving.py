@@ -4,8 +4,8 @@
 At most as many decode at once as the cache holds. While a request decodes, each of the others is replaced once in its
 cycle of TTFT + G · TPOT, so that
 
-    n    = (b − 1) · w · G / (G + TTFT/TPOT)      prefills of others while it decodes
-    TPOT = T_dec(b, P + G/2) + n · dT / G
+    n    = (b − 1) · w · D / (D + TTFT/TPOT)      prefills of others while it decodes, D = G − 1
+    TPOT = T_dec(b, P + G/2) + n · dT / D
     TTFT = dT · (1 + b − 1 − n) + 1.5 T_step + waiting for a slot
 
 so that no work is lost: in each cycle b prompts are prefilled.
@@ -140,13 +140,13 @@ def serving_time(
     )  # fmt: skip
     step_s, token_s = terms.step_s, terms.step_s / np.asarray(tokens_per_step, dtype=np.float64)
     one_prompt_s = prefill_seconds(setup, active=active, prompt_len=prompt, tp_size=tp_size)
-    others = active - 1.0
+    others, gaps = active - 1.0, output - 1.0
     first_s, tpot_s = one_prompt_s + 1.5 * step_s, token_s  # the rest of the step that runs, and its own
     for _ in range(ROUNDS):
-        between = others * setup.engine.prefill_share * output / (output + first_s / tpot_s)
-        tpot_s = token_s + between * one_prompt_s / output
+        between = others * setup.engine.prefill_share * gaps / (gaps + first_s / tpot_s)
+        tpot_s = token_s + between * one_prompt_s / np.maximum(gaps, 1.0)
         first_s = one_prompt_s * (1.0 + others - between) + 1.5 * step_s
-    in_slot_s = first_s + (output - 1.0) * tpot_s
+    in_slot_s = first_s + gaps * tpot_s
     waiting_s = np.maximum(concurrency / active - 1.0, 0.0) * in_slot_s
     return ServingTime(
         decode_step_s=np.broadcast_to(token_s, tpot_s.shape),

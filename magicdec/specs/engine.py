@@ -61,6 +61,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     native_formats: tuple[str, ...] = ()
     """Weight formats whose products run in that format, on devices that have a rate for it; others are weight-only."""
+    fused_experts: bool = False
+    """Whether a mixture's experts run in the fused kernels that hardware profiles have curves of."""
     quantized_head: bool = False
     """Whether the head is as narrow as the other weights; else it is in 16 bits."""
     allreduce_kernels: str = ""

@@ -35,6 +35,8 @@ COMPUTE_FALLBACK = {
     "bf16": "fp32",
 }  # fmt: skip
 """What a dtype computes in where the device has no rate for it (weights are widened on the fly)."""
+WEIGHT_ONLY = ("int8", "mxfp4", "int4")
+"""Formats of weights alone."""
 BORROWED_ERROR_FACTOR = 2.0
 DEFAULT_RELATIVE_ERROR = 0.3
 KERNEL_LAUNCH_S = 4e-6
@@ -182,6 +184,28 @@ class PrefillCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True,
     ridge_power: float = 1.2
 
 
+class MoeCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of one layer's routed experts, from the router's choice to their sum; equation in perfmodel/roofline.py."""
+
+    fit: Fit = Fit()
+    overhead_s: float = 2e-5
+    hidden_overhead_s: float = 2e-9
+    """Per number of the hidden state: products whose depth no split shortens."""
+    expert_overhead_s: float = 2e-7
+    """Per expert that some token chose."""
+    bandwidth_efficiency: float = 0.8
+    flops_efficiency: float = 0.6
+    activation_efficiency: float = 0.4
+    """Of the memory's bandwidth, for the tokens' copies by expert and their sum."""
+    ridge_power: float = 1.5
+    tile_rows: float = 8.0
+    """Tokens that an expert's product takes the time of, at least."""
+    independence: float = 0.93
+    """Exponent below 1: t tokens touch as many experts as t to this power that choose evenly."""
+    imbalance: float = 0.2
+    """How much longer the fullest expert makes products of many tokens."""
+
+
 class AllReduceCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Time of one all-reduce over the ranks of a node; the equations are in perfmodel/collectives.py."""
 
@@ -272,6 +296,8 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attention_formats: dict[str, AttentionCurve] = {}
     """Attention over a KV cache in a narrow format (fp8)."""
     prefill: PrefillCurve | None = None
+    moe: dict[str, MoeCurve] = {}
+    """Mixtures of experts, by the format of the experts' weights."""
     allreduce: AllReduceCurve | None = None
     allreduce_engines: dict[str, AllReduceCurve] = {}
     """Of engines with kernels of their own; `allreduce` is vLLM's."""
@@ -279,7 +305,7 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (*self.gemm_formats, *self.attention_formats):
+        for name in (*self.gemm_formats, *self.attention_formats, *self.moe):
             if name not in DTYPE_BYTES:
                 raise ValueError(f"curves for the unknown dtype '{name}' (known: {', '.join(DTYPE_BYTES)})")
         if not self.flops_per_s:
@@ -432,9 +458,13 @@ def _borrow(profile: HardwareProfile, donor: HardwareProfile) -> HardwareProfile
         changes["allreduce_engines"] = {
             engine: _lent(curve, donor.name) for engine, curve in donor.allreduce_engines.items()
         }
-    for name in ("gemm_formats", "attention_formats"):
+    for name in ("gemm_formats", "attention_formats", "moe"):
         own: dict[str, Any] = getattr(profile, name)
-        lent = {dtype: curve for dtype, curve in getattr(donor, name).items() if profile.computes_in(dtype)}
+        lent = {
+            dtype: curve
+            for dtype, curve in getattr(donor, name).items()
+            if profile.computes_in(dtype) or dtype in WEIGHT_ONLY
+        }
         changes[name] = {dtype: _lent(curve, donor.name) for dtype, curve in lent.items()} | own
     return msgspec.structs.replace(profile, **changes)
 

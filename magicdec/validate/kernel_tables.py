@@ -5,6 +5,8 @@ A table is a CSV file (gzip or not) with a column `device`, `latency_us`, and
     GEMM               m, n, k; dtype                                             (m,k) × (k,n)
     decode attention   batch_size, num_heads, num_kv_heads, head_dim, kv_len; kv_dtype    one query token per sequence
     prefill attention  batch_size, num_heads, num_kv_heads, head_dim, prompt_len  causal, nothing cached before
+    experts            num_tokens, hidden_size, moe_intermediate_size, num_experts_per_tok, num_experts, tp_size,
+                       distribution; dtype                                        a layer's routed experts on one rank
     all-reduce         tp_size, message_bytes; engine                             payload per rank, in a captured graph
 
 Columns after the semicolon may be missing: bf16, and vLLM's kernels. Each value of them has a curve of its own.
@@ -27,23 +29,24 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.arrays import Array
 from magicdec.perfmodel.collectives import all_reduce_time
 from magicdec.perfmodel.curve_fit import fit_allreduce, fit_attention, fit_gemm
-from magicdec.perfmodel.layer_fit import fit_prefill
-from magicdec.perfmodel.roofline import attention_time, gemm_time, prefill_attention_time
-from magicdec.specs.hardware import HardwareProfile
+from magicdec.perfmodel.layer_fit import fit_moe, fit_prefill
+from magicdec.perfmodel.roofline import attention_time, gemm_time, moe_time, prefill_attention_time
+from magicdec.specs.hardware import WEIGHT_ONLY, HardwareProfile, MoeCurve
 from magicdec.units import MIB, MICRO
 
-TableKind = Literal["gemm", "attention", "prefill", "allreduce"]
+TableKind = Literal["gemm", "attention", "prefill", "moe", "allreduce"]
 Mask = npt.NDArray[np.bool_]
 Columns = Mapping[str, Array]
 HELD_OUT_ONE_IN = 4
 MAX_FIT_ROWS = 3000
 MAX_ALL_REDUCE_BYTES = 16 * MIB
+NEMOTRON_EXPERTS, NEMOTRON_WIDTH = 22, 1856
 WINDOWED_SHARE = 0.25
 """Share of shapes with several rows from which a table of attention is taken to hold windows too."""
 EAGER = "eager"
 VARIANTS = {
     "bf16": "", "bfloat16": "", "vLLM": "", "SGLang_CustomAllReduce_graph": "sglang", "TRTLLM": "trtllm",
-    "SGLang_CustomAllReduce_eager": EAGER,
+    "SGLang_CustomAllReduce_eager": EAGER, "w4a16_mxfp4": "mxfp4",
 }  # fmt: skip
 """The tables' names of what profiles call otherwise. Eager kernels are left out: decoding runs captured graphs."""
 
@@ -104,6 +107,15 @@ TABLES = (
         other_weight=0.3,
     ),
     Table(
+        kind="moe",
+        columns=("num_tokens", "hidden_size", "moe_intermediate_size", "num_experts_per_tok", "num_experts", "tp_size"),
+        shape=("hidden_size", "moe_intermediate_size", "num_experts_per_tok", "num_experts"),
+        variant="dtype",
+        counted=lambda rows: (rows["tp_size"] <= 8) & (rows["num_tokens"] <= 1024),
+        is_near=lambda rows: rows["num_tokens"] <= 256,
+        other_weight=0.3,
+    ),
+    Table(
         kind="allreduce",
         columns=("tp_size", "message_bytes"),
         shape=("message_bytes",),
@@ -143,6 +155,8 @@ def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
             )
         numbers[name] = values
     numbers["time_s"] = numbers.pop("latency_us") * MICRO
+    if table.kind == "moe":
+        numbers["is_balanced"] = np.where(frame["distribution"].astype(str) == "balanced", 1.0, 0.0)
     devices = frame["device"].astype(str).to_numpy()
     if table.variant in frame:
         variants = frame[table.variant].fillna("").astype(str).map(lambda name: VARIANTS.get(name, name)).to_numpy()
@@ -153,7 +167,15 @@ def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
     groups = {key: rows for key, rows in groups.items() if key.variant != EAGER}
     if table.kind == "attention":
         groups = {key: _full_attention(table, rows) for key, rows in groups.items()}
+    if table.kind == "moe":
+        groups = {key: select(rows, ~_has_two_matrices(rows)) for key, rows in groups.items()}
     return table, groups
+
+
+def _has_two_matrices(rows: Columns) -> Mask:
+    """Nemotron's experts are not gated: two matrices, where the table's other models have three; it does not say so."""
+    mask: Mask = (rows["num_experts_per_tok"] == NEMOTRON_EXPERTS) | (rows["moe_intermediate_size"] == NEMOTRON_WIDTH)
+    return mask
 
 
 def _full_attention(table: Table, rows: Columns) -> dict[str, Array]:
@@ -178,12 +200,23 @@ def predict(table: Table, hw: HardwareProfile, rows: Columns, variant: str = "")
             hw, batch=rows["batch_size"], query_len=1, kv_len=rows["kv_len"], num_heads=rows["num_heads"],
             num_kv_heads=rows["num_kv_heads"], head_dim=rows["head_dim"], kv_dtype=dtype, working_set_bytes="own",
         ).time_s  # fmt: skip
+    if table.kind == "moe":
+        return moe_time(
+            hw, hw.moe.get(dtype) or MoeCurve(), tokens=rows["num_tokens"], hidden_size=rows["hidden_size"],
+            width=rows["moe_intermediate_size"] / rows["tp_size"], num_experts=rows["num_experts"],
+            num_experts_per_tok=rows["num_experts_per_tok"], weight_dtype=dtype, compute_dtype=_compute_dtype(dtype),
+            is_balanced=rows["is_balanced"] > 0,
+        ).time_s  # fmt: skip
     if table.kind == "prefill":
         return prefill_attention_time(
             hw, batch=rows["batch_size"], query_len=rows["prompt_len"], kv_len=rows["prompt_len"],
             num_heads=rows["num_heads"], num_kv_heads=rows["num_kv_heads"], head_dim=rows["head_dim"],
         ).time_s  # fmt: skip
     return all_reduce_time(hw, message_bytes=rows["message_bytes"], tp_size=rows["tp_size"], kernels=variant)
+
+
+def _compute_dtype(weight_dtype: str) -> str:
+    return "bf16" if weight_dtype in WEIGHT_ONLY else weight_dtype
 
 
 def select(rows: Columns, mask: npt.NDArray[Any]) -> dict[str, Array]:
@@ -209,11 +242,15 @@ def curve_of(table: Table, hw: HardwareProfile, variant: str = "") -> Any:
         return hw.gemm_curve(variant or "bf16")
     if table.kind == "attention":
         return hw.attention_curve(variant or "bf16")
+    if table.kind == "moe":
+        return hw.moe.get(variant or "bf16") or MoeCurve()
     return hw.prefill_curve() if table.kind == "prefill" else hw.allreduce_curve(variant)
 
 
 def with_curve(table: Table, hw: HardwareProfile, variant: str, curve: Any) -> HardwareProfile:
     """The profile with that curve in its place."""
+    if table.kind == "moe":
+        return msgspec.structs.replace(hw, moe={**hw.moe, variant or "bf16": curve})
     if not variant:
         return msgspec.structs.replace(hw, **{table.kind: curve})
     field = "allreduce_engines" if table.kind == "allreduce" else f"{table.kind}_formats"
@@ -244,6 +281,8 @@ def refit(
         curve = fit_attention(
             weighted, hw, kv_dtype=dtype, splits=known.splits, library=known.library, fitted_on=fitted_on
         )
+    elif table.kind == "moe":
+        curve = fit_moe(weighted, hw, weight_dtype=dtype, compute_dtype=_compute_dtype(dtype), fitted_on=fitted_on)
     elif table.kind == "prefill":
         curve = fit_prefill(weighted, hw, fitted_on=fitted_on)
     else:

@@ -66,16 +66,12 @@ def test_eagle3_costs_more_per_step_than_its_bytes_say():
 
 
 def test_a_mixture_of_experts_with_eagle3_is_slowed_down():
-    """Qwen3-30B-A3B on two H100s measured 0.72 to 0.79 of the speed without, at an acceptance that was not stated. The
-    target's steps are short, the head's are not, and verified tokens touch more experts: a chain of three has to emit
-    two tokens per step to break even, on a dense target of 8 B fewer."""
-
-    def break_even(model: str, tp: int) -> float:
-        step = terms("eagle3", gamma=3, tp=tp, model=model)
-        return float(step.step_s / step.autoregressive.total_s)
-
-    assert break_even("qwen3-30b-a3b", 2) > 2.0
-    assert break_even("llama-3.1-8b", 1) < 1.7
+    """Qwen3-30B-A3B in SGLang on two H100s: 0.72 times the speed without at batch 1, 0.79 at batch 4 (SpecForge issue
+    339). The target's steps are short, the head's are not, and verified tokens touch more experts."""
+    rows, _ = read_serving([CHAINS.with_name("speculative_moe.csv")])
+    predicted = predict_rows(rows)
+    assert np.all(predicted < 0.85)
+    assert np.abs(predicted / np.array([row.measured for row in rows]) - 1.0).mean() < 0.08
 
 
 def test_a_dense_head_of_a_mixture_reads_no_experts():
