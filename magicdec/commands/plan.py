@@ -32,7 +32,7 @@ def plan_command(
     ] = DEFAULT_HARDWARE,
     engine: Annotated[
         str | None,
-        typer.Option(help="magicdec-2024 (GPUs), ours (CPUs), or a TOML file.", autocompletion=completion.engines),
+        typer.Option(help="vllm (GPUs), ours (CPUs), sglang, trtllm, a TOML file.", autocompletion=completion.engines),
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel size; default: the node.")] = None,
     gpus: Annotated[int | None, typer.Option(help="Devices to use: searches tp and replicas.")] = None,

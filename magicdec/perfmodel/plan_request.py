@@ -35,7 +35,7 @@ class PlanRequest:
     model: str | ModelSpec = "llama-3.1-8b"
     hardware: tuple[str | HardwareProfile, ...] = ("a100-sxm-80gb",)
     engine: str | EngineProfile | None = None
-    """None: "magicdec-2024" on GPUs, "ours" on a CPU."""
+    """None: "vllm" on GPUs, "ours" on a CPU."""
     tp_size: int | None = None
     num_gpus: int | None = None
     batch_sizes: tuple[int, ...] = ()
@@ -190,7 +190,7 @@ def resolve(
     if request.price_per_hour_usd is not None:
         hw = msgspec.structs.replace(hw, price_per_hour_usd=request.price_per_hour_usd)
     on_cpu = hw.kind == "cpu"
-    engine = request.engine or ("ours" if on_cpu else "magicdec-2024")
+    engine = request.engine or ("ours" if on_cpu else "vllm")
     node = 1 if on_cpu else hw.link.num_gpus_per_node
     if request.tp_size is not None:
         check_tp(model, request.tp_size)

@@ -44,6 +44,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gemm_factor: float = 1.0
     narrow_gemm_factor: float = 1.0
     """Instead, where products run in a narrow format."""
+    experts_factor: float = 1.0
+    """Of fused experts."""
     attention_factor: float = 1.0
     verify_attention_factor: float = 1.0
     """On top of `attention_factor`, where a pass has several query tokens per sequence."""

@@ -32,7 +32,9 @@ STREAMING = AcceptanceProfile(
     law=Law(rejection=0.2, budget_exponent=0.4, fill_exponent=0.5),
 )
 SNAPKV = msgspec.structs.replace(STREAMING, draft_method="snapkv", source="b")
-CASE: dict[str, Any] = {"tp_size": 8, "batch_sizes": (64,), "context_lens": (32_768,), "acceptance": (STREAMING,)}
+CASE: dict[str, Any] = {
+    "tp_size": 8, "batch_sizes": (64,), "context_lens": (32_768,), "acceptance": (STREAMING,), "engine": "magicdec-2024"
+}  # fmt: skip
 ISSUE_KEYS = {
     "draft", "draft_method", "draft_budget", "gamma", "tp_size", "batch_size", "context_len", "autoregressive_step_s",
     "draft_step_s", "verify_step_s", "step_s", "expected_tokens_per_step", "tpot_s", "tokens_per_s",
@@ -68,6 +70,7 @@ def test_the_best_equals_brute_force() -> None:
 def test_the_search_under_a_latency_limit_equals_brute_force() -> None:
     limit = 0.02
     request = PlanRequest(
+        engine="magicdec-2024",
         num_gpus=8,
         context_lens=(16_384,),
         acceptance=(STREAMING,),
