@@ -164,6 +164,7 @@ def test_a_stage_that_fails_leaves_the_others_alone_and_is_tried_again_last(
     assert "| first | done |" in (tmp_path / "summary.md").read_text()
 
 
+@pytest.mark.alone
 def test_a_stage_ends_at_its_limit_with_its_children(
     gpu_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

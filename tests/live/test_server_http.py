@@ -87,6 +87,7 @@ def test_an_answer_that_is_cut_short_is_refused(serve):
         get(address.at("/metrics"))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("part", ["headers", "body"])
 def test_a_response_is_bounded_in_time_though_bytes_keep_coming(serve, part):
     """A byte now and then renews a socket's own time-out; the whole answer's does not."""

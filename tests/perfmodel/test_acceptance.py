@@ -125,9 +125,9 @@ def test_a_known_law_is_recovered_from_counts_at_budgets_not_measured() -> None:
         rejection=0.2, budget_exponent=0.6, context_exponent=0.1, fill_exponent=1.0, reference_budget=256,
         reference_context=2048, concentration=8.0, drift=0.5,
     )  # fmt: skip
-    started = time.perf_counter()
+    started = time.process_time()
     fitted = acceptance.fit_profile(sampled_counts(true, blocks=3000, gamma=6, seed=1), model="m")
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     at = {"budget": np.array([96, 384, 1536]), "context": 3000, "gamma_max": 8}
     assert np.abs(fitted.conditional_rates(**at) - true.conditional_rates(**at)).max() < 0.02
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -45,19 +44,19 @@ def measured(file: Path) -> list[Record]:
     return [record for record in read_records(file) if record.source == "measured"] if file.exists() else []
 
 
-@pytest.mark.timeout(180)
 def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(tmp_path: Path) -> None:
     file = tmp_path / "grid.jsonl"
     command = [sys.executable, "-c", RUN, str(file)]
     running = subprocess.Popen(command)
-    deadline = time.monotonic() + 120
-    while not measured(file) and running.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.kill(running.pid, signal.SIGKILL)
+    try:
+        while not measured(file) and running.poll() is None:
+            time.sleep(0.01)
+    finally:
+        running.kill()
     assert running.wait() == -signal.SIGKILL
     before = read_records(file)
     assert 0 < len(measured(file)) < NUM_POINTS
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True)
     after = read_records(file)
     assert after[: len(before)] == before
     assert set(Counter((record.source, record.key) for record in after).values()) == {1}
