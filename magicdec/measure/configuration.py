@@ -29,6 +29,8 @@ Weights = Literal["checkpoint", "random"]
 NOISE = "noise"
 """As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing only."""
 MAX_LINE_BYTES = 1 << 26
+SORTING_BYTES = 4 + 8 + 4 + 4 + 4
+"""Per token of the vocabulary, to keep the likeliest: logits in order, their indices, probabilities, sums, and back."""
 MIN_PROMPT = 2
 """Tokens of a prompt: one that is cached, and the pending one."""
 MODEL_METHODS = ("streamingllm", "full")
@@ -194,6 +196,7 @@ def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
     """On a CPU the ranks of a machine share its memory; on GPUs each rank has its own."""
     on_device = min(request.tp_size, _local_world_size(request)) if request.device == "cpu" else 1
     fixed, per_sequence = (on_device * each for each in session_bytes(request))
+    per_sequence += on_device * choosing_bytes(request)
     if is_loaded:
         fixed -= on_device * float(planned_memory(request, AUTOREGRESSIVE).weights_bytes)
     needed, available = fixed + per_sequence * request.batch_size, available_memory_bytes(request.device)
@@ -232,9 +235,25 @@ def planned_memory(request: BenchmarkRequest, speculation: SpeculationSpec, batc
     )
 
 
+def choosing_bytes(request: BenchmarkRequest) -> float:
+    """Bytes that each rank takes per sequence while the fullest configuration's tokens are chosen: logits and
+    distributions; sampling, also the draft's side by side, a residual and its sums; for top-p the vocabulary in order.
+    """
+    largest = 0.0
+    for speculation in (AUTOREGRESSIVE, *request.speculations):
+        one, two = (float(planned_memory(request, speculation, batch_size=n).workspace_bytes) for n in (1, 2))
+        extra, gamma = 0.0, speculation.gamma
+        if not request.sampling.is_greedy:
+            extra += 4 * (gamma + 2) / request.tp_size
+        if not request.sampling.is_greedy and request.sampling.top_p not in (None, 1.0):
+            extra += SORTING_BYTES * (gamma + 1)
+        largest = max(largest, two - one + extra * load_model_spec(request.model).vocab_size)
+    return largest
+
+
 def session_bytes(request: BenchmarkRequest) -> tuple[float, float]:
-    """Bytes that each rank holds during a session: of weights, and of KV caches per sequence; drafts included, the
-    workspace (logits, activations, libraries) not.
+    """Bytes that each rank holds during a session: of weights, and of KV caches per sequence; drafts included, and what
+    comes and goes not.
 
     A draft model and its cache stay for the whole session, as does a copy of the target in a narrower format; a
     self-draft's compact cache lasts for one run.

@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -100,16 +101,43 @@ class ReferenceKernels:
 
 
 def available_memory_bytes(device: str) -> float:
-    """Memory that can be taken now: the GPU's free memory, or what the kernel calls available."""
+    """Memory that can be taken now: the GPU's free memory; or what the kernel calls available, and no more than this
+    process's control groups leave it."""
     if device.startswith("cuda"):
         import torch
 
         free, _ = torch.cuda.mem_get_info(torch.device(device))
         return float(free)
-    try:
+    free_bytes = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return float(line.split()[1]) * KIB
+                free_bytes = float(line.split()[1]) * KIB
+    return min([free_bytes, *cgroup_free_bytes()])
+
+
+def cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[float]:
+    """What each control group that this process is in, of either version, still grants; those without a limit are left
+    out. File pages that the kernel would drop count as free."""
+    found = []
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
-        pass
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return []
+    for number, controllers, place in lines:
+        if number == "0":
+            base, names, dropped = root, ("memory.max", "memory.current"), "inactive_file"
+        elif "memory" in controllers.split(","):
+            base = root / "memory"
+            names, dropped = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"
+        else:
+            continue
+        group = base / place.lstrip("/")
+        for directory in (group, *group.parents):
+            if not directory.is_relative_to(base):
+                break
+            with suppress(OSError, ValueError):  # no limit is a word, or a file that is not there
+                limit, used = (float(int((directory / name).read_text())) for name in names)
+                statistics_of = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+                found.append(max(0.0, limit - used + float(statistics_of.get(dropped, 0))))
+    return found
