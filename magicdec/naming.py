@@ -6,8 +6,7 @@ from typing import Protocol
 
 METHOD_NAMES = {
     "streamingllm": "StreamingLLM", "snapkv": "SnapKV", "topk": "top-k", "full": "full KV", "ngram": "n-gram",
-    "eagle": "EAGLE",
-    "eagle3": "EAGLE-3",
+    "suffix": "suffix", "eagle": "EAGLE", "eagle3": "EAGLE-3",
     "mtp": "multi-token prediction",
 }  # fmt: skip
 

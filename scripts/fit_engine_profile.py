@@ -110,6 +110,7 @@ def engine_from(values: dict[str, float]) -> EngineProfile:
         description="The runtime of the MagicDec paper: tensor parallelism after gpt-fast, FlashInfer, captured graphs",
         attention_kernel="split",
         attention_blocks_per_multiprocessor=2.0,
+        drafts=("self/streamingllm", "self/snapkv", "model/full", "model/streamingllm", "model/snapkv"),
         standalone_draft_tp_size=1,
         catch_up="always",
         vocabulary="gather",

@@ -31,6 +31,8 @@ FORMATS = ("fp8", "fp8_block", "nvfp4")
 STARTS = (
     EngineProfile(
         name="vllm",
+        drafts=("self/streamingllm", "self/topk", "model/full", "ngram", "suffix", "eagle", "eagle3", "mtp"),
+        draft_on_all_ranks=True,
         description="vLLM: V1 engine, chunked prefill mixed into decoding passes, captured graphs",
         attention_kernel="split",
         native_formats=FORMATS,
@@ -41,6 +43,8 @@ STARTS = (
     ),
     EngineProfile(
         name="sglang",
+        drafts=("model/full", "ngram", "eagle", "eagle3", "mtp"),
+        draft_on_all_ranks=True,
         description="SGLang: prompts in passes of their own, overlapped scheduling, captured graphs",
         attention_kernel="split",
         native_formats=FORMATS,
@@ -53,6 +57,8 @@ STARTS = (
     ),
     EngineProfile(
         name="trtllm",
+        drafts=("model/full", "ngram", "eagle3", "mtp"),
+        draft_on_all_ranks=True,
         description="TensorRT-LLM: in-flight batching, no eviction, captured graphs for decoding passes",
         attention_kernel="split",
         native_formats=FORMATS,

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from magicdec.specs.speculation import DRAFT_METHODS, DRAFT_WEIGHT_DTYPES, HEAD_METHODS, SELF, SPARSE_METHODS
+from magicdec.specs.speculation import (
+    DRAFT_METHODS,
+    DRAFT_WEIGHT_DTYPES,
+    HEAD_METHODS,
+    OWN_METHOD,
+    SELF,
+    SPARSE_METHODS,
+)
 
 Completer = Callable[[str], list[str]]
 SERVING_ENGINES = ("vllm", "sglang", "trtllm")
 PROMPTS = ("stdlib", "recall", "random", "noise")
 DEVICES = ("cpu", "cuda")
-NOT_RUN = ("none", *HEAD_METHODS)
+NOT_RUN = ("none", "suffix", *HEAD_METHODS)
 
 
 def _values(names: Callable[[], Iterable[str]]) -> Completer:
@@ -72,7 +79,7 @@ hardware = _values(_hardware)
 hardware_list = _lists(_hardware)
 engines = _values(_engines)
 serving_engines = _values(lambda: SERVING_ENGINES)
-planned_drafts = _values(lambda: [SELF, "none", "ngram", *HEAD_METHODS, *_models()])
+planned_drafts = _values(lambda: [SELF, "none", *OWN_METHOD, *_models()])
 run_drafts = _values(lambda: [SELF, "none", "ngram", *_models()])
 planned_methods = _values(lambda: [each for each in DRAFT_METHODS if each != "none"])
 run_methods = _values(lambda: [each for each in DRAFT_METHODS if each not in NOT_RUN])

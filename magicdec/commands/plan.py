@@ -41,7 +41,8 @@ def plan_command(
     gen_len: Annotated[int, typer.Option(help="Tokens generated after the prompt.")] = 0,
     gamma: Annotated[int | None, typer.Option(help="Drafted tokens per step; default: searched.")] = None,
     draft: Annotated[
-        str | None, typer.Option(help="self, none, ngram, eagle, or a model.", autocompletion=completion.planned_drafts)
+        str | None,
+        typer.Option(help="self, none, ngram, eagle3, or model.", autocompletion=completion.planned_drafts),
     ] = None,
     draft_method: Annotated[
         str | None, typer.Option(help="streamingllm, snapkv, topk or full.", autocompletion=completion.planned_methods)

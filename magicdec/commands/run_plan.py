@@ -21,7 +21,7 @@ OPTION_OF_KEY = {
     "context_len": "context",
 }
 """Keys of a plan's row, and the run's option that each sets."""
-NOT_RUN = HEAD_METHODS
+NOT_RUN = ("suffix", *HEAD_METHODS)
 """Draft methods that are planned for and not run."""
 FORMATS_OF_DTYPE = {"weight_dtype": "weights", "kv_dtype": "a KV cache", "draft_kv_dtype": "a draft's KV cache"}
 """What of a plan's formats the run's dtype decides. A draft's weights have an option of their own."""

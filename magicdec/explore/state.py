@@ -15,10 +15,10 @@ from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.hardware import HardwareProfile, hardware_names, load_hardware
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import HEAD_METHODS, SPARSE_METHODS
+from magicdec.specs.speculation import OWN_METHOD, SPARSE_METHODS
 from magicdec.units import GIGA, MILLI
 
-METHODS = (*SPARSE_METHODS, "full", "ngram", *HEAD_METHODS)
+METHODS = (*SPARSE_METHODS, "full", *OWN_METHOD)
 MAX_DRAFT_PARAMETERS = 4 * GIGA
 MAX_DIGITS = 12
 FORMATS = {"weight_dtype": ("bf16", "fp8", "int8", "int4", "fp32"), "kv_dtype": ("bf16", "fp8", "int4", "fp32")}

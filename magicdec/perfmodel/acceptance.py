@@ -48,6 +48,12 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     draft_method: str
     applies_to: list[str] = []
     """Other targets of the family that this profile may stand in for, with the wider error of `carried_error`."""
+    carried_from: str = ""
+    """The target that it was measured on, where it stands in for another."""
+    checkpoint: str = ""
+    """The draft's weights that were measured, where they are published."""
+    only_if_asked: bool = False
+    """Whether acceptance hangs on the text so much that a plan uses it only where this draft is asked for."""
     carried_error: float = 0.35
     """Standard deviation of log(1 - alpha) added when the profile stands in for another target."""
     dataset: str = ""
@@ -194,10 +200,19 @@ def _defaults() -> tuple[AcceptanceProfile, ...]:
     return tuple(load_profile(PROFILES_DIRECTORY / f"{name}.json") for name in default_profile_names())
 
 
-def default_profile(model_name: str, draft_method: str, draft: str = "self") -> AcceptanceProfile | None:
+def published_drafts(model_name: str) -> list[tuple[str, str]]:
+    """The (draft, method) pairs with a shipped profile of this target, or of one that stands in for it."""
+    pairs = ((each.draft, each.draft_method) for each in _defaults() if model_name in (each.model, *each.applies_to))
+    return list(dict.fromkeys(pairs))
+
+
+def default_profile(
+    model_name: str, draft_method: str, draft: str = "self", temperature: float | None = None
+) -> AcceptanceProfile | None:
     """The shipped profile of a target, draft and method; None where none was ever measured ("needs acceptance").
 
-    A profile of another member of the model's family stands in with a wider error, and says so in its source.
+    Of several, the one measured nearest to `temperature`. A profile of another member of the model's family stands in
+    with a wider error, and says so in its source.
     A self-draft with the full cache and the target's own weights accepts everything, by construction.
     """
     if draft == "self" and draft_method == "full":
@@ -205,6 +220,8 @@ def default_profile(model_name: str, draft_method: str, draft: str = "self") -> 
             1.0, model=model_name, draft_method=draft_method, source="exact: the draft is the target"
         )
     found = [each for each in _defaults() if each.draft == draft and each.draft_method == draft_method]
+    if temperature is not None:
+        found.sort(key=lambda each: 0.0 if each.temperature is None else abs(each.temperature - temperature))
     for profile in found:
         if profile.model == model_name:
             return profile
@@ -215,6 +232,8 @@ def default_profile(model_name: str, draft_method: str, draft: str = "self") -> 
             return msgspec.structs.replace(
                 profile,
                 model=model_name,
+                carried_from=profile.model,
+                checkpoint="",
                 source=f"measured on {profile.model}, carried over to {model_name}: {profile.source}",
                 error=msgspec.structs.replace(error, log_rejection=wider),
             )

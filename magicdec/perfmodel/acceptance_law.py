@@ -10,7 +10,8 @@ distribution of parameters α·k and (1 − α)·k, so that those which survive 
 ∞: all alike). The exponent is the draft's drift away from the target over its own tokens: it multiplies −log(rate),
 so that a draft that never errs does not drift, and levels off at 1 + G after about τ positions, because published
 rates fall over the first few positions and then no further. With b ≥ S the draft sees all that the target sees: only
-the floor (another model, other weights) is left.
+the floor (another model, other weights) is left. Contexts below `flat_below` count as that long: a head loses
+acceptance only beyond about the length that it was trained at.
 
 Where rates by position are given instead, they are the law: rate_i = given_i, the last one for all further positions,
 and for another rate at position 1 (another budget, context) each to the power log(that rate) / log(given_1).
@@ -42,6 +43,7 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     fill_exponent: float = 0.0
     reference_budget: float = 512.0
     reference_context: float = 8192.0
+    flat_below: float = 0.0
     floor: float = 0.0
     """1 - alpha of a draft with a full cache; 0 for self-speculation with the target's own weights."""
     concentration: float | None = None
@@ -58,6 +60,7 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         _check("context_exponent", self.context_exponent, -5.0, 5.0)
         for name in ("reference_budget", "reference_context", "drift_depth"):
             _check(name, getattr(self, name), 1e-3, LARGEST)
+        _check("flat_below", self.flat_below, 0.0, LARGEST)
         _check("floor", self.floor, 0.0, 1.0)
         if self.concentration is not None:
             _check("concentration", self.concentration, 1e-3, 1e12)
@@ -71,7 +74,7 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         context = sanitize(context, 1.0)
         budget = np.minimum(sanitize(budget, 1.0), context)
         scale = (budget / self.reference_budget) ** -self.budget_exponent
-        scale = scale * (context / self.reference_context) ** self.context_exponent
+        scale = scale * (np.maximum(context, self.flat_below) / self.reference_context) ** self.context_exponent
         sparse = self.rejection * scale * (1.0 - budget / context) ** self.fill_exponent
         rate: Array = (1.0 - self.floor) * (1.0 - np.minimum(sparse, 1.0))
         return rate
@@ -121,7 +124,7 @@ class LawError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         context = sanitize(context, 1.0)
         budget = np.minimum(sanitize(budget, 1.0), context)
         by_budget = self.budget_exponent * np.log(budget / law.reference_budget)
-        by_context = self.context_exponent * np.log(context / law.reference_context)
+        by_context = self.context_exponent * np.log(np.maximum(context, law.flat_below) / law.reference_context)
         variance = np.asarray(self.log_rejection**2 + by_budget**2 + by_context**2)[..., None]
         by_depth = self.depth * np.log(np.arange(1, gamma_max + 1, dtype=np.float64))
         deviation: Array = np.sqrt(variance + by_depth**2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,23 @@ from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.plan_document import NeedsAcceptance
 from magicdec.specs.catalog import load_model_spec, model_names
+from magicdec.specs.engine import EngineProfile, engines_that_run
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import DRAFT_METHODS, HEAD_METHODS, SELF, SPARSE_METHODS, DraftMethod, SpeculationSpec
+from magicdec.specs.speculation import (
+    DRAFT_METHODS,
+    LOOKUP_METHODS,
+    OWN_METHOD,
+    SELF,
+    SPARSE_METHODS,
+    DraftMethod,
+    SpeculationSpec,
+    draft_kind,
+)
 
 DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
 RATE_BUDGET = 512
 """The budget that a single acceptance rate is taken to belong to when none is given."""
-OWN_METHOD = ("ngram", *HEAD_METHODS)
-"""Drafts whose name is their method."""
-NAMED_DRAFTS = (SELF, "none", "ngram", *HEAD_METHODS)
+NAMED_DRAFTS = (SELF, "none", *OWN_METHOD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,42 +52,50 @@ class DraftOption:
         )
 
 
-def draft_options(
-    *,
-    target: ModelSpec,
-    draft: str | None,
-    method: str | None,
-    budgets: tuple[int, ...],
-    context: int,
-    longest_context: int,
-    profiles: tuple[AcceptanceProfile, ...],
-    rate: float | tuple[float, ...] | None,
-    draft_tp_size: int | None,
-    is_quantised: bool = False,
-) -> tuple[list[DraftOption], list[NeedsAcceptance]]:
-    """The drafts to rank, and those that would need a measured acceptance first.
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a plan was asked about drafts; None leaves it to the planner."""
 
-    Raises ConfigError for an unknown draft or method, and for a budget that is not below the context.
+    draft: str | None = None
+    method: str | None = None
+    budgets: tuple[int, ...] = ()
+    draft_tp_size: int | None = None
+    profiles: tuple[AcceptanceProfile, ...] = ()
+    """A user's own, before the published ones."""
+    rate: float | tuple[float, ...] | None = None
+    temperature: float = 1.0
+    is_quantised: bool = False
+    """Whether a self-draft has other weights than its target."""
+
+    @property
+    def names_a_draft(self) -> bool:
+        return self.draft is not None or self.method is not None
+
+
+def draft_options(
+    target: ModelSpec, wanted: Wanted, *, engine: EngineProfile, context: int, longest_context: int
+) -> tuple[list[DraftOption], list[NeedsAcceptance]]:
+    """The drafts to rank, of those that the engine runs, and those that would need a measured acceptance first.
+
+    Raises ConfigError for an unknown draft or method, one that the engine does not run, and for a budget that is not
+    below the context.
     """
-    if method is not None and method not in DRAFT_METHODS:
-        raise unknown_choice("draft method", method, DRAFT_METHODS)
-    if draft == "none" or method == "none":
+    if wanted.method is not None and wanted.method not in DRAFT_METHODS:
+        raise unknown_choice("draft method", wanted.method, DRAFT_METHODS)
+    if "none" in (wanted.draft, wanted.method):
         return [], []
-    usable = _budgets(budgets, context, longest_context)
-    if rate is not None:
-        draft = draft or (method if method in OWN_METHOD else SELF)
-        usable = usable if budgets else (min(RATE_BUDGET, max(8, context // 2)),)
+    usable = _budgets(wanted.budgets, context, longest_context)
+    if wanted.rate is not None:
+        name = wanted.draft or (wanted.method if wanted.method in OWN_METHOD else SELF)
+        wanted = replace(wanted, draft=name)
+        usable = usable if wanted.budgets else (min(RATE_BUDGET, max(8, context // 2)),)
     options: list[DraftOption] = []
     lacking: list[NeedsAcceptance] = []
-    for name, kind in _pairs(draft, method):
+    for name, kind in _that_run(_considered(target, wanted), engine, is_asked=wanted.names_a_draft):
         model = None if name in NAMED_DRAFTS else _draft_model(name, target)
-        if rate is not None:
-            law: AcceptanceProfile | None = laws.constant_profile(rate)
-        else:
-            law = _law(target, name, kind, profiles, is_quantised)
-        if law is None:
-            weights = " with other weights than its target's" if is_quantised else ""
-            reason = f"no published acceptance of {name}/{kind}{weights} for {target.name}; measure it, or give a rate"
+        law = laws.constant_profile(wanted.rate) if wanted.rate is not None else _law(target, name, kind, wanted)
+        if law is None or (law.only_if_asked and not wanted.names_a_draft):
+            reason = _reason(target, name, kind, wanted, law)
             lacking.append(NeedsAcceptance(draft=name, draft_method=kind, reason=reason))
             continue
         options.append(
@@ -89,10 +105,50 @@ def draft_options(
                 model=model,
                 budgets=usable if kind in SPARSE_METHODS else (0,),
                 acceptance=law,
-                draft_tp_size=draft_tp_size,
+                draft_tp_size=wanted.draft_tp_size,
             )
         )
     return options, lacking
+
+
+def _reason(
+    target: ModelSpec, name: str, kind: DraftMethod, wanted: Wanted, published: AcceptanceProfile | None
+) -> str:
+    """Why a draft is not ranked."""
+    if published is not None:
+        return (
+            f"acceptance of {name} hangs on the text ({published.dataset} is published); --draft {name} plans with that"
+        )
+    weights = " with other weights than its target's" if wanted.is_quantised else ""
+    return f"no published acceptance of {name}/{kind}{weights} for {target.name}; measure it, or give a rate"
+
+
+def _considered(target: ModelSpec, wanted: Wanted) -> list[tuple[str, DraftMethod]]:
+    """The (draft, method) pairs that a plan is about: those asked for; else self-drafts, look-ups and heads, and the
+    draft models (and heads that come with some models only) whose acceptance on this target is known."""
+    if wanted.names_a_draft:
+        return _pairs(wanted.draft, wanted.method)
+    known: list[Any] = [
+        *((each.draft, each.draft_method) for each in wanted.profiles),
+        *laws.published_drafts(target.name),
+    ]
+    own: list[Any] = [("mtp", "mtp")] if target.mtp_layers else []
+    return list(dict.fromkeys([*_pairs(None, None), *own, *known]))
+
+
+def _that_run(
+    pairs: list[tuple[str, DraftMethod]], engine: EngineProfile, *, is_asked: bool
+) -> list[tuple[str, DraftMethod]]:
+    """Those that the engine runs. Raises ConfigError, naming engines that do, where none of what was asked for does."""
+    able = [(name, kind) for name, kind in pairs if engine.runs(name, kind)]
+    if not able and is_asked:
+        name, kind = pairs[0]
+        others = engines_that_run(name, kind)
+        raise ConfigError(
+            f"engine {engine.name} does not run {draft_kind(name, kind)}; "
+            + (f"--engine {', '.join(others)} {'do' if len(others) > 1 else 'does'}" if others else "no engine does")
+        )
+    return able
 
 
 def _draft_model(name: str, target: ModelSpec) -> ModelSpec:
@@ -120,7 +176,8 @@ def _pairs(draft: str | None, method: str | None) -> list[tuple[str, DraftMethod
             return [(str(method), chosen)]
         if method is not None:
             return [(SELF, chosen)]
-        return [*((SELF, each) for each in SPARSE_METHODS), ("ngram", "ngram"), ("eagle", "eagle")]
+        named: tuple[DraftMethod, ...] = (*LOOKUP_METHODS, "eagle", "eagle3")
+        return [*((SELF, each) for each in SPARSE_METHODS), *((str(each), each) for each in named)]
     if draft == SELF:
         return [(SELF, chosen or "streamingllm")]
     if draft in OWN_METHOD:
@@ -154,14 +211,14 @@ def _describes(profile: AcceptanceProfile, draft: str, method: DraftMethod) -> b
     return profile.draft_method == method and profile.draft == draft
 
 
-def _law(
-    target: ModelSpec, draft: str, method: DraftMethod, profiles: tuple[AcceptanceProfile, ...], is_quantised: bool
-) -> AcceptanceProfile | None:
+def _law(target: ModelSpec, draft: str, method: DraftMethod, wanted: Wanted) -> AcceptanceProfile | None:
     """A given profile of this draft, else the published default of this target and draft (never for other weights)."""
-    for profile in profiles:
+    for profile in wanted.profiles:
         if _describes(profile, draft, method):
             return profile
-    return None if is_quantised else laws.default_profile(target.name, method, draft=draft)
+    if wanted.is_quantised:
+        return None
+    return laws.default_profile(target.name, method, draft=draft, temperature=wanted.temperature)
 
 
 def _budgets(budgets: tuple[int, ...], context: int, longest_context: int) -> tuple[int, ...]:

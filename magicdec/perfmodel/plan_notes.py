@@ -47,6 +47,11 @@ def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> lis
                 f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow this context"
             )
         measured, asked = option.acceptance, device.request.sampling.temperature
+        if measured is not None and measured.carried_from:
+            notes.append(
+                f"acceptance of {option.draft}/{option.method} was measured on {measured.carried_from} and is carried "
+                f"over to {device.model.name}, with a wider interval"
+            )
         if measured is not None and measured.temperature is not None and measured.temperature != asked:
             notes.append(
                 f"acceptance of {option.draft}/{option.method} was measured at temperature {measured.temperature:g}, "

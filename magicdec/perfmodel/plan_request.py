@@ -12,9 +12,9 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.cost import Array
-from magicdec.perfmodel.drafts import DraftOption
+from magicdec.perfmodel.drafts import DraftOption, Wanted
 from magicdec.perfmodel.setup import AT_TEMPERATURE_ONE, Setup
-from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.engine import DEFAULT_CPU_ENGINE, DEFAULT_ENGINE, EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import MAX_TP_SIZE, check_tp, largest_tp_at_most, valid_tp_sizes
@@ -176,6 +176,26 @@ class Device:
         return tuple(range(1, DEFAULT_MAX_GAMMA + 1))
 
 
+def wanted_drafts(request: PlanRequest) -> Wanted:
+    return Wanted(
+        draft=request.draft,
+        method=request.draft_method,
+        budgets=request.draft_budgets,
+        draft_tp_size=request.draft_tp_size,
+        profiles=request.acceptance,
+        rate=request.acceptance_rate,
+        temperature=request.sampling.temperature,
+        is_quantised=request.draft_weight_dtype not in (None, request.weight_dtype or "bf16"),
+    )
+
+
+def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EngineProfile:
+    """The engine that a request means on one device."""
+    hw = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
+    engine = request.engine or (DEFAULT_CPU_ENGINE if hw.kind == "cpu" else DEFAULT_ENGINE)
+    return engine if isinstance(engine, EngineProfile) else load_engine(engine)
+
+
 def resolve(
     request: PlanRequest,
     model: ModelSpec,
@@ -184,13 +204,13 @@ def resolve(
 ) -> Device:
     """What a request means on one device: tp sizes, formats, and whether the batch is to be found.
 
-    Raises ConfigError for what cannot be split, or a draft that does not go with the target.
+    Raises ConfigError for what cannot be split, or a draft that does not go with the target or the engine.
     """
     hw = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
+    engine = engine_of(request, hw)
     if request.price_per_hour_usd is not None:
         hw = msgspec.structs.replace(hw, price_per_hour_usd=request.price_per_hour_usd)
     on_cpu = hw.kind == "cpu"
-    engine = request.engine or ("ours" if on_cpu else "vllm")
     node = 1 if on_cpu else hw.link.num_gpus_per_node
     if request.tp_size is not None:
         check_tp(model, request.tp_size)
@@ -203,6 +223,11 @@ def resolve(
         tp_sizes = tuple(valid_tp_sizes(model, min(request.num_gpus, node)))
     else:
         tp_sizes = (largest_tp_at_most(model, node),)
+    if options and engine.draft_on_all_ranks and request.draft_tp_size not in (None, *tp_sizes):
+        raise ConfigError(
+            f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp out, or plan for --engine "
+            f"{DEFAULT_CPU_ENGINE}"
+        )
     limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
     limited = any(limit is not None for limit in limits)
     default = "fp32" if on_cpu else "bf16"
@@ -214,7 +239,7 @@ def resolve(
         request=request,
         model=model,
         hardware=hw,
-        engine=engine if isinstance(engine, EngineProfile) else load_engine(engine),
+        engine=engine,
         tp_sizes=tp_sizes,
         precision=Precision(weight_dtype=weights, kv_dtype=kv),
         draft_precision=Precision(

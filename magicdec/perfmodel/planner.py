@@ -22,7 +22,15 @@ from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_
 from magicdec.perfmodel.drafts import NAMED_DRAFTS, RATE_BUDGET, DraftOption, draft_options
 from magicdec.perfmodel.gamma_table import gamma_table
 from magicdec.perfmodel.plan_notes import notes
-from magicdec.perfmodel.plan_request import DEFAULT_MAX_GAMMA, Device, Lengths, PlanRequest, resolve
+from magicdec.perfmodel.plan_request import (
+    DEFAULT_MAX_GAMMA,
+    Device,
+    Lengths,
+    PlanRequest,
+    engine_of,
+    resolve,
+    wanted_drafts,
+)
 from magicdec.perfmodel.plan_rows import breakdown, candidates, ceilings
 from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.search import Found, best_autoregressive, search
@@ -61,19 +69,15 @@ def plan(request: PlanRequest) -> Plan:
     model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
     request, refused = _readable(request, model)
     shortest, longest = _prompt_lens(request)
-    options, lacking = draft_options(
-        target=model,
-        draft=request.draft,
-        method=request.draft_method,
-        budgets=request.draft_budgets,
-        context=shortest,
-        longest_context=longest,
-        profiles=request.acceptance,
-        rate=request.acceptance_rate,
-        draft_tp_size=request.draft_tp_size,
-        is_quantised=request.draft_weight_dtype not in (None, request.weight_dtype or "bf16"),
-    )
-    devices = [resolve(request, model, hardware, options) for hardware in request.hardware]
+    wanted = wanted_drafts(request)
+    devices: list[Device] = []
+    lacking: list[NeedsAcceptance] = []
+    for hardware in request.hardware:
+        options, unknown = draft_options(
+            model, wanted, engine=engine_of(request, hardware), context=shortest, longest_context=longest
+        )
+        devices.append(resolve(request, model, hardware, options))
+        lacking = lacking or unknown
     answers: list[Answer] = []
     for device in devices:
         for lengths in device.lengths:

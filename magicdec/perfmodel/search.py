@@ -66,10 +66,13 @@ def best_autoregressive(device: Device, lengths: Lengths) -> Candidate | None:
 
 
 def searched_batches(device: Device, lengths: Lengths) -> Array:
-    """The batch sizes to evaluate: the given ones, or a geometric range up to the largest that fits."""
-    if not device.searches_batch:
-        return np.asarray(device.request.batch_sizes or (DEFAULT_BATCH,), dtype=np.float64)
+    """The batch sizes to evaluate: the given ones; a usual one, or the largest power of two that fits where that does
+    not; or where it is searched, a geometric range up to the largest that fits."""
+    if device.request.batch_sizes and not device.searches_batch:
+        return np.asarray(device.request.batch_sizes, dtype=np.float64)
     largest = device.largest_batches(lengths).max(initial=0)
+    if not device.searches_batch:
+        return np.asarray([DEFAULT_BATCH if largest < 1 else min(DEFAULT_BATCH, 2.0 ** np.floor(np.log2(largest)))])
     if largest < 1:
         return np.zeros(0)
     every = np.arange(1.0, min(largest, MAX_EVERY_BATCH) + 1.0)

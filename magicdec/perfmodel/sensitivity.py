@@ -20,7 +20,7 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.drafts import draft_options
 from magicdec.perfmodel.intervals import relative_errors
-from magicdec.perfmodel.plan_request import resolve
+from magicdec.perfmodel.plan_request import engine_of, resolve, wanted_drafts
 from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
@@ -123,13 +123,13 @@ def _state(request: PlanRequest, best: Candidate) -> tuple[State, Points]:
         raise ConfigError("sensitivity takes a context, not a workload")
     model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
     context, budget = int(best.context_len), best.draft_budget
-    options, _ = draft_options(
-        target=model, draft=best.draft, method=best.draft_method, budgets=(budget,) if budget else (),
-        context=context, longest_context=context, profiles=request.acceptance, rate=request.acceptance_rate,
-        draft_tp_size=request.draft_tp_size,
-        is_quantised=request.draft_weight_dtype not in (None, request.weight_dtype or "bf16"),
-    )  # fmt: skip
     hardware = next(h for h in request.hardware if best.hardware in (h, getattr(h, "name", None)))
+    asked = replace(
+        wanted_drafts(request), draft=best.draft, method=best.draft_method, budgets=(budget,) if budget else ()
+    )
+    options, _ = draft_options(
+        model, asked, engine=engine_of(request, hardware), context=context, longest_context=context
+    )
     device = resolve(request, model, hardware, options)
     acceptance = options[0].acceptance
     assert acceptance is not None  # the row was predicted with it

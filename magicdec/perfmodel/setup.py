@@ -15,7 +15,14 @@ from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import BF16, Precision
-from magicdec.specs.speculation import AUTOREGRESSIVE, HEAD_METHODS, SPARSE_METHODS, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import (
+    AUTOREGRESSIVE,
+    HEAD_METHODS,
+    LOOKUP_METHODS,
+    SPARSE_METHODS,
+    SamplingSpec,
+    SpeculationSpec,
+)
 
 EAGLE3_VOCABULARY = 32_000
 """Tokens that published EAGLE-3 heads can propose."""
@@ -52,7 +59,7 @@ class ModelSetup:
             return "none"
         if method in HEAD_METHODS:
             return "eagle"
-        if method == "ngram":
+        if method in LOOKUP_METHODS:
             return "ngram"
         return "self" if self.speculation.is_self else "standalone"
 

@@ -36,7 +36,7 @@ def print_plan(answer: Plan, console: Console, *, why: bool = False) -> None:
         console.print(_memory_line(answer.memory))
     if answer.needs_acceptance:
         names = ", ".join(_wanted(each) for each in answer.needs_acceptance)
-        console.print(f"needs acceptance (none published for {answer.model}): {names}", style="dim")
+        console.print(f"needs acceptance on your text of {answer.model}: {names}", style="dim")
     for note in answer.notes:
         console.print(f"note: {note}", style="dim")
 
@@ -65,6 +65,9 @@ def _print_case(console: Console, answer: Plan, case: Case) -> None:
             "candidates, each with its best gamma (draft step and verification in ms)",
             _candidates_table(of_case, console.width),
         )
+    of_each_draft = _first_of_each_draft(of_case)
+    if len(of_each_draft) > 1 and (len(case.best_by_batch) > 1 or not case.best_by_batch):
+        _print(console, "each draft at its best", _cases_table(of_each_draft, console.width))
     console.print(_verdict(answer, case, has_candidates=bool(of_case)))
     if best.speedup_static_batch is not None:
         console.print(f"with a static batch, which waits for its slowest sequence: {best.speedup_static_batch:.2f}x")
@@ -79,6 +82,13 @@ def _print_case(console: Console, answer: Plan, case: Case) -> None:
             "best gamma by batch and context; 0: off, ?: unclear, -: no room",
             _gamma_table(case.gamma_table, console.width),
         )
+
+
+def _first_of_each_draft(ranked: Sequence[Candidate]) -> list[Candidate]:
+    firsts: dict[tuple[str, str], Candidate] = {}
+    for row in ranked:
+        firsts.setdefault((row.draft, row.draft_method), row)
+    return list(firsts.values())
 
 
 def _wanted(lacking: NeedsAcceptance) -> str:

@@ -18,9 +18,14 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
+from magicdec.specs.speculation import DRAFT_KINDS, draft_kind
 
 ENGINES_DIRECTORY = Path(__file__).resolve().parent / "data" / "engines"
 MAX_VALUE = 1e6
+SERVING_ENGINES = ("vllm", "sglang", "trtllm")
+DEFAULT_ENGINE = "vllm"
+"""Of plans on GPUs."""
+DEFAULT_CPU_ENGINE = "ours"
 
 
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -112,6 +117,10 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     greedy_accept_s_per_element: float | None = None
 
     # The draft
+    drafts: tuple[str, ...] = DRAFT_KINDS
+    """What it runs, of `DRAFT_KINDS` (specs/speculation.py)."""
+    draft_on_all_ranks: bool = False
+    """Whether a draft model must be split over the target's ranks."""
     standalone_draft_tp_size: int | None = None
     """Ranks that a standalone draft runs on unless the speculation says otherwise; None: all."""
     catch_up: Literal["none", "standalone", "always"] = "standalone"
@@ -168,7 +177,13 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             error = max(error, self.other_model_error or 0.0)
         return error
 
+    def runs(self, draft: str, method: str) -> bool:
+        return draft_kind(draft, method) in self.drafts
+
     def __post_init__(self) -> None:
+        for kind in self.drafts:
+            if kind not in DRAFT_KINDS:
+                raise ValueError(f"'drafts' must be of {', '.join(DRAFT_KINDS)}, not '{kind}'")
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, float | int):
@@ -184,6 +199,12 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def engine_names() -> list[str]:
     return sorted(path.stem for path in ENGINES_DIRECTORY.glob("*.toml"))
+
+
+def engines_that_run(draft: str, method: str) -> list[str]:
+    """Those of the catalog, the serving engines first."""
+    able = [name for name in engine_names() if load_engine(name).runs(draft, method)]
+    return sorted(able, key=lambda name: (name not in SERVING_ENGINES, name != "vllm", name))
 
 
 @lru_cache(maxsize=64)

@@ -8,10 +8,13 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 
-DraftMethod = Literal["none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle", "eagle3", "mtp"]
+DraftMethod = Literal["none", "full", "streamingllm", "snapkv", "topk", "ngram", "suffix", "eagle", "eagle3", "mtp"]
 DRAFT_METHODS: tuple[DraftMethod, ...] = (
-    "none", "full", "streamingllm", "snapkv", "topk", "ngram", "eagle", "eagle3", "mtp"
+    "none", "full", "streamingllm", "snapkv", "topk", "ngram", "suffix", "eagle", "eagle3", "mtp"
 )  # fmt: skip
+LOOKUP_METHODS: tuple[DraftMethod, ...] = ("ngram", "suffix")
+"""Drafts looked up in the text so far: what followed its last tokens before (n-gram), or what most often followed the
+longest suffix, earlier answers included (suffix). On the host, without a network."""
 HEAD_METHODS: tuple[DraftMethod, ...] = ("eagle", "eagle3", "mtp")
 """Heads trained on the target's hidden states: of its last layer (EAGLE), of three layers with a vocabulary of its own
 (EAGLE-3), or published with the model (multi-token prediction)."""
@@ -19,7 +22,25 @@ SPARSE_METHODS: tuple[DraftMethod, ...] = ("streamingllm", "snapkv", "topk")
 """Those whose draft reads a part of the cache, of `draft_budget` slots."""
 DRAFT_WEIGHT_DTYPES = ("bf16", "fp8", "int8", "int4")
 SELF = "self"
+OWN_METHOD: tuple[DraftMethod, ...] = (*LOOKUP_METHODS, *HEAD_METHODS)
+"""Drafts whose name is their method."""
+ANY_MODEL = "model"
+"""A draft model, in a `draft_kind`."""
+DRAFT_KINDS = (
+    *(f"{SELF}/{method}" for method in (*SPARSE_METHODS, "full")),
+    *(f"{ANY_MODEL}/{method}" for method in (*SPARSE_METHODS, "full")),
+    *OWN_METHOD,
+)  # fmt: skip
+
+
 MAX_GAMMA = 32
+
+
+def draft_kind(draft: str, method: str) -> str:
+    """What an engine runs or does not: "self/streamingllm", "model/full" (any draft model), "ngram", "eagle3", ..."""
+    if method in OWN_METHOD:
+        return method
+    return f"{SELF if draft == SELF else ANY_MODEL}/{method}"
 
 
 class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,6 @@ import numpy as np
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
 from magicdec.perfmodel.arrays import Array
-from magicdec.perfmodel.drafts import OWN_METHOD
 from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.serving import ServingTime, serving_time
 from magicdec.perfmodel.setup import Setup
@@ -35,7 +34,7 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.specs.precision import Precision
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
 from magicdec.validate.csv_rows import Row, read_rows, require_columns
 

@@ -33,7 +33,8 @@ STREAMING = AcceptanceProfile(
 )
 SNAPKV = msgspec.structs.replace(STREAMING, draft_method="snapkv", source="b")
 CASE: dict[str, Any] = {
-    "tp_size": 8, "batch_sizes": (64,), "context_lens": (32_768,), "acceptance": (STREAMING,), "engine": "magicdec-2024"
+    "engine": "magicdec-2024", "tp_size": 8, "batch_sizes": (64,), "context_lens": (32_768,),
+    "acceptance": (STREAMING,),
 }  # fmt: skip
 ISSUE_KEYS = {
     "draft", "draft_method", "draft_budget", "gamma", "tp_size", "batch_size", "context_len", "autoregressive_step_s",
@@ -124,9 +125,9 @@ def test_where_speculation_does_not_pay_the_best_is_autoregressive() -> None:
 
 
 def test_a_draft_without_acceptance_is_listed_and_not_ranked() -> None:
-    document = plan(PlanRequest(**CASE))
+    document = plan(PlanRequest(**{**CASE, "engine": "vllm", "model": "qwen2.5-14b"}))
     lacking = {(row.draft, row.draft_method) for row in document.needs_acceptance}
-    assert {("self", "topk"), ("ngram", "ngram"), ("eagle", "eagle")} <= lacking
+    assert {("self", "topk"), ("ngram", "ngram"), ("eagle3", "eagle3")} <= lacking
     ranked = {(row.draft, row.draft_method) for row in document.candidates}
     assert ("self", "streamingllm") in ranked
     assert not ranked & lacking
@@ -310,7 +311,8 @@ def test_one_rate_belongs_to_the_draft_named_and_to_one_budget() -> None:
 
 
 def test_a_self_draft_with_other_weights_needs_its_own_acceptance() -> None:
-    quantised = PlanRequest(**{**CASE, "acceptance": ()}, draft="self", draft_method="full", draft_weight_dtype="int4")
+    case = {**CASE, "acceptance": (), "engine": "ours"}
+    quantised = PlanRequest(**case, draft="self", draft_method="full", draft_weight_dtype="int4")
     document = plan(quantised)
     assert document.best.gamma == 0
     assert [row.draft_method for row in document.needs_acceptance] == ["full"]
@@ -334,7 +336,7 @@ def test_a_draft_that_the_ranks_do_not_split_runs_on_the_most_that_do() -> None:
     assert {row.draft_tp_size for row in plan(request).candidates} == {6}
 
 
-@pytest.mark.parametrize("method", ["ngram", "eagle", "topk"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "topk"])
 def test_a_draft_that_needs_acceptance_says_from_which_rate_it_would_pay(method: str) -> None:
     case = {"tp_size": 8, "batch_sizes": (64,), "context_lens": (32_768,)}
     lacking = {each.draft_method: each for each in plan(PlanRequest(**case)).needs_acceptance}
@@ -349,7 +351,7 @@ def test_a_draft_that_needs_acceptance_says_from_which_rate_it_would_pay(method:
 
 def test_a_draft_that_can_never_pay_says_so() -> None:
     """At batch 1 and a short context a step of the same model costs as much with a sparse cache."""
-    document = plan(PlanRequest(draft_method="topk", batch_sizes=(1,), context_lens=(512,), tp_size=8))
+    document = plan(PlanRequest(draft_method="topk", batch_sizes=(1,), context_lens=(512,), tp_size=8, engine="ours"))
     assert document.needs_acceptance[0].break_even_acceptance_rate is None
     assert document.best.gamma == 0
 

@@ -53,4 +53,4 @@ def test_inputs_are_sorted_by_what_their_uncertainty_costs() -> None:
 
 def test_without_an_acceptance_there_is_nothing_to_vary() -> None:
     with pytest.raises(ConfigError, match="acceptance"):
-        sensitivity(dataclasses.replace(REQUEST, draft_method="topk"))
+        sensitivity(dataclasses.replace(REQUEST, draft_method="topk", engine="ours"))

@@ -117,7 +117,8 @@ def test_what_cannot_be_served_is_refused(change: dict[str, Any], message: str) 
 def test_the_draft_runs_on_the_ranks_that_it_was_priced_on() -> None:
     """From the planner's own document, over a file: TinyLlama on 2 of 8 ranks."""
     request = PlanRequest(
-        model="llama-2-7b-32k", draft="tinyllama-1.1b", draft_method="full", draft_tp_size=2, tp_size=8,
+        engine="magicdec-2024", model="llama-2-7b-32k", draft="tinyllama-1.1b", draft_method="full", draft_tp_size=2,
+        tp_size=8,
         batch_sizes=(16,), context_lens=(16_384,), acceptance_rate=0.9,
     )  # fmt: skip
     document = parse_plan(make_plan(request).to_json())

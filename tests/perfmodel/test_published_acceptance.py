@@ -1,0 +1,60 @@
+"""The shipped acceptance of heads and look-ups against the published figures, and which engine runs which draft."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, default_profile, expected_tokens_per_step
+from magicdec.perfmodel.planner import PlanRequest, plan
+
+with (PROFILES_DIRECTORY / "published.csv").open(encoding="utf-8", newline="") as file:
+    FIGURES = [row for row in csv.DictReader(file) if row["gamma"]]
+
+
+@pytest.mark.parametrize("row", FIGURES, ids=lambda row: "-".join(list(row.values())[:7]))
+def test_a_published_figure_lies_within_two_deviations_of_its_profile(row: dict[str, str]) -> None:
+    temperature = float(row["temperature"]) if row["temperature"] else None
+    method, gamma = row["draft_method"], int(row["gamma"])
+    profile = default_profile(row["model"], method, draft=method, temperature=temperature)
+    assert profile is not None
+    assert row["source"] in profile.source
+    low, high = (
+        float(
+            expected_tokens_per_step(
+                profile.conditional_rates(
+                    budget=None, context=float(row["context"] or 1000), gamma_max=gamma, num_sigma=sigma
+                ),
+                gamma,
+            )
+        )
+        for sigma in (-2.0, 2.0)
+    )
+    assert low <= float(row["tokens_per_step"]) <= high
+
+
+def test_what_stands_in_for_another_target_is_named_and_wider() -> None:
+    own, carried = (default_profile(name, "eagle3", draft="eagle3") for name in ("llama-3.3-70b", "llama-3.1-70b"))
+    assert own is not None
+    assert carried is not None
+    assert (own.carried_from, carried.carried_from) == ("", "llama-3.3-70b")
+    assert carried.error.log_rejection > own.error.log_rejection
+    notes = plan(PlanRequest(model="llama-3.1-70b", hardware=("h100-sxm-80gb",), batch_sizes=(4,))).notes
+    assert any("eagle3" in note and "llama-3.3-70b" in note for note in notes)
+
+
+def test_an_engine_that_cannot_run_a_draft_says_which_can() -> None:
+    with pytest.raises(ConfigError, match=r"sglang does not run self/streamingllm; --engine vllm"):
+        plan(PlanRequest(engine="sglang", draft="self"))
+    with pytest.raises(ConfigError, match="on all ranks"):
+        plan(PlanRequest(draft="llama-3.2-1b", acceptance_rate=0.8, draft_tp_size=1, tp_size=8))
+
+
+def test_a_look_up_is_ranked_only_where_it_is_asked_for() -> None:
+    asked = plan(PlanRequest(batch_sizes=(1,), draft="ngram"))
+    assert {row.draft for row in asked.candidates} == {"ngram"}
+    left = plan(PlanRequest(batch_sizes=(1,)))
+    assert "ngram" not in {row.draft for row in left.candidates}
+    assert "ngram" in {each.draft for each in left.needs_acceptance}
