@@ -103,12 +103,15 @@ def prepare(directory: Path) -> None:
         (directory / name / "library.txt").write_text(text)
     (directory / "results").symlink_to(ROOT / "results")
     (directory / "docs").symlink_to(ROOT / "docs")
-    for name in ("results.jsonl", "predicted.jsonl", "grid.jsonl", "example.jsonl"):
+    for name in ("results.jsonl", "predicted.jsonl", "measured.jsonl", "grid.jsonl", "example.jsonl"):
         shutil.copy(RECORDS, directory / name)
     server = Vllm(model="llama-3.1-8b")
     for name, batch in (("before.txt", 1), ("after.txt", 2)):
         server.serve(random_requests(batch))
         (directory / name).write_text(server.scrape())
+    described = re.search(r"```toml\n(schema.*?)```", TEXTS["docs/extending.md"], re.DOTALL)
+    assert described is not None
+    (directory / "mine.toml").write_text(described[1])
     (directory / "trace.jsonl").write_text('{"accepted_lengths": [2, 0, 3, 1]}\n[1, 3, 3]\n')
     (directory / "requests.json").write_text('{"requests": [{"prompt_len": 8000, "gen_len": 500, "weight": 3}]}')
     (directory / "plan.json").write_text(plan(PlanRequest(batch_sizes=(64,))).to_json())

@@ -12,6 +12,7 @@ from magicdec.commands import completion
 EPILOG = """Examples:\n
   magicdec plan --draft llama-3.2-1b --acceptance-rate 0.75 --format json > plan.json\n
   magicdec export vllm plan.json\n
+  magicdec export sglang plan.json --candidate 3\n
   magicdec export trtllm plan.json -o speculative.yaml
 """
 
@@ -19,14 +20,23 @@ EPILOG = """Examples:\n
 def export_command(
     engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm.", autocompletion=completion.serving_engines)],
     plan: Annotated[Path, typer.Argument(help="A plan document (magicdec plan --format json).")],
+    candidate: Annotated[
+        int | None, typer.Option(help="Of the plan's candidates, from 1; default: the best that the engine runs.")
+    ] = None,
+    acceptance: Annotated[list[Path] | None, typer.Option(help="Acceptance profile of the plan; repeatable.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
 ) -> None:
-    """Write a plan as a serving engine's flags, and say what of it the engine does not support."""
+    """Write one configuration of a plan as a serving engine's flags, predicted on that engine."""
     from magicdec.files import write_atomic
+    from magicdec.perfmodel.acceptance import load_profile
+    from magicdec.perfmodel.replan import for_engine
     from magicdec.plan_document import load_plan
-    from magicdec.reports.exports import export
+    from magicdec.reports.exports import check_engine, export
 
-    text = export(engine, load_plan(plan))
+    check_engine(engine)
+    profiles = tuple(map(load_profile, acceptance or ()))
+    again = for_engine(load_plan(plan), engine, number=candidate, acceptance=profiles)
+    text = export(engine, again.plan, reason=again.reason)
     if output is None:
         print(text, end="")
     else:

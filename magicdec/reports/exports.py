@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from magicdec.errors import ConfigError, unknown_choice
@@ -29,6 +29,10 @@ PLUGIN_PAGE_SIZE, PLUGIN_SMALLEST_BUDGET = 32, 96
 PROMPT_LOOKUP_MAX = 4
 HEADS = ("eagle", "eagle3", "mtp")
 """Draft methods of trained heads."""
+WITHOUT_CHECKPOINT = ("mtp", "suffix")
+"""Drafts that come with the target, or need no network."""
+SGLANG_ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
+"""Multi-token prediction runs as EAGLE, with the target's own heads."""
 Band = tuple[int, int, int]
 
 
@@ -41,6 +45,8 @@ class Deployment:
     verdict: Verdict
     bands: tuple[Band, ...]
     """(first batch, last batch, gamma), without gaps from batch 1 on, at the best configuration's context."""
+    reason: str = ""
+    """Why this is not what the plan chose, where it is not."""
     table: GammaTable | None = None
     """All of the plan's gammas, for an engine that can be told them by batch and context."""
 
@@ -57,19 +63,25 @@ class Deployment:
         return len({gamma for _, _, gamma in self.bands}) > 1
 
 
-def export(engine: str, plan: Plan) -> str:
+def export(engine: str, plan: Plan, *, reason: str = "") -> str:
     """The text to paste for `engine`: comments, then a command or a configuration file.
 
+    `plan` is priced on this engine (perfmodel/replan.py); `reason` says why its best is not what was planned first.
     Raises ConfigError for an unknown engine, and for a plan that does not fit in memory.
     """
-    return write_settings(engine, read_deployment(plan))
+    return write_settings(engine, replace(read_deployment(plan), reason=reason))
+
+
+def check_engine(engine: str) -> None:
+    """Raises ConfigError for an engine that nothing is written for."""
+    if engine not in VERSIONS:
+        raise unknown_choice("engine", engine, VERSIONS)
 
 
 def write_settings(engine: str, deployment: Deployment) -> str:
     """The text to paste for what is to be deployed. Raises ConfigError for an unknown engine."""
     writers: dict[str, Callable[[Deployment], str]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
-    if engine not in writers:
-        raise unknown_choice("engine", engine, writers)
+    check_engine(engine)
     return writers[engine](deployment)
 
 
@@ -120,6 +132,8 @@ def _heading(engine: str, plan: Deployment, *, version: str | None = None) -> li
     where = f"batch {best.batch_size}, context {best.context_len}, tp {best.tp_size}"
     where += f", {best.hardware}" if best.hardware else ""
     lines.append(f"Plan: {plan.model}, {where}: {describe(best)}" + (_predicted(plan) if best.is_speculative else ""))
+    if plan.reason:
+        lines.append(f"Note: {plan.reason}.")
     lines.append("Model names are magicdec's: put the checkpoint's path or Hugging Face name in their place.")
     return lines
 
@@ -243,6 +257,8 @@ def _vllm_plugin(plan: Deployment) -> str:
 def _vllm_draft(best: Record) -> dict[str, Any]:
     if best.draft_method == "ngram":
         return {"method": "ngram", "prompt_lookup_max": PROMPT_LOOKUP_MAX}
+    if best.draft_method in WITHOUT_CHECKPOINT:
+        return {"method": best.draft_method}
     return {"method": best.draft_method if best.draft_method in HEADS else "draft_model", "model": best.draft}
 
 
@@ -266,14 +282,16 @@ def _sglang(plan: Deployment) -> str:
     if best.draft_method == "ngram":
         words.append(["--speculative-algorithm", "NGRAM"])
     else:
-        algorithm = "EAGLE" if best.draft_method in HEADS else "STANDALONE"
+        algorithm = SGLANG_ALGORITHMS.get(best.draft_method, "STANDALONE")
+        words.append(["--speculative-algorithm", algorithm])
+        if best.draft_method not in WITHOUT_CHECKPOINT:
+            words.append(["--speculative-draft-model-path", shlex.quote(best.draft)])
         words += [
-            ["--speculative-algorithm", algorithm],
-            ["--speculative-draft-model-path", shlex.quote(best.draft)],
             ["--speculative-num-steps", str(gamma)],
             ["--speculative-eagle-topk", "1"],
         ]
     words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
+    words.append(["--max-running-requests", str(best.batch_size)])  # speculation would reset it to 48
     if best.draft_method in HEADS and plan.varies:
         schedule = {str(start): {"candidate_steps": [steps]} for start, _, steps in plan.bands}
         words += [["--speculative-adaptive"], ["--speculative-adaptive-config", "gamma.json"]]
@@ -344,5 +362,7 @@ def draft_len_schedule(bands: Sequence[Band]) -> tuple[dict[int, int], list[str]
 def _trtllm_draft(best: Record) -> dict[str, Any]:
     if best.draft_method == "ngram":
         return {"decoding_type": "NGram", "max_matching_ngram_size": PROMPT_LOOKUP_MAX}
+    if best.draft_method == "mtp":
+        return {"decoding_type": "MTP", "num_nextn_predict_layers": best.gamma}
     kind = "Eagle3" if best.draft_method in HEADS else "Draft_Target"
     return {"decoding_type": kind, "speculative_model": best.draft}

@@ -1,0 +1,112 @@
+"""A plan's configuration as another engine would run it: the same draft, device, batch and context on its profile.
+
+What is exported is what was priced: `for_engine` picks a candidate that the engine can run and predicts it anew there,
+with a gamma table of that draft alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile_names
+from magicdec.perfmodel.plan_request import PlanRequest
+from magicdec.perfmodel.planner import plan
+from magicdec.plan_document import Candidate, Plan
+from magicdec.specs.engine import load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.speculation import SPARSE_METHODS, SamplingSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replanned:
+    """A plan whose best is what the engine is to run, and why it is not the original's best, where it is not."""
+
+    plan: Plan
+    reason: str = ""
+
+
+def for_engine(
+    original: Plan, engine: str, *, number: int | None = None, acceptance: tuple[AcceptanceProfile, ...] = ()
+) -> Replanned:
+    """`original`'s candidate `number` (from 1, as ranked), or the best that the engine can run, predicted on it.
+
+    The gamma is the candidate's own on the engine that the plan was made for, the best one on another. Where no
+    candidate can be run, or what can does not pay, the best is autoregressive decoding.
+
+    Raises:
+        ConfigError: no candidate of that number, a chosen one that the engine cannot run, or acceptance that only the
+            plan's maker has: give the profile again.
+    """
+    profile = load_engine(engine)
+    chosen = _chosen(original, number)
+    reason = ""
+    if chosen.is_speculative and not profile.runs(chosen.draft, chosen.draft_method):
+        wanted = f"{chosen.draft}/{chosen.draft_method}"
+        if number is not None:
+            raise ConfigError(f"engine {engine} does not run {wanted}; choose a candidate with another draft")
+        able = [row for row in _of_case(original) if row.fits and profile.runs(row.draft, row.draft_method)]
+        reason = f"{engine} does not run the plan's best draft, {wanted}"
+        chosen = able[0] if able else original.autoregressive
+    again = plan(_request(original, chosen, engine, acceptance))
+    best = again.best
+    if chosen.is_speculative and again.candidates:
+        same = [row for row in again.candidates if engine == original.engine and row.gamma == chosen.gamma]
+        best = max(same or again.candidates, key=lambda row: row.speedup)
+        if best.verdict == "does not pay":
+            reason, best = _losing(best, reason), again.autoregressive
+    return Replanned(plan=msgspec.structs.replace(again, best=best), reason=reason)
+
+
+def _losing(row: Candidate, before: str) -> str:
+    lost = (
+        f"{row.draft}/{row.draft_method}, gamma {row.gamma}, is predicted at {row.speedup:.2f} times autoregressive "
+        f"decoding ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+    )
+    return f"{before}; {lost}" if before else lost
+
+
+def _of_case(original: Plan) -> list[Candidate]:
+    best = original.best
+    return [row for row in original.candidates if (row.hardware, row.context_len) == (best.hardware, best.context_len)]
+
+
+def _chosen(original: Plan, number: int | None) -> Candidate:
+    if number is None:
+        return original.best
+    if not 1 <= number <= len(original.candidates):
+        raise ConfigError(f"the plan has candidates 1 to {len(original.candidates)}, not {number}")
+    return original.candidates[number - 1]
+
+
+def _request(original: Plan, row: Candidate, engine: str, acceptance: tuple[AcceptanceProfile, ...]) -> PlanRequest:
+    """The one configuration's request. The draft's ranks are kept where the engine lets a draft have its own."""
+    asked, formats = original.request, original.precision
+    unknown = set(asked.acceptance) - {*default_profile_names(), *(each.name or each.source for each in acceptance)}
+    if unknown and asked.acceptance_rate is None and row.is_speculative and not acceptance:
+        raise ConfigError(f"the plan used the acceptance profile '{min(unknown)}'; give its file with --acceptance")
+    rate = asked.acceptance_rate
+    device = next((each for each in asked.hardware if load_hardware(each).name == row.hardware), row.hardware)
+    own_ranks = row.draft_tp_size is not None and not load_engine(engine).draft_on_all_ranks
+    return PlanRequest(
+        model=asked.model,
+        hardware=(device,),
+        engine=engine,
+        tp_size=row.tp_size,
+        batch_sizes=(row.batch_size,),
+        context_lens=(row.context_len,),
+        gen_len=asked.gen_len,
+        draft=row.draft,
+        draft_method=None if row.draft == "none" else row.draft_method,
+        draft_budgets=(row.draft_budget,) if row.draft_budget and row.draft_method in SPARSE_METHODS else (),
+        draft_tp_size=row.draft_tp_size if own_ranks else None,
+        sampling=SamplingSpec(temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p),
+        acceptance_rate=tuple(rate) if isinstance(rate, list) else rate,
+        acceptance=acceptance,
+        weight_dtype=formats.weight_dtype,
+        kv_dtype=formats.kv_dtype,
+        draft_weight_dtype=formats.draft_weight_dtype if row.is_speculative else None,
+        draft_kv_dtype=formats.draft_kv_dtype if row.is_speculative else None,
+    )

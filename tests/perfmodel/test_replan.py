@@ -1,0 +1,96 @@
+"""What is exported is one configuration that the engine can run, at the engine's own prediction of it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.replan import for_engine
+from magicdec.plan_document import Plan, parse_plan
+from magicdec.reports.exports import export
+from magicdec.specs.engine import load_engine
+
+CASE = {"model": "llama-3.1-8b", "hardware": ("h100-sxm-80gb",), "tp_size": 1, "batch_sizes": (8,)}
+
+
+@pytest.fixture(scope="module")
+def planned() -> Plan:
+    """As it comes from a file: with several drafts ranked, the best of which only some engines run."""
+    return parse_plan(plan(PlanRequest(engine="vllm", context_lens=(32_768,), **CASE)).to_json())
+
+
+def test_an_engine_gets_a_draft_that_it_runs_with_its_own_prediction(planned: Plan) -> None:
+    assert not load_engine("sglang").runs(planned.best.draft, planned.best.draft_method)
+    again = for_engine(planned, "sglang")
+    assert "does not run" in again.reason
+    assert again.plan.engine == "sglang"
+    best = again.plan.best
+    if best.is_speculative:
+        assert load_engine("sglang").runs(best.draft, best.draft_method)
+    else:
+        assert "times autoregressive decoding" in again.reason
+
+
+def test_the_same_engine_keeps_the_candidate_and_its_numbers(planned: Plan) -> None:
+    best = for_engine(planned, "vllm").plan.best
+    assert (best.draft, best.draft_method, best.draft_budget, best.gamma) == (
+        planned.best.draft, planned.best.draft_method, planned.best.draft_budget, planned.best.gamma,
+    )  # fmt: skip
+    assert best.speedup == pytest.approx(planned.best.speedup, rel=1e-9)
+
+
+def test_the_gamma_table_is_of_the_exported_draft_alone(planned: Plan) -> None:
+    best = planned.best
+    own = plan(
+        PlanRequest(
+            engine="vllm", context_lens=(32_768,), draft=best.draft, draft_method=best.draft_method,
+            draft_budgets=(best.draft_budget or 0,), **CASE,
+        )
+    )  # fmt: skip
+    again = for_engine(planned, "vllm").plan
+    assert again.gamma_table == own.gamma_table
+    assert again.gamma_table.gamma != planned.gamma_table.gamma  # other drafts are better in some cells of the plan's
+
+
+def test_a_chosen_candidate_is_exported_with_the_speedup_of_that_candidate(planned: Plan) -> None:
+    number, row = next((n, row) for n, row in enumerate(planned.candidates, 1) if row.draft_method == "eagle3")
+    again = for_engine(planned, "vllm", number=number)
+    if again.plan.best.is_speculative:
+        assert again.plan.best.speedup == pytest.approx(row.speedup, rel=1e-9)
+    else:
+        assert f"{row.speedup:.2f} times" in again.reason
+    text = export("vllm", again.plan, reason=again.reason)
+    assert f"{row.speedup:.2f}" in text.splitlines()[1 if again.plan.best.is_speculative else 2]
+
+
+def test_below_one_speculation_is_left_off_and_the_reason_is_said() -> None:
+    losing = plan(PlanRequest(engine="sglang", context_lens=(2048,), draft="llama-3.2-1b", acceptance_rate=0.3, **CASE))
+    again = for_engine(parse_plan(losing.to_json()), "sglang", number=1)
+    assert not again.plan.best.is_speculative
+    text = export("sglang", again.plan, reason=again.reason)
+    assert "--speculative" not in text
+    assert "leave it off" in text
+    assert "times autoregressive decoding" in text
+
+
+def test_sglang_is_told_its_batch_limit_which_speculation_would_reset() -> None:
+    case = CASE | {"model": "llama-3.1-70b", "tp_size": 8, "batch_sizes": (64,)}
+    gaining = plan(
+        PlanRequest(engine="sglang", context_lens=(2048,), draft="llama-3.2-1b", acceptance_rate=0.95, **case)
+    )
+    again = for_engine(gaining, "sglang")
+    assert again.plan.best.is_speculative
+    assert "--max-running-requests 64" in export("sglang", again.plan)
+
+
+def test_what_cannot_be_exported_is_refused(planned: Plan) -> None:
+    with pytest.raises(ConfigError, match="has candidates 1 to"):
+        for_engine(planned, "vllm", number=10**6)
+    self_draft = next(n for n, row in enumerate(planned.candidates, 1) if row.draft == "self")
+    with pytest.raises(ConfigError, match="engine sglang does not run self/"):
+        for_engine(planned, "sglang", number=self_draft)
+    own = msgspec.structs.replace(planned, request=msgspec.structs.replace(planned.request, acceptance=["mine"]))
+    with pytest.raises(ConfigError, match="'mine'; give its file with --acceptance"):
+        for_engine(own, "vllm")
