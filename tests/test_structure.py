@@ -54,3 +54,9 @@ def test_a_name_of_a_file_is_used_once_in_the_package() -> None:
     """Commands are named as users call them, which may be what a module does the work of."""
     names = Counter(Path(module).name for module in filter(is_named, MODULES) if not module.startswith("commands/"))
     assert {name for name, count in names.items() if count > 1} <= SHARED
+
+
+def test_each_test_file_has_a_name_of_its_own() -> None:
+    """pytest imports them by name: of two with one name, all would be refused."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

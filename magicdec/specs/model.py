@@ -158,13 +158,18 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _last_whole_layer(self) -> Layer:
-        """The last layer of full attention and a feed-forward; the last one where there is none."""
+        """The last layer of full attention and a feed-forward, put together where they stand in blocks of their own;
+        of what mixes tokens otherwise, where nothing attends to all of them."""
 
-        def is_whole(layer: Layer) -> bool:
-            attends = layer.mixer is not None and any(each.max_tokens is None for each in layer.mixer.caches())
-            return attends and layer.mlp is not None
+        def attends(layer: Layer) -> bool:
+            return layer.mixer is not None and any(each.max_tokens is None for each in layer.mixer.caches())
 
-        return ([layer for layer in self.layers if is_whole(layer)] or list(self.layers))[-1]
+        whole = [layer for layer in self.layers if attends(layer) and layer.mlp is not None]
+        if whole:
+            return whole[-1]
+        mixing = [layer for layer in self.layers if attends(layer)] or [each for each in self.layers if each.mixer]
+        feeding = [layer for layer in self.layers if layer.mlp is not None]
+        return Layer(mixer=mixing[-1].mixer if mixing else None, mlp=feeding[-1].mlp if feeding else None)
 
     @cached_property
     def prediction_head(self) -> ModelSpec:

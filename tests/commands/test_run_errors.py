@@ -58,6 +58,7 @@ def lose_a_part(directory: Path) -> None:
     tensors = load_file(directory / WEIGHTS)
     place = {name: PARTS[i % 2] for i, name in enumerate(sorted(tensors))}
     save_file({name: tensors[name] for name in tensors if place[name] == PARTS[0]}, directory / PARTS[0])
+    (directory / WEIGHTS).unlink()
     (directory / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": place}))
 
 

@@ -15,8 +15,8 @@ from magicdec.reports.terminal_plan import print_plan
 @pytest.fixture(scope="module")
 def answer() -> Plan:
     return magicdec.plan(
-        model="llama-3.1-70b", hardware="h100-sxm-80gb", context=16384, batch=64, draft="llama-3.2-1b",
-        acceptance_rate=0.75,
+        model="llama-3.1-70b", hardware="h100-sxm-80gb", engine="magicdec-2024", context=16384, batch=64,
+        draft="llama-3.2-1b", acceptance_rate=0.75,
     )  # fmt: skip
 
 
