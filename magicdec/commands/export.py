@@ -24,6 +24,7 @@ def export_command(
         int | None, typer.Option(help="Of the plan's candidates, from 1; default: the best that the engine runs.")
     ] = None,
     acceptance: Annotated[list[Path] | None, typer.Option(help="Acceptance profile of the plan; repeatable.")] = None,
+    hardware: Annotated[Path | None, typer.Option(help="Profile of a device that is not in the catalog.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
 ) -> None:
     """Write one configuration of a plan as a serving engine's flags, predicted on that engine."""
@@ -35,7 +36,7 @@ def export_command(
 
     check_engine(engine)
     profiles = tuple(map(load_profile, acceptance or ()))
-    again = for_engine(load_plan(plan), engine, number=candidate, acceptance=profiles)
+    again = for_engine(load_plan(plan), engine, number=candidate, acceptance=profiles, hardware=hardware)
     text = export(engine, again.plan, reason=again.reason)
     if output is None:
         print(text, end="")

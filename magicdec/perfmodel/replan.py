@@ -7,6 +7,7 @@ with a gamma table of that draft alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -16,7 +17,7 @@ from magicdec.perfmodel.plan_request import PlanRequest
 from magicdec.perfmodel.planner import plan
 from magicdec.plan_document import Candidate, Plan
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
+from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.speculation import SPARSE_METHODS, SamplingSpec
 
 
@@ -29,7 +30,12 @@ class Replanned:
 
 
 def for_engine(
-    original: Plan, engine: str, *, number: int | None = None, acceptance: tuple[AcceptanceProfile, ...] = ()
+    original: Plan,
+    engine: str,
+    *,
+    number: int | None = None,
+    acceptance: tuple[AcceptanceProfile, ...] = (),
+    hardware: Path | None = None,
 ) -> Replanned:
     """`original`'s candidate `number` (from 1, as ranked), or the best that the engine can run, predicted on it.
 
@@ -37,8 +43,8 @@ def for_engine(
     candidate can be run, or what can does not pay, the best is autoregressive decoding.
 
     Raises:
-        ConfigError: no candidate of that number, a chosen one that the engine cannot run, or acceptance that only the
-            plan's maker has: give the profile again.
+        ConfigError: no candidate of that number, a chosen one that the engine cannot run, or a device or acceptance
+            that only the plan's maker has: give the profile again.
     """
     profile = load_engine(engine)
     chosen = _chosen(original, number)
@@ -50,7 +56,7 @@ def for_engine(
         able = [row for row in _of_case(original) if row.fits and profile.runs(row.draft, row.draft_method)]
         reason = f"{engine} does not run the plan's best draft, {wanted}"
         chosen = able[0] if able else original.autoregressive
-    again = plan(_request(original, chosen, engine, acceptance))
+    again = plan(_request(original, chosen, engine, acceptance, _device(original, chosen, hardware)))
     best = again.best
     if chosen.is_speculative and again.candidates:
         same = [row for row in again.candidates if engine == original.engine and row.gamma == chosen.gamma]
@@ -81,14 +87,33 @@ def _chosen(original: Plan, number: int | None) -> Candidate:
     return original.candidates[number - 1]
 
 
-def _request(original: Plan, row: Candidate, engine: str, acceptance: tuple[AcceptanceProfile, ...]) -> PlanRequest:
+def _device(original: Plan, row: Candidate, given: Path | None) -> HardwareProfile:
+    """The candidate's device: its profile as given, or as the plan names it."""
+    if given is not None:
+        return load_hardware(given)
+    for name in original.request.hardware:
+        try:
+            profile = load_hardware(name)
+        except ConfigError:
+            continue
+        if profile.name == row.hardware:
+            return profile
+    raise ConfigError(f"the plan's device '{row.hardware}' is not in the catalog; give its profile with --hardware")
+
+
+def _request(
+    original: Plan,
+    row: Candidate,
+    engine: str,
+    acceptance: tuple[AcceptanceProfile, ...],
+    device: HardwareProfile,
+) -> PlanRequest:
     """The one configuration's request. The draft's ranks are kept where the engine lets a draft have its own."""
     asked, formats = original.request, original.precision
     unknown = set(asked.acceptance) - {*default_profile_names(), *(each.name or each.source for each in acceptance)}
     if unknown and asked.acceptance_rate is None and row.is_speculative and not acceptance:
         raise ConfigError(f"the plan used the acceptance profile '{min(unknown)}'; give its file with --acceptance")
     rate = asked.acceptance_rate
-    device = next((each for each in asked.hardware if load_hardware(each).name == row.hardware), row.hardware)
     own_ranks = row.draft_tp_size is not None and not load_engine(engine).draft_on_all_ranks
     return PlanRequest(
         model=asked.model,

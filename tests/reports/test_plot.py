@@ -11,6 +11,7 @@ import typer
 from samples_reports import grid, plan
 from typer.testing import CliRunner
 
+import magicdec
 from magicdec.commands.export import export_command
 from magicdec.commands.plot import plot_command
 from magicdec.errors import ConfigError
@@ -77,10 +78,14 @@ def test_a_figure_without_its_data_says_so(files: tuple[Path, Path]) -> None:
 
 
 def test_export_prints_or_writes(files: tuple[Path, Path], tmp_path: Path) -> None:
-    text = run("export", "vllm", files[1])
-    assert "vllm serve embedded" in text
-    run("export", "vllm", files[1], "-o", tmp_path / "flags.sh")
+    planned = tmp_path / "planned.json"
+    planned.write_text(magicdec.plan(batch=64, context=32768).to_json())
+    text = run("export", "vllm", planned)
+    assert "vllm serve llama-3.1-8b" in text
+    run("export", "vllm", planned, "-o", tmp_path / "flags.sh")
     assert (tmp_path / "flags.sh").read_text() == text
+    with pytest.raises(ConfigError, match="'local-cpu' is not in the catalog; give its profile with --hardware"):
+        run("export", "vllm", files[1])
 
 
 def test_a_plan_among_the_records_is_taken_for_what_it_is(files: tuple[Path, Path]) -> None:
