@@ -207,7 +207,6 @@ def engines_that_run(draft: str, method: str) -> list[str]:
     return sorted(able, key=lambda name: (name not in SERVING_ENGINES, name != "vllm", name))
 
 
-@lru_cache(maxsize=64)
 def load_engine(name_or_path: str | Path) -> EngineProfile:
     """A profile of the catalog, or of a TOML file.
 
@@ -216,6 +215,11 @@ def load_engine(name_or_path: str | Path) -> EngineProfile:
     text = str(name_or_path)
     if "/" in text or text.endswith(".toml"):
         return _load_file(Path(name_or_path))
+    return _of_catalog(text)
+
+
+@lru_cache(maxsize=64)
+def _of_catalog(text: str) -> EngineProfile:
     path = ENGINES_DIRECTORY / f"{text.lower()}.toml"
     if not path.is_file():
         raise unknown_choice("engine", text, engine_names())
@@ -250,4 +254,3 @@ def save_engine(profile: EngineProfile, path: Path) -> None:
     Raises StorageError when the file cannot be written.
     """
     write_atomic(path, msgspec.toml.encode(profile))
-    load_engine.cache_clear()

@@ -88,7 +88,7 @@ def _rope_of(layer: Layer) -> Any:
 def _decoder(config: dict[str, Any], where: str) -> dict[str, Any]:
     """The decoder's own configuration: `text_config`, with what stands beside it, in a model of several modalities."""
     model_type, inside = config.get("model_type"), config.get("text_config")
-    if model_type not in WRAPPERS or inside is None:
+    if not isinstance(model_type, str) or model_type not in WRAPPERS or inside is None:
         return config
     if not isinstance(inside, dict):
         raise ConfigError(f"{where}: key 'text_config' must be an object, not {inside!r}")
