@@ -30,7 +30,10 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'alone and not slow'
 
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not campaign'
+
+test-campaign: $(INSTALLED)
+	$(BIN)/python -m pytest -m campaign
 
 ifeq ($(HAS_VLLM_CPU),)
 test-vllm:

@@ -74,6 +74,7 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_one_command_does_everything_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """On a CPU. Every stage is done; predictions stand in the file before any measurement; a second call measures
