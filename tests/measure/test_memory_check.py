@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+
+from torch.profiler import ProfilerActivity, profile
 
 from magicdec.errors import CapacityError
 from magicdec.measure import configuration
 from magicdec.measure.configuration import BenchmarkRequest, check_request, choosing_bytes
 from magicdec.measure.environment import cgroup_free_bytes
 from magicdec.measure.session import BenchmarkSession
-from magicdec.measure.utilisation import MemoryMeter
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 
@@ -38,17 +41,26 @@ def request_(tmp_path: Path) -> BenchmarkRequest:
     )  # fmt: skip
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is the kernel's")
+def peak_tensor_bytes(work: Callable[[], object]) -> int:
+    """The most that torch's allocator held at once during `work`, from its own record of every allocation and release.
+
+    The kernel's peak (VmHWM) also holds pages that malloc keeps, 15 to 20 % of it by its thresholds and threads.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        work()
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return int(np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]).max())
+
+
 @pytest.mark.parametrize("top_p", [None, 0.9])
 def test_what_is_counted_for_choosing_is_what_a_run_takes(request_: BenchmarkRequest, top_p: float | None) -> None:
-    """The kernel's peak over a run of 0.2 to 0.6 GB: not more than is counted, and more than half of it."""
+    """Tensors of 0.2 to 0.4 GB: not more than is counted, and more than six tenths of it."""
     request = replace(request_, sampling=SamplingSpec(temperature=1.0, top_p=top_p))
     session = BenchmarkSession(request)
     session.run(request.speculations[0], gen_len=1)  # what is allocated once for all
-    meter = MemoryMeter("cpu")
-    session.run(request.speculations[0], gen_len=8)
+    peak = peak_tensor_bytes(lambda: session.run(request.speculations[0], gen_len=8))
     counted = choosing_bytes(request) * request.batch_size
-    assert 0.5 * counted < meter.peak_bytes() < 1.05 * counted
+    assert 0.6 * counted < peak < counted
 
 
 def test_a_vocabulary_that_does_not_fit_is_refused_before_anything_is_allocated(
