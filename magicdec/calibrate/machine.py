@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -89,26 +89,19 @@ def calibrate(
     rounds = max(3, rounds // 2) if quick else rounds
     progress("copy and matrix rates")
     base = _ceilings(device=device, dtype=dtype)
-    points: list[Point] = kernel_bench.launch_points(device=device, rounds=rounds) if is_cuda(device) else []
-    linear_works = partial(kernel_bench.linear_works, [model.spec], dtype=dtype)
-    for table, works_of in (
-        ("linear layers", linear_works),
-        ("attention", partial(_attention_works, model.spec, dtype=dtype)),
-        ("streaming passes", kernel_bench.streaming_works),
-    ):
-        works = works_of(device=device)
-        progress(f"{table}: {len(works)} shapes, {rounds} rounds")
-        points += kernel_bench.time_interleaved(works, device=device, rounds=rounds)
-        del works
-        first_references.append(kernels.times())
 
     def show_step(message: str) -> None:
         references.append(kernels.times())
         progress(message)
 
+    points: list[Point] = kernel_bench.launch_points(device=device, rounds=rounds) if is_cuda(device) else []
+    for table in _kernel_points(model.spec, device=device, dtype=dtype, rounds=rounds, progress=progress):
+        points += table
+        first_references.append(kernels.times())
     timed = engine_points(model, rounds=rounds, quick=quick, progress=show_step)
     progress("second pass")
-    again = kernel_bench.time_interleaved(linear_works(device=device), device=device, rounds=2)
+    linear_works = kernel_bench.linear_works([model.spec], device=device, dtype=dtype)
+    again = kernel_bench.time_interleaved(linear_works, device=device, rounds=2)
     first = [point for point in points if point.table == "linear"]
     before, during = median_times(first_references), median_times(references)
     drift = {
@@ -131,6 +124,20 @@ def calibrate(
         drift=drift,
         elapsed_s=time.perf_counter() - started,
     )
+
+
+def _kernel_points(
+    spec: ModelSpec, *, device: str, dtype: str, rounds: int, progress: Callable[[str], None]
+) -> Iterator[list[Point]]:
+    """Times of the kernels by themselves, table after table: linear layers, attention, streaming passes."""
+    for table, works_of in (
+        ("linear layers", partial(kernel_bench.linear_works, [spec], dtype=dtype)),
+        ("attention", partial(_attention_works, spec, dtype=dtype)),
+        ("streaming passes", kernel_bench.streaming_works),
+    ):
+        works = works_of(device=device)
+        progress(f"{table}: {len(works)} shapes, {rounds} rounds")
+        yield kernel_bench.time_interleaved(works, device=device, rounds=rounds)
 
 
 CUDA_ATTENTION_SHARE = 0.25

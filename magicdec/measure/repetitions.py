@@ -199,69 +199,92 @@ def to_record(
 ) -> Record:
     """The measured row of one configuration: medians over the repetitions, with every repetition's speedup."""
     request, speculation = session.request, measurement.speculation
+    times = _step_times(session, measurement)
+    speed = median_times(measurement.references) if measurement.references else None
+    if speed is not None and request.device == "cpu":
+        bandwidth_bytes_per_s = speed.memory_bytes_per_s  # during these runs: it changes within seconds
+    return Record(
+        source="measured",
+        **configuration_fields(request, speculation),
+        **times,
+        **_accepted(request, measurement),
+        **_throughput(request, measurement),
+        repetitions=len(measurement.runs),
+        reference_s=speed.memory_s if speed else None,
+        compute_reference_s=speed.compute_s if speed else None,
+        **_memory_use(
+            session, measurement, times["autoregressive_step_s"], times["step_s"], bandwidth_bytes_per_s
+        ),
+        memory_bytes_per_gpu=planned_memory_bytes(request),
+        peak_memory_bytes=session.memory.peak_bytes(),
+        environment=current_environment(),
+    )  # fmt: skip
+
+
+def _step_times(session: BenchmarkSession, measurement: Measurement) -> dict[str, Any]:
+    """Seconds of a steady step, whole and by phase. A draft step has a time of its own only while gamma is fixed."""
+    speculation, phases = measurement.speculation, measurement.phases
+    speculative = not speculation.is_autoregressive
+    is_fixed = speculative and not session.request.adaptive
     baseline_steps_s, steps_s = (
         [run.steady_decode_s / run.steady_steps for run in runs]
         for runs in (measurement.baseline_runs, measurement.runs)
     )
     baseline_step_s = statistics.median(baseline_steps_s)
-    baseline_tokens_per_s = statistics.median(run.steady_tokens_per_s for run in measurement.baseline_runs)
-    tokens_per_s = statistics.median(measurement.tokens_per_s)
-    speculative = not speculation.is_autoregressive
-    speed = median_times(measurement.references) if measurement.references else None
-    speedups = measurement.speedups
-    phases = measurement.phases
-    if speed is not None and request.device == "cpu":
-        bandwidth_bytes_per_s = speed.memory_bytes_per_s  # during these runs: it changes within seconds
-    use = _memory_use(session, measurement, baseline_step_s, statistics.median(steps_s), bandwidth_bytes_per_s)
+    return {
+        "autoregressive_step_s": baseline_step_s,
+        "draft_step_s": phases["draft"] / speculation.gamma if "draft" in phases and is_fixed else None,
+        "verify_step_s": phases.get("verify") if speculative else None,
+        "accept_step_s": phases.get("accept"),
+        "step_s": statistics.median(steps_s),
+        "autoregressive_step_samples_s": baseline_steps_s,
+        "step_samples_s": steps_s if speculative else None,
+        "prefill_s": session.prefill_s,
+        "ttft_s": session.prefill_s + baseline_step_s,
+        "breakdown_s": phases,
+    }
+
+
+def _accepted(request: BenchmarkRequest, measurement: Measurement) -> dict[str, Any]:
+    """Accepted lengths, rates by position, and, where both outputs must be equal, how many differ."""
+    speculative = not measurement.speculation.is_autoregressive
     histogram = measurement.histogram
     rates, trials = measurement.acceptance_by_position
-    is_refilled = request.num_prompts is not None
-    is_fixed = speculative and not request.adaptive
     is_comparable = speculative and request.sampling.is_greedy and request.simulate_acceptance is None
-    return Record(
-        source="measured",
-        **configuration_fields(request, speculation),
-        autoregressive_step_s=baseline_step_s,
-        draft_step_s=phases["draft"] / speculation.gamma if "draft" in phases and is_fixed else None,
-        verify_step_s=phases.get("verify") if speculative else None,
-        accept_step_s=phases.get("accept"),
-        step_s=statistics.median(steps_s),
-        autoregressive_step_samples_s=baseline_steps_s,
-        step_samples_s=steps_s if speculative else None,
-        prefill_s=session.prefill_s,
-        ttft_s=session.prefill_s + baseline_step_s,
-        breakdown_s=phases,
-        expected_tokens_per_step=1.0 + float(np.average(np.arange(len(histogram)), weights=histogram)),
-        tokens_per_step_stderr=measurement.tokens_per_step_stderr if speculative else None,
-        acceptance_by_position=rates if speculative else None,
-        acceptance_trials_by_position=trials if speculative else None,
-        acceptance_histogram=histogram if speculative else None,
-        tpot_s=request.batch_size / tokens_per_s,
-        tokens_per_s=tokens_per_s,
-        autoregressive_tokens_per_s=baseline_tokens_per_s,
-        speedup=statistics.median(speedups) if speculative else 1.0,
-        speedup_low=min(speedups) if speculative else 1.0,
-        speedup_high=max(speedups) if speculative else 1.0,
-        static_batch_tokens_per_s=(
+    return {
+        "expected_tokens_per_step": 1.0 + float(np.average(np.arange(len(histogram)), weights=histogram)),
+        "tokens_per_step_stderr": measurement.tokens_per_step_stderr if speculative else None,
+        "acceptance_by_position": rates if speculative else None,
+        "acceptance_trials_by_position": trials if speculative else None,
+        "acceptance_histogram": histogram if speculative else None,
+        "num_divergences": measurement.num_divergences if is_comparable else None,
+    }
+
+
+def _throughput(request: BenchmarkRequest, measurement: Measurement) -> dict[str, Any]:
+    """Tokens per second and speedups: in steady state, to the end of a static batch, and with refilled slots."""
+    speculative = not measurement.speculation.is_autoregressive
+    is_refilled = request.num_prompts is not None
+    tokens_per_s, speedups = statistics.median(measurement.tokens_per_s), measurement.speedups
+    return {
+        "tpot_s": request.batch_size / tokens_per_s,
+        "tokens_per_s": tokens_per_s,
+        "autoregressive_tokens_per_s": statistics.median(run.steady_tokens_per_s for run in measurement.baseline_runs),
+        "speedup": statistics.median(speedups) if speculative else 1.0,
+        "speedup_low": min(speedups) if speculative else 1.0,
+        "speedup_high": max(speedups) if speculative else 1.0,
+        "speedup_samples": speedups if speculative else None,
+        "static_batch_tokens_per_s": (
             statistics.median(run.num_tokens / run.elapsed_s for run in measurement.runs)
             if request.run_to_end
             else None
         ),
-        speedup_static_batch=measurement.static_batch_speedup if speculative and request.run_to_end else None,
-        speedup_samples=speedups if speculative else None,
-        refilled_tokens_per_s=(
+        "speedup_static_batch": measurement.static_batch_speedup if speculative and request.run_to_end else None,
+        "refilled_tokens_per_s": (
             statistics.median(run.refilled_tokens_per_s for run in measurement.runs) if is_refilled else None
         ),
-        speedup_refilled=measurement.refilled_speedup if is_refilled else None,
-        num_divergences=measurement.num_divergences if is_comparable else None,
-        repetitions=len(measurement.runs),
-        reference_s=speed.memory_s if speed else None,
-        compute_reference_s=speed.compute_s if speed else None,
-        **use,
-        memory_bytes_per_gpu=planned_memory_bytes(request),
-        peak_memory_bytes=session.memory.peak_bytes(),
-        environment=current_environment(),
-    )
+        "speedup_refilled": measurement.refilled_speedup if is_refilled else None,
+    }
 
 
 def _memory_use(
