@@ -81,7 +81,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     speedup_high: Positive
     """The 90 % interval."""
     speedup_vs_best_autoregressive: Number | None
-    """Tokens per second and device over autoregressive decoding at its own best batch; null: that keeps no limit."""
+    """`rate_per_gpu` over that of autoregressive decoding at its own best batch; null: that keeps no limit."""
     verdict: Verdict
     speedup_static_batch: Number | None = None
     """Of a batch that waits for its slowest sequence; of the best configuration, with a generated length."""
@@ -93,16 +93,55 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool
     within_limits: bool
     cost_per_million_tokens_usd: Number | None
+    """Of generated tokens: prefill included where lengths are known, else of decoding alone."""
     acceptance_source: str
     acceptance_extrapolated: bool
     """Whether the budget or the context is outside what that source measured."""
+    request_ttft_s: Number | None = None
+    """From here on: whole requests, where the length of their output is known, in steady state: one that ends is
+    replaced, so that prefills of others come between a request's tokens."""
+    request_tpot_s: Number | None = None
+    request_s: Number | None = None
+    """From its slot to the last token."""
+    request_speedup: Number | None = None
+    """Over autoregressive decoding at equal batch, prefill included in both."""
+    request_speedup_low: Number | None = None
+    request_speedup_high: Number | None = None
     prefill_share: Number | None = None
+    """Of the devices' time."""
+    output_tokens_per_s_per_gpu: Number | None = None
     requests_per_s: Number | None = None
+    """Of all replicas."""
     gpu_hours_per_million_requests: Number | None = None
+    cost_per_million_requests_usd: Number | None = None
 
     @property
     def is_speculative(self) -> bool:
         return self.gamma > 0
+
+    @property
+    def rate_per_gpu(self) -> float:
+        """What configurations are compared by: generated tokens per second and device, of whole requests where these
+        are known, else of decoding."""
+        whole = self.output_tokens_per_s_per_gpu
+        return self.tokens_per_s_per_gpu if whole is None else whole
+
+    @property
+    def rate_low_per_gpu(self) -> float:
+        """At the low end of the speedup's interval."""
+        if self.request_speedup is None or self.request_speedup_low is None:
+            return self.rate_per_gpu * self.speedup_low / self.speedup
+        return self.rate_per_gpu * self.request_speedup_low / self.request_speedup
+
+    @property
+    def between_tokens_s(self) -> float:
+        """As users see it: with the prefills of others where requests are known."""
+        return self.tpot_s if self.request_tpot_s is None else self.request_tpot_s
+
+    @property
+    def first_token_s(self) -> float:
+        """The same of the first token."""
+        return self.ttft_s if self.request_ttft_s is None else self.request_ttft_s
 
 
 class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,11 +157,24 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
     break_even_gen_len: list[list[int | None]]
     break_even_context: list[Number | None]
     """By batch: the context from which speculation is quicker; null: at none."""
+    idle_speedup: list[list[Number]] | None = None
+    """Of an engine that has the best configuration's draft set up and drafts nothing (K = 0), over one without it;
+    null: the best has no draft."""
+    gamma_set_up: list[list[Annotated[int, msgspec.Meta(ge=0)]]] | None = None
+    """The best gamma of that draft once it is set up: 0 only where that is quicker than drafting."""
+
+    @property
+    def gamma_of_steps(self) -> list[list[int]]:
+        """What an engine that has the draft set up should draft."""
+        return self.gamma if self.gamma_set_up is None else self.gamma_set_up
 
     def __post_init__(self) -> None:
         shape = len(self.batch_sizes), len(self.context_lens)
-        for name in ("gamma", "speedup", "verdict", "fits", "break_even_gen_len"):
+        optional = ("idle_speedup", "gamma_set_up")
+        for name in ("gamma", "speedup", "verdict", "fits", "break_even_gen_len", *optional):
             rows = getattr(self, name)
+            if rows is None:
+                continue
             if not all(shape) or len(rows) != shape[0] or {len(row) for row in rows} != {shape[1]}:
                 raise ValueError(f"gamma_table: {name} must have a row per batch size and a column per context")
         if len(self.break_even_context) != shape[0]:

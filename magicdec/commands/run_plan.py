@@ -48,7 +48,7 @@ def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool 
         "gamma_table": TableGamma(
             batch_sizes=tuple(table.batch_sizes),
             context_lens=tuple(table.context_lens),
-            gammas=tuple(tuple(row) for row in table.gamma),
+            gammas=tuple(tuple(row) for row in table.gamma_of_steps),
         ),
         **_dtypes(path, plan.precision, is_dtype_given=is_dtype_given),
     }

@@ -89,7 +89,7 @@ def _extrapolation(option: DraftOption, best: Candidate, drafted: list[Candidate
         if not row.acceptance_extrapolated and all(getattr(row, name) == getattr(best, name) for name in same)
     ]
     if inside:
-        row = max(inside, key=lambda each: (each.within_limits, each.fits, each.tokens_per_s_per_gpu))
+        row = max(inside, key=lambda each: (each.within_limits, each.fits, each.rate_per_gpu))
         note += (
             f"; within it budget {row.draft_budget}, gamma {row.gamma} gives {row.speedup:.2f}x "
             f"({row.speedup_low:.2f}-{row.speedup_high:.2f})"

@@ -98,6 +98,16 @@ class Lengths:
     growth: float
     workload: WorkloadSpec | None = None
 
+    @property
+    def output_len(self) -> float:
+        """Tokens that a request generates, on average; 0: not said."""
+        return self.growth if self.workload is None else self.workload.mean_gen_len
+
+    @property
+    def prompts(self) -> list[tuple[float, float]]:
+        """(length, share) of a mix of requests; none: all are as long as the context."""
+        return [] if self.workload is None else self.workload.prompt_groups()
+
     def max_len(self, batch: Any) -> Array:
         """Tokens per slot that memory must hold for a batch: all generated, or the tail of a mix of requests."""
         batch = np.asarray(batch, dtype=np.float64)

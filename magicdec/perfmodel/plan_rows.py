@@ -9,10 +9,11 @@ import numpy as np
 
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.forward import ForwardTime
-from magicdec.perfmodel.intervals import interval, tokens_error
+from magicdec.perfmodel.intervals import Interval, interval, tokens_error
 from magicdec.perfmodel.ops import BOUNDS, Op
 from magicdec.perfmodel.plan_request import Device, Lengths
 from magicdec.perfmodel.prediction import Prediction
+from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Setup, draft_tp
 from magicdec.plan_document import Candidate, Ceilings, Operation, verdict_of
 from magicdec.units import MEGA
@@ -70,6 +71,7 @@ def candidates(
         "memory_bytes_per_gpu": prediction.memory.total_bytes,
         "fits": prediction.memory.fits,
         "bound_by": _binding(prediction),
+        **_of_requests(lengths, prediction, bounds),
     }
     table = [prediction.full(np.asarray(values)).tolist() for values in columns.values()]
     rows = (dict(zip(columns, values, strict=True)) for values in zip(*table, strict=True))
@@ -97,10 +99,18 @@ def _candidate(
         }
     else:
         value |= NO_DRAFT | {"verify_step_s": value["autoregressive_step_s"]}
-    request, per_second = device.request, value["tokens_per_s_per_gpu"]
+    request, whole = device.request, "request_s" in value
+    per_second = value["output_tokens_per_s_per_gpu" if whole else "tokens_per_s_per_gpu"]
     gain = per_second / baseline if baseline is not None else None
     price = setup.hardware.price_per_hour_usd
     num_replicas = max(1, (request.num_gpus or value["tp_size"]) // value["tp_size"])
+    if whole:
+        gpu_s = lengths.output_len / per_second
+        value["requests_per_s"] = num_replicas * value["tp_size"] / gpu_s
+        value["gpu_hours_per_million_requests"] = gpu_s / SECONDS_PER_HOUR * MEGA
+        value["cost_per_million_requests_usd"] = price / SECONDS_PER_HOUR * gpu_s * MEGA if price else None
+    between_s = value["request_tpot_s" if whole else "tpot_s"]
+    first_s = value["request_ttft_s" if whole else "ttft_s"]
     return Candidate(
         **value,
         hardware=setup.hardware.name,
@@ -109,23 +119,35 @@ def _candidate(
         verdict=verdict_of(
             speedup_low=value["speedup_low"], speedup_high=value["speedup_high"], gain_over_best_autoregressive=gain
         ),
-        within_limits=(request.tpot_limit_s is None or value["tpot_s"] <= request.tpot_limit_s)
-        and (request.ttft_limit_s is None or value["ttft_s"] <= request.ttft_limit_s),
+        within_limits=(request.tpot_limit_s is None or between_s <= request.tpot_limit_s)
+        and (request.ttft_limit_s is None or first_s <= request.ttft_limit_s),
         cost_per_million_tokens_usd=price / SECONDS_PER_HOUR / per_second * MEGA if price else None,
-        **_of_workload(lengths, value, num_replicas),
     )
 
 
-def _of_workload(lengths: Lengths, value: dict[str, Any], num_replicas: int) -> dict[str, Any]:
-    """What a mix of requests adds to a candidate: its prefill, and the devices' time per request."""
-    if lengths.workload is None:
+def _of_requests(lengths: Lengths, prediction: Prediction, bounds: Interval) -> dict[str, Any]:
+    """The columns of whole requests, where the length of their output is known."""
+    whole = requests_of(lengths, prediction)
+    if whole is None:
         return {}
-    request_s = value["ttft_s"] + lengths.workload.mean_gen_len * value["tpot_s"] / value["batch_size"]
+    drafted = whole.drafted
     return {
-        "prefill_share": value["ttft_s"] / request_s,
-        "requests_per_s": num_replicas / request_s,
-        "gpu_hours_per_million_requests": request_s * value["tp_size"] / SECONDS_PER_HOUR * MEGA,
+        "request_ttft_s": drafted.ttft_s,
+        "request_tpot_s": drafted.tpot_s,
+        "request_s": drafted.in_slot_s,
+        "request_speedup": whole.speedup_at(prediction.speedup),
+        "request_speedup_low": whole.speedup_at(bounds.speedup_low),
+        "request_speedup_high": whole.speedup_at(bounds.speedup_high),
+        "prefill_share": drafted.prefill_share,
+        "output_tokens_per_s_per_gpu": whole.output_tokens_per_s / prediction.points.tp,
     }
+
+
+def requests_of(lengths: Lengths, prediction: Prediction) -> WholeRequests | None:
+    """Whole requests of these lengths at each point; None where the length of their output is not known."""
+    if not lengths.output_len:
+        return None
+    return whole_requests(prediction, prompts=lengths.prompts, output_len=lengths.output_len)
 
 
 def is_extrapolated(acceptance: AcceptanceProfile | None, budget: float, context: float) -> bool:

@@ -108,7 +108,7 @@ def plan(request: PlanRequest) -> Plan:
 def _too_slow(request: PlanRequest) -> CapacityError:
     """The error for limits that nothing keeps, naming the least that one sequence alone reaches."""
     free = plan(dataclasses.replace(request, tpot_limit_s=None, ttft_limit_s=None, batch_sizes=(1,), workload=None))
-    tpot, ttft = min(row.tpot_s for row in free.rows), min(row.ttft_s for row in free.rows)
+    tpot, ttft = min(row.between_tokens_s for row in free.rows), min(row.first_token_s for row in free.rows)
     return CapacityError(
         f"nothing keeps the limits on latency; at batch 1 it takes at least {format_seconds(tpot)} per token and "
         f"{format_seconds(ttft)} to the first one"
@@ -180,7 +180,7 @@ def _answer(device: Device, lengths: Lengths) -> Answer | None:
 
 
 def _objective(row: Candidate) -> tuple[bool, bool, float]:
-    return row.within_limits, row.fits, row.tokens_per_s_per_gpu
+    return row.within_limits, row.fits, row.rate_per_gpu
 
 
 def _ranked(drafted: list[Candidate]) -> list[Candidate]:
@@ -189,8 +189,7 @@ def _ranked(drafted: list[Candidate]) -> list[Candidate]:
     reached: dict[str, float] = {}
     for row in drafted:
         if row.fits and row.within_limits:
-            low = row.tokens_per_s_per_gpu * row.speedup_low / row.speedup
-            reached[row.acceptance_source] = max(reached.get(row.acceptance_source, 0.0), low)
+            reached[row.acceptance_source] = max(reached.get(row.acceptance_source, 0.0), row.rate_low_per_gpu)
 
     def key(row: Candidate) -> tuple[bool, bool, float, float]:
         within, fits, rate = _objective(row)
@@ -211,9 +210,9 @@ def _pareto(rows: list[Candidate]) -> list[Candidate]:
     """Rows that no other beats in both latency and throughput per device, quickest first."""
     frontier: list[Candidate] = []
     highest = 0.0
-    for row in sorted(rows, key=lambda each: (each.tpot_s, -each.tokens_per_s_per_gpu)):
-        if row.fits and row.within_limits and row.tokens_per_s_per_gpu > highest:
-            highest = row.tokens_per_s_per_gpu
+    for row in sorted(rows, key=lambda each: (each.between_tokens_s, -each.rate_per_gpu)):
+        if row.fits and row.within_limits and row.rate_per_gpu > highest:
+            highest = row.rate_per_gpu
             frontier.append(row)
     return frontier
 
@@ -226,7 +225,7 @@ def _alone(
         if (row.tp_size, row.batch_size) == (best.tp_size, best.batch_size):
             return row
     at = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=None)
-    rate = baseline.tokens_per_s_per_gpu if baseline is not None else None
+    rate = baseline.rate_per_gpu if baseline is not None else None
     return candidates(device, lengths, predict(device.setup(None), None, at), None, baseline=rate)[0]
 
 

@@ -127,12 +127,17 @@ class Prediction:
         return prefill_terms(self.setup, batch=1.0, prompt_len=at.context, tp_size=at.tp, budget=budget).total_s
 
     @cached_property
+    def draft_prefill_s(self) -> Array:
+        """Of `ttft_s`: what the draft adds to the target's prefill of one request."""
+        alone = dataclasses.replace(self.setup, speculation=AUTOREGRESSIVE, draft_model=None)
+        without = prefill_terms(alone, batch=1.0, prompt_len=self.points.context, tp_size=self.points.tp).total_s
+        return np.maximum(self.ttft_s - without, 0.0)
+
+    @cached_property
     def break_even_gen_len(self) -> Array:
         """Generated tokens per sequence from which the draft's own prefill is paid back, one request after another;
         infinite where a step saves nothing."""
-        alone = dataclasses.replace(self.setup, speculation=AUTOREGRESSIVE, draft_model=None)
-        without = prefill_terms(alone, batch=1.0, prompt_len=self.points.context, tp_size=self.points.tp).total_s
-        extra = self.points.batch * np.maximum(self.ttft_s - without, 0.0)
+        extra = self.points.batch * self.draft_prefill_s
         saved = self.autoregressive_step_s - self.tpot_s
         paid: Array = np.where(saved > 0, np.ceil(extra / np.where(saved > 0, saved, 1.0)), np.inf)
         return paid

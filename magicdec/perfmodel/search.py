@@ -17,10 +17,9 @@ from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.intervals import SOURCE_ERROR
 from magicdec.perfmodel.plan_request import DEFAULT_BATCH, MAX_BATCH, Device, Lengths
-from magicdec.perfmodel.plan_rows import candidates
+from magicdec.perfmodel.plan_rows import candidates, requests_of
 from magicdec.perfmodel.prediction import BoolArray, Prediction, predict
 from magicdec.perfmodel.setup import Points
-from magicdec.perfmodel.steps import prefill_terms
 from magicdec.plan_document import Candidate
 from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import Precision
@@ -49,7 +48,7 @@ def search(device: Device, lengths: Lengths, baseline: Candidate | None) -> list
     """
     batches = searched_batches(device, lengths)
     _check_capacity(device, lengths, batches)
-    rate = baseline.tokens_per_s_per_gpu if baseline is not None else None
+    rate = baseline.rate_per_gpu if baseline is not None else None
     found = [_found(device, option, lengths, batches, rate) for option in (None, *device.options)]
     return [each for each in found if each is not None]
 
@@ -61,7 +60,7 @@ def best_autoregressive(device: Device, lengths: Lengths) -> Candidate | None:
     found = _found(searching, None, lengths, searched_batches(searching, lengths), None)
     if found is None:
         return None
-    best = max(found.rows, key=lambda row: row.tokens_per_s_per_gpu)
+    best = max(found.rows, key=lambda row: row.rate_per_gpu)
     return msgspec.structs.replace(best, speedup_vs_best_autoregressive=1.0)
 
 
@@ -101,7 +100,11 @@ def _found(
         budget=option.budgets if option is not None else (0,), gen_len=lengths.growth, max_len=lengths.max_len(batches),
     )  # fmt: skip
     whole = predict(setup, law, points)
-    chosen = _select(device, whole, _allowed(device, lengths, whole))
+    if device.searches_batch:
+        seen = seen_by_users(lengths, whole)
+        chosen = _unbeaten(whole, seen, whole.memory.fits & whole.valid & within_limits(device, seen))
+    else:
+        chosen = _fastest(whole)
     if not len(chosen):
         return None
     prediction = whole.take(chosen)
@@ -110,29 +113,47 @@ def _found(
     return Found(option=option, prediction=prediction, rows=rows)
 
 
-def _allowed(device: Device, lengths: Lengths, result: Prediction) -> BoolArray:
+@dataclass(frozen=True, kw_only=True)
+class SeenByUsers:
+    """What limits bear on and a searched batch is chosen by: of whole requests where their lengths are known."""
+
+    first_s: Array
+    between_s: Array
+    rate_per_gpu: Array
+
+
+def seen_by_users(lengths: Lengths, result: Prediction) -> SeenByUsers:
+    whole, tp = requests_of(lengths, result), result.points.tp
+    if whole is None:
+        return SeenByUsers(first_s=result.ttft_s, between_s=result.tpot_s, rate_per_gpu=result.tokens_per_s / tp)
+    return SeenByUsers(
+        first_s=whole.drafted.ttft_s, between_s=whole.drafted.tpot_s, rate_per_gpu=whole.output_tokens_per_s / tp
+    )
+
+
+def within_limits(device: Device, seen: SeenByUsers) -> BoolArray:
     request = device.request
-    allowed: BoolArray = result.full(result.valid).copy()
-    if device.searches_batch:
-        allowed &= result.memory.fits
-        if request.tpot_limit_s is not None:
-            allowed &= result.tpot_s <= request.tpot_limit_s
-        if request.ttft_limit_s is not None:
-            first = prefill_terms(device.setup(None), batch=1.0, prompt_len=lengths.prompt_len, tp_size=device.tp)
-            allowed &= np.reshape(first.total_s <= request.ttft_limit_s, (1, 1, -1, 1, 1))
+    allowed: BoolArray = np.ones((), dtype=np.bool_)
+    if request.tpot_limit_s is not None:
+        allowed = allowed & (seen.between_s <= request.tpot_limit_s)
+    if request.ttft_limit_s is not None:
+        allowed = allowed & (seen.first_s <= request.ttft_limit_s)
     return allowed
 
 
-def _select(device: Device, result: Prediction, allowed: BoolArray) -> npt.NDArray[np.int64]:
-    """Flat indices: of all allowed points, fastest first; or where the batch is searched, of those that no other of
-    this draft beats in both latency and throughput per device."""
-    flat = np.flatnonzero(allowed)
-    if not device.searches_batch:
-        order = np.argsort(-result.full(result.speedup).ravel()[flat], kind="stable")
-        fastest: npt.NDArray[np.int64] = flat[order[:MAX_CANDIDATES]]
-        return fastest
-    rate = result.full(result.tokens_per_s / result.points.tp).ravel()[flat]
-    latency = result.full(result.tpot_s).ravel()[flat]
+def _fastest(result: Prediction) -> npt.NDArray[np.int64]:
+    """Flat indices of the points that can be drafted, fastest first."""
+    flat = np.flatnonzero(result.full(result.valid))
+    order = np.argsort(-result.full(result.speedup).ravel()[flat], kind="stable")
+    fastest: npt.NDArray[np.int64] = flat[order[:MAX_CANDIDATES]]
+    return fastest
+
+
+def _unbeaten(result: Prediction, seen: SeenByUsers, allowed: BoolArray) -> npt.NDArray[np.int64]:
+    """Flat indices of those that no other of this draft beats in both latency and throughput per device."""
+    flat = np.flatnonzero(result.full(allowed))
+    rate = result.full(seen.rate_per_gpu).ravel()[flat]
+    latency = result.full(seen.between_s).ravel()[flat]
     order = np.lexsort((-rate, latency))
     highest = np.maximum.accumulate(np.concatenate([[0.0], rate[order][:-1]]))
     unbeaten: npt.NDArray[np.int64] = flat[order[rate[order] > highest]]

@@ -1,28 +1,33 @@
 """A server under steady load: the prefills of other requests between a request's own decoding steps.
 
 `concurrency` requests are in the system, each with a prompt of P tokens and G to generate; one that ends is replaced.
-At most as many decode at once as the cache holds. While a request decodes, each of the others is replaced once in its
-cycle of TTFT + G · TPOT, so that
+At most as many decode at once as the cache holds: b. Each of the others is replaced once in a request's time C in its
+slot, so that b prompts are prefilled in it and no work is lost; t is the time of a token without prefills:
 
-    n    = (b − 1) · w · D / (D + TTFT/TPOT)      prefills of others while it decodes, D = G − 1
-    TPOT = T_dec(b, P + G/2) + n · dT / D
-    TTFT = dT · (1 + b − 1 − n) + 1.5 T_step + waiting for a slot
+    C    = b · dT + D · t + 1.5 T_step                          D = G − 1
+    F    = dT · (1 + (b − 1) · (1 − w)) + 1.5 T_step
+    TPOT = t · C / (D · t + F),    TTFT = C − D · TPOT          + waiting for a slot
 
-so that no work is lost: in each cycle b prompts are prefilled.
+w is the share of the others' prefills that falls evenly over C, of which n = (b − 1) · w · D / (D + TTFT/TPOT) between
+a request's tokens: TPOT = t + n · dT / D and TTFT = F + ((b − 1) · w − n) · dT, with the above as the only solution
+(TTFT/TPOT = F/t). The rest delays first tokens: requests that end together are replaced together, and an engine that
+puts prompts first then prefills them all before it decodes. 1.5 T_step: the rest of the step that runs when a request
+comes, and its own first.
 
-w is the share of the others' prefills that falls between a request's tokens. Requests that end together are
-replaced together, and an engine that puts prompts first then prefills them all before it decodes: they are paid as
-TTFT. dT is what one prompt adds to the time of those that decode. An engine that mixes chunks of prompts into
-decoding passes shares the pass, and the weights it reads: dT = Σ over chunks of linear(b + chunk) − linear(b), and
-attention. One that does not stops decoding for the whole pass. Requests beyond b wait. A speculative step emits several
-tokens: T_dec is its time per token.
+dT is what one prompt adds to the time of those that decode. An engine that mixes chunks of prompts into decoding passes
+shares the pass, and the weights it reads: dT = Σ over chunks of linear(b + chunk) − linear(b), and attention. One that
+does not stops decoding for the whole pass. Requests beyond b wait. A speculative step emits several tokens: t is its
+time per token; a plan adds its draft's own prefill to dT.
 
-Assumed: equal lengths; w does not depend on them. Ignored: prefix caching, preemption.
+Assumed: equal lengths, or the means of mixed ones; w does not depend on them. Ignored: prefix caching, preemption, the
+drafted tokens' share of a mixed pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -31,11 +36,58 @@ import numpy as np
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
+from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens
 from magicdec.perfmodel.steps import step_terms
 
-ROUNDS = 12
-"""Of the fixed point in TTFT/TPOT, which moves TPOT by little."""
+
+@dataclass(frozen=True, kw_only=True)
+class Cycle:
+    """What a request does from being given a slot to its last token: the equations above. Seconds."""
+
+    token_s: Array
+    step_s: Array
+    prompt_s: Array
+    active: Array
+    gaps: Any
+    """D."""
+    between_share: float
+    """w."""
+
+    @property
+    def _spread_s(self) -> Array:
+        """The others' prefills that fall evenly over the time."""
+        spread: Array = (self.active - 1.0) * self.between_share * self.prompt_s
+        return spread
+
+    @cached_property
+    def _rest_s(self) -> Array:
+        """D · t + F."""
+        first = self.prompt_s * (1.0 + (self.active - 1.0) * (1.0 - self.between_share)) + 1.5 * self.step_s
+        rest: Array = self.gaps * self.token_s + first
+        return rest
+
+    @cached_property
+    def in_slot_s(self) -> Array:
+        seconds: Array = self._rest_s + self._spread_s
+        return seconds
+
+    @cached_property
+    def tpot_s(self) -> Array:
+        share = np.where(np.asarray(self.gaps) > 0, self._spread_s / self._rest_s, 0.0)
+        tpot: Array = self.token_s * (1.0 + share)
+        return tpot
+
+    @property
+    def ttft_s(self) -> Array:
+        first: Array = self.in_slot_s - self.gaps * self.tpot_s
+        return first
+
+    @property
+    def prefill_share(self) -> Array:
+        """Of the time, in what prompts add to it."""
+        share: Array = self.active * self.prompt_s / self.in_slot_s
+        return share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,20 +192,68 @@ def serving_time(
     )  # fmt: skip
     step_s, token_s = terms.step_s, terms.step_s / np.asarray(tokens_per_step, dtype=np.float64)
     one_prompt_s = prefill_seconds(setup, active=active, prompt_len=prompt, tp_size=tp_size)
-    others, gaps = active - 1.0, output - 1.0
-    first_s, tpot_s = one_prompt_s + 1.5 * step_s, token_s  # the rest of the step that runs, and its own
-    for _ in range(ROUNDS):
-        between = others * setup.engine.prefill_share * gaps / (gaps + first_s / tpot_s)
-        tpot_s = token_s + between * one_prompt_s / np.maximum(gaps, 1.0)
-        first_s = one_prompt_s * (1.0 + others - between) + 1.5 * step_s
-    in_slot_s = first_s + gaps * tpot_s
-    waiting_s = np.maximum(concurrency / active - 1.0, 0.0) * in_slot_s
+    cycle = Cycle(
+        token_s=token_s, step_s=step_s, prompt_s=one_prompt_s, active=active, gaps=output - 1.0,
+        between_share=setup.engine.prefill_share,
+    )  # fmt: skip
+    waiting_s = np.maximum(concurrency / active - 1.0, 0.0) * cycle.in_slot_s
     return ServingTime(
-        decode_step_s=np.broadcast_to(token_s, tpot_s.shape),
+        decode_step_s=np.broadcast_to(token_s, cycle.tpot_s.shape),
         prefill_s=one_prompt_s,
-        ttft_s=first_s + waiting_s,
-        tpot_s=tpot_s,
-        request_s=in_slot_s + waiting_s,
+        ttft_s=cycle.ttft_s + waiting_s,
+        tpot_s=cycle.tpot_s,
+        request_s=cycle.in_slot_s + waiting_s,
         active=active,
-        requests_per_s=active / in_slot_s,
+        requests_per_s=active / cycle.in_slot_s,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRequests:
+    """Requests at the points of a prediction, prefills included, with every slot of its batch busy."""
+
+    prediction: Prediction
+    alone: Cycle
+    """With autoregressive decoding."""
+    drafted: Cycle
+    output_len: float
+
+    def speedup_at(self, decoding: Array) -> Array:
+        """Of whole requests over autoregressive decoding at the same batch, if decoding alone had this speedup. At the
+        ends of its interval it gives theirs: an error of the prefill moves both times alike."""
+        prefills_s = self.drafted.active * self.drafted.prompt_s
+        decoding_s = (self.drafted.in_slot_s - prefills_s) * self.prediction.speedup / decoding
+        speedup: Array = self.alone.in_slot_s / (prefills_s + decoding_s)
+        return speedup
+
+    @cached_property
+    def output_tokens_per_s(self) -> Array:
+        """Of one replica."""
+        rate: Array = self.drafted.active * self.output_len / self.drafted.in_slot_s
+        return rate
+
+
+def whole_requests(
+    prediction: Prediction, *, output_len: float, prompts: Sequence[tuple[float, float]] = ()
+) -> WholeRequests:
+    """Requests with prompts of these (length, share), else of the points' context, and `output_len` tokens to generate
+    on average."""
+    points, setup = prediction.points, prediction.setup
+    if prompts:
+        lengths, shares = np.asarray(prompts, dtype=np.float64).T
+        lengths = lengths.reshape(-1, *[1] * len(points.shape))
+        each = prefill_seconds(setup, active=points.batch, prompt_len=lengths, tp_size=points.tp)
+        prompt_s = np.tensordot(shares / shares.sum(), each, axes=1)
+    else:
+        prompt_s = prefill_seconds(setup, active=points.batch, prompt_len=points.context, tp_size=points.tp)
+    common: dict[str, Any] = {
+        "active": points.batch, "gaps": max(output_len - 1.0, 0.0), "between_share": setup.engine.prefill_share
+    }  # fmt: skip
+    alone_s = prediction.autoregressive_step_s
+    drafts_s = np.where(points.gamma > 0, prediction.draft_prefill_s, 0.0)
+    return WholeRequests(
+        prediction=prediction,
+        alone=Cycle(token_s=alone_s, step_s=alone_s, prompt_s=prompt_s, **common),
+        drafted=Cycle(token_s=prediction.tpot_s, step_s=prediction.step_s, prompt_s=prompt_s + drafts_s, **common),
+        output_len=output_len,
     )

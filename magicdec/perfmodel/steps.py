@@ -162,6 +162,18 @@ def step_terms(
     )
 
 
+def idle_step_s(setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, tp_size: Any) -> Array:
+    """A step of an engine that has this draft set up and drafts nothing (K = 0): an autoregressive one with the
+    bookkeeping of speculation, and one step of a draft with a cache of its own, which must know every token."""
+    terms = step_terms(
+        setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=np.zeros(()), tp_size=tp_size
+    )
+    idle: Array = terms.autoregressive.total_s + terms.upkeep.total_s
+    if setup.kind in ("standalone", "eagle"):
+        idle = idle + terms.draft.total_s
+    return idle
+
+
 def _draft_step(
     setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array, query_len: float = 1.0
 ) -> ForwardTime:

@@ -108,14 +108,15 @@ def read_deployment(plan: Plan) -> Deployment:
 def batch_bands(table: GammaTable, context_len: int) -> list[Band]:
     """Ranges of the batch size with one gamma each, from the plan's table at the context nearest to `context_len`.
 
-    A gamma holds from its batch size up to the next one of the table.
+    Once a draft is set up, drafting nothing costs what the engine charges for it, which the gammas count. A gamma holds
+    from its batch size up to the next one of the table.
     """
     batches, contexts = table.batch_sizes, table.context_lens
     column = min(range(len(contexts)), key=lambda i: abs(contexts[i] - context_len))
     starts = [1, *batches[1:]]
     ends = [start - 1 for start in starts[1:]] + [batches[-1]]
     bands: list[Band] = []
-    for start, end, row in zip(starts, ends, table.gamma, strict=True):
+    for start, end, row in zip(starts, ends, table.gamma_of_steps, strict=True):
         if bands and bands[-1][2] == row[column]:
             bands[-1] = (bands[-1][0], end, row[column])
         else:
@@ -231,12 +232,12 @@ def _vllm_plugin(plan: Deployment) -> str:
         lines.append(f"Changed: the budget holds at least three pages of {PLUGIN_PAGE_SIZE} tokens, so {budget}.")
     settings: dict[str, Any] = {"draft_method": best.draft_method, "draft_budget": budget}
     gammas = [best.gamma]
-    if plan.table is not None and any(any(row) for row in plan.table.gamma):
-        gammas += [gamma for row in plan.table.gamma for gamma in row]
+    if plan.table is not None and any(any(row) for row in plan.table.gamma_of_steps):
+        gammas += [gamma for row in plan.table.gamma_of_steps for gamma in row]
         settings["gamma_table"] = {
             "batch_sizes": plan.table.batch_sizes,
             "context_lens": plan.table.context_lens,
-            "gammas": plan.table.gamma,
+            "gammas": plan.table.gamma_of_steps,
         }
         lines.append("Supported: gamma by batch and context, 0 included (gamma_table).")
     config: dict[str, Any] = {

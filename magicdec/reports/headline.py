@@ -10,6 +10,7 @@ from magicdec.plan_document import GammaTable
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, has_weak_baseline, median_pair
 from magicdec.reports.style import percent, thousands
+from magicdec.units import format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ def headline(data: ReportData) -> Headline:
         certainty=_certainty(measured, predicted) if reference.is_speculative else "",
         when_not=when_not(data, reference),
         better=_better(data, measured) if measured is not None else "",
-        facts=(*_facts(reference, measured, predicted), *_verdict(data)),
+        facts=(*_facts(reference, measured, predicted), *_whole_request(data), *_verdict(data)),
     )
 
 
@@ -135,6 +136,23 @@ def _better(data: ReportData, chosen: Record) -> str:
 
 def _span(record: Record) -> str:
     return f"{record.speedup_low or record.speedup or 0:.2f}–{record.speedup_high or record.speedup or 0:.2f}"
+
+
+def _whole_request(data: ReportData) -> list[Fact]:
+    """Time and cost with prefill in them, of a plan that knows the length of the output; else the first token's."""
+    if data.plan is None:
+        return []
+    best = data.plan.best
+    if best.request_s is None:
+        return [Fact(label="First token", value=format_seconds(best.ttft_s), detail="one request alone")]
+    detail = f"first token after {format_seconds(best.first_token_s)}"
+    if best.is_speculative:
+        detail += f"; {best.request_speedup:.2f}× as fast as without speculation"
+    facts = [Fact(label="Whole request", value=format_seconds(best.request_s), detail=detail)]
+    if best.cost_per_million_tokens_usd is not None:
+        value = f"${best.cost_per_million_tokens_usd:.2f}"
+        facts.append(Fact(label="Per million tokens", value=value, detail="prefill included"))
+    return facts
 
 
 def _verdict(data: ReportData) -> list[Fact]:

@@ -243,6 +243,7 @@ def candidate_table(data: ReportData) -> Table | None:
             (
                 row.batch_size, row.context_len, _method(record), row.draft_budget, row.gamma, row.tp_size, row.step_s,
                 row.expected_tokens_per_step, row.tokens_per_s, row.speedup, _interval(record), row.verdict,
+                row.request_ttft_s, row.request_s, row.request_speedup, row.cost_per_million_tokens_usd,
                 row.bound_by, "yes" if row.fits else "no",
                 "extrapolated" if row.acceptance_extrapolated else "in range",
             )
@@ -260,11 +261,16 @@ def candidate_table(data: ReportData) -> Table | None:
         Column(name="speedup", title="Speedup", kind="ratio"),
         Column(name="interval", title="90 % interval"),
         Column(name="verdict", title="Verdict"),
+        Column(name="request_ttft_s", title="First token", kind="seconds"),
+        Column(name="request_s", title="Whole request", kind="seconds"),
+        Column(name="request_speedup", title="Its speedup", kind="ratio"),
+        Column(name="cost_per_million_tokens_usd", title="$ per million tokens", kind="number"),
         Column(name="bound_by", title="Bound by"),
         Column(name="fits", title="Fits"),
         Column(name="acceptance_range", title="Acceptance"),
     )
-    return Table(name="candidates", title="What the plan considered", columns=columns, rows=tuple(rows))
+    table = Table(name="candidates", title="What the plan considered", columns=columns, rows=tuple(rows))
+    return table.without_empty("request_ttft_s", "request_s", "request_speedup", "cost_per_million_tokens_usd")
 
 
 def environment_table(data: ReportData) -> Table | None:

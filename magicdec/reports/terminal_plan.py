@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from magicdec.plan_document import Candidate, Case, GammaTable, MemoryUse, NeedsAcceptance, Operation, Plan
-from magicdec.units import GIB, MILLI, format_bytes
+from magicdec.units import GIB, MILLI, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod
@@ -35,8 +35,11 @@ def print_plan(answer: Plan, console: Console, *, why: bool = False) -> None:
         )
         console.print(_memory_line(answer.memory))
     if answer.needs_acceptance:
-        names = ", ".join(_wanted(each) for each in answer.needs_acceptance)
-        console.print(f"needs acceptance on your text of {answer.model}: {names}", style="dim")
+        names = "; ".join(_wanted(each) for each in answer.needs_acceptance)
+        console.print(
+            f"not ranked without acceptance measured on your text; quicker from a rate of: {names}",
+            style="dim",
+        )
     for note in answer.notes:
         console.print(f"note: {note}", style="dim")
 
@@ -48,17 +51,23 @@ def _print_case(console: Console, answer: Plan, case: Case) -> None:
         f"[bold]{answer.model}[/bold] on {best.tp_size} x {case.hardware}, engine {answer.engine}, "
         f"batch {best.batch_size}, context {case.context_len}"
     )
-    console.print(
-        f"autoregressive: {_ms(alone.tpot_s)} ms per token, {alone.tokens_per_s:.0f} tokens/s, "
-        f"bound by {alone.bound_by}"
-        + (f"; at its best batch {ceiling.batch_size}: {ceiling.tokens_per_s:.0f}" if ceiling is not None else "")
-    )
+    rate = f"{alone.tokens_per_s:.0f} tokens/s"
+    console.print(f"autoregressive: {_ms(alone.tpot_s)} ms per token, {rate}, bound by {alone.bound_by}")
+    if ceiling is not None and (ceiling.batch_size, ceiling.tp_size) != (alone.batch_size, alone.tp_size):
+        limited = answer.request.tpot_limit_s is not None or answer.request.ttft_limit_s is not None
+        console.print(
+            f"at its best batch{' within the limits' if limited else ''}, {ceiling.batch_size} at tp "
+            f"{ceiling.tp_size}: {_ms(ceiling.tpot_s)} ms, {ceiling.tokens_per_s:.0f} tokens/s"
+        )
+    of = " (whole requests)" if best.request_s is not None else ""
     of_case = [row for row in answer.candidates if (row.hardware, row.context_len) == (case.hardware, case.context_len)]
     if not case.best_by_batch and len(case.pareto) > 1:
         shown = case.pareto[:: max(1, -(-len(case.pareto) // MAX_FRONTIER_ROWS))]
-        _print(console, "latency against throughput: nothing beats these in both", _cases_table(shown, console.width))
+        _print(
+            console, f"latency against throughput: nothing beats these in both{of}", _cases_table(shown, console.width)
+        )
     elif len(case.best_by_batch) > 1:
-        _print(console, "the best of each batch", _cases_table(case.best_by_batch, console.width))
+        _print(console, f"the best of each batch{of}", _cases_table(case.best_by_batch, console.width))
     elif of_case:
         _print(
             console,
@@ -67,21 +76,59 @@ def _print_case(console: Console, answer: Plan, case: Case) -> None:
         )
     of_each_draft = _first_of_each_draft(of_case)
     if len(of_each_draft) > 1 and (len(case.best_by_batch) > 1 or not case.best_by_batch):
-        _print(console, "each draft at its best", _cases_table(of_each_draft, console.width))
+        _print(console, f"each draft at its best{of}", _cases_table(of_each_draft, console.width))
     console.print(_verdict(answer, case, has_candidates=bool(of_case)))
     if best.speedup_static_batch is not None:
         console.print(f"with a static batch, which waits for its slowest sequence: {best.speedup_static_batch:.2f}x")
-    if best.prefill_share is not None:
-        console.print(
-            f"workload: prefill takes {best.prefill_share:.0%} of the devices' time; "
-            f"{best.gpu_hours_per_million_requests:.0f} GPU-hours per million requests"
-        )
+    _print_requests(console, case)
     if any(any(row) for row in case.gamma_table.gamma):
         _print(
             console,
             "best gamma by batch and context; 0: off, ?: unclear, -: no room",
             _gamma_table(case.gamma_table, console.width),
         )
+
+
+def _print_requests(console: Console, case: Case) -> None:
+    """The time and cost of whole requests, prefill included; without their length, the time to the first token."""
+    best, alone, ceiling = case.best, case.autoregressive, case.best_autoregressive
+    if best.request_s is None:
+        priced = "; $/Mtok is of decoding alone" if best.cost_per_million_tokens_usd else ""
+        console.print(
+            f"first token of one request after {format_seconds(best.ttft_s)}; --gen-len or --workload adds the time "
+            f"and cost of whole requests{priced}"
+        )
+        return
+    rows = [("autoregressive", alone)]
+    if ceiling is not None and (ceiling.batch_size, ceiling.tp_size) != (alone.batch_size, alone.tp_size):
+        rows.append(("at its best batch", ceiling))
+    if best.is_speculative:
+        rows.append((_draft_name(best), best))
+    columns: list[tuple[str, JustifyMethod]] = [
+        ("", "left"), ("batch", RIGHT), ("tp", RIGHT), ("1st token", RIGHT), ("ms/tok", RIGHT), ("request", RIGHT),
+        ("tok/s/GPU", RIGHT), ("GPU-h/Mreq", RIGHT),
+    ]  # fmt: skip
+    is_priced = best.cost_per_million_tokens_usd is not None
+    table = _table([*columns, ("$/Mtok", RIGHT)] if is_priced else columns)
+    for name, row in rows:
+        cells = [
+            name, str(row.batch_size), str(row.tp_size), format_seconds(row.first_token_s), _ms(row.between_tokens_s),
+            format_seconds(row.request_s or 0.0), f"{row.rate_per_gpu:.3g}",
+            f"{row.gpu_hours_per_million_requests or 0:.4g}",
+        ]  # fmt: skip
+        table.add_row(*cells, *([f"{row.cost_per_million_tokens_usd or 0:.2f}"] if is_priced else []))
+    _print(console, "whole requests, as many at a time as the batch, their prefills included", table)
+    if best.is_speculative:
+        console.print(
+            f"a whole request: {_speedup(best.request_speedup, best.request_speedup_low, best.request_speedup_high)} "
+            f"(decoding alone: {best.speedup:.2f}x); prefill takes {best.prefill_share:.0%} of the devices' time"
+        )
+    else:
+        console.print(f"prefill takes {best.prefill_share:.0%} of the devices' time")
+
+
+def _speedup(value: float | None, low: float | None, high: float | None) -> str:
+    return f"{value:.2f}x ({low:.2f}-{high:.2f})"
 
 
 def _first_of_each_draft(ranked: Sequence[Candidate]) -> list[Candidate]:
@@ -93,8 +140,8 @@ def _first_of_each_draft(ranked: Sequence[Candidate]) -> list[Candidate]:
 
 def _wanted(lacking: NeedsAcceptance) -> str:
     rate = lacking.break_even_acceptance_rate
-    pays = f"quicker from a rate of {rate:.2f}" if rate is not None else "quicker at no rate"
-    return f"{lacking.draft}/{lacking.draft_method} ({pays})"
+    name = lacking.draft_method if lacking.draft in ("self", lacking.draft_method) else lacking.draft
+    return f"{name} {rate:.2f}" if rate is not None else f"{name} none"
 
 
 def _ms(seconds: float) -> str:
@@ -181,9 +228,9 @@ def _cases_table(rows: Sequence[Candidate], width: int, limit: int = 40) -> Tabl
         (DRAFT, "left", _draft_name),
         ("budget", "right", _budget),
         ("gamma", "right", lambda row: str(row.gamma)),
-        ("ms/tok", "right", lambda row: _ms(row.tpot_s)),
-        ("tok/s/GPU", "right", lambda row: f"{row.tokens_per_s_per_gpu:.0f}"),
-        ("x", "right", lambda row: f"{row.speedup:.2f}"),
+        ("ms/tok", "right", lambda row: _ms(row.between_tokens_s)),
+        ("tok/s/GPU", "right", lambda row: f"{row.rate_per_gpu:.0f}"),
+        ("x", "right", lambda row: f"{row.request_speedup or row.speedup:.2f}"),
         ("verdict", "left", _verdict_cell),
     ]
     shown = rows[:limit]
@@ -205,14 +252,15 @@ def _verdict(answer: Plan, case: Case, *, has_candidates: bool) -> str:
         ceiling = case.best_autoregressive
         rate = f": {best.tokens_per_s:.0f} tokens/s"
         if ceiling is not None:
-            share = best.tokens_per_s_per_gpu / ceiling.tokens_per_s_per_gpu
+            share = best.rate_per_gpu / ceiling.rate_per_gpu
             rate += f", {share:.2f}x of what its best batch {ceiling.batch_size} gives per device"
         return f"[bold]best: no speculation[/bold], decode autoregressively{rate}"
     budget = f", budget {best.draft_budget}" if best.draft_budget else ""
     gain, paid = best.speedup_vs_best_autoregressive, best.break_even_gen_len
+    decoding = " decoding" if best.request_s is not None else ""
     return (
-        f"[bold]best: {best.draft}/{best.draft_method}{budget}, gamma {best.gamma}: {best.verdict}[/bold]; "
-        f"{best.speedup:.2f}x ({best.speedup_low:.2f}-{best.speedup_high:.2f}), {best.tokens_per_s:.0f} tokens/s; "
+        f"[bold]best: {_draft_name(best)}{budget}, gamma {best.gamma}: {best.verdict}[/bold]; "
+        f"{_speedup(best.speedup, best.speedup_low, best.speedup_high)}{decoding}, {best.tokens_per_s:.0f} tokens/s; "
         + (f"{gain:.2f}x autoregressive at its best batch" if gain is not None else "alone in keeping the limits")
         + (f"; prefill paid back from {paid} tokens" if paid and paid > 1 else "")
     )

@@ -53,6 +53,23 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def mean_prompt_len(self) -> float:
         return self._mean([float(each.prompt_len) for each in self.requests], by_time=False)
 
+    def prompt_groups(self, most: int = 8) -> list[tuple[float, float]]:
+        """(mean length, weight) of at most `most` groups of neighbouring prompt lengths, of about equal weight where
+        there are more lengths than that."""
+        weights: dict[int, float] = {}
+        for each in self.requests:
+            weights[each.prompt_len] = weights.get(each.prompt_len, 0.0) + each.weight
+        if len(weights) <= most:
+            return [(float(length), weight) for length, weight in sorted(weights.items())]
+        share, seen = sum(weights.values()) / most, 0.0
+        groups: dict[int, tuple[float, float]] = {}
+        for length, weight in sorted(weights.items()):
+            place = min(int((seen + weight / 2.0) / share), most - 1)
+            total, held = groups.get(place, (0.0, 0.0))
+            groups[place] = total + weight * length, held + weight
+            seen += weight
+        return [(total / held, held) for total, held in groups.values()]
+
     @property
     def mean_gen_len(self) -> float:
         return self._mean([float(each.gen_len) for each in self.requests], by_time=False)

@@ -1,0 +1,184 @@
+"""Whole requests, prefill included: against a simulated server, and every number of a plan against the others."""
+
+import json
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from magicdec.commands.plan import plan_command
+from magicdec.perfmodel.plan_request import PlanRequest
+from magicdec.perfmodel.planner import plan
+from magicdec.perfmodel.serving import Cycle, serving_time
+from magicdec.perfmodel.setup import Setup
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.workload import RequestShape, WorkloadSpec
+
+HOUR_S = 3600.0
+app = typer.Typer()
+app.command()(plan_command)
+
+
+def simulated(token_s: float, prompt_s: float, *, slots: int, output: int, chunks: int) -> tuple[float, float, float]:
+    """(time per request and slot, time to first token, time between tokens) of a closed loop, event by event.
+
+    A server that mixes: each pass gives every decoding request a token and does one chunk of the oldest prompt. A
+    request that ends is replaced at once. Measured after a warm-up, over many requests.
+    """
+    rng = np.random.default_rng(0)
+    clock, waiting, decoding = 0.0, [], {}
+    for slot in range(slots):  # so that they do not all start together
+        decoding[slot] = [0.0, 0.0, int(rng.integers(1, output))]
+    done: list[tuple[float, float, float]] = []
+    progress, warm = 0, 20 * slots
+    while len(done) < warm + 60 * slots:
+        clock += token_s if decoding else 0.0
+        prefilled = None
+        if waiting:
+            clock += prompt_s / chunks
+            progress += 1
+            if progress == chunks:
+                prefilled, progress = waiting.pop(0), 0
+        for slot, state in list(decoding.items()):
+            state[2] += 1
+            if state[2] == output:
+                sent, first, _ = decoding.pop(slot)
+                done.append((clock - sent, first - sent, (clock - first) / (output - 1)))
+                waiting.append((slot, clock))
+        if prefilled is not None:
+            slot, sent = prefilled
+            decoding[slot] = [sent, clock, 1]
+    return tuple(np.mean(done[warm:], axis=0))
+
+
+@pytest.mark.parametrize(
+    ("prompt_s", "slots", "output", "chunks"),
+    [(0.002, 16, 200, 1), (0.1, 8, 200, 2), (0.3, 16, 400, 2), (0.02, 64, 500, 1), (0.5, 2, 300, 4)],
+)
+def test_a_simulated_server_takes_the_same_times(prompt_s: float, slots: int, output: int, chunks: int) -> None:
+    token_s = 0.02
+    cycle = Cycle(
+        token_s=np.asarray(token_s), step_s=np.asarray(token_s), prompt_s=np.asarray(prompt_s),
+        active=np.asarray(float(slots)), gaps=output - 1.0, between_share=1.0,
+    )  # fmt: skip
+    request, first, between = simulated(token_s, prompt_s, slots=slots, output=output, chunks=chunks)
+    assert float(cycle.in_slot_s) == pytest.approx(request, rel=0.05)
+    assert float(cycle.tpot_s) == pytest.approx(between, rel=0.06)
+    assert first < request / 2
+
+
+def test_the_closed_form_solves_the_equations_that_it_is_of() -> None:
+    setup = Setup(
+        model=load_model_spec("llama-3.1-70b"), hardware=load_hardware("h100-sxm-80gb"), engine=load_engine("sglang")
+    )
+    load = np.array([1.0, 4.0, 32.0])[:, None]
+    time = serving_time(setup, concurrency=load, prompt_len=np.array([128.0, 8192.0]), output_len=200, tp_size=4)
+    others, gaps, share = time.active - 1.0, 199.0, setup.engine.prefill_share
+    between = others * share * gaps / (gaps + (time.request_s - gaps * time.tpot_s) / time.tpot_s)
+    np.testing.assert_allclose(time.tpot_s, time.decode_step_s + between * time.prefill_s / gaps)
+    np.testing.assert_allclose(
+        time.ttft_s, time.prefill_s * (1.0 + others - between) + 1.5 * time.decode_step_s, rtol=1e-9
+    )
+
+
+LONG = PlanRequest(context_lens=(32_768,), gen_len=200, price_per_hour_usd=2.0, num_gpus=8)
+
+
+def test_every_number_of_a_request_follows_from_the_others() -> None:
+    document = plan(LONG)
+    for row in document.rows:
+        per_request_gpu_s = row.request_s * row.tp_size / row.batch_size
+        assert row.request_s == pytest.approx(row.request_ttft_s + 199 * row.request_tpot_s)
+        assert row.output_tokens_per_s_per_gpu == pytest.approx(200 / per_request_gpu_s)
+        assert row.gpu_hours_per_million_requests == pytest.approx(per_request_gpu_s / HOUR_S * 1e6)
+        assert row.cost_per_million_requests_usd == pytest.approx(2.0 * row.gpu_hours_per_million_requests)
+        assert row.cost_per_million_tokens_usd == pytest.approx(row.cost_per_million_requests_usd / 200)
+        assert row.requests_per_s == pytest.approx(8 // row.tp_size * row.batch_size / row.request_s)
+        assert row.request_speedup_low <= row.request_speedup <= row.request_speedup_high
+        assert 0 < row.prefill_share < 1
+    best, alone = document.best, document.autoregressive
+    assert best.request_speedup == pytest.approx(alone.request_s / best.request_s)
+    ratio = best.output_tokens_per_s_per_gpu / document.best_autoregressive.output_tokens_per_s_per_gpu
+    assert best.speedup_vs_best_autoregressive == pytest.approx(ratio)
+
+
+def test_long_prompts_with_short_answers_cost_what_their_prefill_does() -> None:
+    """32k to read and 200 to write: ten times what decoding alone would cost."""
+    best = plan(LONG).best
+    decoding_only = 2.0 / HOUR_S / best.tokens_per_s_per_gpu * 1e6
+    assert best.cost_per_million_tokens_usd > 5 * decoding_only
+    assert 1.0 < best.request_speedup < 1.0 + (best.speedup - 1.0) / 3
+
+
+def test_a_mix_of_requests_prefills_each_of_its_prompts() -> None:
+    """Its prefill is the mean over prompts, not that of the mean prompt."""
+    shapes = ((1000, 300, 3.0), (30_000, 300, 1.0))
+    mix = WorkloadSpec(requests=tuple(RequestShape(prompt_len=p, gen_len=g, weight=w) for p, g, w in shapes))
+    case = {"tp_size": 8, "batch_sizes": (8,), "draft": "none"}
+    mixed = plan(PlanRequest(workload=mix, **case)).best
+    alone = [plan(PlanRequest(context_lens=(p,), gen_len=g, **case)).best for p, g, _ in shapes]
+    prefill = [row.prefill_share * row.request_s for row in alone]
+    assert mixed.prefill_share * mixed.request_s == pytest.approx(0.75 * prefill[0] + 0.25 * prefill[1], rel=1e-6)
+
+
+def test_many_prompt_lengths_are_grouped_without_changing_their_mean() -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(100, 50_000, size=500)
+    mix = WorkloadSpec(requests=tuple(RequestShape(prompt_len=int(n), gen_len=10) for n in lengths))
+    groups = mix.prompt_groups()
+    assert len(groups) == 8
+    assert sum(weight for _, weight in groups) == pytest.approx(500)
+    assert sum(length * weight for length, weight in groups) / 500 == pytest.approx(lengths.mean())
+
+
+def test_limits_are_those_of_requests_that_share_the_server() -> None:
+    limited = plan(PlanRequest(context_lens=(8192,), gen_len=500, num_gpus=8, tpot_limit_s=0.03, ttft_limit_s=2.0))
+    for row in (limited.best, limited.best_autoregressive, *limited.pareto):
+        assert row.request_tpot_s <= 0.03
+        assert row.request_ttft_s <= 2.0
+
+
+def test_the_terminal_prints_one_cost() -> None:
+    case = ["--context", "32768", "--gen-len", "200", "--price", "2"]
+    shown = CliRunner().invoke(app, case, env={"COLUMNS": "80"}).stdout
+    best = json.loads(CliRunner().invoke(app, [*case, "--format", "json"]).stdout)["best"]
+    assert f"{best['cost_per_million_tokens_usd']:.2f}" in shown
+    assert f"{best['gpu_hours_per_million_requests']:.4g}" in shown
+    assert f"{best['request_speedup']:.2f}x" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_without_an_output_length_the_cost_is_said_to_be_of_decoding() -> None:
+    shown = CliRunner().invoke(app, ["--context", "32768", "--price", "2"], env={"COLUMNS": "200"}).stdout
+    assert "$/Mtok is of decoding alone" in shown
+
+
+def test_drafting_nothing_costs_a_head_its_own_step_and_the_bookkeeping() -> None:
+    """Added up by hand from the terms of a step with one draft token."""
+    request = PlanRequest(
+        draft="eagle3", context_lens=(2048,), batch_sizes=(4,), hardware=("h100-sxm-80gb",), tp_size=1
+    )
+    document = plan(request)
+    table, engine = document.gamma_table, load_engine("vllm")
+    where = table.batch_sizes.index(4), table.context_lens.index(2048)
+    alone_s = document.autoregressive.autoregressive_step_s
+    fewest = min(document.candidates, key=lambda row: row.gamma)
+    idle_s = alone_s / table.idle_speedup[where[0]][where[1]]
+    assert idle_s > alone_s + engine.step_overhead_s + engine.eagle3_step_overhead_s
+    assert idle_s == pytest.approx(alone_s + fewest.draft_step_s + fewest.upkeep_step_s, rel=0.01)
+
+
+def test_drafting_nothing_is_chosen_only_where_it_is_quicker_than_drafting() -> None:
+    """One row per cell computed anew: the set-up gamma is that of the quickest of drafting 1 to 12, and nothing."""
+    request = {"draft": "eagle3", "hardware": ("h100-sxm-80gb",), "tp_size": 1}
+    table = plan(PlanRequest(**request, context_lens=(2048,), batch_sizes=(4,))).gamma_table
+    assert any(0 in row for row in table.gamma)
+    for context in (2048, 16_384):
+        rows = plan(PlanRequest(**request, context_lens=(context,), batch_sizes=(8,))).candidates
+        cell = table.batch_sizes.index(8), table.context_lens.index(context)
+        idle = table.idle_speedup[cell[0]][cell[1]]
+        best = max(rows, key=lambda row: row.speedup)
+        assert table.gamma_set_up[cell[0]][cell[1]] == (best.gamma if best.speedup > idle else 0)
