@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+import sys
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,13 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-os.environ.setdefault("NUMBA_NUM_THREADS", str(torch.get_num_threads()))
+if "numba" not in sys.modules:  # which reads it once, and refuses another value later
+    os.environ.setdefault("NUMBA_NUM_THREADS", str(torch.get_num_threads()))
 
 import numba
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from magicdec.runtime.kernels.compiled import kept
 
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
 
@@ -172,19 +175,7 @@ def _array_at(dtype):
 _integers_at, _floats_at = _array_at(types.int64), _array_at(types.float32)
 
 
-def _kept(compiler: Callable[..., Any]) -> Callable[[Callable[..., None]], Any]:
-    """Compiles with `compiler`, and keeps the result on disk where a folder can be written to."""
-
-    def decorate(function: Callable[..., None]) -> Any:
-        try:
-            return compiler(cache=True)(function)
-        except RuntimeError:  # there is no such folder
-            return compiler()(function)
-
-    return decorate
-
-
-@_kept(partial(numba.njit, parallel=True, nogil=True))
+@kept(partial(numba.njit, types.void(types.int64, types.int64[::1], types.int64[::1]), parallel=True, nogil=True))
 def _divide(kernel, bounds, arguments):
     """Gives each thread its items. Apart from the kernels, since code with parallel loops takes 3 times as long to
     compile."""
@@ -297,7 +288,8 @@ def _kernel(rows: int, head_dim: int) -> Any:  # noqa: PLR0915
                     for d in range(head_dim):
                         output[row, d] *= inverse
 
-    return _kept(partial(numba.cfunc, types.void(types.int64, types.int64, types.int64), fastmath=RELAXED))(attend)
+    compiler = partial(numba.cfunc, types.void(types.int64, types.int64, types.int64), fastmath=RELAXED)
+    return kept(compiler, name=f"attend_{rows}_{head_dim}")(attend)
 
 
 @numba.njit(fastmath=RELAXED)
