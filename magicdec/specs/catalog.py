@@ -40,17 +40,14 @@ def _extensions() -> dict[str, RopeScaling]:
     return msgspec.toml.decode(path.read_bytes(), type=dict[str, RopeScaling])
 
 
-@lru_cache(maxsize=128)
 def load_model_spec(model: str) -> ModelSpec:
-    """The spec of a model argument.
+    """The spec of a model argument; a file is read anew each time.
 
     Raises ConfigError when it is neither a file, a directory nor a known name.
     """
-    if model == EMBEDDED:
-        return load_hf_config(EMBEDDED_DIRECTORY, name=EMBEDDED)
-    named = MODELS_DIRECTORY / f"{model}.json"
-    if "/" not in model and named.is_file():
-        return msgspec.structs.replace(load_hf_config(named, name=model), extension=_extensions().get(model))
+    known = _of_catalog(model)
+    if known is not None:
+        return known
     path = Path(model)
     if path.suffix == ".toml":
         return load_model_file(path)
@@ -61,3 +58,13 @@ def load_model_spec(model: str) -> ModelSpec:
             f"no configuration at {model}: give a config.json, its directory, or a name like llama-3.1-8b"
         )
     raise unknown_choice("model", model, model_names())
+
+
+@lru_cache(maxsize=128)
+def _of_catalog(name: str) -> ModelSpec | None:
+    if name == EMBEDDED:
+        return load_hf_config(EMBEDDED_DIRECTORY, name=EMBEDDED)
+    path = MODELS_DIRECTORY / f"{name}.json"
+    if "/" in name or not path.is_file():
+        return None
+    return msgspec.structs.replace(load_hf_config(path, name=name), extension=_extensions().get(name))

@@ -388,22 +388,26 @@ def hardware_names() -> list[str]:
     return sorted(set(_aliases().values()))
 
 
-@lru_cache(maxsize=64)
 def load_hardware(name_or_path: str | Path) -> HardwareProfile:
-    """A profile of the catalog (by name or alias), or of a TOML file.
+    """A profile of the catalog (by name or alias), or of a TOML file, which is read anew each time.
 
     Raises ConfigError naming the file and the key, or the nearest known name.
     """
     text = str(name_or_path)
-    if "/" not in text and not text.endswith(".toml"):
-        direct = HARDWARE_DIRECTORY / f"{text.lower()}.toml"
-        if direct.is_file():
-            return _load_file(direct)
-        stem = _aliases().get(text.lower())
-        if stem is None:
-            raise unknown_choice("hardware", text, hardware_names())
-        return _load_file(HARDWARE_DIRECTORY / f"{stem}.toml")
-    return _load_file(Path(name_or_path))
+    if "/" in text or text.endswith(".toml"):
+        return _load_file(Path(name_or_path))
+    return _of_catalog(text.lower(), text)
+
+
+@lru_cache(maxsize=64)
+def _of_catalog(name: str, given: str) -> HardwareProfile:
+    direct = HARDWARE_DIRECTORY / f"{name}.toml"
+    if direct.is_file():
+        return _load_file(direct)
+    stem = _aliases().get(name)
+    if stem is None:
+        raise unknown_choice("hardware", given, hardware_names())
+    return _load_file(HARDWARE_DIRECTORY / f"{stem}.toml")
 
 
 def _load_file(path: Path) -> HardwareProfile:
@@ -475,4 +479,3 @@ def save_hardware(profile: HardwareProfile, path: Path) -> None:
     Raises StorageError when the file cannot be written.
     """
     write_atomic(path, msgspec.toml.encode(profile))
-    load_hardware.cache_clear()

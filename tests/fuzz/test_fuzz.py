@@ -72,12 +72,11 @@ def outcomes(cases: Iterator[tuple[str, int]]) -> None:
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "mistral-7b-v0.1"])
 def test_any_field_of_a_model_configuration(name: str, call: Call, tmp_path: Path) -> None:
     document = json.loads((MODELS_DIRECTORY / f"{name}.json").read_text())
+    file = tmp_path / "config.json"
 
     def cases() -> Iterator[tuple[str, int]]:
         every = [("as it is", document), *damaged(document, count=120 * MANY, seed=1)]
-        for number, (what, changed) in enumerate(every):
-            file = tmp_path / str(number) / "config.json"  # read once per path
-            file.parent.mkdir()
+        for what, changed in every:
             file.write_text(json.dumps(changed))
             yield what, check(call("plan", "--model", str(file), *QUICK_PLAN), what, is_json=True)
 
@@ -94,10 +93,10 @@ def test_any_field_of_a_model_configuration(name: str, call: Call, tmp_path: Pat
 )
 def test_any_field_of_a_profile(directory: Path, name: str, option: str, call: Call, tmp_path: Path) -> None:
     document = tomllib.loads((directory / f"{name}.toml").read_text())
+    file = tmp_path / "profile.toml"
 
     def cases() -> Iterator[tuple[str, int]]:
-        for number, (what, changed) in enumerate(damaged(document, count=100 * MANY, seed=2)):
-            file = tmp_path / f"profile-{number}.toml"  # profiles are read once per path
+        for what, changed in damaged(document, count=100 * MANY, seed=2):
             try:
                 file.write_text(tomli_w.dumps(changed))
             except (TypeError, ValueError, RecursionError):  # TOML has no such value

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, MagicdecError, StorageError
+from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
+from magicdec.specs.engine import load_engine, save_engine
 from magicdec.specs.hardware import (
     HARDWARE_DIRECTORY,
     AttentionCurve,
@@ -150,7 +154,6 @@ def test_a_bad_value_names_the_file_and_the_key(tmp_path, old, new, message):
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
-    load_hardware.cache_clear()
     with pytest.raises(ConfigError) as caught:
         load_hardware(path)
     assert "mine.toml" in str(caught.value)
@@ -165,11 +168,32 @@ def test_a_damaged_file_is_read_or_refused_but_never_crashes(tmp_path, position,
     position = min(position, len(text))
     path = tmp_path / "damaged.toml"
     path.write_bytes((text[:position] + junk + text[position + 1 :]).encode("utf-8", "replace"))
-    load_hardware.cache_clear()
     try:
         load_hardware(path)
     except MagicdecError as error:
         assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_a_file_that_changed_is_read_anew(tmp_path):
+    """Of the same name and length, written at once: hardware, model, engine and acceptance."""
+    from magicdec.perfmodel.acceptance import constant_profile, load_profile, save_profile
+
+    device, engine, law = tmp_path / "device.toml", tmp_path / "engine.toml", tmp_path / "law.json"
+    model = tmp_path / "model" / "config.json"
+    model.parent.mkdir()
+    config = json.loads((MODELS_DIRECTORY / "llama-3.1-8b.json").read_text())
+    found = []
+    for layers, memory_bytes, factor, rate in ((32, 1e10, 1.5, 0.5), (16, 2e10, 2.5, 0.7)):
+        model.write_text(json.dumps(config | {"num_hidden_layers": layers}))
+        save_hardware(msgspec.structs.replace(local_profile(), memory_bytes=memory_bytes), device)
+        save_engine(msgspec.structs.replace(load_engine("ours"), gemm_factor=factor), engine)
+        save_profile(constant_profile(rate), law)
+        rates = load_profile(law).conditional_rates(budget=np.array([512]), context=4096, gamma_max=1)
+        models = load_model_spec(str(model)), load_model_spec(str(model.parent))
+        profiles = load_hardware(device).memory_bytes, load_engine(engine).gemm_factor
+        found.append((*profiles, round(float(np.ravel(rates)[0]), 2)))
+        assert [each.num_hidden_layers for each in models] == [layers, layers]
+    assert found == [(1e10, 1.5, 0.5), (2e10, 2.5, 0.7)]
 
 
 def test_an_unknown_device_names_the_nearest():
