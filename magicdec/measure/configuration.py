@@ -29,8 +29,6 @@ Weights = Literal["checkpoint", "random"]
 NOISE = "noise"
 """As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing only."""
 MAX_LINE_BYTES = 1 << 26
-SORTING_BYTES = 4 + 8 + 4 + 4 + 4
-"""Per token of the vocabulary, to keep the likeliest: logits in order, their indices, probabilities, sums, and back."""
 MIN_PROMPT = 2
 """Tokens of a prompt: one that is cached, and the pending one."""
 MODEL_METHODS = ("streamingllm", "full")
@@ -236,19 +234,15 @@ def planned_memory(request: BenchmarkRequest, speculation: SpeculationSpec, batc
 
 
 def choosing_bytes(request: BenchmarkRequest) -> float:
-    """Bytes that each rank takes per sequence while the fullest configuration's tokens are chosen: logits and
-    distributions; sampling, also the draft's side by side, a residual and its sums; for top-p the vocabulary in order.
-    """
-    largest = 0.0
-    for speculation in (AUTOREGRESSIVE, *request.speculations):
-        one, two = (float(planned_memory(request, speculation, batch_size=n).workspace_bytes) for n in (1, 2))
-        extra, gamma = 0.0, speculation.gamma
-        if not request.sampling.is_greedy:
-            extra += 4 * (gamma + 2) / request.tp_size
-        if not request.sampling.is_greedy and request.sampling.top_p not in (None, 1.0):
-            extra += SORTING_BYTES * (gamma + 1)
-        largest = max(largest, two - one + extra * load_model_spec(request.model).vocab_size)
-    return largest
+    """Bytes that each rank takes per sequence while the fullest configuration's tokens are chosen: what of the planned
+    workspace grows with the batch."""
+    return max(
+        float(two.workspace_bytes - one.workspace_bytes)
+        for one, two in (
+            [planned_memory(request, speculation, batch_size=n) for n in (1, 2)]
+            for speculation in (AUTOREGRESSIVE, *request.speculations)
+        )
+    )
 
 
 def session_bytes(request: BenchmarkRequest) -> tuple[float, float]:

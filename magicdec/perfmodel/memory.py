@@ -20,7 +20,10 @@ from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
-from magicdec.specs.speculation import SPARSE_METHODS
+from magicdec.specs.speculation import SPARSE_METHODS, SamplingSpec
+
+SORTING_BYTES = 4 + 8 + 4 + 4 + 4
+"""Per token of the vocabulary, to keep the likeliest: logits in order, their indices, probabilities, sums, and back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,19 +121,22 @@ def workspace_bytes(
     batch: Any,
     gamma: Any,
     tp_size: Any,
-    is_greedy: bool,
+    sampling: SamplingSpec,
 ) -> Array:
-    """Activations of a prefill pass, fp32 logits of the verified tokens with their softmax, and the stored draft
-    distributions (none when greedy)."""
+    """Activations of a prefill pass, and what the verified tokens are chosen with: of each its fp32 logits; where it is
+    sampled also its probabilities, the draft's, and the residual that a rejection draws from; for top-p also the whole
+    vocabulary in order."""
     tp = np.asarray(tp_size, dtype=np.float64)
     shard = tp if engine.vocabulary == "sharded" else 1.0
     batch, gamma = np.asarray(batch, dtype=np.float64), np.asarray(gamma, dtype=np.float64)
-    tables = (1.0 if is_greedy else 2.0) * (gamma + 1.0) + (0.0 if is_greedy else gamma)
-    logits = batch * tables * model.vocab_size * ops.FP32_BYTES / shard
+    tables: Array = np.asarray((1.0 if sampling.is_greedy else 4.0) * ops.FP32_BYTES / shard)
+    if not sampling.is_greedy and sampling.top_p not in (None, 1.0):
+        tables = tables + SORTING_BYTES
+    choosing = batch * (gamma + 1.0) * model.vocab_size * tables
     width = model.widest_feed_forward
     element = 4.0 if precision.compute_dtype == "fp32" else 2.0
     activations = engine.prefill_tokens * (4.0 * model.hidden_size + 3.0 * width / tp) * element
-    needed: Array = engine.workspace_bytes + activations + logits
+    needed: Array = engine.workspace_bytes + activations + choosing
     return needed
 
 
@@ -171,7 +177,7 @@ def memory_need(
     states = gamma + 1.0 if setup.kind != "none" else 1.0
     workspace = workspace_bytes(
         setup.model, setup.engine, setup.precision, batch=batch, gamma=gamma, tp_size=tp,
-        is_greedy=setup.sampling.is_greedy,
+        sampling=setup.sampling,
     )  # fmt: skip
     if setup.speculation.draft_method == "topk":
         workspace = workspace + attention_scores_bytes(setup.model, batch=batch, length=length, gamma=gamma, tp_size=tp)
