@@ -1,5 +1,5 @@
 # make demo: set up, then calibrate, plan, run, validate and report on this machine.
-# make test: set up, then the tests: two at a time, and after them those that measure time.
+# make test: set up, then the tests, two at a time.
 # make test-vllm: set up vLLM's CPU build in an environment of its own, then the tests of the draft in it.
 # TORCH_INDEX_URL: where to take PyTorch from (unset: pip's configured index).
 
@@ -26,8 +26,7 @@ demo: $(INSTALLED)
 	$(BIN)/magicdec demo --output demo-output
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 -m 'not slow and not alone'
-	$(BIN)/python -m pytest -m 'alone and not slow'
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'slow and not campaign'

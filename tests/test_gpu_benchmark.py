@@ -6,7 +6,6 @@ import importlib
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +20,7 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import bytes_per_element, load_hardware
 from magicdec.validate.kernels import read_table
+from tests.processes import still_alive_after
 
 ROOT = Path(__file__).resolve().parent.parent
 H200 = LocalProfile(hardware=load_hardware("h200"), engine=load_engine("ours"), acceptance=())
@@ -165,20 +165,20 @@ def test_a_stage_that_fails_leaves_the_others_alone_and_is_tried_again_last(
     assert "| first | done |" in (tmp_path / "summary.md").read_text()
 
 
-@pytest.mark.alone
 def test_a_stage_ends_at_its_limit_with_its_children(
     gpu_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The child would write a file later on."""
-    written = tmp_path / "written"
-    child = f"import time; time.sleep(3); open({str(written)!r}, 'w')"
+    """The child would sleep for ten minutes. Where the machine is too busy to start it in time, there is more time."""
+    started = tmp_path / "started"
+    child = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    started_s = time.monotonic()
-    status, state = _call(gpu_all, tmp_path, monkeypatch, {"slow": program}, limit_s=1.0)
-    assert (status, state["slow"]["state"], state["slow"]["why"]) == (1, "failed", "stopped after 1 s")
-    assert time.monotonic() - started_s < 3
-    time.sleep(max(0.0, started_s + 5 - time.monotonic()))
-    assert not written.exists()
+    for limit_s in (1.0, 10.0, 100.0):
+        (tmp_path / "state.json").unlink(missing_ok=True)
+        status, state = _call(gpu_all, tmp_path, monkeypatch, {"slow": program}, limit_s=limit_s, budget_s=600)
+        assert (status, state["slow"]["state"], state["slow"]["why"]) == (1, "failed", f"stopped after {limit_s:.0f} s")
+        if started.exists() and started.read_text():
+            break
+    assert not still_alive_after(30, [int(started.read_text())])
 
 
 def test_a_call_keeps_to_its_budget_and_the_next_one_goes_on(
@@ -221,7 +221,7 @@ def test_all_reduces_are_timed_by_message_size(tmp_path: Path) -> None:
     """Between two processes on CPUs; the file is one that fits and checks of the catalog read."""
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_all_reduce.py"), "--device", "cpu", "--rounds", "2"]
     command += ["--sizes", "1024,65536", "--output", str(tmp_path / "all-reduce.csv")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
     assert [row["message_bytes"] for row in rows] == [1024, 65536]

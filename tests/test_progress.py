@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 import subprocess
 import sys
+
+import pytest
+
+from tests.processes import watched
 
 SCRIPT = """
 import time
@@ -19,12 +21,13 @@ with shown_progress(False) as show:
 """
 
 
-def test_a_terminal_shows_the_message_as_it_is_and_the_time_left_and_a_pipe_nothing() -> None:
-    ours, its_end = pty.openpty()
-    subprocess.run([sys.executable, "-c", SCRIPT], stderr=its_end, env={**os.environ, "COLUMNS": "80"}, check=True)
-    os.close(its_end)
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(ours, 65536).decode())
-    os.close(ours)
+def test_a_terminal_shows_the_message_as_it_is_and_the_time_left_and_a_pipe_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with watched(sys.executable, "-c", SCRIPT) as run:
+        assert run.wait() == 0
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", run.shown)
     assert "loading [bold]model[/bold]" in shown
     assert "repetition 9" in shown
     last = shown[shown.rindex("repetition 9") :]

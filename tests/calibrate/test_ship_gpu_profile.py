@@ -59,7 +59,7 @@ def write_runs(directory: Path, count: int, *, error: float, device: str = "nvid
 def ship(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     script = [sys.executable, str(ROOT / "scripts" / "ship_gpu_profile.py"), str(directory), *options]
     targets = ["--hardware-directory", str(directory / "hardware"), "--engines-directory", str(directory / "engines")]
-    return subprocess.run([*script, *targets], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run([*script, *targets], capture_output=True, text=True, check=False)
 
 
 def shipped(directory: Path, device: str) -> tuple[HardwareProfile, EngineProfile]:
@@ -141,14 +141,12 @@ def test_what_cannot_be_shipped_is_refused_in_one_line(tmp_path: Path, case: str
 def test_what_a_calibration_leaves_is_shipped_and_planned_with(tmp_path: Path) -> None:
     """From end to end, with tiny models on this machine."""
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--tiny", "--part", "calibrate"]
-    done = subprocess.run(
-        [*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False, timeout=250
-    )
+    done = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert ship(tmp_path).returncode == 2
     assert ship(tmp_path, "--allow-cpu").returncode == 0
     (hardware,), (engine,) = (tmp_path / "hardware").glob("*.toml"), (tmp_path / "engines").glob("*.toml")
     plan = [sys.executable, "-m", "magicdec", "plan", "--model", str(tmp_path / "tiny-llama-3.1-8b")]
     plan += ["--hardware", str(hardware), "--engine", str(engine), "--batch", "4", "--context", "512"]
-    done = subprocess.run([*plan, "--acceptance-rate", "0.8"], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([*plan, "--acceptance-rate", "0.8"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -12,9 +12,7 @@ import pytest
 
 
 def magicdec(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "magicdec", *arguments], capture_output=True, text=True, check=False, timeout=300
-    )
+    return subprocess.run([sys.executable, "-m", "magicdec", *arguments], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(

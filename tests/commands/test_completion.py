@@ -21,7 +21,7 @@ def completed(*words: str) -> tuple[list[str], str]:
     }
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "magicdec"],
-        capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **asked},
+        capture_output=True, text=True, check=False, env={**os.environ, **asked},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.split(), done.stderr

@@ -17,7 +17,7 @@ WITHOUT = "import sys; sys.modules.update(dict.fromkeys({missing!r})); import ma
 
 def run(missing: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WITHOUT.format(missing=missing), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(

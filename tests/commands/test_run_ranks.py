@@ -67,7 +67,7 @@ def test_two_nodes_generate_what_one_process_does(tmp_path: Path) -> None:
         for output in outputs
     ]
     with started(*commands[0]) as first, started(*commands[1]) as second:
-        errors = [node.communicate(timeout=120)[1] for node in (first, second)]
+        errors = [node.communicate()[1] for node in (first, second)]
         assert (first.returncode, second.returncode) == (0, 0), errors
     written = [path for path in outputs if path.exists()]
     assert len(written) == 1

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from html import unescape
@@ -24,6 +23,7 @@ from magicdec.explore.page import FIGURES, Explorer
 from magicdec.explore.server import Server
 from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.plan_document import Candidate
+from tests.pace import cpu_seconds, slowness
 
 FIXED = "draft=streamingllm&budget=512&gamma=3&batch=48&context=65536"
 
@@ -150,14 +150,10 @@ def test_a_port_that_is_taken_is_the_users_error(server: Server, explorer: Explo
 
 
 def test_answers_come_within_a_tenth_of_a_second(explorer: Explorer) -> None:
-    """CPU time, so that what else the machine does does not count; each state is asked for the first time."""
+    """Of processor time, on the usual machine; each state is asked for the first time."""
     for query in ("draft=streamingllm&context={}", "acceptance=0.8&context={}", "draft=topk&budget=512&context={}"):
-        fastest = 1.0
-        for context in range(20_000, 20_005):
-            started = time.process_time()
-            explorer.answer(query.format(context))
-            fastest = min(fastest, time.process_time() - started)
-        assert fastest < 0.1, query
+        states = (query.format(context) for context in range(20_000, 20_005))
+        assert cpu_seconds(lambda states=states: explorer.answer(next(states))) < 0.1 * slowness(), query
 
 
 def test_the_command_serves_on_loopback_until_it_is_stopped(tmp_path: Path) -> None:
@@ -205,7 +201,7 @@ def test_what_cannot_be_listened_on_is_one_line() -> None:
         "a",
         "--no-browser",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("magicdec: cannot listen on 203.0.113.7")
     assert done.stderr.count("\n") == 1

@@ -186,7 +186,7 @@ class Engine(BaseHTTPRequestHandler):
     """Streams a token every `STEP_S` once the prompt is in; remembers what it was sent."""
 
     protocol_version = "HTTP/1.1"
-    STEP_S = 0.02
+    STEP_S = 0.1
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -87,7 +87,6 @@ def test_an_answer_that_is_cut_short_is_refused(serve):
         get(address.at("/metrics"))
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("part", ["headers", "body"])
 def test_a_response_is_bounded_in_time_though_bytes_keep_coming(serve, part):
     """A byte now and then renews a socket's own time-out; the whole answer's does not."""
@@ -96,7 +95,7 @@ def test_a_response_is_bounded_in_time_though_bytes_keep_coming(serve, part):
         text = b"HTTP/1.1 200 OK\r\nX: " if part == "headers" else b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n"
         try:
             handler.wfile.write(text)
-            for _ in range(100):
+            for _ in range(1200):
                 handler.wfile.write(b"x")
                 handler.wfile.flush()
                 time.sleep(0.05)
@@ -107,7 +106,7 @@ def test_a_response_is_bounded_in_time_though_bytes_keep_coming(serve, part):
     started = time.monotonic()
     with pytest.raises(ServerError, match=r"did not answer within 0\.5 s"):
         get(address.at("/metrics"), timeout_s=0.5)
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 30  # of the minute that the whole answer would take
 
 
 def test_a_token_comes_from_the_environment_and_is_not_shown(serve, monkeypatch):
