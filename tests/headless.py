@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
 
 import pytest
 from selenium import webdriver
@@ -59,6 +61,26 @@ def too_wide(page: webdriver.Chrome) -> list[str]:
         return [...document.body.querySelectorAll("*")]
           .filter((e) => !scrolls(e.parentElement) && e.getBoundingClientRect().right > width + 1 && !scrolls(e))
           .map((e) => e.tagName + "." + e.className);
+        """
+    )
+    return found
+
+
+@cache
+def axe() -> str:
+    """axe-core's source, from the package that carries it; its own driver (playwright) is not used."""
+    return (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+
+
+def accessibility_faults(page: webdriver.Chrome) -> list[str]:
+    """What axe-core finds on the page that is open and calls serious or critical: rule, place, and why."""
+    page.execute_script(axe())
+    found: list[str] = page.execute_async_script(
+        """
+        const done = arguments[0];
+        axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => done(violations
+          .filter((v) => ["serious", "critical"].includes(v.impact))
+          .flatMap((v) => v.nodes.map((n) => `${v.id}: ${n.target.join(" ")}: ${n.failureSummary}`))));
         """
     )
     return found

@@ -9,7 +9,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from magicdec.explore.server import Server
-from tests.headless import DESKTOP, PHONE, opened, too_wide
+from tests.headless import DESKTOP, PHONE, accessibility_faults, opened, too_wide
 
 
 def settled(page: webdriver.Chrome) -> webdriver.Chrome:
@@ -160,3 +160,20 @@ def test_it_answers_with_scripts_off(driver: webdriver.Chrome, server: Server) -
         WebDriverWait(page, 20).until(lambda _: all(int(p.get_property("naturalWidth")) > 0 for p in pictures))
     finally:
         page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_no_serious_fault(
+    driver: webdriver.Chrome, server: Server, size: tuple[int, int], dark: bool
+) -> None:
+    page = settled(opened(driver, server.url, size, dark=dark))
+    page.find_element(By.ID, "pin").click()
+    WebDriverWait(page, 20).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
+    page.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+    assert accessibility_faults(settled(page)) == []
+    field = page.find_element(By.NAME, "context")
+    field.clear()
+    field.send_keys("9000000")
+    says(page, "llama-3.1-8b reads at most 131072 tokens")
+    assert accessibility_faults(page) == []

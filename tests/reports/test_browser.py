@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from tests.headless import DESKTOP, PHONE, opened, point_at, scroll_to, too_wide
+from tests.headless import DESKTOP, PHONE, accessibility_faults, opened, point_at, scroll_to, too_wide
 
 
 @pytest.fixture
@@ -164,3 +164,18 @@ def test_a_series_can_be_hidden_and_shown(page: webdriver.Chrome) -> None:
     assert all(mark.is_displayed() for mark in others)
     boxes[1].click()
     assert all(mark.is_displayed() for mark in marks)
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_no_serious_fault(
+    driver: webdriver.Chrome, html_file: Path, size: tuple[int, int], dark: bool
+) -> None:
+    page = opened(driver, html_file.as_uri(), size, dark=dark)
+    page.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+    assert accessibility_faults(page) == []
+
+
+def test_axe_would_find_a_fault(page: webdriver.Chrome) -> None:
+    page.execute_script("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: #ccc\">pale</p><img src=x>')")
+    assert {fault.split(":")[0] for fault in accessibility_faults(page)} == {"color-contrast", "image-alt"}

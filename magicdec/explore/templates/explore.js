@@ -27,9 +27,10 @@
 
   // What stays when a question has no answer: the last answer and its figures, under the error's line.
   const showError = (html) => {
-    answer.querySelectorAll(".error").forEach((each) => each.remove());
-    answer.insertAdjacentHTML("afterbegin", html);
-    answer.classList.add("outdated");
+    answer.querySelectorAll(":scope > .error, .last").forEach((each) => each.remove());
+    const last = answer.querySelector(".verdict") ? '<p class="last">The last answer and its figures:</p>' : "";
+    answer.insertAdjacentHTML("afterbegin", html + last);
+    for (const holder of figures) holder.classList.remove("stale");
     busy(false);
   };
 
@@ -51,7 +52,6 @@
         return;
       }
       answer.innerHTML = html;
-      answer.classList.remove("outdated");
       window.enhance(answer);
       status.textContent = answer.querySelector(".verdict").textContent;
       await drawFigures(state, signal);
