@@ -20,6 +20,7 @@ USER_ERROR_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
 LONGEST_MESSAGE = 800
+WIDEST_HELP = 120
 EXTRAS = {
     "httpx": ("server", "this command"), "typst": ("pdf", "a PDF"), "pandas": ("frame", "this command"),
 }  # fmt: skip
@@ -32,7 +33,8 @@ app = typer.Typer(
     help="Plan, run and check speculative decoding for long contexts and large batches.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # its tables cut the names of long options off at 80 columns
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST_HELP},
 )
 
 

@@ -27,14 +27,16 @@ LOCAL_PROFILE = Path("local.toml")
 DRIFT_TO_WARN_OF = 0.1
 NOISE_TO_WARN_OF = 0.3
 
-CALIBRATE_EPILOG = """Examples:\n
-  magicdec calibrate -o local.toml\n
-  magicdec plan --model embedded --hardware local.toml --engine local.engine.toml --batch 32 --context 4096\n
+CALIBRATE_EPILOG = """\b
+Examples:
+  magicdec calibrate -o local.toml
+  magicdec plan --model embedded --hardware local.toml --engine local.engine.toml --batch 32 --context 4096
   magicdec calibrate --server http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --dry-run
 """
-PROFILE_EPILOG = """Examples:\n
-  magicdec profile-acceptance -o local.toml --draft-budget 64,256,1024\n
-  magicdec profile-acceptance --model path/to/checkpoint --prompts texts/ --draft-method streamingllm,snapkv\n
+PROFILE_EPILOG = """\b
+Examples:
+  magicdec profile-acceptance -o local.toml --draft-budget 64,256,1024
+  magicdec profile-acceptance --model path/to/checkpoint --prompts texts/ --draft-method streamingllm,snapkv
   magicdec profile-acceptance --draft ngram --prompts recall
 """
 
@@ -63,7 +65,10 @@ def calibrate_command(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Micro-benchmark this machine, or time a running server, fitted to profiles that `plan` takes."""
+    """Fit profiles to this machine, or to a server.
+
+    By micro-benchmarks of this machine, or by timing a running server from outside.
+    """
     if server is not None:
         from magicdec.commands.calibrate_server import DEFAULT_OUTPUT, ServerOptions, calibrate_server
 
@@ -139,7 +144,10 @@ def profile_acceptance_command(
     device: DeviceOption = "cpu",
     quiet: Quiet = False,
 ) -> None:
-    """Measure a draft's acceptance by position, budget and context, for `plan --acceptance`."""
+    """Measure how much of a draft is accepted, for `plan`.
+
+    By position, budget and context, with real blocks; `plan --acceptance` takes what is written.
+    """
     from magicdec.measure.environment import bind_threads
 
     bind_threads()

@@ -7,21 +7,37 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from magicdec.commands.options import console
-from magicdec.units import format_bytes
+from magicdec.commands.options import table_console
+from magicdec.units import GIGA, MEGA, TERA, format_bytes
 
 Format = Annotated[Literal["table", "json"], typer.Option("--format", help="table or json.")]
-MODELS_EPILOG = "Examples:\n\n  magicdec models\n\n  magicdec models --format json"
-HARDWARE_EPILOG = "Examples:\n\n  magicdec hardware"
-ENGINES_EPILOG = "Examples:\n\n  magicdec engines"
+MODELS_EPILOG = "\b\nExamples:\n  magicdec models\n  magicdec models --format json"
+HARDWARE_EPILOG = "\b\nExamples:\n  magicdec hardware"
+PROSE = ("layers", "fitted_on")
+"""Columns that wrap; in the others a name or a number would be cut."""
+WIDTH_WITH_LAYERS = 110
+HEADINGS = {
+    "parameters": "params", "active_parameters": "active", "kv_bytes_per_token": "KV a token",
+    "state_bytes_per_sequence": "state", "longest_context": "longest", "memory_bytes": "memory",
+    "memory_bytes_per_s": "bandwidth", "bf16_flops_per_s": "bf16",
+}  # fmt: skip
+ENGINES_EPILOG = "\b\nExamples:\n  magicdec engines"
 
 
 def models_command(output: Format = "table") -> None:
-    """Models that can be planned by name: weights, layers by kind, what a token takes in the cache, longest context."""
+    """List the models that can be planned by name.
+
+    With their weights, layers by kind, what a token takes in the cache, and the longest context.
+    """
     from magicdec.specs.catalog import load_model_spec, model_names
 
     rows = [_model_row(load_model_spec(name)) for name in model_names()]
+    if is_narrow := output == "table" and table_console().width < WIDTH_WITH_LAYERS:
+        for row in rows:
+            del row["layers"]
     _show(rows, output)
+    if is_narrow:
+        print(f"layers by kind: in a terminal of {WIDTH_WITH_LAYERS} columns, or with --format json")
 
 
 def _model_row(spec: Any) -> dict[str, Any]:
@@ -40,7 +56,10 @@ def _model_row(spec: Any) -> dict[str, Any]:
 
 
 def hardware_command(output: Format = "table") -> None:
-    """Devices that can be planned by name, with their ceilings and whether their kernels were measured."""
+    """List the devices that can be planned by name.
+
+    With their ceilings, and whether their kernels were measured.
+    """
     from magicdec.specs.hardware import hardware_names, load_hardware
 
     profiles = [load_hardware(name) for name in hardware_names()]
@@ -58,7 +77,10 @@ def hardware_command(output: Format = "table") -> None:
 
 
 def engines_command(output: Format = "table") -> None:
-    """Engines that can be planned for, with what their profiles were fitted on."""
+    """List the engines that can be planned for.
+
+    With what their profiles were fitted on.
+    """
     from magicdec.specs.engine import engine_names, load_engine
 
     rows = [{"engine": name, "fitted_on": load_engine(name).fitted_on or "-"} for name in engine_names()]
@@ -73,17 +95,20 @@ def _show(rows: list[dict[str, Any]], output: str) -> None:
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in rows[0]:
-        table.add_column(name.split("_")[0] if name == "longest_context" else name.replace("_", " "))
+        table.add_column(HEADINGS.get(name, name.replace("_", " ")), no_wrap=name not in PROSE)
     for row in rows:
         table.add_row(*(_cell(name, value) for name, value in row.items()))
-    console().print(table)
+    table_console().print(table)
 
 
 def _cell(name: str, value: Any) -> str:
     if "parameters" in name:
-        return f"{value / 1e9:.3g} G"
+        scale, unit = (GIGA, "G") if value >= GIGA / 10 else (MEGA, "M")
+        return f"{value / scale:.3g} {unit}" if value < TERA else f"{value / GIGA:.0f} G"
     if name.endswith("flops_per_s"):
-        return f"{value / 1e12:.4g} T"
+        return f"{value / TERA:.4g} TFLOP/s"
+    if name.endswith("bytes_per_s"):
+        return f"{value / GIGA:.4g} GB/s"
     if "bytes" in name:
         return format_bytes(value) if value else "-"
     return str(value)

@@ -15,8 +15,9 @@ from magicdec.units import format_seconds
 if TYPE_CHECKING:
     from magicdec.validate.demo import DemoResult
 
-EPILOG = """Examples:\n
-  magicdec demo\n
+EPILOG = """\b
+Examples:
+  magicdec demo
   magicdec demo -o elsewhere --quiet
 """
 
@@ -27,7 +28,10 @@ def demo_command(
     ] = Path("demo-output"),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
 ) -> None:
-    """Calibrate this machine, plan, decode for real, compare, and write a report: a few minutes on two cores."""
+    """Calibrate, plan, run, compare, report: a few minutes.
+
+    The whole path on this machine, with the embedded model.
+    """
     from magicdec.measure.environment import bind_threads
 
     bind_threads()

@@ -9,11 +9,12 @@ import typer
 
 from magicdec.commands import completion
 
-EPILOG = """Examples:\n
-  magicdec explore\n
-  magicdec explore --model path/to/config.json --port 8080 --no-browser\n
-  magicdec explore --host 0.0.0.0 --allow-host planner.example.org --no-browser\n
-  magicdec explore --model embedded --hardware local.toml --engine local.engine.toml\n
+EPILOG = """\b
+Examples:
+  magicdec explore
+  magicdec explore --model path/to/config.json --port 8080 --no-browser
+  magicdec explore --host 0.0.0.0 --allow-host planner.example.org --no-browser
+  magicdec explore --model embedded --hardware local.toml --engine local.engine.toml
 """
 
 
@@ -39,7 +40,10 @@ def explore_command(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8642,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
 ) -> None:
-    """Explore what-if questions on a local page: move a control, and the planner answers."""
+    """Ask what-if questions on a local page.
+
+    Move a control, and the planner answers.
+    """
     import webbrowser
 
     from magicdec.explore.page import Explorer

@@ -9,10 +9,11 @@ import typer
 
 from magicdec.commands import completion
 
-EPILOG = """Examples:\n
-  magicdec plan --draft llama-3.2-1b --acceptance-rate 0.75 --format json > plan.json\n
-  magicdec export vllm plan.json\n
-  magicdec export sglang plan.json --candidate 3\n
+EPILOG = """\b
+Examples:
+  magicdec plan --draft llama-3.2-1b --acceptance-rate 0.75 --format json > plan.json
+  magicdec export vllm plan.json
+  magicdec export sglang plan.json --candidate 3
   magicdec export trtllm plan.json -o speculative.yaml
 """
 
@@ -27,7 +28,10 @@ def export_command(
     hardware: Annotated[Path | None, typer.Option(help="Profile of a device that is not in the catalog.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None,
 ) -> None:
-    """Write one configuration of a plan as a serving engine's flags, predicted on that engine."""
+    """Write a plan's choice as a serving engine's flags.
+
+    One configuration, predicted anew on that engine.
+    """
     from magicdec.files import write_atomic
     from magicdec.perfmodel.acceptance import load_profile
     from magicdec.perfmodel.replan import for_engine

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from magicdec.live.observation import Observation
     from magicdec.live.view import View
 
-EPILOG = """Examples:\n
-  magicdec observe http://localhost:8000 --draft ngram -o acceptance.json\n
-  magicdec observe http://localhost:8000 --draft eagle --model llama-3.1-8b --hardware h100-sxm-80gb --watch\n
-  magicdec observe before.txt after.txt --draft ngram --model llama-3.1-8b -o acceptance.json\n
-  magicdec observe trace.jsonl --draft ngram --context 4096 -o acceptance.json\n
+EPILOG = """\b
+Examples:
+  magicdec observe http://localhost:8000 --draft ngram -o acceptance.json
+  magicdec observe http://localhost:8000 --draft eagle --model llama-3.1-8b --hardware h100-sxm-80gb --watch
+  magicdec observe before.txt after.txt --draft ngram --model llama-3.1-8b -o acceptance.json
+  magicdec observe trace.jsonl --draft ngram --context 4096 -o acceptance.json
   magicdec plan --draft ngram --acceptance acceptance.json
 """
 Formats = Annotated[
@@ -62,7 +63,10 @@ def observe_command(
     records: Annotated[Path | None, typer.Option(help="Append a measured record.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
 ) -> None:
-    """Read a server's acceptance by position, load and times from its metrics; advise on gamma."""
+    """Read a server's acceptance and load; advise on gamma.
+
+    Acceptance by position, batch, context and times come from its metrics, from saved ones, or from a trace.
+    """
     from magicdec.files import check_writable
 
     for path in (output, records):

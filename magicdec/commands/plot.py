@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from magicdec.reports.data import ReportData
     from magicdec.reports.tables import Table
 
-EPILOG = """Examples:\n
-  magicdec plot heatmap --plan plan.json -o heatmap.svg\n
-  magicdec plot scatter results.jsonl predicted.jsonl -o scatter.png\n
+EPILOG = """\b
+Examples:
+  magicdec plot heatmap --plan plan.json -o heatmap.svg
+  magicdec plot scatter results.jsonl predicted.jsonl -o scatter.png
   magicdec plot errors results.jsonl predicted.jsonl --format markdown
 """
 
@@ -47,7 +48,10 @@ def plot_command(
         PlotFormat | None, typer.Option("--format", help="Default: the file name's suffix.")
     ] = None,
 ) -> None:
-    """Draw one figure, or write one table or a figure's values, of what a report would hold."""
+    """Write one figure or one table of a report.
+
+    The figure as a picture, or its values as a table.
+    """
     from magicdec.files import write_atomic
     from magicdec.reports.figures import FIGURES
     from magicdec.reports.tables import TABLE_NAMES

@@ -26,9 +26,9 @@ KEY_SHOWN = 8
 EXPORT_SUFFIXES = (".csv", ".json", ".parquet")
 
 
-@app.command("ls", epilog="Examples:\n\n  magicdec records ls grid.jsonl")
+@app.command("ls", epilog="\b\nExamples:\n  magicdec records ls grid.jsonl")
 def ls_command(files: Files) -> None:
-    """One line per record."""
+    """List records, one line each."""
     from rich.table import Table
 
     from magicdec.records import read_many
@@ -69,9 +69,12 @@ def _cells(record: Record) -> tuple[str, ...]:
     )
 
 
-@app.command("show", epilog="Examples:\n\n  magicdec records show 3f2a grid.jsonl")
+@app.command("show", epilog="\b\nExamples:\n  magicdec records show 3f2a grid.jsonl")
 def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its beginning.")], files: Files) -> None:
-    """One record in full, as JSON; of several with the same key, the last."""
+    """Show one record in full, as JSON.
+
+    Of several with the same key, the last.
+    """
     from magicdec.records import read_many
 
     records = read_many(files)
@@ -85,12 +88,15 @@ def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
-@app.command("export", epilog="Examples:\n\n  magicdec records export grid.jsonl -o grid.csv")
+@app.command("export", epilog="\b\nExamples:\n  magicdec records export grid.jsonl -o grid.csv")
 def export_command(
     files: Files,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .csv, .json or .parquet file to write.")],
 ) -> None:
-    """Every field of every record as one table: lists and mappings as JSON text, the environment in columns."""
+    """Write every field of every record as one table.
+
+    Lists and mappings as JSON text, the environment in columns.
+    """
     from magicdec.files import rows_to_csv
     from magicdec.records import read_many, record_rows
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from magicdec.reports.data import ReportData
 
 SUFFIXES = (".html", ".pdf")
-EPILOG = """Examples:\n
-  magicdec report results.jsonl -o report.html\n
+EPILOG = """\b
+Examples:
+  magicdec report results.jsonl -o report.html
   magicdec report results.jsonl predicted.jsonl --plan plan.json -o report.html -o report.pdf
 """
 
@@ -33,7 +34,10 @@ def report_command(
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the report.")] = "Speculative decoding report",
 ) -> None:
-    """Turn records into a self-contained HTML report, a typeset PDF, or both."""
+    """Turn records into an HTML report, a PDF, or both.
+
+    Each is one file, which needs no network.
+    """
     from magicdec.files import check_writable
 
     paths = output or [Path("report.html")]

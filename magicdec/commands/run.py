@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from magicdec.measure.configuration import BenchmarkRequest, Outputs
     from magicdec.records import Record
 
-EPILOG = """Examples:\n
-  magicdec run --batch 32 --context 4096 --draft-budget 256 --gamma 3\n
-  magicdec run --gamma 1,2,3 --draft-budget 128,256 --records results.jsonl --resume\n
-  magicdec run --model llama-3.2-1b --weights random --prompts random --simulate-acceptance 0.8\n
+EPILOG = """\b
+Examples:
+  magicdec run --batch 32 --context 4096 --draft-budget 256 --gamma 3
+  magicdec run --gamma 1,2,3 --draft-budget 128,256 --records results.jsonl --resume
+  magicdec run --model llama-3.2-1b --weights random --prompts random --simulate-acceptance 0.8
   magicdec run --plan plan.json --tp 2
 """
 MAX_COUNT = 1_000_000
@@ -111,7 +112,10 @@ def run_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
     output_format: Annotated[OutputFormat, typer.Option("--format", help="How to print.")] = OutputFormat.TABLE,
 ) -> None:
-    """Decode a batch for real, autoregressive and speculative, and measure both."""
+    """Decode with and without a draft, and measure both.
+
+    Autoregressive and speculative runs are interleaved, in one engine and from one prefill.
+    """
     given = dict(context_.params)
     explicit = {name for name in given if (source := context_.get_parameter_source(name)) and source.name != "DEFAULT"}
     planned: list[dict[str, Any]] = [{}]

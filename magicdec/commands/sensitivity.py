@@ -11,8 +11,9 @@ import typer
 from magicdec.commands import completion
 from magicdec.commands.options import OutputFormat, parse_ints, parse_rates
 
-EPILOG = """Examples:\n
-  magicdec sensitivity --batch 32 --context 65536\n
+EPILOG = """\b
+Examples:
+  magicdec sensitivity --batch 32 --context 65536
   magicdec sensitivity --model qwen3-8b --hardware h100-sxm-80gb --acceptance-rate 0.8 --format csv
 """
 
@@ -44,7 +45,10 @@ def sensitivity_command(
     acceptance: Annotated[list[Path] | None, typer.Option(help="Measured acceptance profile; repeatable.")] = None,
     output_format: Annotated[OutputFormat, typer.Option("--format", help="table, json or csv.")] = OutputFormat.TABLE,
 ) -> None:
-    """Which input moves the best speedup most, and what to measure next."""
+    """Show which input moves the speedup most.
+
+    And so what is best measured next.
+    """
     from magicdec.files import rows_to_csv
     from magicdec.perfmodel.drafts import load_profiles
     from magicdec.perfmodel.planner import PlanRequest

@@ -10,7 +10,8 @@ from magicdec.commands import completion
 from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
-EPILOG = """Examples:\n
+EPILOG = """\b
+Examples:
   magicdec tune http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --restart "./serve.sh {gamma}"
 """
 
@@ -30,7 +31,10 @@ def tune_command(
     yes: Annotated[bool, typer.Option("--yes", help="Restart without asking.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
 ) -> None:
-    """Observe, predict, restart the server with the two or three gammas that matter, and compare."""
+    """Try the gammas that matter on a server, and compare.
+
+    Observes it, predicts, restarts it with two or three gammas, and prints what each took.
+    """
     from magicdec.live.advice import advise
     from magicdec.live.http import parse_address
     from magicdec.live.metrics import choose_target

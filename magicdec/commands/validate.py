@@ -20,31 +20,37 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Compare predictions with measurements.", no_args_is_help=True, cls=CommandGroup)
 
 Files = Annotated[list[Path], typer.Argument(help="CSV files (.csv or .csv.gz).")]
-PUBLISHED_EPILOG = """Examples:\n
-  magicdec validate published\n
+PUBLISHED_EPILOG = """\b
+Examples:
+  magicdec validate published
   magicdec validate published --format csv
 """
-GRID_EPILOG = """Examples:\n
-  magicdec validate grid --quick\n
+GRID_EPILOG = """\b
+Examples:
+  magicdec validate grid --quick
   magicdec validate grid docs/grid.toml --profile local.toml --records grid.jsonl
 """
-RECORDS_EPILOG = """Examples:\n
-  magicdec validate records results/grid-2-cores.jsonl\n
+RECORDS_EPILOG = """\b
+Examples:
+  magicdec validate records results/grid-2-cores.jsonl
   magicdec validate records predicted.jsonl measured.jsonl --format json
 """
 OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")]
 Format = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
 
 
-@app.command("kernels", epilog="Examples:\n\n  magicdec validate kernels gemm.csv attention.csv.gz")
+@app.command("kernels", epilog="\b\nExamples:\n  magicdec validate kernels gemm.csv attention.csv.gz")
 def kernels_command(files: Files, output_format: Format = OutputFormat.TABLE) -> None:
-    """Error of the shipped hardware profiles on tables of measured kernels (GEMM, attention, all-reduce)."""
+    """Predicted kernels against measured ones.
+
+    Error of the shipped hardware profiles on tables of GEMM, attention and all-reduce.
+    """
     from magicdec.validate.kernels import validate_kernels
 
     _print_groups(validate_kernels(files), output_format)
 
 
-@app.command("serving", epilog="Examples:\n\n  magicdec validate serving server_tpot.csv --format json")
+@app.command("serving", epilog="\b\nExamples:\n  magicdec validate serving server_tpot.csv --format json")
 def serving_command(
     files: Files,
     left_out: Annotated[
@@ -52,7 +58,10 @@ def serving_command(
     ] = False,
     output_format: Format = OutputFormat.TABLE,
 ) -> None:
-    """Measured servers (vLLM, SGLang, TensorRT-LLM), against their predictions."""
+    """Predicted servers against measured ones.
+
+    Tables of vLLM, SGLang and TensorRT-LLM under load.
+    """
     from magicdec.validate.serving import validate_serving
 
     document = validate_serving(files, left_out=left_out)
@@ -69,15 +78,18 @@ def published_command(
     ] = False,
     output_format: Format = OutputFormat.TABLE,
 ) -> None:
-    """Compare predictions with published end-to-end speedups and latencies."""
+    """Predictions against published speedups and latencies."""
     from magicdec.validate.published_speedups import validate_published
 
     _print_groups(validate_published(files or None, fit_acceptance=fit_acceptance), output_format)
 
 
-@app.command("acceptance", epilog="Examples:\n\n  magicdec validate acceptance")
+@app.command("acceptance", epilog="\b\nExamples:\n  magicdec validate acceptance")
 def acceptance_command(files: OptionalFiles = None, output_format: Format = OutputFormat.TABLE) -> None:
-    """Fit the acceptance law to short published drafts (gamma <= 8) and predict the tokens per step of long ones."""
+    """The acceptance law against published acceptance.
+
+    Fitted to short drafts (gamma <= 8), it predicts the tokens per step of long ones.
+    """
     from magicdec.validate.published_acceptance import validate_acceptance
 
     _print_groups(validate_acceptance(files or None), output_format)
@@ -96,7 +108,10 @@ def grid_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
     output_format: Format = OutputFormat.TABLE,
 ) -> None:
-    """Run a grid of configurations on this machine, predict each from the calibration alone, and compare."""
+    """Run a grid on this machine against its predictions.
+
+    Each configuration is predicted from the calibration alone, before the first is run.
+    """
     from magicdec.measure.environment import bind_threads
 
     bind_threads()
@@ -117,7 +132,10 @@ def records_command(
     files: Annotated[list[Path], typer.Argument(help="Records files (JSON lines) with predictions and measurements.")],
     output_format: Format = OutputFormat.TABLE,
 ) -> None:
-    """Compare the predictions in records files with the measurements: errors by term and case, coverage, regret."""
+    """Predictions in records files against measurements.
+
+    Errors by term and case, coverage of the intervals, and what following the predictions loses.
+    """
     from magicdec.comparison import Comparison, pair_records
     from magicdec.records import read_many
 

@@ -199,7 +199,7 @@ def when_not(data: ReportData, reference: Record) -> str:
         if losses:
             places = _listing([f"batch {b} with context {thousands(c)}" for b, c in losses[:3]])
             more = f" and {len(losses) - 3} more" if len(losses) > 3 else ""
-            return f"Leave it off at {places}{more}: there every configuration {word} was slower with it."
+            return f"Leave it off at {places}{more}: every draft {word} there was slower than none."
     return ""
 
 

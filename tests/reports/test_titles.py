@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from magicdec.records import read_many
 from magicdec.reports.data import ReportData
-from magicdec.reports.figures import FIGURES, draw
+from magicdec.reports.figures import FIGURES, Chart, draw, draw_all
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_title_legends_and_axis_labels_lie_inside_the_figure_and_apart(name: str, data: ReportData) -> None:
     chart = draw(name, data)
     assert chart is not None
+    lies_inside_and_apart(chart)
+
+
+@pytest.mark.parametrize("records", ["demo-2-cores", "grid-2-cores"])
+def test_so_they_do_in_the_figures_of_what_was_measured(records: str) -> None:
+    for chart in draw_all(ReportData.from_records(read_many([RESULTS / f"{records}.jsonl"]))):
+        lies_inside_and_apart(chart)
+
+
+def lies_inside_and_apart(chart: Chart) -> None:
     figure = chart.standalone()
     canvas = FigureCanvasAgg(figure)
     canvas.draw()

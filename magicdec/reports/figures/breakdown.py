@@ -37,6 +37,7 @@ from magicdec.units import GIB, GIGA, MILLI, format_bytes, format_rate, format_s
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MAX_KEYS_IN_A_ROW = 6
 Bar = tuple[str, dict[str, float]]
 FENCES = (
     " Measured phases are timed apart, with fences that the full step, whose time stands at the bar, does not have."
@@ -141,9 +142,10 @@ def _stack(
 def _key(axes: Axes, names: Sequence[str], colours: Mapping[str, str], titles: Mapping[str, str] | None = None) -> None:
     from matplotlib.patches import Patch
 
+    columns = len(names) if len(names) < MAX_KEYS_IN_A_ROW else -(-len(names) // 2)
     handles = [Patch(color=colours[name], label=(titles or {}).get(name, name)) for name in names]
     axes.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=6, fontsize=7.5, handlelength=1,
+        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, fontsize=7.5, handlelength=1,
         handleheight=1, columnspacing=1.0, borderaxespad=0.1,
     )  # fmt: skip
 

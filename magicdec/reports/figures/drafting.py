@@ -31,6 +31,8 @@ from magicdec.reports.tables import Column, Table, Value
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+GAMMA_IS = "γ\u00a0=\u00a0"
+"""With spaces at which no line breaks."""
 NINETY_FIVE_PERCENT = 1.96
 
 
@@ -66,7 +68,6 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
     lower.set(ylabel="speedup (×)", xlabel="γ, tokens drafted per step", xlim=(min(gammas) - 0.4, max(gammas) + 0.4))
     lower.set_xticks(gammas)
     _legend(upper, bool(predicted), bool(measured))
-    best = max((r for r in (predicted or measured)), key=lambda r: r.speedup or 0)
     rows = _gamma_rows(gammas, predicted, measured)
     parts = []
     if predicted:
@@ -76,7 +77,7 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
     caption = ". ".join([_setting(reference), *parts]) + "."
     return Chart(
         name="gamma",
-        title=_gamma_title(best),
+        title=_gamma_title(predicted, measured),
         caption=caption,
         figure=figure,
         tips=tips.texts,
@@ -85,12 +86,19 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
     )
 
 
-def _gamma_title(best: Record) -> str:
+def _gamma_title(predicted: Sequence[Record], measured: Sequence[Record]) -> str:
+    """What was measured where anything was, with the prediction beside it; else the prediction."""
+    best, guess = (
+        max(rows, key=lambda r: r.speedup or 0.0, default=None) for rows in (measured or predicted, predicted)
+    )
+    assert best is not None
     speedup = best.speedup or 0.0
+    beside = f"; predicted γ = {guess.gamma}, {guess.speedup:.2f}×" if measured and guess and guess.speedup else ""
+    kind = "measured" if measured else "predicted"
+    title = f"γ = {best.gamma} pays most: {speedup:.2f}× as fast {kind}{beside}"
     if speedup <= 1:
-        return f"No γ pays here: the best, γ = {best.gamma}, runs at {speedup:.2f}×"
-    tokens = f"{best.expected_tokens_per_step:.1f} tokens per step, " if best.expected_tokens_per_step else ""
-    return f"γ = {best.gamma} pays most: {tokens}{speedup:.2f}× as fast"
+        title = f"No γ pays here: the best, γ = {best.gamma}, runs at {speedup:.2f}×{beside}"
+    return title.replace("γ = ", GAMMA_IS)
 
 
 _GAMMA_COLUMNS = (
