@@ -4,6 +4,7 @@
 
 Reads magicdec/specs/data/acceptance/published.csv: one published figure per row, as precise as it was stated, with its
 source. `gamma` empty: not stated; a fit then takes UNSTATED_GAMMA, which hardly matters where few drafts are accepted.
+`temperature` empty: not stated; the figure then counts at every temperature that others of the draft have.
 Writes one profile per target, method and temperature beside it.
 
     tokens(γ) = 1 + Σ_i Π_{j≤i} rate_j      rates by the law of perfmodel/acceptance_law.py
@@ -35,17 +36,24 @@ LEAST_ERROR = 0.15
 """Of log(1 - alpha): two harnesses on one dataset differ by this much."""
 CONTEXT_ERROR = 0.3
 """Of the context exponent: half the difference between the two heads that have one."""
+MTP_CONTEXT_ERROR = 0.15
+"""Half a head's: these are trained with the model, at its lengths, but nobody published their acceptance by context."""
 DEPTH_ERROR = 0.1
 UNKNOWN_DEPTH_ERROR = 0.5
 """Where one position is all that was published."""
-DRIFT_DONORS = dict.fromkeys(("eagle3", "mtp"), ("llama-3.1-8b", "eagle3", 0.0))
+DRIFT_DONORS = {"eagle3": ("llama-3.1-8b", "eagle3", 0.0)}
 CONTEXT_DONORS = {"eagle3": "qwen3-8b", "eagle": "llama-3.1-8b"}
 APPLIES_TO = {
     ("llama-3.1-8b", "eagle3"): ["llama-3-8b"],
     ("llama-3.1-8b", "eagle"): ["llama-3-8b"],
     ("llama-3.3-70b", "eagle3"): ["llama-3.1-70b", "llama-3-70b", "llama-3.1-405b"],
     ("qwen3-8b", "eagle3"): ["qwen3-4b", "qwen3-14b", "qwen3-32b"],
-    ("deepseek-v3", "mtp"): ["deepseek-r1", "deepseek-v3.1"],
+    ("qwen3-235b-a22b", "eagle3"): ["qwen3-coder-480b-a35b"],
+    ("kimi-k2.5", "eagle3"): ["kimi-k2"],
+    ("llama-4-maverick", "eagle3"): ["llama-4-scout"],
+    ("deepseek-v3", "mtp"): ["deepseek-r1", "deepseek-v3.1", "deepseek-v3.2"],
+    ("glm-5.2", "mtp"): ["glm-5"],
+    ("qwen3.5-397b-a17b", "mtp"): ["qwen3.5-122b-a10b", "qwen3.5-35b-a3b", "qwen3.5-27b"],
 }
 """Targets of the same family that a head of the same kind is taken to do for, with a wider error."""
 
@@ -168,6 +176,12 @@ def main() -> None:
             long[figure.model, figure.draft_method].append(figure)
         else:
             groups[figure.model, figure.draft_method, figure.temperature].append(figure)
+    for key in [each for each in groups if each[2] is None]:
+        stated = [each for each in groups if each[:2] == key[:2] and each[2] is not None]
+        for other in stated:
+            groups[other] = groups[key] + groups[other]
+        if stated:
+            del groups[key]
     several = {
         key: len({each.gamma for each in rows}) > 1 and key[1] not in LOOKUP_METHODS for key, rows in groups.items()
     }
@@ -204,12 +218,15 @@ def write(
             float(np.ptp([np.log(rejection_of(each.tokens_per_step, drift, each.gamma or 1)) for each in rows])) / 2
         )
     is_head = method in ("eagle", "eagle3")
+    is_short = method not in LOOKUP_METHODS
     own = (model, method) in exponents
     exponent = exponents.get((model, method), exponents.get((CONTEXT_DONORS.get(method, ""), "eagle3"), 0.0))
     gamma = max(each.gamma or UNSTATED_GAMMA for each in rows)
     notes = [f"tokens per step at gamma {', '.join(sorted({str(each.gamma) for each in rows}))}"]
     if key not in drifts and donor:
         notes.append(f"fall by position as on {donor[0]} (EAGLE-3)")
+    if is_short and not is_head:
+        notes.append("short benchmarks; beyond them taken as constant, with a wider interval")
     if is_head:
         notes.append(
             f"short benchmarks; beyond {SHORT:.0f} tokens "
@@ -235,14 +252,14 @@ def write(
             drift=round(drift, 4),
             context_exponent=round(exponent, 3) if is_head else 0.0,
             reference_context=SHORT,
-            flat_below=SHORT if is_head else 0.0,
+            flat_below=SHORT if is_short else 0.0,
         ),
         error=LawError(
             log_rejection=round(max(spread, LEAST_ERROR), 3),
-            context_exponent=CONTEXT_ERROR if is_head else 0.0,
+            context_exponent=CONTEXT_ERROR if is_head else MTP_CONTEXT_ERROR if is_short else 0.0,
             depth=UNKNOWN_DEPTH_ERROR if gamma == 1 else DEPTH_ERROR,
         ),
-        measured_contexts=sorted({1.0, SHORT, *(each.context for each in long if each.context)}) if is_head else [],
+        measured_contexts=sorted({1.0, SHORT, *(each.context for each in long if each.context)}) if is_short else [],
         measured_gamma=gamma,
     )
     save_profile(profile, PROFILES_DIRECTORY / f"{name}.json")

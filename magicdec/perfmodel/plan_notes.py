@@ -73,11 +73,9 @@ def _extrapolation(option: DraftOption, best: Candidate, drafted: list[Candidate
     """Where the best row's acceptance was measured, and what the best row there is expected to do."""
     measured = option.acceptance
     assert measured is not None  # the row was predicted with it
-    where = " and ".join(
-        f"{what} {_range(values)}"
-        for what, values in (("budget", measured.measured_budgets), ("context", measured.measured_contexts))
-        if values
-    )
+    deepest = [float(measured.measured_gamma)] if measured.measured_gamma is not None else []
+    axes = (("budget", measured.measured_budgets), ("context", measured.measured_contexts), ("gamma up to", deepest))
+    where = ", ".join(f"{what} {_range(values)}" for what, values in axes if values)
     note = (
         f"acceptance of {best.draft}/{best.draft_method} was measured at {where}: the best row extrapolates it, "
         "with a wider interval"
@@ -90,8 +88,9 @@ def _extrapolation(option: DraftOption, best: Candidate, drafted: list[Candidate
     ]
     if inside:
         row = max(inside, key=lambda each: (each.within_limits, each.fits, each.rate_per_gpu))
+        budget = f"budget {row.draft_budget}, " if row.draft_budget else ""
         note += (
-            f"; within it budget {row.draft_budget}, gamma {row.gamma} gives {row.speedup:.2f}x "
+            f"; within it {budget}gamma {row.gamma} gives {row.speedup:.2f}x "
             f"({row.speedup_low:.2f}-{row.speedup_high:.2f})"
         )
     return note

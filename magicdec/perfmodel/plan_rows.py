@@ -94,7 +94,7 @@ def _candidate(
             "draft_budget": budget or None,
             "draft_tp_size": int(value["draft_tp_size"]),
             "acceptance_source": acceptance.source if acceptance is not None else "",
-            "acceptance_extrapolated": is_extrapolated(acceptance, budget, value["context_len"]),
+            "acceptance_extrapolated": is_extrapolated(acceptance, budget, value["context_len"], value["gamma"]),
             "break_even_gen_len": int(paid) if math.isfinite(paid) else None,
         }
     else:
@@ -150,10 +150,12 @@ def requests_of(lengths: Lengths, prediction: Prediction) -> WholeRequests | Non
     return whole_requests(prediction, prompts=lengths.prompts, output_len=lengths.output_len)
 
 
-def is_extrapolated(acceptance: AcceptanceProfile | None, budget: float, context: float) -> bool:
-    """Whether a profile is used outside the budgets or contexts that it was measured at."""
+def is_extrapolated(acceptance: AcceptanceProfile | None, budget: float, context: float, gamma: int) -> bool:
+    """Whether a profile is used outside the budgets or contexts that it was measured at, or for longer blocks."""
     if acceptance is None:
         return False
+    if acceptance.measured_gamma is not None and gamma > acceptance.measured_gamma:
+        return True
     cases = ((budget, acceptance.measured_budgets), (context, acceptance.measured_contexts))
     return any(
         value > 0 and bool(measured) and not min(measured) / MEASURED_RANGE <= value <= max(measured) * MEASURED_RANGE
