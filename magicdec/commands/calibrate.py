@@ -32,6 +32,7 @@ Examples:
   magicdec calibrate -o local.toml
   magicdec plan --model embedded --hardware local.toml --engine local.engine.toml --batch 32 --context 4096
   magicdec calibrate --server http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --dry-run
+  magicdec calibrate --results benchmarks.json --model llama-3.1-8b --hardware h100-sxm-80gb --engine vllm
 """
 PROFILE_EPILOG = """\b
 Examples:
@@ -49,6 +50,9 @@ def calibrate_command(
     device: DeviceOption = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds.")] = False,
     server: Annotated[str | None, typer.Option(help="Fit an engine profile to this running server instead.")] = None,
+    results: Annotated[
+        list[Path] | None, typer.Option(help="Fit to GuideLLM's or AIPerf's results instead; repeatable.")
+    ] = None,
     hardware: Annotated[
         str, typer.Option(help="The server's device.", autocompletion=completion.hardware)
     ] = "a100-sxm-80gb",
@@ -69,13 +73,20 @@ def calibrate_command(
 
     By micro-benchmarks of this machine, or by timing a running server from outside.
     """
-    if server is not None:
-        from magicdec.commands.calibrate_server import DEFAULT_OUTPUT, ServerOptions, calibrate_server
+    require(server is None or not results, "--server is timed, --results are read: give one of them")
+    if server is not None or results:
+        from magicdec.commands.calibrate_server import (
+            DEFAULT_OUTPUT,
+            ServerOptions,
+            calibrate_results,
+            calibrate_server,
+        )
 
         own = output if output != LOCAL_PROFILE else DEFAULT_OUTPUT
-        calibrate_server(
+        (calibrate_results if results else calibrate_server)(
             ServerOptions(
-                server=server, output=own, model=model, hardware=hardware, engine=engine, tp_size=tp, dtype=dtype,
+                server=server or "", results=tuple(results or ()), output=own, model=model,
+                hardware=hardware, engine=engine, tp_size=tp, dtype=dtype,
                 concurrency=concurrency, prompt_len=prompt_len, output_len=output_len, rounds=rounds, dry_run=dry_run,
                 quiet=quiet,
             )

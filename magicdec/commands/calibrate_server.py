@@ -1,4 +1,6 @@
-"""`magicdec calibrate --server`: says what it would send, sends it, fits, and prints how well the fit predicts."""
+"""`magicdec calibrate --server`: says what it would send, sends it, fits, and prints how well the fit predicts.
+`magicdec calibrate --results` fits to what a load generator has measured already.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,9 @@ from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
     from magicdec.live.server_fit import ServerFit, ServerPoint
+    from magicdec.perfmodel.setup import Setup
+    from magicdec.specs.engine import EngineProfile
+    from magicdec.specs.model import ModelSpec
 
 DEFAULT_OUTPUT = Path("server.engine.toml")
 NOISE_TO_WARN_OF = 0.3
@@ -23,6 +28,7 @@ class ServerOptions:
     """The command's options, as they were given."""
 
     server: str
+    results: tuple[Path, ...]
     output: Path
     model: str
     hardware: str
@@ -48,29 +54,16 @@ def calibrate_server(options: ServerOptions) -> None:
         estimated_seconds,
         save_fit,
         send_plan,
+        sent,
     )
     from magicdec.live.server_fit import fit_server
-    from magicdec.perfmodel.setup import Setup
     from magicdec.specs.catalog import load_model_spec
-    from magicdec.specs.hardware import load_hardware
-    from magicdec.specs.precision import PROFILE_DTYPES, Precision
-    from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 
     address, spec = parse_address(options.server), load_model_spec(options.model)
     require(not address.path, "--server is the server's own address, without a path: http://localhost:8000")
     check_writable(options.output)
     server = describe_server(address, spec)
-    dtype = PROFILE_DTYPES[options.dtype]
-    setup = Setup(
-        model=spec,
-        hardware=load_hardware(options.hardware),
-        engine=base_engine(server, options.engine),
-        speculation=SpeculationSpec(draft="ngram", draft_method="ngram", gamma=server.gamma)
-        if server.gamma
-        else SpeculationSpec(),
-        sampling=SamplingSpec(temperature=0.0),
-        precision=Precision(weight_dtype=dtype, kv_dtype=dtype),
-    )
+    setup = _setup(options, spec, base_engine(server, options.engine), gamma=server.gamma)
     plan = plan_loads(
         concurrencies=parse_ints(options.concurrency, "--concurrency"),
         prompt_lens=parse_ints(options.prompt_len, "--prompt-len"),
@@ -95,11 +88,52 @@ def calibrate_server(options: ServerOptions) -> None:
         points = send_plan(address, plan, model=server.model, vocab_size=spec.vocab_size, progress=show)
     fit = fit_server(points, setup=setup, tp_size=options.tp_size, gamma=server.gamma, name=options.output.stem)
     _print_fit(fit, points)
-    files = save_fit(fit, points, plan, options.output)
+    files = save_fit(fit, points, sent(plan), options.output)
     print("sent as planned; wrote " + ", ".join(map(str, files)))
 
 
-def _print_fit(fit: ServerFit, points: list[ServerPoint]) -> None:
+def calibrate_results(options: ServerOptions) -> None:
+    """Fits an engine profile to the result files of a load generator."""
+    from magicdec.files import check_writable
+    from magicdec.live.benchmark_results import points_of, read_runs
+    from magicdec.live.server_calibration import save_fit
+    from magicdec.live.server_fit import fit_server
+    from magicdec.specs.catalog import load_model_spec
+    from magicdec.specs.engine import load_engine
+
+    require(not options.dry_run, "--dry-run goes with --server: nothing is sent for --results")
+    check_writable(options.output)
+    runs = [run for path in options.results for run in read_runs(path)]
+    points = points_of(runs)
+    setup = _setup(options, load_model_spec(options.model), load_engine(options.engine or "ours"), gamma=0)
+    fit = fit_server(points, setup=setup, tp_size=options.tp_size, gamma=0, name=options.output.stem)
+    num_requests = sum(map(len, runs))
+    print(f"{num_requests} requests in {len(runs)} runs, {len(points)} loads by batch and prompt length")
+    _print_fit(fit, points, between="requests")
+    origin = {"read": {"files": [path.name for path in options.results], "requests": num_requests}}
+    files = save_fit(fit, points, origin, options.output)
+    print("wrote " + ", ".join(map(str, files)))
+
+
+def _setup(options: ServerOptions, spec: ModelSpec, engine: EngineProfile, *, gamma: int) -> Setup:
+    from magicdec.perfmodel.setup import Setup
+    from magicdec.specs.hardware import load_hardware
+    from magicdec.specs.precision import PROFILE_DTYPES, Precision
+    from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+
+    dtype = PROFILE_DTYPES[options.dtype]
+    ngram = SpeculationSpec(draft="ngram", draft_method="ngram", gamma=gamma)
+    return Setup(
+        model=spec,
+        hardware=load_hardware(options.hardware),
+        engine=engine,
+        speculation=ngram if gamma else SpeculationSpec(),
+        sampling=SamplingSpec(temperature=0.0),
+        precision=Precision(weight_dtype=dtype, kv_dtype=dtype),
+    )
+
+
+def _print_fit(fit: ServerFit, points: list[ServerPoint], *, between: str = "rounds") -> None:
     """Every load with its error, the constants with their intervals, and the two medians."""
     from magicdec.live.server_calibration import noise
 
@@ -108,10 +142,12 @@ def _print_fit(fit: ServerFit, points: list[ServerPoint]) -> None:
         role = "judges" if measured.load.is_judge else "fitted"
         print(
             f"  {measured.load!s:<16} {role}: {format_seconds(measured.tpot_s)} per token measured "
-            f"(± {point.spread:.0%} between rounds), predicted {error:+.1%}"
+            f"(± {point.spread:.0%} between {between}), predicted {error:+.1%}"
         )
     for name, (value, low, high) in fit.constants.items():
         print(f"  {name}: {value:.4g} (90 % interval {low:.4g} to {high:.4g})")
     print(f"median error {fit.fitted_error:.1%} of the fitted loads, {fit.held_out_error:.1%} of those that judge")
     if noise(points) > NOISE_TO_WARN_OF:
-        print("the rounds differ much: the server or its machine does other work; calibrate again when it is quieter")
+        print(
+            f"the {between} differ much: the server or its machine does other work; calibrate again when it is quieter"
+        )

@@ -6,7 +6,8 @@ the first error stops everything. No redirects, no proxies; answers are bounded 
 
 Why not a load generator: GuideLLM (0.8) depends on torch and on another click than ours, AIPerf (0.13) on another
 pandas and rich, and did not load a tokenizer from a directory offline. Neither starts all requests of a load at once
-and times only the window in which all of them decode, which is what keeps prefill out of a step's time.
+and times only the window in which all of them decode, which is what keeps prefill out of a step's time. What they have
+measured is read by benchmark_results.
 """
 
 from __future__ import annotations

@@ -90,11 +90,16 @@ def plan_loads(
         Load(concurrency=c, prompt_len=p, output_len=output_len + c * p // PREFILL_TOKENS, is_judge=(i + j) % 2 == 1)
         for i, c, j, p in pairs
     )
-    if sum(not load.is_judge for load in loads) < 4 or not any(load.is_judge for load in loads):
-        raise ConfigError(
-            f"{len(loads)} loads are too few: with 3 concurrencies and 3 prompt lengths 5 are fitted and 4 judge"
-        )
+    check_enough(loads)
     plan = LoadPlan(loads=loads, rounds=rounds, seed=seed)
     if plan.num_tokens > MAX_TOKENS:
         raise ConfigError(f"the loads would send {plan.num_tokens} tokens, more than the {MAX_TOKENS} of a calibration")
     return plan
+
+
+def check_enough(loads: Sequence[Load]) -> None:
+    """Raises ConfigError for too few loads to fit four constants and to judge them."""
+    if sum(not load.is_judge for load in loads) < 4 or not any(load.is_judge for load in loads):
+        raise ConfigError(
+            f"{len(loads)} loads are too few: with 3 concurrencies and 3 prompt lengths 5 are fitted and 4 judge"
+        )

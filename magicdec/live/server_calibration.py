@@ -126,11 +126,17 @@ def median_of(rounds: Sequence[Round]) -> ServerPoint:
     return ServerPoint(measured=measured, spread=width / 2.0 / measured.step_s, drafted_share=share)
 
 
-def save_fit(fit: ServerFit, points: Sequence[ServerPoint], plan: LoadPlan, path: Path) -> list[Path]:
-    """Writes the profile, and the loads next to it; returns the files."""
+def sent(plan: LoadPlan) -> dict[str, Any]:
+    """What a calibration's file says of what was sent."""
+    told = {"requests": plan.num_requests, "tokens": plan.num_tokens, "rounds": plan.rounds, "seed": plan.seed}
+    return {"sent": told}
+
+
+def save_fit(fit: ServerFit, points: Sequence[ServerPoint], origin: dict[str, Any], path: Path) -> list[Path]:
+    """Writes the profile, and the loads next to it with their origin; returns the files."""
     rows = [_row(point, error) for point, error in zip(points, fit.errors, strict=True)]
     document: dict[str, Any] = {
-        "sent": {"requests": plan.num_requests, "tokens": plan.num_tokens, "rounds": plan.rounds, "seed": plan.seed},
+        **origin,
         "median_error": {"fitted": fit.fitted_error, "held_out": fit.held_out_error},
         "constants": {
             name: dict(zip(("value", "low", "high"), each, strict=True)) for name, each in fit.constants.items()

@@ -7,6 +7,11 @@
     vLLM's log  "SpecDecoding metrics: ..." lines (vllm/v1/spec_decode/metrics.py)
     SGLang      JSON lines of /generate's answers: meta_info.spec_correct_drafts_histogram, before 0.5.2x
                 spec_accept_histogram (srt/managers/tokenizer_manager.py): steps by the drafts accepted in them
+    AIPerf      profile_export.jsonl: spec_decode_acceptance.acceptance_histogram (aiperf/common/models/
+                spec_decode_models.py), steps by the drafts accepted in them
+    GuideLLM    benchmarks.json: the same histogram as vLLM gives it with --per-request-spec-decode-metrics,
+                benchmarks[].requests.successful[].response_metrics.speculative_decoding (guidellm/schemas/base/
+                request_stats.py)
     Spec-Bench  JSON lines of model_answer: choices[].accept_lengths (evaluation/eval.py); tokens per step, the added
                 one with them, unless a 0 is among them: some methods append the drafts alone
 
@@ -102,7 +107,7 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
             return ImportedAcceptance(kind=kind, sequences=_steps(path, found, gamma))
     raise ConfigError(
         f"{path} is no trace (JSON lines of accepted_lengths), no vLLM benchmark or log with speculation, no SGLang "
-        "answers with a histogram of accepted drafts, and no Spec-Bench answers"
+        "answers with a histogram of accepted drafts, no result of AIPerf or GuideLLM, and no Spec-Bench answers"
     )
 
 
@@ -136,7 +141,11 @@ def _read_all(path: Path, documents: list[tuple[int, Any]], read: Callable[[Any]
 
 
 def _steps(path: Path, found: list[Any], gamma: int | None) -> tuple[Steps, ...]:
-    deepest = max((_deepest(each) for each in found), default=0)
+    if not found:
+        raise ConfigError(
+            f"{path} counts no accepted draft: was it measured with a draft, and did the server count them?"
+        )
+    deepest = max(map(_deepest, found))
     if gamma is not None and deepest > gamma:
         raise ConfigError(f"{path} has steps with {deepest} accepted drafts, more than gamma {gamma}")
     depth = gamma or deepest
@@ -189,6 +198,29 @@ def _histogram_of(document: Any) -> Any:
     return meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram")
 
 
+def _from_histogram(told: Any) -> list[Any]:
+    """Of a request's acceptance_histogram, a list by accepted drafts or a mapping from them; [] where it has none."""
+    histogram = (told or {}).get("acceptance_histogram")
+    if not histogram:
+        return []
+    pairs = histogram.items() if isinstance(histogram, dict) else enumerate(histogram)
+    counts = {int(accepted): int(steps) for accepted, steps in pairs}
+    depth = told.get("num_spec_tokens") or max(counts)
+    if max(counts) > depth or min(counts.values()) < 0:
+        raise ValueError(f"no histogram of at most {depth} accepted drafts: {histogram}")
+    return [Steps(tuple(float(sum(n for j, n in counts.items() if j >= i)) for i in range(depth + 1)))]
+
+
+def _aiperf(document: Any) -> list[Any]:
+    return _from_histogram(document.get("spec_decode_acceptance"))
+
+
+def _guidellm(document: Any) -> list[Any]:
+    requests = [each for benchmark in document["benchmarks"] for each in benchmark["requests"]["successful"]]
+    told = [(each.get("response_metrics") or {}).get("speculative_decoding") for each in requests]
+    return [steps for each in told for steps in _from_histogram(each)]
+
+
 def _sglang(document: Any) -> list[Any]:
     histogram = _histogram_of(document)
     if not histogram:
@@ -208,5 +240,7 @@ READERS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], list[Any]]], ..
     ("trace", lambda document: isinstance(document, list) or _is_mapping_with("accepted_lengths")(document), _trace),
     ("vLLM benchmark", _is_mapping_with("spec_decode_per_position_acceptance_rates"), _vllm_benchmark),
     ("SGLang answers", lambda document: bool(_histogram_of(document)), _sglang),
+    ("AIPerf records", _is_mapping_with("metadata", "metrics"), _aiperf),
+    ("GuideLLM report", _is_mapping_with("benchmarks"), _guidellm),
     (SPEC_BENCH, _is_mapping_with("choices", "question_id"), _spec_bench),
 )

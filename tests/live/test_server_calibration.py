@@ -16,7 +16,7 @@ from magicdec.errors import ConfigError, ServerError
 from magicdec.live.drive import Measured, _Answer, drive, measure
 from magicdec.live.http import parse_address
 from magicdec.live.loads import Load, plan_loads
-from magicdec.live.server_calibration import estimated_seconds, median_of, save_fit
+from magicdec.live.server_calibration import estimated_seconds, median_of, save_fit, sent
 from magicdec.live.server_fit import ServerPoint, fit_server
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.prediction import predict
@@ -98,7 +98,7 @@ def test_intervals_of_constants_hold_the_truth_and_judges_do_not_move_the_fit():
 def test_the_file_holds_every_load_with_its_error_and_role(tmp_path):
     points = true_points(noise=0.03)
     fit = fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x")
-    profile, loads = save_fit(fit, points, plan_loads(**PLAN, max_len=131072), tmp_path / "server.engine.toml")
+    profile, loads = save_fit(fit, points, sent(plan_loads(**PLAN, max_len=131072)), tmp_path / "server.engine.toml")
     assert load_engine(profile).gemm_factor == fit.profile.gemm_factor
     assert "90 % interval" in load_engine(profile).sources["gemm_factor"]
     document = json.loads(loads.read_text())

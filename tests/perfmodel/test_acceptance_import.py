@@ -72,6 +72,26 @@ def older_sglang(sequences: list[list[int]]) -> str:
     return sglang(sequences, "spec_accept_histogram")
 
 
+def aiperf(sequences: list[list[int]]) -> str:
+    """profile_export.jsonl of AIPerf 0.13: a sparse histogram, its keys as JSON has them; a request without a draft."""
+    lines = [{"metadata": {"session_num": 0}, "metrics": {}, "spec_decode_acceptance": None, "error": None}]
+    for each in sequences:
+        histogram = {str(j): int(n) for j, n in enumerate(np.bincount(each)) if n}
+        told = {"engine": "vllm", "acceptance_histogram": histogram, "num_spec_tokens": GAMMA}
+        lines.append({"metadata": {}, "metrics": {}, "spec_decode_acceptance": told, "error": None})
+    return "\n".join(map(json.dumps, lines))
+
+
+def guidellm(sequences: list[list[int]]) -> str:
+    """benchmarks.json of GuideLLM 0.8: what vLLM says of each request is passed through."""
+    requests: list[dict[str, object]] = [{"response_metrics": None}]
+    for each in sequences:
+        histogram = np.bincount(each, minlength=GAMMA + 1).tolist()
+        told = {"acceptance_histogram": histogram, "num_spec_steps": len(each), "num_spec_tokens": GAMMA}
+        requests.append({"response_metrics": {"speculative_decoding": told}})
+    return json.dumps({"metadata": {"version": 2}, "benchmarks": [{"requests": {"successful": requests}}]})
+
+
 def spec_bench(sequences: list[list[int]], bonus: int = 1) -> str:
     return "\n".join(
         json.dumps({"question_id": number, "choices": [{"accept_lengths": [value + bonus for value in each]}]})
@@ -89,6 +109,8 @@ def spec_bench_without_bonus(sequences: list[list[int]]) -> str:
         (trace, "trace", 1e-12),
         (bare_trace, "trace", 1e-12),
         (vllm_benchmark, "vLLM benchmark", 1e-12),
+        (aiperf, "AIPerf records", 1e-12),
+        (guidellm, "GuideLLM report", 1e-12),
         (vllm_log, "vLLM log", 2e-3),
         (sglang, "SGLang answers", 1e-12),
         (older_sglang, "SGLang answers", 1e-12),
@@ -125,6 +147,13 @@ def test_a_given_gamma_adds_positions_that_were_never_accepted(tmp_path):
     [
         ("", "empty"),
         ("hello\n", "line 1 is not JSON"),
+        ('{"metadata": {}, "metrics": {}, "spec_decode_acceptance": null}', "counts no accepted draft"),
+        ('{"benchmarks": [{"requests": {}}]}', "no 'successful'"),
+        (
+            '{"metadata": {}, "metrics": {}, "spec_decode_acceptance": {"acceptance_histogram": [1, 2, 3], '
+            '"num_spec_tokens": 1}}',
+            "at most 1 accepted",
+        ),
         ('{"a": 1}\n', "is no trace"),
         ("[1, -1]\n", "whole numbers"),
         ("[1, 2.5]\n", "whole numbers"),

@@ -1,0 +1,236 @@
+"""Loads to fit an engine to from the results of other load generators: GuideLLM's report and AIPerf's records.
+
+    GuideLLM  benchmarks.json (schema 2): benchmarks[].requests.successful[].info.timings, prompt_tokens, output_tokens
+              (guidellm/schemas/base/request_stats.py, info.py)
+    AIPerf    profile_export.jsonl: metadata.request_start_ns; metrics.time_to_first_token, request_latency,
+              inter_chunk_latency, input_sequence_length, output_sequence_length, each with its unit
+              (aiperf/common/models/record_models.py, metrics/types)
+
+Neither starts all requests of a load at once, so that prefills of some fall into the decoding of others. AIPerf has the
+time of every event: only gaps in which no other request waits for its first token are timed. GuideLLM has the first and
+the last: only requests are taken in whose decoding others wait for at most `MAX_PREFILL_SHARE` of the time. The batch
+is the mean number of requests that decode meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from magicdec.errors import ConfigError
+from magicdec.live.drive import MIN_STEPS, Measured
+from magicdec.live.loads import Load, check_enough
+from magicdec.live.server_fit import ServerPoint
+from magicdec.perfmodel.cost import Array
+from magicdec.units import GIGA, MIB, MILLI
+
+LIMIT_BYTES = 1024 * MIB
+MAX_PREFILL_SHARE = 0.1
+MAX_TOKENS_PER_EVENT = 1.05
+BINS_PER_DOUBLING = 2.0
+"""Requests whose batch and prompt round to the same half of a doubling are one load."""
+UNITS_S = {"ns": 1 / GIGA, "us": MILLI * MILLI, "ms": MILLI, "s": 1.0, "sec": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request by the clock of its run."""
+
+    start_s: float
+    events_s: Array
+    """Times of its events; of which only the first and the last are measured, unless `is_timed`."""
+    prompt_len: int
+    output_len: int
+    is_timed: bool
+
+    @property
+    def first_s(self) -> float:
+        return float(self.events_s[0])
+
+    @property
+    def last_s(self) -> float:
+        return float(self.events_s[-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decoding:
+    """What one request says of a step."""
+
+    batch: float
+    prompt_len: int
+    output_len: int
+    step_s: float
+    ttft_s: float
+    num_steps: int
+
+
+def read_runs(path: Path) -> list[list[Request]]:
+    """The requests of each run in a result file.
+
+    Raises ConfigError where it is neither of the two, or holds no request that was streamed.
+    """
+    try:
+        if path.stat().st_size > LIMIT_BYTES:
+            raise ConfigError(f"{path} is larger than the {LIMIT_BYTES // MIB} MiB that are read")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        runs = _guidellm(text) if _is_one_document(text) else [_aiperf(text)]
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else error
+        raise ConfigError(
+            f"{path} is neither GuideLLM's benchmarks.json nor AIPerf's profile_export.jsonl: {what}"
+        ) from None
+    if not any(len(request.events_s) > MIN_STEPS for run in runs for request in run):
+        raise ConfigError(f"{path} holds no streamed request of more than {MIN_STEPS} events")
+    return runs
+
+
+def _is_one_document(text: str) -> bool:
+    try:
+        return "benchmarks" in json.loads(text)
+    except ValueError:
+        return False
+
+
+def _guidellm(text: str) -> list[list[Request]]:
+    runs = []
+    for benchmark in json.loads(text)["benchmarks"]:
+        found = []
+        for each in benchmark["requests"]["successful"]:
+            timings = each["info"]["timings"]
+            first, last = timings["first_token_iteration"], timings["last_token_iteration"]
+            events = timings["token_iterations"]
+            if first is None or last is None:
+                continue
+            found.append(
+                Request(
+                    start_s=float(timings["request_start"]),
+                    events_s=np.linspace(float(first), float(last), max(int(events), 1)),
+                    prompt_len=int(each["prompt_tokens"]),
+                    output_len=int(each["output_tokens"]),
+                    is_timed=False,
+                )
+            )
+        runs.append(found)
+    return runs
+
+
+def _aiperf(text: str) -> list[Request]:
+    found = []
+    for line in text.splitlines():
+        record = json.loads(line)
+        metadata, metrics = record["metadata"], record["metrics"]
+        if record.get("error") or metadata["benchmark_phase"] != "profiling":
+            continue
+        if "time_to_first_token" not in metrics:
+            continue
+        gaps = metrics.get("inter_chunk_latency", {"value": [], "unit": "ms"})
+        start = float(metadata["request_start_ns"]) / GIGA
+        first = start + _seconds(metrics["time_to_first_token"])
+        between = np.asarray(gaps["value"], dtype=np.float64) * UNITS_S[gaps["unit"]]
+        found.append(
+            Request(
+                start_s=start,
+                events_s=first + np.concatenate([[0.0], np.cumsum(between)]),
+                prompt_len=int(metrics["input_sequence_length"]["value"]),
+                output_len=int(metrics["output_sequence_length"]["value"]),
+                is_timed=True,
+            )
+        )
+    return found
+
+
+def _seconds(metric: dict[str, Any]) -> float:
+    return float(metric["value"]) * UNITS_S[metric["unit"]]
+
+
+def points_of(runs: Sequence[Sequence[Request]]) -> list[ServerPoint]:
+    """One point for each load: the median over its requests. As in a planned calibration a chequerboard of them judges.
+
+    Raises ConfigError: several tokens per event (a draft), prefill in every decoding, too few loads.
+    """
+    seen = [found for run in runs for found in map(_decoding, run, [run] * len(run)) if found is not None]
+    if not seen:
+        raise ConfigError(
+            "while each of these requests decoded, others waited for their first token: no step without prefill was "
+            "seen. Send longer outputs, or fewer requests at once, or use AIPerf, which records the time of each event"
+        )
+    cells: dict[tuple[int, int], list[_Decoding]] = {}
+    for each in seen:
+        cells.setdefault((_bin(each.batch), _bin(each.prompt_len)), []).append(each)
+    rows, columns = (sorted({cell[axis] for cell in cells}) for axis in (0, 1))
+    points = [
+        _point(found, is_judge=(rows.index(row) + columns.index(column)) % 2 == 1)
+        for (row, column), found in sorted(cells.items())
+    ]
+    check_enough([point.measured.load for point in points])
+    return points
+
+
+def _bin(value: float) -> int:
+    return round(BINS_PER_DOUBLING * float(np.log2(max(value, 1.0))))
+
+
+def _decoding(request: Request, run: Sequence[Request]) -> _Decoding | None:
+    """None where too little of the request's decoding is free of others' prefill."""
+    steps = len(request.events_s) - 1
+    if steps < MIN_STEPS:
+        return None
+    per_event = (request.output_len - 1) / steps
+    if per_event > MAX_TOKENS_PER_EVENT:
+        raise ConfigError(
+            f"{per_event:.2f} tokens came with each event: an engine's costs are fitted to runs without a draft, "
+            "streamed token by token"
+        )
+    others = [each for each in run if each is not request and each.start_s < request.last_s]
+    others = [each for each in others if each.last_s > request.first_s]
+    before, after = request.events_s[:-1], request.events_s[1:]
+    waits = np.zeros(steps)
+    decodes = np.zeros(steps)
+    for other in others:
+        waits += _shared(before, after, other.start_s, other.first_s)
+        decodes += _shared(before, after, other.first_s, other.last_s)
+    free = (
+        waits == 0.0 if request.is_timed else np.full(steps, waits.sum() <= MAX_PREFILL_SHARE * (after - before).sum())
+    )
+    if free.sum() < MIN_STEPS:
+        return None
+    taken = (after - before)[free].sum()
+    return _Decoding(
+        batch=1.0 + float(decodes[free].sum() / taken),
+        prompt_len=request.prompt_len,
+        output_len=request.output_len,
+        step_s=float(taken / free.sum()),
+        ttft_s=request.first_s - request.start_s,
+        num_steps=int(free.sum()),
+    )
+
+
+def _shared(before: Array, after: Array, start: float, end: float) -> Array:
+    """Seconds of each gap that lie between `start` and `end`."""
+    shared: Array = np.clip(np.minimum(after, end) - np.maximum(before, start), 0.0, None)
+    return shared
+
+
+def _point(found: Sequence[_Decoding], *, is_judge: bool) -> ServerPoint:
+    def median(name: str) -> float:
+        return float(np.median([getattr(each, name) for each in found]))
+
+    low, high = np.quantile([each.step_s for each in found], [0.25, 0.75])
+    prompt, output = median("prompt_len"), median("output_len")
+    load = Load(
+        concurrency=round(median("batch")), prompt_len=round(prompt), output_len=round(output), is_judge=is_judge
+    )
+    step = median("step_s")
+    measured = Measured(
+        load=load, step_s=step, tpot_s=step, tokens_per_step=1.0, context_len=prompt + output / 2.0,
+        ttft_s=median("ttft_s"), num_steps=sum(each.num_steps for each in found),
+    )  # fmt: skip
+    return ServerPoint(measured=measured, spread=float(high - low) / 2.0 / step)
