@@ -1,5 +1,5 @@
-"""Results of GuideLLM and AIPerf, in the formats of their sources (guidellm 0.8.1, aiperf 0.13.0), of a simulated server
-whose true step times are known: what is read from them, and whether an engine fitted to them predicts other loads."""
+"""Results of GuideLLM and AIPerf, in the formats of their sources (guidellm 0.8.1, aiperf 0.13.0), of a simulated
+server whose true step times are known: what is read from them, and whether an engine fitted to them predicts others."""
 
 from __future__ import annotations
 
