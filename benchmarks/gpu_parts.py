@@ -42,7 +42,7 @@ TINY_CHANGES = {
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "vocab_size": 512,
-    "head_dim": 8,
+    "head_dim": 16,
     "max_position_embeddings": 1024,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import warnings
@@ -19,6 +20,7 @@ from magicdec.errors import MagicdecError
 USER_ERROR_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
+NO_MORE_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 LONGEST_MESSAGE = 800
 WIDEST_HELP = 120
 EXTRAS = {
@@ -99,6 +101,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, _terminate)
         register_commands()
         code = app(prog_name="magicdec", standalone_mode=False)
+        sys.stdout.flush()
     except MagicdecError as error:
         _fail(str(error))
     except (typer.Abort, KeyboardInterrupt):
@@ -110,9 +113,15 @@ def main() -> None:
             raise
         _fail(f"this command needs {error.name}: pip install 'magicdec[run]' (planning and reports work without)")
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno == errno.ENAMETOOLONG:
+            _fail(f"{error.filename}: too long for the name of a file")
+        if error.errno not in NO_MORE_OUTPUT or error.filename is not None:
             raise
-        _fail(f"{error.filename}: too long for the name of a file")
+        with open(os.devnull, "w") as nowhere:  # what is left to write would fail again at the end
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # whoever read it has read enough
+            sys.exit(1)
+        _fail(f"cannot write the output: {error.strerror}")
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

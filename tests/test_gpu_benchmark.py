@@ -74,8 +74,7 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
 
 
 @pytest.mark.slow
-@pytest.mark.campaign
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_one_command_does_everything_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """On a CPU. Every stage is done; predictions stand in the file before any measurement; a second call measures
     nothing again."""
@@ -102,9 +101,7 @@ def test_one_command_does_everything_and_goes_on_where_it_stopped(tmp_path: Path
 
 def _run_all(output: Path) -> dict:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--all", "--device", "cpu", "--tiny"]
-    done = subprocess.run(
-        [*command, "--output", str(output)], capture_output=True, text=True, check=False, timeout=850, cwd=output
-    )
+    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, check=False, cwd=output)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

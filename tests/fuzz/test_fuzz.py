@@ -190,3 +190,33 @@ def test_any_value_of_any_option_of_commands_that_compute(call: Call, tmp_path: 
 def test_nasty_values_are_of_every_kind() -> None:
     """So that the seeds above do not quietly test one kind only."""
     assert {type(value) for value in NASTY} == {type(None), bool, int, float, str, list, dict}
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run ends where its ranks would start, after all that is checked before."""
+    pytest.importorskip("torch")
+
+    def end(*_: object, **__: object) -> None:
+        raise SystemExit(0)
+
+    monkeypatch.setattr("magicdec.runtime.launch.launch", end)
+
+
+@pytest.mark.usefixtures("checked")
+def test_any_field_of_a_plan(call: Call, tmp_path: Path) -> None:
+    """As it is run, exported and reported."""
+    usual = ("--model", "embedded", "--batch", "2", "--context", "120", "--gen-len", "5", "--acceptance-rate", "0.9")
+    formats = ("--weight-dtype", "fp32", "--kv-dtype", "fp32", "--draft-budget", "32", "--gamma", "2")
+    _, text, _ = call("plan", *usual, *formats, "--draft", "self", "--tp", "1", "--format", "json")
+    document = parsed(text)
+    file = tmp_path / "plan.json"
+    commands: list[tuple[str, ...]] = [("run", "--quiet", "--plan", str(file)), ("export", "vllm", str(file))]
+
+    def cases() -> Iterator[tuple[str, int]]:
+        for what, changed in [("as it is", document), *damaged(document, count=100 * MANY, seed=8)]:
+            file.write_text(json.dumps(changed))
+            for command in commands:
+                yield what, check(call(*command), f"{command[0]}: {what}")
+
+    outcomes(cases())

@@ -1,0 +1,169 @@
+"""Faults on the way of what writes: one line, exit code 2, the earlier file whole, and nothing beside it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+import pytest
+
+from magicdec.cli import main
+from magicdec.perfmodel.acceptance import constant_profile, save_profile
+from magicdec.records import read_records
+from magicdec.specs.engine import load_engine, save_engine
+from magicdec.specs.hardware import load_hardware, save_hardware
+
+RECORDS = Path(__file__).resolve().parents[2] / "results" / "demo-2-cores.jsonl"
+QUICK = ("--batch", "8", "--context", "2048", "--gamma", "3", "--draft-budget", "256")
+ROOM = 100
+"""Bytes of a file for which there is room."""
+NOBODY = 65534
+WRITERS: dict[str, tuple[str, ...]] = {
+    "a record": ("plan", *QUICK, "--record", "{file}"),
+    "a report": ("report", str(RECORDS), "-o", "{file}"),
+    "a figure": ("plot", "scatter", str(RECORDS), "-o", "{file}"),
+    "rows": ("records", "export", str(RECORDS), "-o", "{file}"),
+    "an export": ("export", "vllm", "{plan}", "-o", "{file}"),
+}
+SUFFIX = {"a record": "jsonl", "a report": "html", "a figure": "svg", "rows": "csv", "an export": "sh"}
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    from magicdec.perfmodel.planner import PlanRequest, plan
+
+    path.write_text(plan(PlanRequest(batch_sizes=(8,), context_lens=(2048,), draft="eagle")).to_json())
+    return path
+
+
+def outcome(
+    what: str, file: Path, plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    """Exit code and error output of the command that writes this."""
+    arguments = [each.format(file=file, plan=plan) for each in WRITERS[what]]
+    monkeypatch.setattr(sys, "argv", ["magicdec", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file can grow beyond `ROOM`: what is longer is cut short first, and then fails."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Not root, for whom permissions do not hold."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setresuid(NOBODY, NOBODY, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_a_full_disk(
+    what: str, plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / f"out.{SUFFIX[what]}"
+    assert outcome(what, file, plan_file, monkeypatch, capsys)[0] == 0
+    before = file.read_bytes()
+    assert len(before) > ROOM
+    with full_disk():
+        code, line = outcome(what, file, plan_file, monkeypatch, capsys)
+    assert (code, line.count("\n")) == (2, 1), line
+    assert line.startswith("magicdec: cannot ")
+    assert str(file) in line
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is needed")
+@pytest.mark.parametrize("arguments", [("plan", *QUICK), ("plan", *QUICK, "--format", "json"), ("models",)], ids=str)
+def test_a_full_disk_behind_the_standard_output(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "magicdec", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "magicdec: cannot write the output: No space left on device\n")
+
+
+def test_a_reader_that_has_read_enough() -> None:
+    """No message, and a failing exit code, as of other programs."""
+    command = f"{sys.executable} -m magicdec plan --format json {' '.join(QUICK)} | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "{", "")
+
+
+@pytest.mark.parametrize("what", ["engine", "hardware", "acceptance"])
+def test_a_full_disk_while_a_profile_is_written(what: str, tmp_path: Path) -> None:
+    from magicdec.errors import StorageError
+
+    write = {
+        "engine": lambda path: save_engine(load_engine("ours"), path),
+        "hardware": lambda path: save_hardware(load_hardware("h200"), path),
+        "acceptance": lambda path: save_profile(constant_profile(0.8), path),
+    }[what]
+    file = tmp_path / "profile"
+    write(file)
+    before = file.read_bytes()
+    with full_disk(), pytest.raises(StorageError, match="cannot write"):
+        write(file)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_a_read_only_directory(
+    what: str, plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once with a file in it and once without."""
+    directory = Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR", "/tmp")))
+    plan = Path(shutil.copy(plan_file, directory / "plan.json"))
+    name = f"out.{SUFFIX[what]}"
+    assert outcome(what, tmp_path / name, plan, monkeypatch, capsys)[0] == 0  # all that it imports
+    try:
+        for there in (False, True):
+            if there:
+                directory.chmod(0o700)
+                shutil.copy(tmp_path / name, directory / name)
+                (directory / name).chmod(0o444)
+            directory.chmod(0o555)
+            with ordinary_user():
+                code, line = outcome(what, directory / name, plan, monkeypatch, capsys)
+            assert (code, line.count("\n")) == (2, 1), line
+            assert line.startswith("magicdec: cannot ")
+            assert sorted(p.name for p in directory.iterdir()) == sorted(["plan.json"] + [name] * there)
+    finally:
+        with suppress(OSError):
+            directory.chmod(0o700)
+        shutil.rmtree(directory)
+
+
+def test_records_of_a_plan_are_one_more_after_the_disk_has_room_again(
+    plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "records.jsonl"
+    codes = []
+    for is_full in (False, True, False):
+        with full_disk() if is_full else nullcontext():
+            codes.append(outcome("a record", file, plan_file, monkeypatch, capsys)[0])
+    assert codes == [0, 2, 0]
+    assert len(read_records(file)) % 2 == 0
