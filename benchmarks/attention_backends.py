@@ -27,7 +27,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from magicdec.runtime.attention import Visible, Workspace, reference_attention
+from magicdec.runtime.attention import Scoring, Visible, Workspace, reference_attention
 from magicdec.runtime.kernels import cpu_attention, flex_attention, has_triton
 from tests.runtime.kernels.oracle import Case, Inputs, exact_attention, random_inputs
 
@@ -61,6 +61,7 @@ def reference(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.
         inputs.keys_BKSD,
         inputs.values_BKSD,
         visible,
+        scoring=Scoring(scale=inputs.query_BTAD.shape[-1] ** -0.5),
         workspace=Workspace(),
         probabilities=probabilities,
     )

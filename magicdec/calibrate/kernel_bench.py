@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from magicdec.measure.ceilings import is_cuda, seconds_per_call
-from magicdec.runtime.attention import Visible, Workspace, decode_attention
+from magicdec.runtime.attention import Scoring, Visible, Workspace, decode_attention
 from magicdec.runtime.graphs import capture
 from magicdec.specs.model import ModelSpec
 
@@ -235,7 +235,8 @@ def attention_works(
 
 def _attend(query_BTAD: torch.Tensor, visible: Visible, workspace: Workspace, cache: torch.Tensor) -> None:
     keys, values = cache
-    decode_attention(query_BTAD, keys, values, visible, workspace=workspace)
+    scoring = Scoring(scale=query_BTAD.shape[-1] ** -0.5)
+    decode_attention(query_BTAD, keys, values, visible, scoring=scoring, workspace=workspace)
 
 
 def streaming_works(*, device: str) -> list[Work]:

@@ -27,7 +27,8 @@ ENGINES_EPILOG = "\b\nExamples:\n  magicdec engines"
 def models_command(output: Format = "table") -> None:
     """List the models that can be planned by name.
 
-    With their weights, layers by kind, what a token takes in the cache, and the longest context.
+    With their weights, layers by kind, what a token takes in the cache, the longest context, and whether `magicdec run`
+    runs them.
     """
     from magicdec.specs.catalog import load_model_spec, model_names
 
@@ -41,6 +42,8 @@ def models_command(output: Format = "table") -> None:
 
 
 def _model_row(spec: Any) -> dict[str, Any]:
+    from magicdec.specs.runnable import why_not_run
+
     published = spec.quantization
     recurrent, conv = spec.state_elements()
     return {
@@ -52,6 +55,7 @@ def _model_row(spec: Any) -> dict[str, Any]:
         "state_bytes_per_sequence": 4 * recurrent + 2 * conv,
         "longest_context": spec.longest_context,
         "weights": "bf16" if published is None else published.weight_dtype,
+        "runs": "yes" if why_not_run(spec) is None else "no",
     }
 
 

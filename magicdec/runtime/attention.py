@@ -34,6 +34,8 @@ class Visible:
     num_open: int = 0
     """So many slots, from `first`, are seen by every query."""
     window: int | None = None
+    chunk: int | None = None
+    """A query sees slots of its own chunk of so many only."""
     empty: tuple[Tensor, int] | None = None
     """(first_B, stop): in sequence b, slots first_B[b]..stop-1 hold nothing, as where it is shorter than a budget."""
 
@@ -46,10 +48,35 @@ class Visible:
         hidden_BTS = slots_S > self.last_BT[..., None]
         if self.window is not None:
             hidden_BTS |= slots_S <= self.last_BT[..., None] - self.window
+        if self.chunk is not None:
+            hidden_BTS |= slots_S < self.last_BT[..., None] // self.chunk * self.chunk
         if self.empty is not None:
             first_B, stop = self.empty
             hidden_BTS |= ((slots_S >= first_B[:, None]) & (slots_S < stop))[:, None]
         return hidden_BTS
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scoring:
+    """How the queries of a layer score keys, and how far back they see."""
+
+    scale: float
+    """What products of query and key are multiplied with."""
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    """Scores become softcap · tanh(score / softcap)."""
+    sinks_A: Tensor | None = None
+    """Of each query head, a logit that takes part in the softmax and attends to nothing."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a softmax of scaled products, which every kernel computes."""
+        return self.softcap is None and self.sinks_A is None and self.chunk is None
+
+
+REFERENCE_QUERIES = 64
+"""Query tokens at a time, where a prompt is attended to by the reference: its scores are kept in memory."""
 
 
 class Workspace:
@@ -75,24 +102,29 @@ def decode_attention(
     values_BKSD: Tensor,
     visible: Visible,
     *,
+    scoring: Scoring,
     workspace: Workspace,
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """softmax(q·kᵀ/√D)·v for a few query tokens over the slots of a long cache that each of them sees: [B, T, A·D].
+    """softmax(scale·q·kᵀ)·v for a few query tokens over the slots of a long cache that each of them sees: [B, T, A·D].
 
     With `probabilities`, also the attention that each query pays to slots 0..stop-1, summed over the query heads of a
-    KV head: [B, K, T, stop]. The kernel is the machine's fastest that takes the inputs.
+    KV head: [B, K, T, stop]. The kernel is the machine's fastest that takes the inputs; what none of them computes
+    (soft caps, sinks, chunks, values of another size than keys) is left to the reference.
     """
-    kernel = fastest_kernel(query_BTAD, keys_BKSD, values_BKSD)
+    is_plain = scoring.is_plain and keys_BKSD.shape == values_BKSD.shape
+    kernel = fastest_kernel(query_BTAD, keys_BKSD, values_BKSD) if is_plain else None
     if kernel is None:
         return reference_attention(
-            query_BTAD, keys_BKSD, values_BKSD, visible, workspace=workspace, probabilities=probabilities
-        )
+            query_BTAD, keys_BKSD, values_BKSD, visible,
+            scoring=scoring, workspace=workspace, probabilities=probabilities,
+        )  # fmt: skip
     output, weights = kernel(
         query_BTAD,
         keys_BKSD[:, :, : visible.stop],
         values_BKSD[:, :, : visible.stop],
         visible.last_BT,
+        scale=scoring.scale,
         window=visible.window,
         empty=visible.empty,
         probabilities=probabilities,
@@ -118,10 +150,11 @@ def reference_attention(
     values_BKSD: Tensor,
     visible: Visible,
     *,
+    scoring: Scoring,
     workspace: Workspace,
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """`decode_attention` in plain torch, for any device and dtype.
+    """`decode_attention` in plain torch, for any device, dtype and scoring.
 
     Scores are computed as K·qᵀ from a row-major q: the layout in which CPU matrix products of this shape run at memory
     speed.
@@ -129,7 +162,7 @@ def reference_attention(
     num_sequences, num_tokens, num_heads, head_dim = query_BTAD.shape
     kv_heads, num_slots = keys_BKSD.shape[1], visible.stop - visible.first
     matrices, rows = num_sequences * kv_heads, num_tokens * num_heads // kv_heads
-    query = (query_BTAD * head_dim**-0.5).view(num_sequences, num_tokens, kv_heads, -1, head_dim)
+    query = (query_BTAD * scoring.scale).view(num_sequences, num_tokens, kv_heads, -1, head_dim)
     query = query.transpose(1, 2).reshape(matrices, rows, head_dim)
     keys, values = (kv[:, :, visible.first : visible.stop].flatten(0, 1) for kv in (keys_BKSD, values_BKSD))
     scores = workspace.take("scores", (matrices, num_slots, rows), query)
@@ -139,21 +172,29 @@ def reference_attention(
     else:
         weights = workspace.take("weights", (matrices, rows, num_slots), query)
         weights.copy_(scores.transpose(1, 2))
+    if scoring.softcap is not None:
+        weights.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
     by_token = weights.view(num_sequences, kv_heads, num_tokens, -1, num_slots)
     if visible.is_hidden_BTS is not None:
         by_token[..., visible.num_open :].masked_fill_(visible.is_hidden_BTS[:, None, :, None], float("-inf"))
-    torch.softmax(weights, dim=-1, out=weights)
-    output = torch.bmm(weights, values).view(num_sequences, kv_heads, num_tokens, -1, head_dim).transpose(1, 2)
+    if scoring.sinks_A is None:
+        torch.softmax(weights, dim=-1, out=weights)
+    else:
+        sinks = scoring.sinks_A.view(kv_heads, 1, -1, 1).expand(num_sequences, -1, num_tokens, -1, 1)
+        by_token.copy_(torch.cat((by_token, sinks.to(weights.dtype)), dim=-1).softmax(dim=-1)[..., :-1])
+    output = torch.bmm(weights, values).unflatten(0, (num_sequences, kv_heads)).unflatten(2, (num_tokens, -1))
     paid = F.pad(by_token.sum(dim=3), (visible.first, 0)) if probabilities else None
-    return output.reshape(num_sequences, num_tokens, num_heads * head_dim), paid
+    return output.transpose(1, 2).flatten(2), paid
 
 
 def prefill_attention(
-    query_BTAD: Tensor, keys_BKSD: Tensor, values_BKSD: Tensor, *, num_past: int, window: int | None
+    query_BTAD: Tensor, keys_BKSD: Tensor, values_BKSD: Tensor, *, num_past: int, scoring: Scoring
 ) -> Tensor:
-    """Attention of many query tokens after `num_past` cached ones, causal and at most `window` back: [B, T, A·D]."""
+    """Attention of many query tokens after `num_past` cached ones, causal and at most a window back: [B, T, A·D]."""
+    if not scoring.is_plain or keys_BKSD.shape != values_BKSD.shape:
+        return _reference_prefill(query_BTAD, keys_BKSD, values_BKSD, num_past, scoring)
     num_tokens, num_slots = query_BTAD.shape[1], keys_BKSD.shape[2]
-    needs_window = window is not None and num_slots > window
+    needs_window = scoring.window is not None and num_slots > scoring.window
     mask: Tensor | None = None
     if num_past and not needs_window and query_BTAD.is_cuda:
         mask = causal_lower_right(num_tokens, num_slots)  # a mask in memory would rule flash attention out
@@ -161,14 +202,32 @@ def prefill_attention(
         positions_T1 = torch.arange(num_past, num_slots, device=query_BTAD.device)[:, None]
         slots_S = torch.arange(num_slots, device=query_BTAD.device)
         mask = slots_S <= positions_T1
-        if window is not None:
-            mask &= slots_S > positions_T1 - window
+        if scoring.window is not None:
+            mask &= slots_S > positions_T1 - scoring.window
     output_BATD = F.scaled_dot_product_attention(
         query_BTAD.transpose(1, 2),
         keys_BKSD,
         values_BKSD,
         attn_mask=mask,
         is_causal=mask is None and num_tokens > 1,
+        scale=scoring.scale,
         enable_gqa=query_BTAD.shape[2] != keys_BKSD.shape[1],
     )
     return output_BATD.transpose(1, 2).flatten(2)
+
+
+def _reference_prefill(query_BTAD: Tensor, keys: Tensor, values: Tensor, num_past: int, scoring: Scoring) -> Tensor:
+    """A few query tokens at a time, by the reference: their scores are in memory."""
+    workspace, outputs = Workspace(), []
+    for start in range(0, query_BTAD.shape[1], REFERENCE_QUERIES):
+        part = query_BTAD[:, start : start + REFERENCE_QUERIES]
+        positions_T = torch.arange(start, start + part.shape[1], device=part.device) + num_past
+        visible = Visible(
+            last_BT=positions_T.expand(len(part), -1),
+            stop=num_past + start + part.shape[1],
+            first=0 if scoring.window is None else max(0, num_past + start + 1 - scoring.window),
+            window=scoring.window,
+            chunk=scoring.chunk,
+        )
+        outputs.append(reference_attention(part, keys, values, visible, scoring=scoring, workspace=workspace)[0])
+    return torch.cat(outputs, dim=1)

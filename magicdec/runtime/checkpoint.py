@@ -25,11 +25,13 @@ COMPUTED_TENSORS = ("rotary_emb.inv_freq",)
 class TensorSource(Protocol):
     """Gives named tensors of known shape, or a part of them."""
 
-    def read(self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL) -> Tensor:
-        """Rows and columns of a tensor which as a whole must have `shape` (columns: of matrices only)."""
+    def read(self, name: str, shape: tuple[int, ...], *part: slice) -> Tensor:
+        """A part of a tensor which as a whole must have `shape`: a slice of each of the first dimensions."""
 
-    def check_all_read(self) -> None:
-        """Raises CheckpointError when there is a tensor that nobody asked for: the model computes something else."""
+    def check_all_read(self, beside: tuple[str, ...] = ()) -> None:
+        """Raises CheckpointError when there is a tensor that nobody asked for: the model computes something else.
+
+        Names that begin with one of `beside` are none of its business."""
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -57,7 +59,7 @@ class CheckpointDirectory:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def read(self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL) -> Tensor:
+    def read(self, name: str, shape: tuple[int, ...], *part: slice) -> Tensor:
         if name not in self._files:
             raise CheckpointError(f"{self._directory} has no tensor {name}, which its config.json calls for")
         self._read.add(name)
@@ -72,12 +74,13 @@ class CheckpointDirectory:
             raise CheckpointError(
                 f"{self._directory}: tensor {name} has shape {list(found)}, but its config.json calls for {list(shape)}"
             )
-        part = view[rows] if len(shape) == 1 else view[rows, columns]
+        wanted = view[part or (ALL,)]
         # Into memory of torch's own alignment, whatever the file's.
-        return torch.empty(part.shape, device=self._device, dtype=self._dtype).copy_(part)
+        return torch.empty(wanted.shape, device=self._device, dtype=self._dtype).copy_(wanted)
 
-    def check_all_read(self) -> None:
-        left = sorted(name for name in self._files if name not in self._read and not name.endswith(COMPUTED_TENSORS))
+    def check_all_read(self, beside: tuple[str, ...] = ()) -> None:
+        unread = (name for name in self._files if name not in self._read)
+        left = sorted(name for name in unread if not name.endswith(COMPUTED_TENSORS) and not name.startswith(beside))
         if left:
             more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
             raise CheckpointError(
@@ -113,26 +116,27 @@ def _shard_files(directory: Path) -> list[Path]:
 
 
 class RandomTensors:
-    """Seeded weights of a sane scale: matrices N(0, 1/columns), norms 1, biases 0.
+    """Seeded weights of a sane scale: matrices N(0, 1/columns), norms `norm_weight`, biases 0.
 
     A tensor depends on the seed and its name only, so every shard of a model, on any number of ranks, agrees.
     """
 
-    def __init__(self, *, seed: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._seed, self._device, self._dtype = seed, device, dtype
+    def __init__(self, *, seed: int, device: torch.device, dtype: torch.dtype, norm_weight: float = 1.0) -> None:
+        self._seed, self._device, self._dtype, self._norm_weight = seed, device, dtype, norm_weight
 
     def __contains__(self, name: str) -> bool:
         return True
 
-    def check_all_read(self) -> None:
+    def check_all_read(self, beside: tuple[str, ...] = ()) -> None:
         """Nothing is left over: a tensor comes into being when it is read."""
 
-    def read(self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL) -> Tensor:
+    def read(self, name: str, shape: tuple[int, ...], *part: slice) -> Tensor:
+        part = part or (ALL,)
         if name.endswith("norm.weight"):
-            return torch.ones(shape, device=self._device, dtype=self._dtype)[rows]
+            return torch.full(shape, self._norm_weight, device=self._device, dtype=self._dtype)[part]
         if len(shape) == 1:
-            return torch.zeros(shape, device=self._device, dtype=self._dtype)[rows]
+            return torch.zeros(shape, device=self._device, dtype=self._dtype)[part]
         generator = torch.Generator(self._device).manual_seed((self._seed << 32) ^ zlib.crc32(name.encode()))
         whole = torch.empty(shape, device=self._device, dtype=self._dtype)
         whole.normal_(std=1 / math.sqrt(shape[1]), generator=generator)
-        return whole[rows, columns].contiguous()
+        return whole[part].contiguous()

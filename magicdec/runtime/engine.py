@@ -60,13 +60,11 @@ class Engine:
         self.batch_size, self.max_len, self.max_gamma = batch_size, max_len, max_gamma
         self.static_shapes = model.device.type == "cuda" if static_shapes is None else static_shapes
         num_slots = max_len + max_gamma  # a block drafted at the very end reaches this far
-        model.rotary.reserve(num_slots)
+        model.reserve(num_slots, longest=max_len)
         self.cache = KVCache(
-            num_layers=model.spec.num_hidden_layers,
+            model.kept,
             batch_size=batch_size,
-            num_kv_heads=model.num_kv_heads,
             num_slots=num_slots,
-            head_dim=model.spec.attention.head_dim,
             dtype=model.dtype,
             device=model.device,
         )
@@ -138,8 +136,7 @@ class Engine:
         num_cached = len(prompt) - 1
         for start in range(0, num_cached, chunk):
             part = tokens[None, start : min(start + chunk, num_cached)]
-            window = self.model.spec.attention.span
-            attention = PrefillPass(self.cache, row=slot, num_past=start, num_tokens=part.shape[1], window=window)
+            attention = PrefillPass(self.cache, row=slot, num_past=start, num_tokens=part.shape[1])
             self.model.hidden(part, attention)
         self._lengths[slot] = self._device_lengths[slot] = num_cached
         self._tokens[slot, : len(prompt)] = tokens
@@ -198,7 +195,7 @@ class Engine:
 
         Returns this shard's logits [B, T, V]. Lengths do not change: `advance` says how much of it stays.
         """
-        return self.model.logits(tokens_BT, self._decode_pass(tokens_BT.shape[1], observer, write))
+        return self.model.logits(tokens_BT, self.decode_pass(tokens_BT.shape[1], observer=observer, write=write))
 
     def first_bad_layer(self, tokens_BT: Tensor) -> int | None:
         """The first layer whose output holds NaN or infinity in a repetition of this pass; None when none does."""
@@ -208,16 +205,18 @@ class Engine:
             if not bad and not bool(hidden_BTH.isfinite().all()):
                 bad.append(layer)
 
-        self.model.hidden(tokens_BT, self._decode_pass(tokens_BT.shape[1], None, True), inspect)
+        self.model.hidden(tokens_BT, self.decode_pass(tokens_BT.shape[1]), inspect)
         return bad[0] if bad else None
 
-    def _decode_pass(self, num_tokens: int, observer: AttentionObserver | None, write: bool) -> DecodePass:
+    def decode_pass(
+        self, num_tokens: int, *, ahead: int = 0, observer: AttentionObserver | None = None, write: bool = True
+    ) -> DecodePass:
+        """A pass over tokens behind each active sequence's cached ones, from `ahead` tokens further on."""
         return DecodePass(
             self.cache,
-            lengths_B=self.lengths_B,
-            host_lengths=self.host_lengths,
+            lengths_B=self.lengths_B + ahead if ahead else self.lengths_B,
+            host_lengths=self.host_lengths + ahead,
             num_tokens=num_tokens,
-            window=self.model.spec.attention.span,
             workspace=self.workspace,
             observer=observer,
             write=write,
@@ -236,7 +235,6 @@ class Engine:
             lengths_B=lengths_B,
             host_lengths=np.maximum(self.host_lengths - num_back, 0),
             num_tokens=num_tokens,
-            window=self.model.spec.attention.span,
             workspace=self.workspace,
             observer=observer,
             write=False,

@@ -1,113 +1,158 @@
 """Storage for keys and values, allocated once; the lengths grow, the shapes do not.
 
-Shape suffixes: L layers, B sequences, T tokens, K KV heads of this shard, S slots, D head_dim; the 2 is (key, value).
+Shape suffixes: L layers, P parts (keys and values, or one latent), B sequences, T tokens, K KV heads of this shard,
+S slots, D head_dim.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a layer keeps of each token on this shard: a key and a value per head; or, where `latent_value_dim` is set,
+    one vector per head that is the key, and whose first so many numbers are the value."""
+
+    num_heads: int
+    head_dim: int
+    latent_value_dim: int | None = None
+    is_sparsifiable: bool = True
+    """A sparse draft may leave tokens of it out: not those of a window, whose layers it reads as they are."""
+
+    @property
+    def num_parts(self) -> int:
+        return 2 if self.latent_value_dim is None else 1
+
+
+@dataclass(frozen=True)
+class Block:
+    """The storage of layers that keep alike."""
+
+    layers: tuple[int, ...]
+    kept: Kept
+    data: Tensor
+    """[L, P, B, K, S, D]."""
+
+
 class KVCache:
-    """Keys and values of `num_slots` tokens per sequence and layer, [L, 2, B, K, S, D]. Users say what a slot means."""
+    """Keys and values of `num_slots` tokens per sequence and layer. Users say what a slot means.
+
+    Layers go by their number in the model; those that keep alike share a block of storage.
+    """
 
     def __init__(
         self,
+        kept: Mapping[int, Kept],
         *,
-        num_layers: int,
         batch_size: int,
-        num_kv_heads: int,
         num_slots: int,
-        head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, 2, batch_size, num_kv_heads, num_slots, head_dim)
-        self.data = _zeros(shape, dtype, device)
-        self.num_slots = num_slots
+        self.kept, self._batch_size, self._dtype = dict(kept), batch_size, dtype
+        self.num_slots, self.device = num_slots, device
+        layers: dict[Kept, list[int]] = {}
+        for layer, each in kept.items():
+            layers.setdefault(each, []).append(layer)
+        self.blocks = tuple(self._block(tuple(numbers), each) for each, numbers in layers.items())
+        self._layers = {layer: block.data[i] for block in self.blocks for i, layer in enumerate(block.layers)}
         self._rows = torch.arange(batch_size, device=device)[:, None]
 
-    def like(self, *, num_slots: int) -> KVCache:
-        """An empty cache for the same layers, sequences and heads, with another number of slots."""
-        num_layers, _, batch_size, num_kv_heads, _, head_dim = self.data.shape
+    def _block(self, layers: tuple[int, ...], kept: Kept) -> Block:
+        shape = (len(layers), kept.num_parts, self._batch_size, kept.num_heads, self.num_slots, kept.head_dim)
+        return Block(layers, kept, _zeros(shape, self._dtype, self.device))
+
+    def sparse(self, *, num_slots: int) -> KVCache:
+        """An empty cache for the layers that a sparse draft may thin out, with another number of slots."""
         return KVCache(
-            num_layers=num_layers,
-            batch_size=batch_size,
-            num_kv_heads=num_kv_heads,
+            {layer: each for layer, each in self.kept.items() if each.is_sparsifiable},
+            batch_size=self._batch_size,
             num_slots=num_slots,
-            head_dim=head_dim,
-            dtype=self.data.dtype,
-            device=self.data.device,
+            dtype=self._dtype,
+            device=self.device,
         )
 
-    @property
-    def num_layers(self) -> int:
-        return self.data.shape[0]
+    def __contains__(self, layer: int) -> bool:
+        return layer in self._layers
 
     @property
-    def num_kv_heads(self) -> int:
-        return self.data.shape[3]
+    def layers(self) -> Sequence[int]:
+        return tuple(self._layers)
 
-    @property
-    def device(self) -> torch.device:
-        return self.data.device
+    def num_heads(self, layer: int) -> int:
+        return self.kept[layer].num_heads
 
     @property
     def num_bytes(self) -> int:
-        return self.data.numel() * self.data.element_size()
+        return sum(block.data.numel() * block.data.element_size() for block in self.blocks)
 
     def read(self, layer: int, num_sequences: int) -> tuple[Tensor, Tensor]:
         """Views of the keys and values [B, K, S, D] of the first sequences, all slots."""
-        keys, values = self.data[layer, :, :num_sequences].unbind(0)
-        return keys, values
+        return self._parts(layer, self._layers[layer][:, :num_sequences])
 
     def read_row(self, layer: int, row: int, stop: int) -> tuple[Tensor, Tensor]:
         """Views of one sequence's keys and values [1, K, S, D], the slots before `stop`."""
-        keys, values = self.data[layer, :, row : row + 1, :, :stop].unbind(0)
-        return keys, values
+        return self._parts(layer, self._layers[layer][:, row : row + 1, :, :stop])
 
-    def first_keys(self, num_sequences: int, num_slots: int) -> Tensor:
-        """A view of the keys in the first slots of the first sequences, all layers: [L, B, K, S, D]."""
-        return self.data[:, 0, :num_sequences, :, :num_slots]
+    def _parts(self, layer: int, data_PBKSD: Tensor) -> tuple[Tensor, Tensor]:
+        return keys_and_values(data_PBKSD, self.kept[layer])
 
-    def write(self, layer: int, slots_BT: Tensor, kv_BT2KD: Tensor) -> None:
+    def first_keys(self, block: Block, num_sequences: int, num_slots: int) -> Tensor:
+        """A view of the keys in the first slots of the first sequences, a block's layers: [L, B, K, S, D]."""
+        return block.data[:, 0, :num_sequences, :, :num_slots]
+
+    def write(self, layer: int, slots_BT: Tensor, kv_BTPKD: Tensor) -> None:
         """Stores tokens of the first B sequences, each in its own slots."""
-        self.data[layer][:, self._rows[: len(slots_BT)], :, slots_BT] = kv_BT2KD
+        self._layers[layer][:, self._rows[: len(slots_BT)], :, slots_BT] = kv_BTPKD
 
-    def write_slice(self, layer: int, rows: slice, slots: slice, kv_BT2KD: Tensor) -> None:
+    def write_slice(self, layer: int, rows: slice, slots: slice, kv_BTPKD: Tensor) -> None:
         """Stores tokens of a range of sequences in the same slots of each."""
-        self.data[layer, :, rows, :, slots].copy_(kv_BT2KD.permute(2, 0, 3, 1, 4))
+        self._layers[layer][:, rows, :, slots].copy_(kv_BTPKD.permute(2, 0, 3, 1, 4))
 
-    def write_row(self, layer: int, row: int, slots_T: Tensor, kv_2KTD: Tensor) -> None:
+    def write_row(self, layer: int, row: int, slots_T: Tensor, kv_PKTD: Tensor) -> None:
         """Stores tokens of one sequence in these slots."""
-        self.data[layer, :, row].index_copy_(2, slots_T, kv_2KTD)
+        self._layers[layer][:, row].index_copy_(2, slots_T, kv_PKTD)
 
     def copy_by_head(self, layer: int, source: KVCache, slots_BKS: Tensor) -> None:
         """Fills the first slots of a layer with another cache's tokens, chosen for each sequence and KV head."""
         count, _, num_slots = slots_BKS.shape
-        theirs = source.data[layer, :, :count]
-        index = slots_BKS[None, ..., None].expand(2, -1, -1, -1, theirs.shape[-1])
-        self.data[layer, :, :count, :, :num_slots] = theirs.gather(3, index)
+        theirs = source._layers[layer][:, :count]
+        index = slots_BKS[None, ..., None].expand(len(theirs), -1, -1, -1, theirs.shape[-1])
+        self._layers[layer][:, :count, :, :num_slots] = theirs.gather(3, index)
 
     def fill_with_noise(self, seed: int) -> None:
         """Uniform in [-1, 1) everywhere."""
-        self.data.uniform_(-1.0, 1.0, generator=torch.Generator(device=self.device).manual_seed(seed))
+        generator = torch.Generator(device=self.device).manual_seed(seed)
+        for block in self.blocks:
+            block.data.uniform_(-1.0, 1.0, generator=generator)
 
-    def gather(self, slots_BT: Tensor) -> Tensor:
-        """All layers' keys and values in these slots of the first B sequences: [B, T, L, 2, K, D]."""
-        return self.data[:, :, self._rows[: len(slots_BT)], :, slots_BT]
-
-    def scatter(self, slots_BT: Tensor, kv_BTL2KD: Tensor) -> None:
-        """Stores what `gather` gave in these slots."""
-        self.data[:, :, self._rows[: len(slots_BT)], :, slots_BT] = kv_BTL2KD
+    def copy_tokens(self, slots_BT: Tensor, source: KVCache, source_slots_BT: Tensor) -> None:
+        """Stores another cache's tokens of the first B sequences, all own layers, in these slots."""
+        rows_B1 = self._rows[: len(slots_BT)]
+        theirs = {block.kept: block.data for block in source.blocks}
+        for block in self.blocks:
+            block.data[:, :, rows_B1, :, slots_BT] = theirs[block.kept][:, :, rows_B1, :, source_slots_BT]
 
     def swap(self, first: int, second: int) -> None:
         """Exchanges two sequences' storage."""
-        held = self.data[:, :, first].clone()
-        self.data[:, :, first] = self.data[:, :, second]
-        self.data[:, :, second] = held
+        for block in self.blocks:
+            held = block.data[:, :, first].clone()
+            block.data[:, :, first] = block.data[:, :, second]
+            block.data[:, :, second] = held
+
+
+def keys_and_values(data_PBKSD: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
+    """Views of stored tokens as keys and values."""
+    if kept.latent_value_dim is None:
+        keys, values = data_PBKSD.unbind(0)
+        return keys, values
+    return data_PBKSD[0], data_PBKSD[0, ..., : kept.latent_value_dim]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -9,8 +9,10 @@ D head_dim.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,24 +21,58 @@ from torch import Tensor
 from magicdec.runtime import kernels
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.quantized import QuantizedWeight
-from magicdec.specs.layers import Rope, RopeScaling
+from magicdec.specs.layers import Activation
+
+
+class Norm(Protocol):
+    """Normalises the last dimension."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def after_adding_(self, x: Tensor, delta: Tensor | None) -> Tensor:
+        """x += delta, where there is one, and the norm of the sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
-    """x / sqrt(mean(x²) + eps) · weight."""
+    """x / sqrt(mean(x²) + eps) · weight. The weight may be in a wider format than x."""
 
     weight: Tensor
     eps: float
 
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.weight.dtype == x.dtype:
+            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.eps).to(x.dtype)
+
     def after_adding_(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        """x += delta, where there is one, and the norm of the sum."""
         if delta is not None and kernels.can_fuse(x):
             from magicdec.runtime.kernels import triton_fused
 
             return triton_fused.add_rms_norm_(x, delta, self.weight, self.eps)
-        whole = x if delta is None else x.add_(delta)
-        return F.rms_norm(whole, (x.shape[-1],), self.weight, self.eps)
+        return self(x if delta is None else x.add_(delta))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm:
+    """(x - mean) / sqrt(variance + eps) · weight + bias."""
+
+    weight: Tensor
+    eps: float
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
+
+    def after_adding_(self, x: Tensor, delta: Tensor | None) -> Tensor:
+        return self(x if delta is None else x.add_(delta))
+
+
+def add_and_norm_(norm: Norm | None, x: Tensor, delta: Tensor | None) -> Tensor:
+    """x += delta, where there is one, and what the next sublayer reads: the norm of the sum, or the sum itself."""
+    if norm is not None:
+        return norm.after_adding_(x, delta)
+    return x if delta is None else x.add_(delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +83,42 @@ class HeadNorm:
     eps: float
 
     def __call__(self, heads_BTND: Tensor) -> Tensor:
-        return F.rms_norm(heads_BTND, (heads_BTND.shape[-1],), None, self.eps) * self.weight_ND
+        normed = F.rms_norm(heads_BTND.to(self.weight_ND.dtype), (heads_BTND.shape[-1],), None, self.eps)
+        return (normed * self.weight_ND).to(heads_BTND.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadLayerNorm:
+    """LayerNorm of each query and key head over head_dim, without a bias (Command-R+)."""
+
+    weight_ND: Tensor
+    eps: float
+
+    def __call__(self, heads_BTND: Tensor) -> Tensor:
+        return F.layer_norm(heads_BTND, (heads_BTND.shape[-1],), None, None, self.eps) * self.weight_ND
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllHeadsNorm:
+    """RMSNorm of all query heads together, and of all key heads (OLMo-2): the mean square is taken over the shards'."""
+
+    weight_ND: Tensor
+    eps: float
+    num_heads: int
+    """The first heads are queries'."""
+    tp: TensorParallel
+
+    def __call__(self, heads_BTND: Tensor) -> Tensor:
+        squares_BTN = heads_BTND.float().square().mean(-1)
+        queries, keys = squares_BTN[..., : self.num_heads], squares_BTN[..., self.num_heads :]
+        means = torch.stack((queries.mean(-1), keys.mean(-1)), dim=-1)
+        scales = torch.rsqrt(self.tp.all_reduce(means) / self.tp.size + self.eps).to(heads_BTND.dtype)
+        counts = torch.tensor([queries.shape[-1], keys.shape[-1]], device=heads_BTND.device)
+        scales_BTN = scales.repeat_interleave(counts, dim=-1, output_size=heads_BTND.shape[2])
+        return heads_BTND * scales_BTN[..., None] * self.weight_ND
+
+
+L = TypeVar("L", "ColumnParallelLinear", "RowParallelLinear")
 
 
 def linear(x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
@@ -78,6 +149,12 @@ class RowParallelLinear:
         return self.tp.all_reduce(linear(x, self.weight, self.bias))
 
 
+class Narrow(Protocol):
+    """Gives a linear layer with its weight in another format."""
+
+    def __call__(self, layer: L, /) -> L: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class VocabParallelEmbedding:
     """Rows of the table are divided among the shards; the shards' lookups are summed."""
@@ -97,13 +174,18 @@ class VocabParallelEmbedding:
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """SwiGLU: down(silu(gate(x)) · up(x)), with gate and up fused into one product."""
+    """down(activation(gate(x)) · up(x)), with gate and up fused into one product."""
 
     gate_up: ColumnParallelLinear
     down: RowParallelLinear
+    activation: Activation = "silu"
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(silu_mul(self.gate_up(x)))
+        return self.down(GATED[self.activation](self.gate_up(x)))
+
+    def narrowed(self, narrow: Narrow) -> MLP:
+        """With its linear layers in another format."""
+        return replace(self, gate_up=narrow(self.gate_up), down=narrow(self.down))
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -116,64 +198,24 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-class RotaryEmbedding:
-    """Rotates the query's and key's pairs of dimensions by angles that grow with the position.
-
-    Heads are stored with the two halves of each pair side by side (weights.py interleaves the rows of q and k), so that
-    a rotation is one complex product: (x[2i] + j·x[2i+1]) · exp(j · position · frequency[i]).
-    """
-
-    def __init__(self, rope: Rope, device: torch.device, dtype: torch.dtype) -> None:
-        exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32, device=device) / rope.dim
-        frequencies = 1.0 / rope.theta**exponents
-        self._frequencies = scaled_frequencies(frequencies, rope.scaling)
-        self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        self._table = torch.empty(0, device=device)
-
-    def reserve(self, num_positions: int) -> None:
-        """Makes the table cover positions 0..num_positions-1."""
-        if len(self._table) < num_positions:
-            positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)
-            angles = torch.outer(positions, self._frequencies).to(self._dtype)
-            self._table = torch.polar(torch.ones_like(angles), angles)
-
-    def __getitem__(self, positions_BT: Tensor) -> Tensor:
-        """The rotations of these positions, complex [B, T, 1, D/2], to be shared by all layers."""
-        return self._table[positions_BT].unsqueeze(2)
+def _gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activation(gate).mul_(up)
 
 
-def rotate_(heads_BTND: Tensor, rotation: Tensor, norm: HeadNorm | None = None) -> Tensor:
-    """Normalises every head, where there is a norm, and applies `rotation` (from RotaryEmbedding) to it, in place."""
-    if kernels.can_fuse(heads_BTND):
-        from magicdec.runtime.kernels import triton_fused
-
-        rotation_BTPJ = torch.view_as_real(rotation.squeeze(2)).expand(*heads_BTND.shape[:2], -1, -1)
-        weight_ND, eps = (None, 0.0) if norm is None else (norm.weight_ND, norm.eps)
-        triton_fused.rotate_(heads_BTND, rotation_BTPJ, weight_ND, eps)
-        return heads_BTND
-    if norm is not None:
-        heads_BTND.copy_(norm(heads_BTND))
-    pairs = heads_BTND.unflatten(-1, (-1, 2))
-    if pairs.dtype in (torch.float32, torch.float64):
-        torch.view_as_complex(pairs).mul_(rotation)
-    else:
-        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(rotation)))
-    return heads_BTND
+def _clamped_swiglu(gate_up: Tensor) -> Tensor:
+    """gpt-oss's: gate at most 7, up within ±7; (up + 1) · gate · sigmoid(1.702 · gate)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1) * (gate * torch.sigmoid(1.702 * gate))
 
 
-def scaled_frequencies(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
-    """Rotary frequencies stretched to a longer context.
-
-    linear: all divided by `factor`. llama3: wavelengths beyond original/low_freq_factor are divided by `factor`, those
-    under original/high_freq_factor are kept, and those between are interpolated.
-    Source: transformers modeling_rope_utils.py, `_compute_llama3_parameters`.
-    """
-    if scaling is None:
-        return frequencies
-    if scaling.rope_type == "linear":
-        return frequencies / scaling.factor
-    original = scaling.original_max_position_embeddings
-    wavelengths = 2 * math.pi / frequencies
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    smooth = ((original / wavelengths - scaling.low_freq_factor) / span).clamp(0, 1)
-    return frequencies * ((1 - smooth) / scaling.factor + smooth)
+GATED: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": silu_mul,
+    "gelu": partial(_gated, F.gelu),
+    "gelu_tanh": partial(_gated, partial(F.gelu, approximate="tanh")),
+    "relu": partial(_gated, F.relu),
+    "relu2": partial(_gated, lambda gate: F.relu(gate).square()),
+    "swigluoai": _clamped_swiglu,
+}
+"""activation(gate) · up, of the two side by side in the last dimension."""

@@ -1,56 +1,52 @@
-"""One decoder-only transformer for every dense family: Llama, Mistral, Qwen2, Qwen3 and their kin.
+"""One decoder-only transformer, composed of layers of the kinds in specs/layers.py.
 
 Where keys and values are kept, and which of them a query sees, is the business of the `AttentionPass` it is given: the
 same weights serve prefill, decoding, verification and a self-draft over a sparse cache.
 
-Shape suffixes: B sequences, T query tokens, H hidden, A query heads and K KV heads of this shard, D head_dim,
-V vocabulary of this shard; the 2 is (key, value).
+Shape suffixes: B sequences, T query tokens, H hidden, V vocabulary of this shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from magicdec.runtime.distributed import TensorParallel
+from magicdec.runtime.kv_cache import Kept
 from magicdec.runtime.layers import (
     MLP,
     ColumnParallelLinear,
-    HeadNorm,
-    RMSNorm,
-    RotaryEmbedding,
-    RowParallelLinear,
+    Narrow,
+    Norm,
     VocabParallelEmbedding,
-    rotate_,
+    add_and_norm_,
 )
+from magicdec.runtime.mixers import AttentionPass, Mixer
+from magicdec.runtime.rotary import RotaryEmbedding
 from magicdec.specs.model import ModelSpec
-
-
-class AttentionPass(Protocol):
-    """One forward pass's view of a KV cache."""
-
-    @property
-    def positions_BT(self) -> Tensor:
-        """The positions that the pass's tokens are rotated to."""
-
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
-        """Stores the tokens' keys and values, and attends: [B, T, A·D]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """Attention and MLP, each behind a norm and added to the residual stream."""
+    """A mixer and a feed-forward, added to the residual stream, with norms of what they read and of what they write.
 
-    input_norm: RMSNorm
-    qkv: ColumnParallelLinear
-    output: RowParallelLinear
-    post_attention_norm: RMSNorm
+    Without a norm of its own in parallel, the feed-forward reads what the mixer reads.
+    """
+
+    mixer: Mixer
     mlp: MLP
-    head_norm: HeadNorm | None = None
+    input_norm: Norm | None = None
+    mixed_norm: Norm | None = None
+    mlp_norm: Norm | None = None
+    output_norm: Norm | None = None
+    is_parallel: bool = False
+
+    def narrowed(self, narrow: Narrow) -> Layer:
+        """With its linear layers in another format."""
+        return replace(self, mixer=self.mixer.narrowed(narrow), mlp=self.mlp.narrowed(narrow))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +55,36 @@ class Transformer:
 
     spec: ModelSpec
     tp: TensorParallel
-    num_heads: int
-    num_kv_heads: int
+    kept: dict[int, Kept]
+    """What each layer keeps of a token."""
     embedding: VocabParallelEmbedding
     layers: tuple[Layer, ...]
-    norm: RMSNorm
+    norm: Norm
     head: ColumnParallelLinear
-    rotary: RotaryEmbedding
+    rotaries: tuple[RotaryEmbedding, ...]
     weight_dtype: str | None = None
     """The format of the linear layers' weights, where it is narrower than `dtype`."""
 
     @property
     def device(self) -> torch.device:
-        return self.norm.weight.device
+        return self.embedding.weight_VH.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
+        return self.embedding.weight_VH.dtype
+
+    def reserve(self, num_positions: int, *, longest: int) -> None:
+        """Prepares rotations of positions 0..num_positions-1, for sequences of at most `longest` tokens."""
+        for rotary in self.rotaries:
+            rotary.reserve(num_positions, longest=longest)
+
+    def rotations(self, positions_BT: Tensor) -> list[Tensor]:
+        """The rotations of these positions, by rotary embedding."""
+        return [rotary[positions_BT] for rotary in self.rotaries]
+
+    def turns(self, distances_BT: Tensor) -> list[Tensor]:
+        """What moves rotated keys on by so many positions, by rotary embedding."""
+        return [rotary.turns(distances_BT) for rotary in self.rotaries]
 
     def hidden(
         self, tokens_BT: Tensor, attention: AttentionPass, inspect: Callable[[int, Tensor], None] | None = None
@@ -84,25 +93,40 @@ class Transformer:
 
         What a layer adds to the residual stream is added where the next norm reads it: one kernel does both.
         """
-        rotation = self.rotary[attention.positions_BT]
+        rotations = self.rotations(attention.positions_BT)
+        scale = self.spec.residual_scale
         hidden_BTH = self.embedding(tokens_BT)
+        if self.spec.embedding_scale != 1.0:
+            hidden_BTH = hidden_BTH * self.spec.embedding_scale
         delta_BTH: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            x_BTH = layer.input_norm.after_adding_(hidden_BTH, delta_BTH)
-            query_BTAD, kv_BT2KD = self._query_and_kv(layer, x_BTH, rotation)
-            delta_BTH = layer.output(attention.attend(index, query_BTAD, kv_BT2KD))
-            delta_BTH = layer.mlp(layer.post_attention_norm.after_adding_(hidden_BTH, delta_BTH))
+            x_BTH = add_and_norm_(layer.input_norm, hidden_BTH, delta_BTH)
+            delta_BTH = layer.mixer(x_BTH, index, attention, rotations)
+            if layer.is_parallel:
+                delta_BTH = delta_BTH + layer.mlp(x_BTH)
+            else:
+                delta_BTH = _written(layer.mixed_norm, delta_BTH, scale)
+                x_BTH = add_and_norm_(layer.mlp_norm, hidden_BTH, delta_BTH)
+                delta_BTH = _written(layer.output_norm, layer.mlp(x_BTH), scale)
             if inspect is not None:
                 inspect(index, hidden_BTH + delta_BTH)
         return self.norm.after_adding_(hidden_BTH, delta_BTH)
 
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """This shard's part of the next-token logits of normed hidden states, [.., V]."""
+        logits, spec = self.head(hidden), self.spec
+        if spec.logit_scale != 1.0:
+            logits = logits * spec.logit_scale
+        if spec.logit_softcap is not None:
+            logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
+        return logits
+
     def logits(self, tokens_BT: Tensor, attention: AttentionPass) -> Tensor:
         """This shard's part of the next-token logits after each token, [B, T, V]."""
-        return self.head(self.hidden(tokens_BT, attention))
+        return self.logits_of(self.hidden(tokens_BT, attention))
 
-    def _query_and_kv(self, layer: Layer, x_BTH: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
-        heads = layer.qkv(x_BTH).unflatten(-1, (-1, self.spec.attention.head_dim))
-        num_rotated = self.num_heads + self.num_kv_heads
-        rotate_(heads[:, :, :num_rotated], rotation, layer.head_norm)
-        kv_BT2KD = heads[:, :, self.num_heads :].unflatten(2, (2, self.num_kv_heads))
-        return heads[:, :, : self.num_heads], kv_BT2KD
+
+def _written(norm: Norm | None, output_BTH: Tensor, scale: float) -> Tensor:
+    """What a sublayer adds to the residual stream."""
+    delta_BTH = output_BTH if norm is None else norm(output_BTH)
+    return delta_BTH if scale == 1.0 else delta_BTH * scale

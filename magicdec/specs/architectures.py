@@ -144,7 +144,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         names=TensorNames(mlp="block_sparse_moe", expert="w1"),
     ),
     "phi3": Architecture(
-        layers=stacked(grouped(), plain_mlp(), always_window),
+        layers=stacked(grouped(partial=1.0), plain_mlp(), always_window),
         fixed={"attention_bias": (False,), "mlp_bias": (False,)},
         ignored=("original_max_position_embeddings",),
         names=TensorNames(fused_qkv=True, fused_gate_up=True),

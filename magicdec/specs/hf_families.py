@@ -305,7 +305,7 @@ def nemotron_h_block(keys: Keys, name: str) -> Layer:
     if name == "linear_attention":
         return Layer(mixer=mamba2(keys))
     if name == "full_attention":
-        return Layer(mixer=GroupedQuery(head_dim=128, rotated="none").read(keys, "full_attention"))
+        return Layer(mixer=GroupedQuery(head_dim=128, rotated="none", partial=1.0).read(keys, "full_attention"))
     activation = keys.activation("mlp_hidden_act", default="relu2")
     if name == "mlp":
         return Layer(mlp=MLP(width=keys.size("intermediate_size"), activation=activation, gated=False))

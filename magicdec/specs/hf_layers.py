@@ -60,7 +60,8 @@ class GroupedQuery:
     qk_norm: Literal["none", "head", "layer", "l2", "layernorm"] = "none"
     head_dim: int | None = None
     theta: float = 10_000.0
-    partial: float = 1.0
+    partial: float | None = None
+    """The share of a head that is rotated, unless the configuration says otherwise; None: always all of it."""
     pairs: Literal["halves", "adjacent"] = "halves"
     sinks: bool = False
     gated: bool = False

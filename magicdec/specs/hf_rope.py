@@ -33,16 +33,23 @@ def read_rope(
     *,
     kind: str | None = None,
     theta: float = 10_000.0,
-    partial: float = 1.0,
+    partial: float | None = 1.0,
     pairs: Literal["halves", "adjacent"] = "halves",
     scaling_key: str = "rope_scaling",
 ) -> Rope:
-    """The rotary embedding of a layer of this kind, with an architecture's own default base and share of the head."""
+    """The rotary embedding of a layer of this kind, with an architecture's own default base and share of the head.
+
+    `partial` None: the architecture's code rotates whole heads, whatever its configuration says; another share is
+    refused.
+    """
     nested = _parameters(keys, scaling_key, kind)
     inside = Keys(nested, f"{keys.where}: rope")
     base = inside.number("rope_theta", default=keys.number("rope_theta", "rotary_emb_base", default=theta), least=1.0)
-    share = keys.number("partial_rotary_factor", "rotary_pct", default=partial, most=1.0)
-    dim = int(head_dim * inside.number("partial_rotary_factor", default=share, most=1.0))
+    share = keys.number("partial_rotary_factor", "rotary_pct", default=partial or 1.0, most=1.0)
+    share = inside.number("partial_rotary_factor", default=share, most=1.0)
+    if partial is None and share != 1.0:
+        raise keys.error("partial_rotary_factor", "1.0 in this architecture", share)
+    dim = int(head_dim * share)
     if dim < 2 or dim % 2:
         raise ConfigError(f"{keys.where}: rotary embeddings need an even number of dimensions, not {dim} of {head_dim}")
     inside.ignore("type", "mrope_section", "mrope_interleaved")

@@ -104,7 +104,7 @@ def toy_models() -> tuple[Transformer, Transformer]:
 def _tensors(model: Transformer) -> list[torch.Tensor]:
     tensors = [model.embedding.weight_VH, model.norm.weight]
     for layer in model.layers:
-        tensors += [layer.input_norm.weight, layer.qkv.weight, layer.output.weight, layer.post_attention_norm.weight]
+        tensors += [layer.input_norm.weight, layer.mixer.qkv.weight, layer.mixer.output.weight, layer.mlp_norm.weight]
         tensors += [layer.mlp.gate_up.weight, layer.mlp.down.weight]
     return tensors
 

@@ -99,9 +99,8 @@ def test_each_field_changed_gives_the_same_logits_or_a_refusal(family: str, tmp_
 def test_windows_from_some_layer_on_are_where_transformers_has_them(family: str, first: int, tmp_path: Path) -> None:
     given = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": first, "layer_types": None}
     config = type(FAMILIES[family])(**{**FAMILIES[family].to_dict(), **given})
-    expected = "refused in 1 line" if first == 1 else "equal"
     directory = write_checkpoint(tmp_path / "a", config)
-    assert outcome(directory, their_logits(directory)) == expected
+    assert outcome(directory, their_logits(directory)) == "equal"
 
 
 def altered(directory: Path, **tensors: torch.Tensor) -> Path:

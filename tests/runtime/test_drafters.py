@@ -46,8 +46,8 @@ def test_streaming_llm_holds_the_sinks_and_the_last_tokens(engine: Engine) -> No
         decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=200, max_steps=num_steps))
         for row, length in enumerate(engine.host_lengths.tolist()):
             wanted = sorted({*range(min(2, length)), *range(max(0, length - 10), length)})
-            held = drafter.cache.data[:, :, row, :, : min(12, length)]
-            expected = engine.cache.data[:, :, row][:, :, :, wanted]
+            held = drafter.cache.blocks[0].data[:, :, row, :, : min(12, length)]
+            expected = engine.cache.blocks[0].data[:, :, row][:, :, :, wanted]
             order = [sort_key(held[0, 0, 0, i]) for i in range(held.shape[3])]
             expected_order = [sort_key(expected[0, 0, 0, i]) for i in range(expected.shape[3])]
             assert sorted(order) == sorted(expected_order)
@@ -87,8 +87,8 @@ def test_snapkv_selects_what_the_observation_window_attended_to(engine: Engine) 
                 pooled = np.array([padded[i : i + kernel].mean() for i in range(length)])[: length - window]
                 best = np.argsort(-pooled)[: budget - window]
                 wanted = {*best.tolist(), *range(length - window, length)}
-                held = {sort_key(x) for x in drafter.cache.data[layer, 1, row, head, :budget]}
-                assert held == {sort_key(engine.cache.data[layer, 1, row, head, i]) for i in wanted}
+                held = {sort_key(x) for x in drafter.cache.blocks[0].data[layer, 1, row, head, :budget]}
+                assert held == {sort_key(engine.cache.blocks[0].data[layer, 1, row, head, i]) for i in wanted}
 
 
 def test_top_k_holds_what_the_last_accepted_token_attended_to(engine: Engine) -> None:
@@ -102,8 +102,8 @@ def test_top_k_holds_what_the_last_accepted_token_attended_to(engine: Engine) ->
         for layer, paid_KTS in enumerate(reference_probabilities(engine, row, length - 1)):
             for head in range(paid_KTS.shape[0]):
                 best = paid_KTS[head, 0].topk(8).indices.tolist()
-                held = {sort_key(x) for x in drafter.cache.data[layer, 1, row, head, :8]}
-                assert held == {sort_key(engine.cache.data[layer, 1, row, head, i]) for i in best}
+                held = {sort_key(x) for x in drafter.cache.blocks[0].data[layer, 1, row, head, :8]}
+                assert held == {sort_key(engine.cache.blocks[0].data[layer, 1, row, head, i]) for i in best}
 
 
 def test_ngram_lookup_continues_the_latest_longest_match(tiny_model: Transformer) -> None:

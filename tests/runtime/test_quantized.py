@@ -100,7 +100,7 @@ def test_unknown_formats_and_odd_shapes_are_refused(tiny_model: Transformer) -> 
 def test_everything_but_the_linear_layers_is_shared(tiny_model: Transformer) -> None:
     narrow = with_weight_dtype(tiny_model, "int8")
     assert narrow.embedding is tiny_model.embedding
-    assert narrow.rotary is tiny_model.rotary
+    assert narrow.rotaries is tiny_model.rotaries
     assert isinstance(narrow.head.weight, QuantizedWeight)
     assert isinstance(tiny_model.head.weight, torch.Tensor)
     assert with_weight_dtype(tiny_model, None) is tiny_model

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.mixers import AttentionPass
 from magicdec.runtime.passes import AttentionObserver
 from magicdec.runtime.sampling import DRAFT, greedy, probabilities, sample, token_probabilities
-from magicdec.runtime.transformer import AttentionPass, Transformer
+from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.verification import Outcome, Proposal
 from magicdec.specs.speculation import SamplingSpec
 
@@ -90,7 +91,7 @@ class ProposalBuilder:
     def step(self, tokens_BT: Tensor, attention: AttentionPass) -> Tensor:
         """Drafts the token after `tokens_BT`, [B, 1]."""
         hidden_BTH = self._model.hidden(tokens_BT, attention)
-        logits_BV = self._model.head(hidden_BTH[:, -1])
+        logits_BV = self._model.logits_of(hidden_BTH[:, -1])
         token_B, draft_BV = self._chooser.choose(logits_BV, self._uniforms, len(self._tokens))
         self._tokens.append(token_B)
         if draft_BV is not None:

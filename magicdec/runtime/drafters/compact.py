@@ -4,11 +4,13 @@
     slots budget .. budget+gamma     the block's own tokens
 
 Keys are rotated at their absolute positions, so their order in the cache does not matter. A sequence shorter than the
-budget holds all its tokens, each in the slot of its position. The target's own sliding window, where it has one, is not
-applied to what was chosen.
+budget holds all its tokens, each in the slot of its position.
 
-Shape suffixes: L layers, B sequences, T tokens of a block, K KV heads, S slots, A query heads, D head_dim; 2 is
-(key, value).
+Layers that see a window or a chunk only are not thinned out: the draft reads them in the target's cache, where it keeps
+its block's tokens too, until the verification overwrites them with the same or better.
+
+Shape suffixes: L layers, B sequences, T tokens of a block, P parts (keys and values, or one latent), K KV heads,
+S slots, A query heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -19,38 +21,43 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from magicdec.runtime.attention import Visible, Workspace, decode_attention
+from magicdec.runtime.attention import Scoring, Visible, Workspace, decode_attention
 from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.kv_cache import KVCache
+from magicdec.runtime.passes import DecodePass
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.verification import Proposal
 from magicdec.specs.speculation import SamplingSpec
 
 
 class DraftPass:
-    """One drafted token per sequence, stored in the same slot of each, over all slots up to it."""
+    """One drafted token per sequence, stored in the same slot of each, over all slots up to it; in the layers that the
+    compact cache lacks, over the target's own."""
 
     def __init__(
         self,
         cache: KVCache,
         *,
-        positions_BT: Tensor,
+        target: DecodePass,
         slot: int,
         workspace: Workspace,
         empty: tuple[Tensor, int] | None,
     ) -> None:
-        self._cache, self._slot, self._workspace = cache, slot, workspace
-        self.positions_BT = positions_BT
-        last_BT = torch.full_like(positions_BT, slot)
+        self._cache, self._slot, self._workspace, self._target = cache, slot, workspace, target
+        self.positions_BT = target.positions_BT
+        last_BT = torch.full_like(self.positions_BT, slot)
         num_open = slot + 1 if empty is None else 0
         self._visible = Visible(last_BT=last_BT, stop=slot + 1, num_open=num_open, empty=empty)
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
+    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+        if layer not in self._cache:
+            return self._target.attend(layer, query_BTAD, kv_BTPKD, scoring)
         count = len(query_BTAD)
-        self._cache.write_slice(layer, slice(0, count), slice(self._slot, self._slot + 1), kv_BT2KD)
+        self._cache.write_slice(layer, slice(0, count), slice(self._slot, self._slot + 1), kv_BTPKD)
         keys, values = self._cache.read(layer, count)
-        return decode_attention(query_BTAD, keys, values, self._visible, workspace=self._workspace)[0]
+        workspace = self._workspace
+        return decode_attention(query_BTAD, keys, values, self._visible, scoring=scoring, workspace=workspace)[0]
 
 
 class CompactDrafter(Drafter):
@@ -60,9 +67,9 @@ class CompactDrafter(Drafter):
         """`model`: whose weights draft, the target's, or a copy of them in a narrower format."""
         super().__init__(engine)
         self.model = model
-        model.rotary.reserve(engine.cache.num_slots)
+        model.reserve(engine.cache.num_slots, longest=engine.max_len)
         self.budget = budget
-        self.cache = engine.cache.like(num_slots=budget + engine.max_gamma + 1)
+        self.cache = engine.cache.sparse(num_slots=budget + engine.max_gamma + 1)
         self.steps_T = torch.arange(engine.max_gamma + 1, device=engine.model.device)
         self.slots_S = torch.arange(budget + engine.max_gamma + 1, device=engine.model.device)
         self._chooser = TokenChooser(sampling=SamplingSpec(), tp=engine.model.tp)
@@ -89,12 +96,11 @@ class CompactDrafter(Drafter):
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         engine = self.engine
         builder = ProposalBuilder(self.model, self._chooser, uniforms)
-        positions_BT = engine.lengths_B[:, None] + self.steps_T[:gamma]
         token_B1 = engine.pending_B[:, None]
         for step in range(gamma):
             attention = DraftPass(
                 self.cache,
-                positions_BT=positions_BT[:, step : step + 1],
+                target=engine.decode_pass(1, ahead=step),
                 slot=self.budget + step,
                 workspace=engine.workspace,
                 empty=(engine.lengths_B, self.budget) if self._is_unfilled else None,

@@ -97,7 +97,6 @@ class DraftModelDrafter(Drafter):
             lengths_B=self.engine.lengths_B + offset,
             host_lengths=self.engine.host_lengths + offset,
             num_tokens=num_tokens,
-            window=self._own.model.spec.attention.span,
             workspace=self._own.workspace,
             static_shapes=self._own.static_shapes,
         )

@@ -39,7 +39,7 @@ class RingDrafter(CompactDrafter):
         # A rejected token's values go to a slot of the block, which the next block overwrites.
         is_kept_BT = steps_T <= outcome.num_accepted_B[:, None]
         slots_BT = torch.where(is_kept_BT, self.slots_of(positions_BT), self.budget + steps_T)
-        self.cache.scatter(slots_BT, self.engine.cache.gather(positions_BT))
+        self.cache.copy_tokens(slots_BT, self.engine.cache, positions_BT)
 
     def slots_of(self, positions_BT: Tensor) -> Tensor:
         """The slots of tokens at these positions; those of the fixed part stay at their own position."""

@@ -45,19 +45,21 @@ class SnapKVDrafter(RingDrafter):
         lengths_B = self.engine.lengths_B
         is_long_B = lengths_B > self.budget
         scores = self._observe() if (self.engine.host_lengths > self.budget).any() else None
-        own_BKS = self.slots_S[: self.budget].expand(len(lengths_B), self.cache.num_kv_heads, -1)
-        for layer in range(self.cache.num_layers):
+        for layer in self.cache.layers:
+            own_BKS = self.slots_S[: self.budget].expand(len(lengths_B), self.cache.num_heads(layer), -1)
             positions_BKS = own_BKS
             if scores is not None:
                 positions_BKS = torch.where(is_long_B[:, None, None], self._select(scores[layer]), own_BKS)
             self.copy_by_head(layer, positions_BKS)
         self.origin_B[: len(lengths_B)] = torch.where(is_long_B, lengths_B, self.num_fixed)
 
-    def _observe(self) -> list[Tensor]:
+    def _observe(self) -> dict[int, Tensor]:
         """Each layer's attention [B, K, S] summed over the observation window."""
         longest = int(self.engine.host_lengths.max())
-        shape = (self.engine.num_active, self.cache.num_kv_heads, longest)
-        scores = [torch.zeros(shape, device=self.cache.device) for _ in range(self.cache.num_layers)]
+        scores = {
+            layer: torch.zeros(self.engine.num_active, self.cache.num_heads(layer), longest, device=self.cache.device)
+            for layer in self.cache.layers
+        }
 
         def add(layer: int, paid_BKTS: Tensor) -> None:
             num_slots = min(paid_BKTS.shape[-1], longest)

@@ -10,25 +10,26 @@ The prefill is windowed too: the draft processes the sinks and the last tokens o
 that the draft computed for accepted tokens move from the block's slots to the ring. When a whole block was accepted,
 the last drafted token is processed together with the pending one (as in draft_model.py).
 
-Shape suffixes: L layers, B sequences, T tokens, K KV heads, S slots, D head_dim; 2 is (key, value).
+Shape suffixes: L layers, B sequences, T tokens, K KV heads, S slots, D head_dim, P parts (keys and values, or one
+latent).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from magicdec.errors import CapacityError
-from magicdec.runtime.attention import Visible, Workspace, decode_attention, prefill_attention
+from magicdec.runtime.attention import Scoring, Visible, Workspace, decode_attention, prefill_attention
 from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
 from magicdec.runtime.drafters.draft_model import check_vocabulary
 from magicdec.runtime.drafters.ring import ring_slots
 from magicdec.runtime.engine import Engine
-from magicdec.runtime.kv_cache import KVCache
-from magicdec.runtime.layers import rotate_
+from magicdec.runtime.kv_cache import KVCache, keys_and_values
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.verification import Outcome, Proposal
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec, check_gamma
@@ -41,10 +42,13 @@ class WindowedPrefillPass:
         self._cache, self._row, self._slots_T = cache, row, slots_T
         self.positions_BT = positions_T[None]
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
-        kv_2KTD = kv_BT2KD[0].permute(1, 2, 0, 3)
-        self._cache.write_row(layer, self._row, self._slots_T, kv_2KTD)
-        return prefill_attention(query_BTAD, kv_2KTD[:1], kv_2KTD[1:], num_past=0, window=None)
+    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+        kv_PKTD = kv_BTPKD[0].permute(1, 2, 0, 3)
+        self._cache.write_row(layer, self._row, self._slots_T, kv_PKTD)
+        keys, values = keys_and_values(kv_PKTD[:, None], self._cache.kept[layer])
+        return prefill_attention(
+            query_BTAD, keys, values, num_past=0, scoring=replace(scoring, window=None, chunk=None)
+        )
 
 
 class SparsePass:
@@ -63,10 +67,11 @@ class SparsePass:
         self._visible, self._workspace = visible, workspace
         self.positions_BT = positions_BT
 
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BT2KD: Tensor) -> Tensor:
-        self._cache.write(layer, self._slots_BT, kv_BT2KD)
+    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
+        self._cache.write(layer, self._slots_BT, kv_BTPKD)
         keys, values = self._cache.read(layer, len(query_BTAD))
-        return decode_attention(query_BTAD, keys, values, self._visible, workspace=self._workspace)[0]
+        workspace = self._workspace
+        return decode_attention(query_BTAD, keys, values, self._visible, scoring=scoring, workspace=workspace)[0]
 
 
 class SparseModelDrafter(Drafter):
@@ -84,17 +89,15 @@ class SparseModelDrafter(Drafter):
             )
         self.budget, self._num_sinks = spec.draft_budget, spec.num_sink_tokens
         self._model = model
-        model.rotary.reserve(engine.max_len + engine.max_gamma + 1)
+        model.reserve(engine.max_len + engine.max_gamma + 1, longest=longest)
         self.cache = KVCache(
-            num_layers=model.spec.num_hidden_layers,
+            model.kept,
             batch_size=engine.batch_size,
-            num_kv_heads=model.num_kv_heads,
             num_slots=self.budget + engine.max_gamma + 1,
-            head_dim=model.spec.attention.head_dim,
             dtype=model.dtype,
             device=model.device,
         )
-        self._first_sinks = self.cache.first_keys(engine.batch_size, self._num_sinks).clone()
+        self._first_sinks = [keys.clone() for keys in self._sinks(engine.batch_size)]
         self._first_shift_B = torch.zeros(engine.batch_size, dtype=torch.long, device=model.device)
         self._steps_T = torch.arange(engine.max_gamma + 1, device=model.device)
         self._slots_S = torch.arange(self.cache.num_slots, device=model.device)
@@ -111,7 +114,8 @@ class SparseModelDrafter(Drafter):
         count = self.engine.num_active
         for row, length in enumerate(self.engine.host_lengths.tolist()):
             self._prefill(row, length)
-        self._first_sinks[:, :count] = self.cache.first_keys(count, self._num_sinks)
+        for first, now in zip(self._first_sinks, self._sinks(count), strict=True):
+            first[:, :count] = now
         self._first_shift_B[:count] = self._shift_of(self.engine.lengths_B)
 
     def _prefill(self, row: int, length: int) -> None:
@@ -133,19 +137,22 @@ class SparseModelDrafter(Drafter):
     def _shift_of(self, lengths_B: Tensor) -> Tensor:
         return (lengths_B - self.budget).clamp_min(0)
 
+    def _sinks(self, count: int) -> list[Tensor]:
+        """The sinks' keys of the first sequences, views [L, B, K, S, D] of each block's layers."""
+        return [self.cache.first_keys(block, count, self._num_sinks) for block in self.cache.blocks]
+
     def _move_sinks(self) -> None:
         """Rotates the sinks' keys from their first positions to where the window begins now."""
         count = self.engine.num_active
         if self.engine.host_lengths.min() <= self.budget:  # sinks that have not moved yet may still be coming in
             is_still_B = self.engine.lengths_B <= self.budget
-            now = self.cache.first_keys(count, self._num_sinks)
-            first = self._first_sinks[:, :count]
-            first.copy_(torch.where(is_still_B[:, None, None, None], now, first))
+            for first, now in zip(self._first_sinks, self._sinks(count), strict=True):
+                first[:, :count] = torch.where(is_still_B[:, None, None, None], now, first[:, :count])
         moved_B = self._shift_of(self.engine.lengths_B) - self._first_shift_B[:count]
-        sinks_LBKSD = self.cache.first_keys(count, self._num_sinks)
-        rotation = self._model.rotary[moved_B[:, None]]  # [B, 1, 1, D/2], for every head and sink alike
-        for layer, sinks_BKSD in enumerate(self._first_sinks[:, :count]):
-            sinks_LBKSD[layer] = rotate_(sinks_BKSD.clone(), rotation)
+        rotations = self._model.turns(moved_B[:, None])  # [B, 1, 1, D/2], for every head and sink alike
+        for block, first, now in zip(self.cache.blocks, self._first_sinks, self._sinks(count), strict=True):
+            for index, layer in enumerate(block.layers):
+                now[index] = self._model.layers[layer].mixer.rotate_keys_(first[index, :count].clone(), rotations)
 
     def graph_key(self, gamma: int) -> Hashable | None:
         if self._num_behind > 1:  # prefills again
@@ -205,11 +212,12 @@ class SparseModelDrafter(Drafter):
         positions_BT = self.engine.lengths_B[:, None] + steps_T
         is_kept_BT = steps_T <= outcome.num_accepted_B[:, None]
         slots_BT = torch.where(is_kept_BT, self._slots_of(positions_BT), block_BT)
-        self.cache.scatter(slots_BT, self.cache.gather(block_BT))
+        self.cache.copy_tokens(slots_BT, self.cache, block_BT)
 
     def swap(self, first: int, second: int) -> None:
         if first != second:
             self.cache.swap(first, second)
             there, back = [first, second], [second, first]
             self._first_shift_B[there] = self._first_shift_B[back]
-            self._first_sinks[:, there] = self._first_sinks[:, back]
+            for first_keys in self._first_sinks:
+                first_keys[:, there] = first_keys[:, back]

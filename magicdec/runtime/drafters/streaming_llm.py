@@ -23,5 +23,5 @@ class StreamingLLMDrafter(RingDrafter):
         # The last position of each sequence that belongs in a slot of the ring.
         ring_BS = last_B1 - (last_B1 - slots_S) % self.ring_size
         positions_BS = torch.where(slots_S < self.num_fixed, slots_S, ring_BS).clamp_min(0)
-        self.cache.scatter(slots_S.expand_as(positions_BS), self.engine.cache.gather(positions_BS))
+        self.cache.copy_tokens(slots_S.expand_as(positions_BS), self.engine.cache, positions_BS)
         self.origin_B.fill_(self.num_fixed)

@@ -76,11 +76,12 @@ def decode_attention(
     values_BKSD: Tensor,
     last_BT: Tensor,
     *,
+    scale: float | None = None,
     window: int | None = None,
     empty: tuple[Tensor, int] | None = None,
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """softmax(q·kᵀ/√D)·v over the slots that each query sees: output [B, T, A·D].
+    """softmax(scale·q·kᵀ)·v over the slots that each query sees: output [B, T, A·D]. The scale is 1/√D if not given.
 
     Query t of sequence b sees slots up to `last_BT[b, t]`, at most `window` of them, without those that are empty:
     from `empty[0][b]` up to but not including `empty[1]`. With `probabilities`, also the attention paid to each slot by
@@ -92,7 +93,9 @@ def decode_attention(
     tile = -(-rows // -(-rows // 4))  # rows at a time: at most 4, and as even as can be
     padded_rows = -(-rows // tile) * tile
     query = query_BTAD.new_zeros(num_sequences, kv_heads, padded_rows, head_dim)
-    by_head = (query_BTAD * head_dim**-0.5).view(num_sequences, num_tokens, kv_heads, -1, head_dim).transpose(1, 2)
+    by_head = (
+        (query_BTAD * (scale or head_dim**-0.5)).view(num_sequences, num_tokens, kv_heads, -1, head_dim).transpose(1, 2)
+    )
     query[:, :, :rows].view(num_sequences, kv_heads, num_tokens, -1, head_dim).copy_(by_head)
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
     splits = -(-threads // units)

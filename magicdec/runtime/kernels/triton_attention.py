@@ -285,12 +285,13 @@ def decode_attention(
     values_BKSD: Tensor,
     last_BT: Tensor,
     *,
+    scale: float | None = None,
     window: int | None = None,
     empty: tuple[Tensor, int] | None = None,
     probabilities: bool = False,
     num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """softmax(q·kᵀ/√D)·v for a few query tokens over a long cache.
+    """softmax(scale·q·kᵀ)·v for a few query tokens over a long cache; the scale is 1/√D if not given.
 
     Query token t of sequence b sees slots last_BT[b, t] - window < s <= last_BT[b, t], except those that are empty,
     empty[0][b] <= s < empty[1]. A row that sees nothing gives zeros. Keys and values may be strided views.
@@ -316,7 +317,7 @@ def decode_attention(
     if num_splits > 1:
         partial = torch.empty(num_splits, *rows, head_dim, dtype=torch.float32, device=device)
         partial_log_sum = torch.empty(num_splits, *rows, dtype=torch.float32, device=device)
-    scale = head_dim**-0.5 * math.log2(math.e)
+    scale = (scale or head_dim**-0.5) * math.log2(math.e)
     constants = tiling.constants() | {
         "WINDOW": window or 0,
         "HAS_EMPTY": empty is not None,

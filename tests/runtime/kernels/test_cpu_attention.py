@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from magicdec.runtime.attention import Visible, Workspace, reference_attention
+from magicdec.runtime.attention import Scoring, Visible, Workspace, reference_attention
 from magicdec.runtime.kernels import cpu_attention
 from tests.runtime.kernels.oracle import TOLERANCE, Case, exact_attention, random_inputs
 
@@ -32,7 +32,10 @@ def test_agrees_with_exact_attention(case: Case, kernel: str) -> None:
         )
     else:
         visible = Visible(last_BT=inputs.last_BT, stop=case.slots, window=case.window, empty=inputs.empty)
-        output, paid = reference_attention(query, keys, values, visible, workspace=Workspace(), probabilities=True)
+        output, paid = reference_attention(
+            query, keys, values, visible, scoring=Scoring(scale=case.head_dim**-0.5), workspace=Workspace(),
+            probabilities=True,
+        )  # fmt: skip
     assert paid is not None
     exact, exact_paid = exact_attention(inputs)
     torch.testing.assert_close(output.double(), exact, rtol=0, atol=TOLERANCE[torch.float32])

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from magicdec.runtime import kernels, layers
+from magicdec.runtime import kernels, layers, rotary
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
@@ -95,7 +95,7 @@ def test_heads_are_normalised_and_turned_in_place(
     rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, :, None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "can_fuse", lambda x: True)
-        layers.rotate_(projected[:, :, :heads], rotation, norm)
+        rotary.rotate_(projected[:, :, :heads], rotation, norm)
     assert_near(projected[:, :, :heads], exact_rotation(kept[:, :, :heads], angles, weight, 1e-2), dtype)
     assert torch.equal(projected[:, :, heads:], kept[:, :, heads:])
 
@@ -144,13 +144,13 @@ def prefill_and_verify(model: Transformer) -> list[Tensor]:
     engine = Engine(model, batch_size=2, max_len=40)
     generator = np.random.default_rng(1)
     prompts = [generator.integers(1, 90, n).tolist() for n in (23, 6)]
-    first = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=23, window=model.spec.attention.span)
+    first = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=23)
     logits = [model.logits(torch.tensor([prompts[0]], device=DEVICE), first)]
     engine.prefill(prompts, chunk=8)
     logits += [
         engine.forward(torch.tensor(block, device=DEVICE)) for block in ([[3], [4]], [[3, 5, 7, 9], [4, 6, 8, 2]])
     ]
-    return [*logits, engine.cache.data[:, :, 0, :, :26], engine.cache.data[:, :, 1, :, :9]]
+    return [*logits, engine.cache.blocks[0].data[:, :, 0, :, :26], engine.cache.blocks[0].data[:, :, 1, :, :9]]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama-3.1-rope", "llama-biases", "mistral-window"])

@@ -1,0 +1,273 @@
+"""Assembles this shard's layers from tensors with Hugging Face's names and shapes.
+
+They are divided among the shards, fused where one product does for several matrices, and have the dimensions that are
+rotated together side by side.
+
+Shape suffixes: N query and key heads of this shard, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from magicdec.errors import CheckpointError
+from magicdec.runtime.attention import Scoring
+from magicdec.runtime.checkpoint import ALL, CheckpointDirectory, TensorSource
+from magicdec.runtime.distributed import TensorParallel
+from magicdec.runtime.kv_cache import Kept
+from magicdec.runtime.layers import (
+    MLP,
+    AllHeadsNorm,
+    ColumnParallelLinear,
+    HeadLayerNorm,
+    HeadNorm,
+    LayerNorm,
+    Norm,
+    RMSNorm,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from magicdec.runtime.mixers import GroupedAttention
+from magicdec.runtime.rotary import RotaryEmbedding
+from magicdec.runtime.transformer import Layer, Transformer
+from magicdec.specs.layers import MLP as DenseMLP
+from magicdec.specs.layers import Attention, Rope
+from magicdec.specs.layers import Layer as LayerSpec
+from magicdec.specs.model import ModelSpec
+
+ROOTS = ("model", "language_model.model", "model.language_model")
+"""How the names of a decoder's tensors begin: alone, and in models of several modalities."""
+HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+BESIDE_THE_DECODER = (
+    "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "model.visual.", "model.vision_tower.",
+    "model.vision_model.", "model.multi_modal_projector.",
+)  # fmt: skip
+"""Modules that turn images into embeddings: text does not pass them."""
+NORM_PLACES = {
+    "before": ("input_norm", "mlp_norm"),
+    "after": ("mixed_norm", "output_norm"),
+    "around": ("input_norm", "mixed_norm", "mlp_norm", "output_norm"),
+    "parallel": ("input_norm",),
+}
+"""What TensorNames.norms lists, by the placement of the norms."""
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Query and KV heads of a layer on this shard."""
+
+    queries: slice
+    kv: slice
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.queries.stop - self.queries.start, self.kv.stop - self.kv.start
+
+
+class Builder:
+    """One model on one shard."""
+
+    def __init__(self, spec: ModelSpec, tp: TensorParallel, source: TensorSource, device: torch.device) -> None:
+        self._spec, self._tp, self._source, self._device = spec, tp, source, device
+        self._root = _present(ROOTS, source, ".embed_tokens.weight")
+        self._ropes: list[Rope] = []
+
+    def build(self) -> Transformer:
+        spec, tp = self._spec, self._tp
+        vocab = tp.slice_of(spec.vocab_size)
+        table_shape = (spec.vocab_size, spec.hidden_size)
+        embedding = self._source.read(f"{self._root}.embed_tokens.weight", table_shape, vocab)
+        head = self._head(embedding, table_shape, vocab)
+        layers = tuple(self._layer(f"{self._root}.layers.{i}", layer) for i, layer in enumerate(spec.layers))
+        model = Transformer(
+            spec=spec,
+            tp=tp,
+            kept={index: layer.mixer.kept for index, layer in enumerate(layers)},
+            embedding=VocabParallelEmbedding(weight_VH=embedding, tp=tp),
+            layers=layers,
+            norm=self._norm(f"{self._root}.norm"),
+            head=ColumnParallelLinear(weight=head, bias=self._head_bias(vocab)),
+            rotaries=tuple(RotaryEmbedding(rope, self._device, embedding.dtype) for rope in self._ropes),
+        )
+        heads = range(len(layers), len(layers) + len(spec.mtp_layers))
+        self._source.check_all_read(BESIDE_THE_DECODER + tuple(f"{self._root}.layers.{i}." for i in heads))
+        return model
+
+    def _head(self, embedding: Tensor, shape: tuple[int, int], vocab: slice) -> Tensor:
+        """The head's own table, or the embedding where they are tied; one that is stored beside must be the same."""
+        name = _present(HEADS, self._source)
+        is_stored = isinstance(self._source, CheckpointDirectory) and name in self._source
+        if self._spec.tie_word_embeddings and not is_stored:
+            return embedding
+        head = self._source.read(name, shape, vocab)
+        if not self._spec.tie_word_embeddings:
+            return head
+        if not torch.equal(head, embedding):
+            raise CheckpointError(
+                f"{self._spec.name}: tensor {name} differs from the embedding, but its config.json ties them "
+                "(tie_word_embeddings)"
+            )
+        return embedding
+
+    def _head_bias(self, vocab: slice) -> Tensor | None:
+        name = _present(HEADS, self._source).replace("weight", "bias")
+        return self._source.read(name, (self._spec.vocab_size,), vocab) if self._spec.head_bias else None
+
+    def _layer(self, prefix: str, layer: LayerSpec) -> Layer:
+        norm = self._spec.norm
+        places = zip(NORM_PLACES[norm.placement], self._spec.names.norms, strict=True)
+        norms = {place: self._norm(f"{prefix}.{name}") for place, name in places}
+        assert isinstance(layer.mixer, Attention)
+        return Layer(
+            mixer=self._grouped(f"{prefix}.self_attn", layer.mixer),
+            mlp=self._feed_forward(f"{prefix}.{self._spec.names.mlp}", layer),
+            is_parallel=norm.placement == "parallel",
+            **norms,
+        )
+
+    def _norm(self, name: str) -> Norm:
+        norm = self._spec.norm
+        weight = self._norm_weight(f"{name}.weight", (self._spec.hidden_size,))
+        if norm.kind.startswith("rms"):
+            return RMSNorm(weight=weight, eps=norm.eps)
+        bias = self._source.read(f"{name}.bias", (self._spec.hidden_size,)) if norm.has_bias else None
+        return LayerNorm(weight=weight, eps=norm.eps, bias=bias)
+
+    def _norm_weight(self, name: str, shape: tuple[int, ...], rows: slice = ALL) -> Tensor:
+        """What is multiplied with: the tensor, or one more than it, in 32 bits lest that be rounded away."""
+        weight = self._source.read(name, shape, rows)
+        return weight.float() + 1.0 if self._spec.norm.kind.endswith("plus_one") else weight
+
+    def _grouped(self, prefix: str, kind: Attention) -> GroupedAttention:
+        tp, head_dim = self._tp, kind.head_dim
+        num_heads, num_kv_heads = kind.num_heads // tp.size, max(1, kind.num_kv_heads // tp.size)
+        # Where there are more shards than KV heads, neighbouring shards hold copies of the same head.
+        first_kv = tp.rank * kind.num_kv_heads // tp.size
+        first = tp.rank * num_heads
+        heads = _Heads(slice(first, first + num_heads), slice(first_kv, first_kv + num_kv_heads))
+        columns = slice(heads.queries.start * head_dim, heads.queries.stop * head_dim)
+        o_shape = (self._spec.hidden_size, kind.num_heads * head_dim)
+        output = RowParallelLinear(
+            weight=self._source.read(f"{prefix}.o_proj.weight", o_shape, ALL, columns),
+            bias=self._shared_bias(f"{prefix}.o_proj.bias", kind.output_bias),
+            tp=tp,
+        )
+        return GroupedAttention(
+            kept=Kept(num_heads=num_kv_heads, head_dim=head_dim, is_sparsifiable=kind.mask == "full"),
+            num_heads=num_heads,
+            qkv=self._qkv(prefix, kind, heads),
+            output=output,
+            scoring=self._scoring(prefix, kind, heads.queries),
+            rotary=self._rotary(kind.rope),
+            num_rotated=0 if kind.rope is None else kind.rope.dim,
+            norm=self._head_norm(prefix, kind, heads),
+        )
+
+    def _scoring(self, prefix: str, kind: Attention, queries: slice) -> Scoring:
+        return Scoring(
+            scale=kind.scale or kind.head_dim**-0.5,
+            window=kind.span if kind.mask == "window" else None,
+            chunk=kind.span if kind.mask == "chunk" else None,
+            softcap=kind.softcap,
+            sinks_A=self._source.read(f"{prefix}.sinks", (kind.num_heads,), queries) if kind.sinks else None,
+        )
+
+    def _rotary(self, rope: Rope | None) -> int | None:
+        """The number of a rotary embedding; layers that rotate alike share one."""
+        if rope is None:
+            return None
+        if rope not in self._ropes:
+            self._ropes.append(rope)
+        return self._ropes.index(rope)
+
+    def _qkv(self, prefix: str, kind: Attention, heads: _Heads) -> ColumnParallelLinear:
+        sizes = {"q": kind.num_heads, "k": kind.num_kv_heads, "v": kind.num_kv_heads}
+        weights, biases, offset = [], [], 0
+        for part, count in sizes.items():
+            chosen = heads.queries if part == "q" else heads.kv
+            name, total, first = f"{prefix}.{part}_proj", count * kind.head_dim, 0
+            if self._spec.names.fused_qkv:
+                name, total, first = f"{prefix}.qkv_proj", sum(sizes.values()) * kind.head_dim, offset
+                offset += count * kind.head_dim
+            rows = slice(first + chosen.start * kind.head_dim, first + chosen.stop * kind.head_dim)
+            order = _rotated_order(kind.rope, kind.head_dim) if part != "v" else None
+            weights.append(_ordered(self._source.read(f"{name}.weight", (total, self._spec.hidden_size), rows), order))
+            if kind.bias:
+                biases.append(_ordered(self._source.read(f"{name}.bias", (total,), rows), order))
+        return ColumnParallelLinear(weight=torch.cat(weights), bias=torch.cat(biases) if biases else None)
+
+    def _head_norm(self, prefix: str, kind: Attention, heads: _Heads) -> Callable[[Tensor], Tensor] | None:
+        """The norm of query and key heads, its weights in the order of the heads' dimensions here."""
+        if kind.qk_norm == "none":
+            return None
+        weights, order = [], _rotated_order(kind.rope, kind.head_dim)
+        counts = (kind.num_heads, kind.num_kv_heads)
+        for name, total, chosen in zip(("q_norm", "k_norm"), counts, (heads.queries, heads.kv), strict=True):
+            if kind.qk_norm == "head":
+                weight = self._norm_weight(f"{prefix}.{name}.weight", (kind.head_dim,))
+                weight_ND = weight.expand(chosen.stop - chosen.start, -1)
+            elif kind.qk_norm == "layer":
+                rows = slice(chosen.start * kind.head_dim, chosen.stop * kind.head_dim)
+                weight = self._norm_weight(f"{prefix}.{name}.weight", (total * kind.head_dim,), rows)
+                weight_ND = weight.unflatten(0, (-1, kind.head_dim))
+            else:
+                weight_ND = self._norm_weight(f"{prefix}.{name}.weight", (total, kind.head_dim), chosen)
+            weights.append(weight_ND if order is None else weight_ND[:, order])
+        weight_ND, eps = torch.cat(weights), self._spec.norm.eps
+        if kind.qk_norm == "layer":
+            return AllHeadsNorm(weight_ND=weight_ND, eps=eps, num_heads=heads.counts[0], tp=self._tp)
+        return (HeadNorm if kind.qk_norm == "head" else HeadLayerNorm)(weight_ND=weight_ND, eps=eps)
+
+    def _feed_forward(self, prefix: str, layer: LayerSpec) -> MLP:
+        assert isinstance(layer.mlp, DenseMLP)
+        return self._mlp(prefix, layer.mlp, self._tp)
+
+    def _mlp(self, prefix: str, kind: DenseMLP, reduced_over: TensorParallel) -> MLP:
+        hidden, width = self._spec.hidden_size, kind.width
+        part = self._tp.slice_of(width)
+        weights, biases = [], []
+        for index, name in enumerate(("gate_proj", "up_proj")):
+            matrix, total, rows = f"{prefix}.{name}", width, part
+            if self._spec.names.fused_gate_up:
+                matrix, total = f"{prefix}.gate_up_proj", 2 * width
+                rows = slice(index * width + part.start, index * width + part.stop)
+            weights.append(self._source.read(f"{matrix}.weight", (total, hidden), rows))
+            if kind.bias:
+                biases.append(self._source.read(f"{matrix}.bias", (total,), rows))
+        return MLP(
+            gate_up=ColumnParallelLinear(weight=torch.cat(weights), bias=torch.cat(biases) if biases else None),
+            down=RowParallelLinear(
+                weight=self._source.read(f"{prefix}.down_proj.weight", (hidden, width), ALL, part),
+                bias=self._shared_bias(f"{prefix}.down_proj.bias", kind.bias),
+                tp=reduced_over,
+            ),
+            activation=kind.activation,
+        )
+
+    def _shared_bias(self, name: str, wanted: bool) -> Tensor | None:
+        """The bias of a row-parallel layer: added once, by the first shard."""
+        bias = self._source.read(name, (self._spec.hidden_size,)) if wanted else None
+        return bias if self._tp.rank == 0 else None
+
+
+def _present(names: tuple[str, ...], source: TensorSource, ending: str = "") -> str:
+    """The first of these names that the checkpoint has; the first of all where it has none."""
+    return next((name for name in names if name + ending in source), names[0])
+
+
+def _rotated_order(rope: Rope | None, head_dim: int) -> Tensor | None:
+    """How a head's dimensions are stored: from Hugging Face's order (all first halves of the rotated pairs, then all
+    second halves) to pairs side by side. Done to q and k alike, it changes no score. None where they stand so."""
+    if rope is None or rope.pairs == "adjacent":
+        return None
+    pairs = torch.arange(rope.dim).view(2, rope.dim // 2).T.flatten()
+    return torch.cat((pairs, torch.arange(rope.dim, head_dim)))
+
+
+def _ordered(rows: Tensor, order: Tensor | None) -> Tensor:
+    """Rows of several heads, each head's in this order."""
+    return rows if order is None else rows.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)

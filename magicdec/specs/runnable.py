@@ -1,0 +1,42 @@
+"""Which models the runtime runs. No torch, no time: the catalog says it too."""
+
+from __future__ import annotations
+
+from magicdec.specs.layers import MLP, Attention, FeedForward, Mixer, MixtureOfExperts
+from magicdec.specs.model import ModelSpec
+
+
+def why_not_run(spec: ModelSpec) -> str | None:
+    """What of a model the runtime does not compute, for people; None where it runs.
+
+    A part that a layer kind gains is refused until it is run: this names what is run.
+    """
+    for layer in spec.layers:
+        reason = _mixer(layer.mixer) or _feed_forward(layer.mlp)
+        if reason is not None:
+            return reason
+    if spec.quantization is not None:
+        return f"weights quantised by {spec.quantization.method}"
+    return None
+
+
+def _mixer(kind: Mixer | None) -> str | None:
+    if kind is None:
+        return "blocks of a feed-forward alone"
+    if not isinstance(kind, Attention):
+        return f"layers of another kind than attention ({kind.label})"
+    if kind.mask == "chunk":
+        return "chunked attention"
+    if kind.qk_norm == "l2":
+        return "queries and keys normed after rotation"
+    if kind.gated:
+        return "gated attention"
+    return "queries scaled by their position" if kind.temperature is not None else None
+
+
+def _feed_forward(kind: FeedForward | None) -> str | None:
+    if kind is None:
+        return "blocks of a mixer alone"
+    if isinstance(kind, MixtureOfExperts):
+        return "a mixture of experts"
+    return None if isinstance(kind, MLP) and kind.gated else "feed-forwards that are not gated"

@@ -1,0 +1,199 @@
+"""Every architecture that runs computes what transformers' own module does, and its speculation is lossless.
+
+Configurations are drawn at random (tests/specs/architectures.py) and written as checkpoints by transformers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.runtime.distributed import TensorParallel
+from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.engine import Engine, Snapshot
+from magicdec.runtime.generate import DecodeOptions, decode
+from magicdec.runtime.launch import launch
+from magicdec.runtime.weights import check_divisible, load_model
+from magicdec.specs.hf_config import model_from_hf_config
+from magicdec.specs.runnable import why_not_run
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from tests.runtime.drafts import DRAFTS, draft_model_for
+from tests.specs.architectures import READ_BY_TRANSFORMERS, draw
+
+SEEDS = (0, 1, 2)
+PROMPT_LENGTHS = (1, 9, 40)
+NUM_TOKENS = 24
+TOLERANCE = 1e-4
+
+
+def runs(model_type: str) -> bool:
+    return why_not_run(model_from_hf_config(draw(model_type, 0), name=model_type, where=model_type)) is None
+
+
+RUN = tuple(name for name in READ_BY_TRANSFORMERS if runs(name))
+NOT_RUN = tuple(name for name in READ_BY_TRANSFORMERS if name not in RUN)
+CASES = [(name, seed) for name in RUN for seed in SEEDS]
+
+
+def write(directory: Path, config: dict[str, Any], *, seed: int) -> Any:
+    """A checkpoint of transformers' own model, with weights that let every part of it matter; the model itself."""
+    from tests.specs.test_oracle import their_model
+
+    torch.manual_seed(seed)
+    model = their_model(config, device="cpu").float()
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if "norm" in name and name.endswith("weight"):
+                tensor.uniform_(0.5, 1.5)
+            elif name.endswith(("bias", "sinks")):
+                tensor.normal_(std=0.3)
+            elif tensor.dim() > 1:
+                tensor.normal_(std=1.5 * tensor.shape[-1] ** -0.5)
+    model.save_pretrained(directory)
+    return model
+
+
+def prompts_for(config: dict[str, Any], seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, config["vocab_size"], (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]
+
+
+def their_logits(model: Any, tokens: list[int]) -> torch.Tensor:
+    """After every token of a sequence, without a cache."""
+    with torch.inference_mode():
+        return model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def check(directory: Path, reference: Any, prompts: list[list[int]], *, max_len: int = 80) -> tuple[Engine, Snapshot]:
+    """A ragged batch, prefilled in parts: each greedy token is the argmax of transformers' logits after the ones before
+    it, and a verification's logits agree with theirs. The engine, and its state after the prompts."""
+    engine = Engine(load_model(directory), batch_size=len(prompts), max_len=max_len)
+    engine.prefill(prompts, chunk=7)
+    snapshot = engine.snapshot()
+    tokens = greedy(engine, None)
+    engine.restore(snapshot)
+    ours = engine.forward(torch.tensor([[p[-1], *t[:5]] for p, t in zip(prompts, tokens, strict=True)]))
+    for row, (prompt, generated) in enumerate(zip(prompts, tokens, strict=True)):
+        expected = their_logits(reference, prompt + generated)[len(prompt) - 1 :]
+        assert generated == expected[:-1].argmax(-1).tolist()
+        torch.testing.assert_close(ours[row], expected[:6], atol=TOLERANCE, rtol=TOLERANCE)
+    engine.restore(snapshot)
+    return engine, snapshot
+
+
+def greedy(engine: Engine, draft: SpeculationSpec | None) -> list[list[int]]:
+    vocab_size = engine.model.spec.vocab_size
+    drafter = None if draft is None else build_drafter(draft, engine, draft_model_for(draft, vocab_size))
+    options = DecodeOptions(gamma=0 if drafter is None else 3, max_new_tokens=NUM_TOKENS)
+    return decode(engine, drafter, SamplingSpec(), options).tokens
+
+
+@pytest.mark.parametrize(("model_type", "seed"), CASES)
+def test_tokens_and_logits_are_transformers_and_every_draft_is_lossless(
+    model_type: str, seed: int, tmp_path: Path
+) -> None:
+    config = draw(model_type, seed)
+    engine, snapshot = check(tmp_path, write(tmp_path, config, seed=seed), prompts_for(config, seed))
+    tokens = greedy(engine, None)
+    for draft in DRAFTS.values():
+        engine.restore(snapshot)
+        assert greedy(engine, draft) == tokens, draft.draft_method
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LONG = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0, 1.1, 1.3, 1.5]}
+ROPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear": ("llama", {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0}),
+    "llama3": (
+        "qwen3",
+        {
+            "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "yarn": ("llama", YARN),
+    "yarn, not truncated": ("qwen2", {**YARN, "truncate": False, "beta_fast": 8.0}),
+    "yarn, attention factor": ("qwen3", {**YARN, "attention_factor": 0.7}),
+    "yarn, mscales": ("mistral", {**YARN, "mscale": 0.9, "mscale_all_dim": 0.4}),
+    "dynamic": ("llama", {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}),
+    "longrope, short": ("phi3", {**LONG, "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 128}),
+    "longrope, long": ("phi3", {**LONG, "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 32}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_every_rope_scaling_is_transformers(name: str, tmp_path: Path) -> None:
+    model_type, rope = ROPES[name]
+    config = {**draw(model_type, 1), "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+    config |= {"head_dim": 8, "sliding_window": None, "rope_parameters": rope, "partial_rotary_factor": 1.0}
+    if rope["rope_type"] == "longrope":
+        config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+    prompts = prompts_for(config, 3)
+    check(tmp_path, write(tmp_path, config, seed=3), prompts[2:] * 2 if name == "longrope, long" else prompts)
+
+
+def test_frequencies_that_change_with_the_length_are_not_mixed(tmp_path: Path) -> None:
+    """Dynamic ones are run where they do not change; longrope's either below the original length or beyond."""
+    rope = ROPES["dynamic"][1]
+    dynamic = model_from_hf_config({**draw("llama", 1), "rope_parameters": rope}, name="a", where="a")
+    with pytest.raises(CapacityError, match="can be planned but not run; run at most that many"):
+        Engine(load_model(dynamic, weights="random"), batch_size=1, max_len=300)
+    config = {**draw("phi3", 1), "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+    config |= {"rope_parameters": ROPES["longrope, long"][1], "partial_rotary_factor": 1.0}
+    config["original_max_position_embeddings"] = 32
+    model = load_model(model_from_hf_config(config, name="b", where="b"), weights="random")
+    Engine(model, batch_size=1, max_len=30)
+    Engine(model, batch_size=1, max_len=32)
+    with pytest.raises(CapacityError, match="load the model again"):
+        Engine(model, batch_size=1, max_len=33)
+
+
+def decode_all(tp: TensorParallel, directories: dict[str, Path]) -> dict[str, list[list[list[int]]]]:
+    """Greedy tokens of each checkpoint on this rank's shard: alone, and with two drafts of its own."""
+    found = {}
+    for name, directory in directories.items():
+        engine = Engine(load_model(directory, tp=tp), batch_size=len(PROMPT_LENGTHS), max_len=80)
+        engine.prefill(prompts_for({"vocab_size": engine.model.spec.vocab_size}, 5), chunk=16)
+        snapshot = engine.snapshot()
+        tokens = [greedy(engine, None)]
+        for draft in ("streamingllm", "topk"):
+            engine.restore(snapshot)
+            tokens.append(greedy(engine, DRAFTS[draft]))
+        found[name] = tokens
+    return found
+
+
+def divisible(model_type: str) -> dict[str, Any]:
+    """The first drawn configuration that two ranks can share."""
+    for seed in range(40):
+        config = draw(model_type, seed)
+        try:
+            check_divisible(model_from_hf_config(config, name=model_type, where=model_type), 2)
+        except ConfigError:
+            continue
+        return config
+    raise AssertionError(f"no configuration of {model_type} can be divided")
+
+
+@pytest.mark.slow
+def test_two_ranks_decode_the_same_tokens_as_one(tmp_path: Path) -> None:
+    directories = {}
+    for name in RUN:
+        directories[name] = tmp_path / name
+        write(directories[name], divisible(name), seed=7)
+    expected = decode_all(TensorParallel(), directories)
+    assert all(tokens == each[0] for each in expected.values() for tokens in each)
+    assert launch(partial(decode_all, directories=directories), 2) == expected
+
+
+@pytest.mark.parametrize("model_type", NOT_RUN)
+def test_what_is_not_run_is_refused_in_one_line_that_says_that_it_is_planned(model_type: str) -> None:
+    spec = model_from_hf_config(draw(model_type, 0), name=model_type, where=model_type)
+    with pytest.raises(ConfigError, match="which can be planned but not run") as refusal:
+        load_model(spec, weights="random")
+    assert len(str(refusal.value).splitlines()) == 1
