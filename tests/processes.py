@@ -99,6 +99,11 @@ def _processes() -> dict[int, tuple[int, str]]:
     return rows
 
 
+def command_line(pid: int) -> str:
+    """Empty for a process that is gone."""
+    return _processes().get(pid, (0, ""))[1]
+
+
 def _stat(pid: int) -> list[str]:
     """The fields behind the command's name: state, parent, …"""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,7 @@
-"""A run on several ranks ends as one: whichever of its processes dies, and however, none is left behind."""
+"""A run on several ranks ends as one: whichever of its processes dies, and however, none is left behind.
+
+pytest -s -m "slow or not slow" tests/commands/test_run_ends.py     # prints what was sent, and what was left
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,7 @@ import pytest
 pytest.importorskip("torch")
 
 from magicdec.records import read_records
-from tests.processes import still_alive_after, watched
+from tests.processes import Watched, command_line, still_alive_after, watched
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the ranks in /proc")
 RUN = ("-m", "magicdec", "run")
@@ -26,6 +30,16 @@ KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 EXIT_CODES = {KILL: -KILL, TERM: 128 + TERM, INT: 128 + INT}
 LATER = pytest.mark.slow
 """What the others imply, as far as one knows."""
+
+
+def expect_none_left(what: str, run: Watched, pids: list[int], *, within_s: float = ENDS_WITHIN_S) -> None:
+    """Of these processes, as `ps` would list them; prints the row of a table."""
+    start_s = time.monotonic()
+    left = still_alive_after(within_s, pids)
+    code, waited_s = run.process.poll(), time.monotonic() - start_s
+    rows = "; ".join(f"{pid} {command_line(pid)[:60]}" for pid in left) or "none"
+    print(f"\n{what:62} exit code {code!s:>4}, {len(pids)} processes gone {waited_s:.1f} s later, left: {rows}")
+    assert not left
 
 
 @pytest.fixture
@@ -57,20 +71,36 @@ def test_ranks_end_with_their_parent(number: signal.Signals, moment: str) -> Non
             run.wait_for_text("repetition 2/")
         run.process.send_signal(number)
         assert run.wait() == EXIT_CODES[number]
-        assert not still_alive_after(ENDS_WITHIN_S, sorted({*ranks, *run.descendants()}))
+        everything = sorted({*ranks, *run.descendants()})
+        expect_none_left(f"{number.name} to magicdec run --tp 2, {moment}", run, everything)
         assert "Traceback" not in run.shown
 
 
-@pytest.mark.parametrize("moment", ["decoding", pytest.param("starting", marks=LATER)])
-def test_ranks_end_with_torchrun(moment: str) -> None:
-    """Killed, so that it cannot end them itself. What has just been started has to load its first modules for that."""
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (KILL, "decoding"),
+        (TERM, "decoding"),
+        pytest.param(INT, "decoding", marks=LATER),
+        pytest.param(KILL, "starting", marks=LATER),
+        pytest.param(TERM, "starting", marks=LATER),
+    ],
+)
+def test_ranks_end_with_torchrun(number: signal.Signals, moment: str, recorded: Path) -> None:
+    """Killed, it cannot end them itself; and what has just been started has to load its first modules for that. What
+    was recorded before stays."""
+    before = recorded.read_bytes()
     launcher, marker = TORCHRUN
-    with watched(*launcher, *ENDLESS) as run:
+    with watched(*launcher, *ENDLESS, "--records", str(recorded)) as run:
         ranks = run.wait_for_descendants(marker, 2)
         if moment == "decoding":
             run.wait_for_text("repetition 2/")
-        run.process.kill()
-        assert not still_alive_after(ENDS_WITHIN_S if moment == "decoding" else 30, ranks)
+        run.process.send_signal(number)
+        if number != KILL:
+            assert run.wait() not in (0, None)
+        within_s = ENDS_WITHIN_S if moment == "decoding" else 30
+        expect_none_left(f"{number.name} to torchrun, {moment}", run, ranks, within_s=within_s)
+    assert recorded.read_bytes() == before
 
 
 @LAUNCHERS
@@ -82,7 +112,8 @@ def test_a_killed_rank_ends_the_run(recorded: Path, launcher: tuple[str, ...], m
         run.wait_for_text("repetition 2/")
         os.kill(ranks[1], KILL)
         assert run.wait() not in (0, None)
-        assert not still_alive_after(ENDS_WITHIN_S, ranks)
+        name = "magicdec run --tp 2" if marker == OURS[1] else "torchrun"
+        expect_none_left(f"SIGKILL to a rank of {name}, decoding", run, ranks)
         assert "SIGKILL" in run.shown
         if marker == OURS[1]:
             assert "magicdec: rank 1 died: its process was ended by SIGKILL" in " ".join(run.shown.split())
@@ -102,4 +133,4 @@ def test_a_rank_that_is_told_to_end_ends_the_run(number: signal.Signals) -> None
         assert run.wait() == (EXIT_CODES[INT] if number == INT else 2)
         assert ("SIGTERM" in run.shown) == (number == TERM)
         assert "Traceback" not in run.shown
-        assert not still_alive_after(ENDS_WITHIN_S, ranks)
+        expect_none_left(f"{number.name} to a rank of magicdec run --tp 2", run, ranks)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import magicdec
 from magicdec.errors import CheckpointError, ConfigError
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.engine import Engine
@@ -86,6 +89,53 @@ def test_pickled_weights_are_never_loaded(checkpoint: Path) -> None:
     (checkpoint / WEIGHTS).rename(checkpoint / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="never loaded"):
         load_model(checkpoint)
+
+
+class Trap:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, written: Path) -> None:
+        self._written = written
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, (f"open({str(self._written)!r}, 'w')",)
+
+
+@pytest.mark.parametrize("beside", ["alone", "with weights", "in the index"])
+def test_nothing_of_a_checkpoint_is_executed(beside: str, checkpoint: Path, tmp_path: Path) -> None:
+    """Pickles of every usual name, and a model and a tokenizer of the checkpoint's own code, which its config names."""
+    from magicdec.runtime.prompts import load_tokenizer
+
+    written = tmp_path / "written"
+    for name in ("pytorch_model.bin", "consolidated.00.pth", "model.pt", "training_args.bin"):
+        (checkpoint / name).write_bytes(pickle.dumps({"model.norm.weight": Trap(written)}))
+    for name in ("modeling_own.py", "tokenization_own.py", "configuration_own.py", "__init__.py"):
+        (checkpoint / name).write_text(f"open({str(written)!r}, 'w')")
+    own = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"auto_map": own}))
+    tokenizer = {"auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}, "tokenizer_class": "Own"}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    shutil.copy(EMBEDDED_DIRECTORY / "tokenizer.json", checkpoint)
+    load_tokenizer(checkpoint, vocab_size=2048)
+    if beside == "with weights":
+        load_model(checkpoint)
+    else:
+        (checkpoint / WEIGHTS).unlink()
+        if beside == "in the index":
+            index = {"weight_map": {"model.norm.weight": "pytorch_model.bin"}}
+            (checkpoint / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+        with pytest.raises(CheckpointError, match=r"never loaded|not a readable safetensors file"):
+            load_model(checkpoint)
+    assert not written.exists()
+    pickle.loads(pickle.dumps(Trap(written)))  # a trap it is
+    assert written.exists()
+
+
+def test_no_code_of_others_is_asked_for() -> None:
+    """`trust_remote_code` stands nowhere, and nothing of torch unpickles weights."""
+    for file in Path(magicdec.__file__).parent.rglob("*.py"):
+        assert not re.search(r"trust_remote_code|torch\.load\(|weights_only", file.read_text()), file
 
 
 def test_a_catalog_model_without_weights_says_what_to_give() -> None:

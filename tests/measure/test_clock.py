@@ -1,0 +1,56 @@
+"""A clock that is set while something is measured: durations come from one that nobody sets."""
+
+from __future__ import annotations
+
+import ast
+import time
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import magicdec
+from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.repetitions import benchmark
+from magicdec.specs.speculation import SpeculationSpec
+
+STAMPS = {"records.py", "reports/data.py"}
+"""Say when something was made, which is the time of day."""
+TIMES_OF_DAY = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "time.localtime"}
+REQUEST = BenchmarkRequest(
+    model="embedded",
+    batch_size=2,
+    context_len=64,
+    gen_len=12,
+    repetitions=2,
+    speculations=(SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=16, gamma=2),),
+)
+
+
+def test_the_time_of_day_is_for_stamps_alone() -> None:
+    package = Path(magicdec.__file__).parent
+    users = set()
+    for file in package.rglob("*.py"):
+        names = {ast.unparse(node) for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)}
+        if names & TIMES_OF_DAY:
+            users.add(str(file.relative_to(package)))
+    assert users == STAMPS
+
+
+def test_a_clock_that_jumps_changes_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back and forth by a year with every reading: times are positive and within what the whole took."""
+    jumps = count()
+    monkeypatch.setattr(time, "time", lambda: (-1) ** next(jumps) * 3e7)
+    began_s = time.monotonic()
+    _, records = benchmark(REQUEST, records=tmp_path / "r.jsonl", bandwidth_bytes_per_s=1e10)
+    took_s = time.monotonic() - began_s
+    for record in records:
+        assert record.tpot_s is not None
+        assert record.prefill_s is not None
+        samples = record.step_samples_s or record.autoregressive_step_samples_s
+        assert samples
+        assert all(0 < seconds < took_s for seconds in (record.tpot_s, record.prefill_s, *samples))
+        assert datetime.fromisoformat(record.environment.created_utc).year >= 2024
