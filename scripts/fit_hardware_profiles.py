@@ -31,7 +31,8 @@ from magicdec.validate.kernels import extrapolation_error, refit_error
 
 FILES = (
     "gemm_bf16.csv.gz", "gemm_quantized.csv.gz", "decode_attention_bf16.csv.gz", "decode_attention_fp8.csv.gz",
-    "prefill_attention_bf16.csv.gz", "moe.csv.gz", "allreduce_bf16.csv.gz", "allreduce_engines.csv.gz",
+    "mla_decode.csv.gz", "prefill_attention_bf16.csv.gz", "moe.csv.gz", "allreduce_bf16.csv.gz",
+    "allreduce_engines.csv.gz",
 )  # fmt: skip
 SOURCE = "aiconfigurator-core 0.12.0 measured-kernel tables, {lane} lane, {dtype}"
 ENGINE_LANES = {
@@ -44,6 +45,7 @@ not show: there vLLM's servers get this engine's curve, the lowest of the three 
 OLDER_LANE = {"sglang": (), "trtllm": ("a100-sxm-80gb",)}
 VERSIONS = {"a100-sxm-80gb": "0.14.0"}
 ALL_REDUCE_VERSIONS = {"a100-sxm-80gb": "0.14.0", "l40s-48gb": "0.14.0"}
+LATENT_VERSIONS = {"a100-sxm-80gb": "1.0.0", "l40s-48gb": "1.0.0"}
 ATTENTION = {
     "a100-sxm-80gb": ("FlashAttention 2 (vLLM 0.14.0): splits the context with grouped heads only", "grouped"),
     "l40s-48gb": ("FlashAttention 2 (vLLM 0.24.0): splits the context with grouped heads only", "grouped"),
@@ -82,6 +84,9 @@ def source_of(table: Table, key: Group) -> str:
     if table.kind == "allreduce" and key.variant:
         newer, older, _ = ENGINE_LANES[key.variant]
         return SOURCE.format(lane=older if key.device in OLDER_LANE[key.variant] else newer, dtype="bf16")
+    if table.kind == "latent":
+        version = LATENT_VERSIONS.get(key.device, "1.3.0rc20")
+        return SOURCE.format(lane=f"TensorRT-LLM {version}", dtype=key.variant or "bf16")
     versions = ALL_REDUCE_VERSIONS if table.kind == "allreduce" else VERSIONS
     default = "0.19.0" if table.kind == "allreduce" else "0.24.0"
     return SOURCE.format(lane=f"vLLM {versions.get(key.device, default)}", dtype=key.variant or "bf16")
@@ -124,6 +129,8 @@ def start(profile: HardwareProfile, table: Table, key: Group) -> HardwareProfile
         if key.variant:
             library, splits = "vLLM 0.24.0's default decode kernel for the device, fp8 cache", "always"
         return with_curve(table, profile, key.variant, AttentionCurve(library=library, splits=splits))
+    if table.kind == "latent":
+        return with_curve(table, profile, key.variant, AttentionCurve(library="TensorRT-LLM's kernel for latents"))
     if table.kind != "allreduce":
         return profile
     if not key.variant:

@@ -1,10 +1,11 @@
 """Fits the profiles of serving engines (vllm, sglang, trtllm) to measured servers, and writes them.
 
-    python scripts/fit_serving_engines.py FILE.csv… tests/data/serving/speculative_moe.csv
+    python scripts/fit_serving_engines.py [FILE.csv…]
 
-FILEs have the columns of `magicdec validate serving`. What an engine can do and how it is built (the start of each
-profile below) comes from its documentation; the constants of magicdec/validate/serving_fit.py are fitted. Intervals are
-set by fits without each device, and without each model.
+FILEs (without any: those of tests/data/serving) have the columns of `magicdec validate serving`. What an engine can do
+and how it is built stays as it stands in its profile; the constants of magicdec/validate/serving_fit.py are fitted,
+from the same start whatever the profiles hold. Intervals are set by fits without each tp, device and model in turn.
+Nothing is written before the end.
 """
 
 from __future__ import annotations
@@ -16,79 +17,43 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import MagicdecError
-from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, save_engine
+from magicdec.perfmodel.arrays import Array
+from magicdec.specs.engine import ENGINES_DIRECTORY, SERVING_ENGINES, EngineProfile, load_engine, save_engine
 from magicdec.validate.serving_fit import (
     DRAFT_PRIORS,
+    LEFT_OUT,
     PRIORS,
+    Engines,
+    Priors,
     deviation,
-    fit_engine,
+    fit_engines,
     is_fitted_on,
     left_out_predictions,
+    without_copies,
 )
 from magicdec.validate.serving_rows import ServingRow, predict_rows, read_serving
 
-FORMATS = ("fp8", "fp8_block", "nvfp4")
-STARTS = (
-    EngineProfile(
-        name="vllm",
-        drafts=("self/streamingllm", "self/topk", "model/full", "ngram", "suffix", "eagle", "eagle3", "mtp"),
-        draft_on_all_ranks=True,
-        description="vLLM: V1 engine, chunked prefill mixed into decoding passes, captured graphs",
-        attention_kernel="split",
-        native_formats=FORMATS,
-        fused_experts=True,
-        allreduce_kernels="vllm",
-        catch_up="none",
-        ngram_lookup_s_per_sequence=25e-6,
-    ),
-    EngineProfile(
-        name="sglang",
-        drafts=("model/full", "ngram", "eagle", "eagle3", "mtp"),
-        draft_on_all_ranks=True,
-        description="SGLang: prompts in passes of their own, overlapped scheduling, captured graphs",
-        attention_kernel="split",
-        native_formats=FORMATS,
-        fused_experts=True,
-        allreduce_kernels="sglang",
-        mixes_prefill=False,
-        memory_fraction=0.85,
-        catch_up="none",
-        ngram_lookup_s_per_sequence=25e-6,
-    ),
-    EngineProfile(
-        name="trtllm",
-        drafts=("model/full", "ngram", "eagle3", "mtp"),
-        draft_on_all_ranks=True,
-        description="TensorRT-LLM: in-flight batching, no eviction, captured graphs for decoding passes",
-        attention_kernel="split",
-        native_formats=FORMATS,
-        fused_experts=True,
-        allreduce_kernels="trtllm",
-        admission="whole",
-        catch_up="none",
-        ngram_lookup_s_per_sequence=25e-6,
-    ),
-)
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "serving"
+FILES = ("server_tpot.csv.gz", "server_tpot_moe.csv.gz", "speculative_chains.csv", "speculative_moe.csv")
 SOURCES = {
     "ngram_lookup_s_per_sequence": "assumed: a search of a few thousand tokens on the host",
     "constants": "scripts/fit_serving_engines.py on measured servers of aiconfigurator-core 0.12.0 (Apache-2.0): "
     "InferenceMAX and NVIDIA's runs",
-    "relative_error": "spread of the fitted rows; other_device_error and other_model_error with each left out in turn",
+    "relative_error": "spread of the fitted rows, with each tp left out if that is wider; other_device_error and "
+    "other_model_error with each left out in turn",
 }
+NO_DRAFTS_MEASURED = "vLLM's, on top of this engine's own step: nothing was measured"
 
 
-def versions(rows: list[ServingRow]) -> str:
-    """The versions, devices and models that a profile is fitted on."""
-    named = sorted({row.engine_version for row in rows})
-    return f"{len(rows)} rows of measured servers: {', '.join(named)}"
-
-
-def rounded(profile: EngineProfile) -> EngineProfile:
-    values = {name: float(f"{getattr(profile, name):.3g}") for name in PRIORS}
+def rounded(profile: EngineProfile, priors: Priors) -> EngineProfile:
+    """Three significant digits; a constant of older versions only where there are such."""
+    values: dict[str, float | None] = {name: float(f"{getattr(profile, name):.3g}") for name in priors}
+    if not profile.asynchronous_since:
+        values["older_sequence_overhead_s"] = None
     return msgspec.structs.replace(profile, **values)
 
 
-def report(name: str, what: str, rows: list[ServingRow], predicted: np.ndarray) -> None:
+def report(name: str, what: str, rows: list[ServingRow], predicted: Array) -> None:
     error = np.abs(predicted / np.array([row.measured for row in rows]) - 1.0)
     for isolated in (True, False):
         chosen = error[np.array([row.is_isolated == isolated for row in rows])]
@@ -98,23 +63,31 @@ def report(name: str, what: str, rows: list[ServingRow], predicted: np.ndarray) 
             print(f"{name:7} {what:14} {kind:15} {chosen.size:4} rows: {chosen.mean():.1%}", flush=True)
 
 
-def fit(start: EngineProfile, rows: list[ServingRow]) -> EngineProfile:
-    """The start's profile, fitted, with its errors."""
-    save_engine(start, ENGINES_DIRECTORY / f"{start.name}.toml")
-    fitted = rounded(fit_engine(rows, start))
-    seen = predict_rows(rows, {start.name: fitted})
-    report(start.name, "fitted", rows, seen)
-    errors = {"relative_error": deviation(seen, rows)}
-    for kind, field in (("tp", None), ("device", "other_device_error"), ("model", "other_model_error")):
-        predicted = left_out_predictions(rows, start.name, kind)
-        report(start.name, f"{kind} left out", rows, predicted)
-        if field is not None and np.isfinite(predicted).any():
-            errors[field] = deviation(predicted, rows)
-        elif field is None:
-            errors["relative_error"] = max(errors["relative_error"], deviation(predicted, rows))
+def errors_of(rows: list[ServingRow], fitted: Engines) -> dict[str, dict[str, float]]:
+    """The standard deviations of each engine's predictions, fitted and with something left out."""
+    predicted = {"fitted": predict_rows(rows, fitted)}
+    predicted |= {kind: left_out_predictions(rows, fitted, kind) for kind in LEFT_OUT}
+    errors: dict[str, dict[str, float]] = {}
+    for name in fitted:
+        chosen = np.array([row.engine == name for row in rows])
+        mine = [row for row in rows if row.engine == name]
+        for what, values in predicted.items():
+            report(name, what if what == "fitted" else f"{what} left out", mine, values[chosen])
+        measured = np.array([row.measured for row in mine])
+        spread = {what: deviation(np.log(values[chosen] / measured)) for what, values in predicted.items()}
+        errors[name] = {
+            "relative_error": max(spread["fitted"], spread["tp"]),
+            "other_device_error": spread["device"],
+            "other_model_error": spread["model"],
+        }
+    return errors
+
+
+def described(profile: EngineProfile, rows: list[ServingRow], errors: dict[str, float]) -> EngineProfile:
+    versions = ", ".join(sorted({row.engine_version for row in rows}))
     return msgspec.structs.replace(
-        fitted,
-        fitted_on=versions(rows),
+        profile,
+        fitted_on=f"{len(rows)} rows of measured servers: {versions}",
         fitted_devices=tuple(sorted({row.hardware for row in rows})),
         fitted_models=tuple(sorted({row.model for row in rows})),
         sources=SOURCES,
@@ -129,7 +102,7 @@ def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[En
     for profile in profiles:  # vLLM's first
         mine = [row for row in rows if row.engine == profile.name]
         if mine:
-            fitted = fit_engine(mine, profile, DRAFT_PRIORS)
+            fitted = fit_engines(mine, {profile.name: profile}, DRAFT_PRIORS)[profile.name]
             costs = {name: float(f"{getattr(fitted, name):.3g}") for name in DRAFT_PRIORS}
             source = f"fitted to {len(mine)} chains: {', '.join(sorted({row.source for row in mine}))}"
         else:
@@ -137,7 +110,7 @@ def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[En
             costs = {name: getattr(vllm, name) for name in DRAFT_PRIORS}
             beyond = vllm.step_overhead_s - vllm.autoregressive_overhead_s
             costs["step_overhead_s"] = float(f"{profile.autoregressive_overhead_s + max(beyond, 0.0):.3g}")
-            source = "vLLM's, on top of this engine's own step: nothing was measured"
+            source = NO_DRAFTS_MEASURED
         result.append(msgspec.structs.replace(profile, **costs, sources=SOURCES | {"draft costs": source}))
         if mine:
             error = predict_rows(mine, {profile.name: result[-1]}) / np.array([row.measured for row in mine]) - 1.0
@@ -145,21 +118,26 @@ def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[En
     return result
 
 
-def main(paths: list[Path]) -> None:
+def fitted_profiles(paths: list[Path]) -> list[EngineProfile]:
+    """What the rows of these files make of the catalog's profiles."""
     rows, refused = read_serving(paths)
     if refused:
         print(f"{len(refused)} rows cannot be predicted; the first: {refused[0]}")
-    profiles = []
-    for start in STARTS:
-        mine = [row for row in rows if row.engine == start.name and is_fitted_on(row)]
-        profiles.append(fit(start, mine))
-    for profile in fit_drafts(profiles, [row for row in rows if row.metric == "speedup"]):
+    used = without_copies([row for row in rows if is_fitted_on(row) and row.engine in SERVING_ENGINES])
+    bases = {name: load_engine(name) for name in SERVING_ENGINES}
+    fitted = {name: rounded(profile, PRIORS) for name, profile in fit_engines(used, bases).items()}
+    errors = errors_of(used, fitted)
+    of_engine = {name: [row for row in used if row.engine == name] for name in fitted}
+    profiles = [described(fitted[name], of_engine[name], errors[name]) for name in fitted]
+    return fit_drafts(profiles, [row for row in rows if row.metric == "speedup"])
+
+
+def main(paths: list[Path]) -> None:
+    for profile in fitted_profiles(paths or [DATA / name for name in FILES]):
         save_engine(profile, ENGINES_DIRECTORY / f"{profile.name}.toml")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
     try:
         main([Path(argument) for argument in sys.argv[1:]])
     except MagicdecError as error:

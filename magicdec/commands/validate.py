@@ -62,10 +62,10 @@ def serving_command(
 
     Tables of vLLM, SGLang and TensorRT-LLM under load.
     """
-    from magicdec.validate.serving import validate_serving
+    from magicdec.validate.serving import by_cause, validate_serving
 
     document = validate_serving(files, left_out=left_out)
-    for line in document["refused"]:
+    for line in by_cause(document["refused"]):
         typer.echo(f"skipped: {line}", err=True)
     _print_groups(document, output_format)
 

@@ -22,7 +22,13 @@ import numpy as np
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.arrays import Array
 from magicdec.perfmodel.collectives import all_reduce_time
-from magicdec.perfmodel.roofline import KvReads, attention_time, elementwise_time, gemm_time
+from magicdec.perfmodel.roofline import (
+    KvReads,
+    attention_time,
+    elementwise_time,
+    gemm_time,
+    latent_attention_time,
+)
 from magicdec.specs.hardware import (
     LIMITS,
     AllReduceCurve,
@@ -121,6 +127,8 @@ GROUPED_MAX_SPLITS = 128.0
 """FlashAttention 2's constant."""
 BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
 """Searched, not descended: time steps with it. Counts as a parameter."""
+LATENT_BLOCKS = (1.0, 2.0)
+LATENT_STARTS: tuple[Mapping[str, float], ...] = ({}, {"max_splits": 1.5}, {"max_splits": 200.0, "wave_weight": 0.05})
 ATTENTION_PARAMETERS_UNTILED: Parameters = {
     "overhead_s": Free(prior=2e-5, spread=2.0),
     "bandwidth_efficiency": Free(prior=0.7, spread=0.7),
@@ -341,6 +349,37 @@ def fit_attention(
             starts=starts,
         )
         for blocks in BLOCKS_PER_MULTIPROCESSOR
+    ]  # fmt: skip
+    curve = min(candidates, key=lambda candidate: candidate[1])[0]
+    return with_fit(curve, len(parameters) + 1, seconds, predict(curve), fitted_on)
+
+
+def fit_latent(
+    rows: Rows, hw: HardwareProfile, *, kv_dtype: str = "bf16", library: str = "measured", fitted_on: str = ""
+) -> AttentionCurve:
+    """Fits decoding of latent attention: columns batch_size, num_heads, kv_len, time_s; row, flops_per_pair; weight.
+
+    The compute ceiling shows where many heads read one latent. Splits have no price of their own: more query
+    tokens, which need fewer of them, could take less time.
+    """
+    names = ("batch_size", "num_heads", "kv_len", "row", "flops_per_pair", "time_s")
+    batch, heads, kv_len, row, flops_per_pair, seconds = columns(rows, names)
+
+    def predict(curve: AttentionCurve) -> Array:
+        return latent_attention_time(
+            hw, batch=batch, query_len=1.0, kv_len=kv_len, num_heads=heads, row=row, flops_per_pair=flops_per_pair,
+            kv_dtype=kv_dtype, curve=curve, working_set_bytes="own",
+        ).time_s  # fmt: skip
+
+    parameters = {**ATTENTION_PARAMETERS, "flops_efficiency": Free(prior=0.6, spread=0.2)}
+    del parameters["split_overhead_s"]
+    start = AttentionCurve(library=library, split_overhead_s=0.0)
+    candidates = [
+        minimise(
+            msgspec.structs.replace(start, blocks_per_multiprocessor=blocks), parameters, predict, seconds,
+            row_weights(rows, seconds), starts=LATENT_STARTS,
+        )
+        for blocks in LATENT_BLOCKS
     ]  # fmt: skip
     curve = min(candidates, key=lambda candidate: candidate[1])[0]
     return with_fit(curve, len(parameters) + 1, seconds, predict(curve), fitted_on)

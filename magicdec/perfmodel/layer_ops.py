@@ -7,7 +7,7 @@ own in ops.py. A kind without one here cannot be predicted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,14 +88,28 @@ def projection_ops(model: ModelSpec, p: Pass) -> list[Op]:
     """The matrix products that every token passes; those of one shape are timed once."""
     counts: Counter[Projection] = Counter()
     for part, count in (*model.mixers, *model.feed_forwards):
-        for projection in part.projections(model.hidden_size):
+        for projection in _joined(part.projections(model.hidden_size)):
             counts[projection] += count
     return [_linear(projection, p, count=count * p.num_passes) for projection, count in counts.items()]
 
 
+def _joined(projections: Sequence[Projection]) -> list[Projection]:
+    """The projections to the latents of queries and of the cache, which have one input, as one product."""
+    latent = [each for each in projections if each.name in ("q_a", "kv_a")]
+    if len(latent) < 2:
+        return list(projections)
+    outputs = tuple(part for each in latent for part in each.outputs)
+    rest = [each for each in projections if each not in latent]
+    return [Projection("qkv_a", outputs, latent[0].inputs), *rest]
+
+
 def _linear(projection: Projection, p: Pass, *, count: Any) -> Op:
+    """Routers stay in 16 bits. Where experts are fused, shared ones are one more of them or run in a stream beside
+    them: their work is paid, their launches are not."""
     n, k = p.size(*projection.outputs), p.size(projection.inputs)
-    return ops.linear(projection.name, p.hardware, p.engine, p.dense_precision, m=p.tokens, n=n, k=k, count=count)
+    precision = p.dense_precision.tables if projection.name == "router" else p.dense_precision
+    op = ops.linear(projection.name, p.hardware, p.engine, precision, m=p.tokens, n=n, k=k, count=count)
+    return ops.without_launch(op) if p.engine.fused_experts and projection.name.startswith("shared_") else op
 
 
 def mixer_ops(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
@@ -105,11 +119,13 @@ def mixer_ops(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
 
 
 def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
+    found = [_norm_exchange(p, count=count)] if mixer.qk_norm == "layer" else []
     if p.is_prefill and p.hardware.prefill is not None:
-        return [_prefill_attention(mixer, p, count=count)]
+        return [*found, _prefill_attention(mixer, p, count=count)]
     several = np.where(p.query_len > 1, p.engine.verify_attention_factor, 1.0)
     factor = several * (p.attention_factor if mixer.mask == "full" else 1.0)
     return [
+        *found,
         ops.attention(
             p.hardware,
             p.engine,
@@ -122,8 +138,16 @@ def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
             head_dim=mixer.head_dim,
             count=count,
             factor=factor,
-        )
+        ),
     ]
+
+
+def _norm_exchange(p: Pass, *, count: int) -> Op:
+    """A norm over all heads adds up the squares of queries and keys over the ranks: two numbers per token."""
+    message_bytes = p.tokens * 2.0 * ops.FP32_BYTES
+    return ops.all_reduce(
+        p.hardware, p.engine, message_bytes=message_bytes, tp_size=p.tp, count=count * p.num_passes
+    )  # fmt: skip
 
 
 def _prefill_attention(mixer: Attention, p: Pass, *, count: int) -> Op:

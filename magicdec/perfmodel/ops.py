@@ -12,7 +12,7 @@ All arguments broadcast. A rank's share of KV heads is at least one head: beyond
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from magicdec.perfmodel.roofline import (
     elementwise_time,
     experts_touched,
     gemm_time,
+    latent_attention_time,
     moe_time,
     prefill_attention_time,
 )
@@ -70,6 +71,12 @@ def _op(
         compute_s=time.compute_s * scale,
         overhead_s=time.overhead_s * scale,
     )
+
+
+def without_launch(op: Op) -> Op:
+    """The operation beside another: its work without its fixed time."""
+    time_s = np.maximum(op.time_s - op.overhead_s, 0.0)
+    return replace(op, time_s=time_s, overhead_s=np.zeros_like(op.overhead_s))
 
 
 def fixed(name: str, group: Group, seconds: Any, cost: Cost | None = None) -> Op:
@@ -252,8 +259,6 @@ def latent_attention(
     """`count` layers of absorbed latent attention: every head attends to the same `latent_dim` numbers per token, the
     first `value_dim` of which are the values. 2·b·q·kv·heads·(latent + value) FLOPs; the latents read once, or
     (`is_sparse`) once per query token, whose choices differ.
-
-    Timed as grouped-query attention over one KV head of the same bytes and FLOPs.
     """
     batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in (batch, query_len, kv_len))
     if is_sparse:
@@ -328,19 +333,21 @@ def _one_latent(
     count: Any,
     factor: Any,
 ) -> Op:
-    """Many heads over one row of numbers per token, as the grouped-query attention of the same bytes and FLOPs."""
+    """Many heads over one row of numbers per token. By the curve of latent attention, which no factor of an engine is
+    about; an indexer's by that of ordinary attention."""
     heads = np.asarray(num_heads, dtype=np.float64)
     reads = query_len if engine.kv_reads == "per_query" else np.minimum(query_len, 1.0)
     cost = Cost(
         flops=batch * query_len * kv_len * heads * flops_per_pair,
         kv_bytes=batch * kv_len * row * precision.kv_bytes * reads,
     )
-    time = attention_time(
-        hw, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=heads * flops_per_pair / (2.0 * row),
-        num_kv_heads=1.0, head_dim=row / 2.0, kv_dtype=precision.kv_dtype, kv_reads=engine.kv_reads,
-        kernel=engine.attention_kernel,
+    curve = hw.latent.get(precision.kv_dtype) if name == "attention" else None
+    time = latent_attention_time(
+        hw, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=heads, row=row, flops_per_pair=flops_per_pair,
+        kv_dtype=precision.kv_dtype, kv_reads=engine.kv_reads, curve=curve,
     )  # fmt: skip
-    return _op(name, "attention", cost, time, count=count, factor=engine.attention_factor * factor)
+    factor = factor * (engine.attention_factor if curve is None else 1.0)
+    return _op(name, "attention", cost, time, count=count, factor=factor)
 
 
 def linear_attention(

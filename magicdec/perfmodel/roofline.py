@@ -202,15 +202,17 @@ def attention_time(
     kv_dtype: str = "bf16",
     kv_reads: KvReads = "per_sequence",
     kernel: AttentionKernel = "measured",
+    curve: AttentionCurve | None = None,
     working_set_bytes: WorkingSet = None,
 ) -> OpTime:
     """One layer's attention of `query_len` tokens per sequence, each over all of `kv_len` cached ones.
 
     `kv_reads` "per_query" is a kernel that reads the cache again for each query token. `kernel` "split" is one that
-    splits the context over blocks even where the device's measured kernel does not. Causal savings within the query
+    splits the context over blocks even where the device's measured kernel does not. `curve`: of another kernel than
+    the device's for ordinary attention. Causal savings within the query
     tokens are the caller's to account for.
     """
-    curve = hw.attention_curve(kv_dtype)
+    curve = curve or hw.attention_curve(kv_dtype)
     batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = np.broadcast_arrays(
         as_array(batch), as_array(query_len), as_array(kv_len),
         as_array(num_heads), as_array(num_kv_heads), as_array(head_dim),
@@ -234,6 +236,31 @@ def attention_time(
         busy_s = busy_s * np.interp(query_len * group, np.arange(len(curve.row_factors)) + 1.0, curve.row_factors)
     overhead_s = curve.overhead_s + np.where(kv_bytes > 0, splitting_s, 0.0)
     return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
+
+
+def latent_attention_time(
+    hw: HardwareProfile,
+    *,
+    batch: Any,
+    query_len: Any,
+    kv_len: Any,
+    num_heads: Any,
+    row: Any,
+    flops_per_pair: Any,
+    kv_dtype: str = "bf16",
+    kv_reads: KvReads = "per_sequence",
+    curve: AttentionCurve | None = None,
+    working_set_bytes: WorkingSet = None,
+) -> OpTime:
+    """One layer's attention of many heads over one row of `row` numbers per cached token, with `flops_per_pair` of a
+    head and a token: grouped-query attention over one KV head, of the same bytes and FLOPs. Several query tokens are to
+    the kernel what as many times the heads are."""
+    heads = as_array(num_heads) * as_array(flops_per_pair) / (2.0 * as_array(row))
+    return attention_time(
+        hw, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=heads, num_kv_heads=1.0,
+        head_dim=as_array(row) / 2.0, kv_dtype=kv_dtype, kv_reads=kv_reads, curve=curve,
+        working_set_bytes=working_set_bytes,
+    )  # fmt: skip
 
 
 def _blocks(

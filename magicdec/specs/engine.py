@@ -82,6 +82,10 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Per layer of any forward pass. Kernel curves hold each kernel's fixed time: this is what comes on top."""
     sequence_overhead_s: float = 0.0
     """Per sequence of a step: scheduling, sampling's inputs, detokenising, as far as nothing hides it."""
+    older_sequence_overhead_s: float | None = None
+    """The same in versions before `asynchronous_since`, which schedule between steps."""
+    asynchronous_since: str = ""
+    """The version from which scheduling runs beside the device by default; empty: all that were fitted on."""
     collective_overhead_s: float = 0.0
     """Per collective, on top of the link's time."""
     autoregressive_overhead_s: float = 0.0
@@ -177,6 +181,12 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             error = max(error, self.other_model_error or 0.0)
         return error
 
+    def of_version(self, version: str) -> EngineProfile:
+        """The profile of a version ("0.12.0"; one that is not named is taken as an older one)."""
+        if self.older_sequence_overhead_s is None or _numbers(version) >= _numbers(self.asynchronous_since):
+            return self
+        return msgspec.structs.replace(self, sequence_overhead_s=self.older_sequence_overhead_s)
+
     def runs(self, draft: str, method: str) -> bool:
         return draft_kind(draft, method) in self.drafts
 
@@ -195,6 +205,11 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(
                     f"'{name}' must be {'above' if positive else 'at least'} 0 and at most {limit:g}, not {value!r}"
                 )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """(0, 12) of "0.12.0rc1": what orders versions."""
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def engine_names() -> list[str]:

@@ -295,6 +295,8 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attention: AttentionCurve | None = None
     attention_formats: dict[str, AttentionCurve] = {}
     """Attention over a KV cache in a narrow format (fp8)."""
+    latent: dict[str, AttentionCurve] = {}
+    """Decoding of multi-head latent attention, by the format of the cache."""
     prefill: PrefillCurve | None = None
     moe: dict[str, MoeCurve] = {}
     """Mixtures of experts, by the format of the experts' weights."""
@@ -305,7 +307,7 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (*self.gemm_formats, *self.attention_formats, *self.moe):
+        for name in (*self.gemm_formats, *self.attention_formats, *self.latent, *self.moe):
             if name not in DTYPE_BYTES:
                 raise ValueError(f"curves for the unknown dtype '{name}' (known: {', '.join(DTYPE_BYTES)})")
         if not self.flops_per_s:
@@ -329,6 +331,10 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def attention_curve(self, kv_dtype: str = "bf16") -> AttentionCurve:
         """Over a cache in `kv_dtype`; in one that nobody measured, bf16's efficiencies."""
         return self.attention_formats.get(kv_dtype) or self.attention or AttentionCurve()
+
+    def latent_curve(self, kv_dtype: str = "bf16") -> AttentionCurve:
+        """Of latent attention over a cache in `kv_dtype`; unmeasured, of ordinary attention."""
+        return self.latent.get(kv_dtype) or self.attention_curve(kv_dtype)
 
     def prefill_curve(self) -> PrefillCurve:
         return self.prefill or PrefillCurve()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import math
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,14 +51,15 @@ class Row:
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """The rows of a CSV file with a header.
+    """The rows of a CSV file with a header; one whose name ends in .gz is compressed.
 
     Raises ConfigError when it cannot be read or holds no row.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+        content = Path(path).read_bytes()
+        text = (gzip.decompress(content) if Path(path).suffix == ".gz" else content).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a UTF-8 text table") from error
     reader = csv.DictReader(text.splitlines())

@@ -4,6 +4,7 @@ A table is a CSV file (gzip or not) with a column `device`, `latency_us`, and
 
     GEMM               m, n, k; dtype                                             (m,k) × (k,n)
     decode attention   batch_size, num_heads, num_kv_heads, head_dim, kv_len; kv_dtype    one query token per sequence
+    latent attention   batch_size, num_heads, kv_len; scope; kv_dtype             DeepSeek's; one query token each
     prefill attention  batch_size, num_heads, num_kv_heads, head_dim, prompt_len  causal, nothing cached before
     experts            num_tokens, hidden_size, moe_intermediate_size, num_experts_per_tok, num_experts, tp_size,
                        distribution; dtype                                        a layer's routed experts on one rank
@@ -28,13 +29,19 @@ import numpy.typing as npt
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.arrays import Array
 from magicdec.perfmodel.collectives import all_reduce_time
-from magicdec.perfmodel.curve_fit import fit_allreduce, fit_attention, fit_gemm
+from magicdec.perfmodel.curve_fit import fit_allreduce, fit_attention, fit_gemm, fit_latent
 from magicdec.perfmodel.layer_fit import fit_moe, fit_prefill
-from magicdec.perfmodel.roofline import attention_time, gemm_time, moe_time, prefill_attention_time
+from magicdec.perfmodel.roofline import (
+    attention_time,
+    gemm_time,
+    latent_attention_time,
+    moe_time,
+    prefill_attention_time,
+)
 from magicdec.specs.hardware import WEIGHT_ONLY, HardwareProfile, MoeCurve
 from magicdec.units import MIB, MICRO
 
-TableKind = Literal["gemm", "attention", "prefill", "moe", "allreduce"]
+TableKind = Literal["gemm", "attention", "prefill", "latent", "moe", "allreduce"]
 Mask = npt.NDArray[np.bool_]
 Columns = Mapping[str, Array]
 HELD_OUT_ONE_IN = 4
@@ -43,6 +50,10 @@ MAX_ALL_REDUCE_BYTES = 16 * MIB
 NEMOTRON_EXPERTS, NEMOTRON_WIDTH = 22, 1856
 WINDOWED_SHARE = 0.25
 """Share of shapes with several rows from which a table of attention is taken to hold windows too."""
+KERNEL_ALONE = "attention kernel"
+LATENT_LANE = "TensorRT-LLM"
+LATENT_ROW, LATENT_FLOPS_PER_PAIR = 512 + 64, 2.0 * (512 + 64 + 512)
+"""Of DeepSeek-V3's layers, whose kernels the table holds."""
 EAGER = "eager"
 VARIANTS = {
     "bf16": "", "bfloat16": "", "vLLM": "", "SGLang_CustomAllReduce_graph": "sglang", "TRTLLM": "trtllm",
@@ -98,6 +109,15 @@ TABLES = (
         other_weight=0.35,
     ),
     Table(
+        kind="latent",
+        columns=("batch_size", "num_heads", "kv_len"),
+        shape=("num_heads", "batch_size"),
+        variant="kv_dtype",
+        counted=lambda rows: (rows["kv_len"] >= 1024) & (rows["batch_size"] >= 4),
+        is_near=lambda rows: rows["num_heads"] <= 64,
+        other_weight=0.35,
+    ),
+    Table(
         kind="prefill",
         columns=("batch_size", "num_heads", "num_kv_heads", "head_dim", "prompt_len"),
         shape=("num_heads", "num_kv_heads", "head_dim"),
@@ -140,10 +160,12 @@ def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} is not a readable CSV file: {str(error).splitlines()[0]}") from error
-    table = next((table for table in TABLES if set(table.columns) <= set(frame.columns)), None)
+    table = next((table for table in TABLES if _holds(table, set(frame.columns))), None)
     if table is None or not {"device", "latency_us"} <= set(frame.columns):
         wanted = "; ".join(", ".join(("device", *table.columns, "latency_us")) for table in TABLES)
         raise ConfigError(f"{path} has the columns {', '.join(map(str, frame.columns))}; known tables have {wanted}")
+    if table.kind == "latent":
+        frame = _latent_kernels(path, frame)
     numbers: dict[str, Array] = {}
     for name in (*table.columns, "latency_us"):
         values = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64)
@@ -170,6 +192,21 @@ def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
     if table.kind == "moe":
         groups = {key: select(rows, ~_has_two_matrices(rows)) for key, rows in groups.items()}
     return table, groups
+
+
+def _holds(table: Table, names: set[str]) -> bool:
+    return set(table.columns) <= names and (table.kind != "latent" or "scope" in names)
+
+
+def _latent_kernels(path: Path, frame: Any) -> Any:
+    """Rows of the kernel alone, as TensorRT-LLM's table has it where the file's sources name several: SGLang's for a
+    cache in fp8 on Hopper takes seven times as long (it widens the cache), and no server is seen to use it."""
+    kernels = frame[frame["scope"] == KERNEL_ALONE]
+    if "source" in frame and kernels["source"].str.contains(LATENT_LANE).any():
+        kernels = kernels[kernels["source"].str.contains(LATENT_LANE)]
+    if kernels.empty:
+        raise ConfigError(f"{path}: no row's scope is '{KERNEL_ALONE}'")
+    return kernels.reset_index(drop=True)
 
 
 def _has_two_matrices(rows: Columns) -> Mask:
@@ -199,6 +236,12 @@ def predict(table: Table, hw: HardwareProfile, rows: Columns, variant: str = "")
         return attention_time(
             hw, batch=rows["batch_size"], query_len=1, kv_len=rows["kv_len"], num_heads=rows["num_heads"],
             num_kv_heads=rows["num_kv_heads"], head_dim=rows["head_dim"], kv_dtype=dtype, working_set_bytes="own",
+        ).time_s  # fmt: skip
+    if table.kind == "latent":
+        return latent_attention_time(
+            hw, batch=rows["batch_size"], query_len=1, kv_len=rows["kv_len"], num_heads=rows["num_heads"],
+            row=LATENT_ROW, flops_per_pair=LATENT_FLOPS_PER_PAIR, kv_dtype=dtype, curve=hw.latent_curve(dtype),
+            working_set_bytes="own",
         ).time_s  # fmt: skip
     if table.kind == "moe":
         return moe_time(
@@ -242,6 +285,8 @@ def curve_of(table: Table, hw: HardwareProfile, variant: str = "") -> Any:
         return hw.gemm_curve(variant or "bf16")
     if table.kind == "attention":
         return hw.attention_curve(variant or "bf16")
+    if table.kind == "latent":
+        return hw.latent_curve(variant or "bf16")
     if table.kind == "moe":
         return hw.moe.get(variant or "bf16") or MoeCurve()
     return hw.prefill_curve() if table.kind == "prefill" else hw.allreduce_curve(variant)
@@ -249,8 +294,8 @@ def curve_of(table: Table, hw: HardwareProfile, variant: str = "") -> Any:
 
 def with_curve(table: Table, hw: HardwareProfile, variant: str, curve: Any) -> HardwareProfile:
     """The profile with that curve in its place."""
-    if table.kind == "moe":
-        return msgspec.structs.replace(hw, moe={**hw.moe, variant or "bf16": curve})
+    if table.kind in ("moe", "latent"):
+        return msgspec.structs.replace(hw, **{table.kind: {**getattr(hw, table.kind), variant or "bf16": curve}})
     if not variant:
         return msgspec.structs.replace(hw, **{table.kind: curve})
     field = "allreduce_engines" if table.kind == "allreduce" else f"{table.kind}_formats"
@@ -281,6 +326,9 @@ def refit(
         curve = fit_attention(
             weighted, hw, kv_dtype=dtype, splits=known.splits, library=known.library, fitted_on=fitted_on
         )
+    elif table.kind == "latent":
+        weighted |= {"row": LATENT_ROW, "flops_per_pair": LATENT_FLOPS_PER_PAIR}
+        curve = fit_latent(weighted, hw, kv_dtype=dtype, library=known.library, fitted_on=fitted_on)
     elif table.kind == "moe":
         curve = fit_moe(weighted, hw, weight_dtype=dtype, compute_dtype=_compute_dtype(dtype), fitted_on=fitted_on)
     elif table.kind == "prefill":

@@ -3,12 +3,14 @@
 Each group has `rows`, `mape` (mean absolute relative error), `bias` (median error), `p90` (its 90th percentile) and
 `coverage` (share of rows within their 90 % interval); by tp too. Rows whose note says that requests queued, or that
 they lie below the bytes to be read, make groups of their own. `left_out` adds each error with the row's device, tp or
-model left out of the engine's fit (fitted on the other rows of the call).
+model left out of the engines' fits (fitted on the other rows of the call), and the coverage of the intervals that the
+errors of other devices (tps, models), left out in their turn, give it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import numpy as np
 
 from magicdec.perfmodel.arrays import Array
 from magicdec.specs.engine import load_engine
-from magicdec.validate.serving_fit import LEFT_OUT, Z_90, left_out_predictions
+from magicdec.validate.serving_fit import LEFT_OUT, Z_90, left_out_predictions, nested_deviations
 from magicdec.validate.serving_rows import ServingRow, predict_rows, read_serving
 
 
@@ -30,6 +32,19 @@ def group_name(row: ServingRow) -> str:
     else:
         what = "decoding alone" if row.is_isolated else "prefill inside"
     return "/".join((row.source, row.hardware, row.engine, what))
+
+
+def by_cause(refused: Sequence[str]) -> list[str]:
+    """One line per cause: "first file:line: what is wrong (and n more rows)"."""
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for line in refused:
+        cause = re.sub(r"^.*?:\d+: ", "", line)
+        first.setdefault(cause, line)
+        counts[cause] += 1
+    more = {cause: count - 1 for cause, count in counts.items()}
+    rows = {cause: f" (and {n} more row{'s' if n > 1 else ''})" if n else "" for cause, n in more.items()}
+    return [line + rows[cause] for cause, line in first.items()]
 
 
 def relative_errors(rows: Sequence[ServingRow]) -> Array:
@@ -64,7 +79,7 @@ def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[s
     measured = np.array([row.measured for row in rows])
     error = predict_rows(rows) / measured - 1.0
     deviation = relative_errors(rows)
-    without = _without(rows, measured) if left_out else {}
+    without = _without(rows) if left_out else {}
     members: dict[str, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         name = group_name(row)
@@ -74,23 +89,23 @@ def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[s
     groups = []
     for name in sorted(members):
         group = _summary(name, members[name], error, deviation)
-        for kind, other in without.items():
-            known = other[members[name]]
-            known = known[np.isfinite(known)]
-            group[f"mape_other_{kind}"] = float(np.mean(np.abs(known))) if known.size else None
+        for kind, (log_error, width) in without.items():
+            known = [index for index in members[name] if np.isfinite(log_error[index])]
+            inside = np.abs(log_error[known]) <= Z_90 * width[known]
+            group[f"mape_other_{kind}"] = float(np.mean(np.abs(np.expm1(log_error[known])))) if known else None
+            group[f"coverage_other_{kind}"] = float(np.mean(inside)) if known else None
         groups.append(group)
     return {"groups": groups, "refused": refused}
 
 
-def _without(rows: Sequence[ServingRow], measured: Array) -> dict[str, Array]:
-    """Errors with the row's device, tp or model left out of the fit."""
-    errors: dict[str, Array] = {}
+def _without(rows: Sequence[ServingRow]) -> dict[str, tuple[Array, Array]]:
+    """Errors (of the logarithm) with the row's device, tp or model left out of the fit, and the standard deviations
+    that the rows of other devices (tps, models) give them."""
+    bases = {name: load_engine(name) for name in dict.fromkeys(row.engine for row in rows)}
+    bases = {name: engine for name, engine in bases.items() if engine.fitted_devices}
+    measured = np.array([row.measured for row in rows])
+    found: dict[str, tuple[Array, Array]] = {}
     for kind in LEFT_OUT:
-        errors[kind] = np.full(len(rows), np.nan)
-        for engine in {row.engine for row in rows}:
-            if not load_engine(engine).fitted_devices:
-                continue
-            mine = [index for index, row in enumerate(rows) if row.engine == engine]
-            predicted = left_out_predictions([rows[index] for index in mine], engine, kind)
-            errors[kind][mine] = predicted / measured[mine] - 1.0
-    return errors
+        log_error = np.log(left_out_predictions(rows, bases, kind) / measured)
+        found[kind] = log_error, nested_deviations(rows, log_error, kind)
+    return found

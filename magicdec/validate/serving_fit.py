@@ -1,76 +1,98 @@
 """Fits the constants of serving engines to measured servers, and says how well they carry over.
 
 Few constants per engine, each with a prior: factors near 1 (kernel curves come from tables of single kernels), fixed
-costs of the size that one launch or one step of a scheduler takes. Left out of every fit: rows whose note says that
-requests queued or that they lie below the bytes to be read, and those of `is_prefix_cached` and `is_capped`.
+costs of the size that one launch or one step of a scheduler takes. Engines are fitted together, since they run like
+kernels on the same hosts: each constant is a value that all share plus the engine's own deviation from it, so that an
+engine borrows what its own rows do not tell (a format, a device) from the others' rows,
+
+    Σ_rows ρ(ln(predicted/measured) / 6 %) + Σ shared² + Σ_engines (deviation / 0.7)²     codes in units of the priors
+
+Left out of every fit: rows whose note says that requests queued or that they lie below the bytes to be read, those of
+`is_prefix_cached` and `is_capped`, and copies of a row (some servers stand in several dumps).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from magicdec.perfmodel.arrays import Array
-from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import EngineProfile
 from magicdec.validate.serving_rows import ServingRow, predict_rows
 
 ROW_ERROR = 0.06
 """Standard deviation of a row about the model, beside which the priors weigh."""
+OWN_SPREAD = 0.7
+"""Standard deviation of an engine's own deviation, in units of a prior's spread."""
+LARGEST_SHARE = 0.999
+CODE_STEP = 1e-3
+MAX_ROUNDS = 60
 Z_90 = 1.6448536269514722
 LEAST_ERROR = 0.03
 LeftOut = Literal["device", "tp", "model"]
 LEFT_OUT: tuple[LeftOut, ...] = ("device", "tp", "model")
 MIN_ROWS = 12
 MANY_REQUESTS = 512
+Engines = Mapping[str, EngineProfile]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """Middle and standard deviation: of the logarithm for `log`; `share` is cut to (0, 1], `cost` at 0."""
+    """Middle, and standard deviation of the logarithm; of the logit for a `share`."""
 
     middle: float
     spread: float
-    scale: Literal["log", "share", "cost"]
+    is_share: bool = False
 
-    def decode(self, code: float) -> float:
-        if self.scale == "log":
-            return self.middle * float(np.exp(self.spread * code))
-        value = self.middle + self.spread * code
-        return min(max(value, 0.05), 1.0) if self.scale == "share" else max(value, 0.0)
+    def decode(self, code: Any) -> Any:
+        """The constant at a code (or at each of several)."""
+        if self.is_share:
+            return 1.0 / (1.0 + (1.0 / self.middle - 1.0) * np.exp(-self.spread * code))
+        return self.middle * np.exp(self.spread * code)
+
+    def encode(self, value: float) -> float:
+        if self.is_share:
+            value = min(value, LARGEST_SHARE)
+            return float(np.log(value / (1.0 - value)) - np.log(self.middle / (1.0 - self.middle))) / self.spread
+        return float(np.log(value / self.middle)) / self.spread
 
 
+Priors = Mapping[str, Prior]
 PRIORS: dict[str, Prior] = {
-    "gemm_factor": Prior(middle=1.0, spread=0.07, scale="log"),
-    "narrow_gemm_factor": Prior(middle=1.0, spread=0.1, scale="log"),
-    "experts_factor": Prior(middle=1.0, spread=0.25, scale="log"),
-    "attention_factor": Prior(middle=1.0, spread=0.2, scale="log"),
-    "collective_factor": Prior(middle=1.0, spread=0.2, scale="log"),
-    "elementwise_factor": Prior(middle=1.0, spread=0.3, scale="log"),
-    "autoregressive_overhead_s": Prior(middle=0.4e-3, spread=0.3e-3, scale="cost"),
-    "sequence_overhead_s": Prior(middle=15e-6, spread=10e-6, scale="cost"),
-    "prefill_factor": Prior(middle=1.0, spread=0.15, scale="log"),
-    "prefill_layer_overhead_s": Prior(middle=50e-6, spread=50e-6, scale="cost"),
-    "prefill_share": Prior(middle=0.9, spread=0.2, scale="share"),
+    "gemm_factor": Prior(middle=1.0, spread=0.07),
+    "narrow_gemm_factor": Prior(middle=1.0, spread=0.1),
+    "experts_factor": Prior(middle=1.0, spread=0.25),
+    "attention_factor": Prior(middle=1.0, spread=0.2),
+    "collective_factor": Prior(middle=1.0, spread=0.2),
+    "elementwise_factor": Prior(middle=1.0, spread=0.3),
+    "autoregressive_overhead_s": Prior(middle=0.4e-3, spread=0.8),
+    "sequence_overhead_s": Prior(middle=10e-6, spread=0.8),
+    "older_sequence_overhead_s": Prior(middle=30e-6, spread=0.5),
+    "prefill_factor": Prior(middle=1.0, spread=0.15),
+    "prefill_layer_overhead_s": Prior(middle=50e-6, spread=0.8),
+    "prefill_share": Prior(middle=0.9, spread=1.0, is_share=True),
 }
-
-
 DRAFT_PRIORS: dict[str, Prior] = {
-    "draft_step_overhead_s": Prior(middle=0.2e-3, spread=0.3e-3, scale="cost"),
-    "step_overhead_s": Prior(middle=1e-3, spread=1e-3, scale="cost"),
-    "eagle3_draft_overhead_s": Prior(middle=0.2e-3, spread=0.3e-3, scale="cost"),
-    "eagle3_step_overhead_s": Prior(middle=0.3e-3, spread=0.5e-3, scale="cost"),
+    "draft_step_overhead_s": Prior(middle=0.2e-3, spread=1.0),
+    "step_overhead_s": Prior(middle=1e-3, spread=1.0),
+    "eagle3_draft_overhead_s": Prior(middle=0.2e-3, spread=1.0),
+    "eagle3_step_overhead_s": Prior(middle=0.3e-3, spread=1.0),
 }
 """Of speculative rows."""
 
 
 def is_prefix_cached(row: ServingRow) -> bool:
-    """vLLM 0.12.0 with fp8 weights among NVIDIA's runs: prompts come faster than the device's peak could compute them
-    (to 1,900 of 1,979 TFLOP/s on an H200, beside decoding), so most of each prompt was in the prefix cache."""
-    return row.engine == "vllm" and row.source.startswith("NVIDIA") and row.weight_dtype == "fp8"
+    """vLLM 0.12.0 and TensorRT-LLM 1.2.0rc6 with fp8 weights among NVIDIA's runs: prompts come faster than the device
+    could compute them (to 1,900 of 1,979 TFLOP/s on an H200, and 420 on an H100 where decoding alone fills the time
+    between tokens), so most of each prompt was in the prefix cache."""
+    engine = row.engine_version.startswith(("vllm", "trtllm 1.2.0rc6"))
+    return engine and row.source.startswith("NVIDIA") and row.weight_dtype == "fp8"
 
 
 def is_capped(row: ServingRow) -> bool:
@@ -83,51 +105,148 @@ def is_fitted_on(row: ServingRow) -> bool:
     return row.metric == "tpot_ms" and row.gamma == 0 and not left_out
 
 
-def fit_engine(rows: Sequence[ServingRow], base: EngineProfile, priors: Mapping[str, Prior] = PRIORS) -> EngineProfile:
-    """`base` with the constants of `priors` that best explain the rows."""
-    from scipy.optimize import least_squares
+def without_copies(rows: Sequence[ServingRow]) -> list[ServingRow]:
+    """One of each set of rows that say the same of one server."""
+    kept = {(row.hardware, row.engine, row.tp_size, row.batch_size, row.prompt_len, row.output_len, row.value): row
+            for row in reversed(rows)}  # fmt: skip
+    return list(kept.values())[::-1]
 
-    measured = np.log([row.measured for row in rows])
 
-    def profile(codes: Array) -> EngineProfile:
-        values = {name: prior.decode(float(code)) for (name, prior), code in zip(priors.items(), codes, strict=True)}
-        return msgspec.structs.replace(base, **values)
+@lru_cache(maxsize=64)
+def shape_of(model: str) -> str:
+    """What models of one shape share: DeepSeek's V3 and R1 are one when a model is left out."""
+    spec = load_model_spec(model)
+    return repr((spec.hidden_size, spec.vocab_size, spec.mixers, spec.feed_forwards))
 
-    def residuals(codes: Array) -> Array:
-        error = np.log(predict_rows(rows, {base.name: profile(codes)})) - measured
-        return np.concatenate([error / ROW_ERROR, codes])
 
-    fitted = least_squares(
-        residuals,
-        np.zeros(len(priors)),
-        loss="soft_l1",
-        diff_step=np.full(len(priors), 1e-3),
-        ftol=1e-4,
-        xtol=1e-4,
-        max_nfev=60,
-    )
-    return profile(fitted.x)
+class _Joint:
+    """Residuals of all engines' rows and of the priors, and their derivatives, in the codes: the shared ones, then
+    each engine's deviations.
+
+    The loss is ρ(z) = 2 (√(1 + z²) − 1). A prior's residual is c·√(1 + c²/4), of which it makes c².
+    """
+
+    def __init__(self, rows: Sequence[ServingRow], bases: Engines, priors: Priors) -> None:
+        self.priors = priors
+        self.bases = bases
+        self.rows = {name: [row for row in rows if row.engine == name] for name in bases}
+        self.measured = {name: np.log([row.measured for row in mine]) for name, mine in self.rows.items()}
+        self.size = len(priors)
+
+    def _offset(self, index: int) -> int:
+        return (index + 1) * self.size
+
+    def engine_codes(self, codes: Array, index: int) -> Array:
+        at = self._offset(index)
+        return np.asarray(codes[: self.size] + OWN_SPREAD * codes[at : at + self.size])
+
+    def profile(self, name: str, codes: Array) -> EngineProfile:
+        """At (constants,) codes; with (constants, n), constants are columns of n values, which predictions keep."""
+        values = {key: prior.decode(code) for (key, prior), code in zip(self.priors.items(), codes, strict=True)}
+        values = {key: float(value) if np.ndim(value) == 0 else value[:, None] for key, value in values.items()}
+        return msgspec.structs.replace(self.bases[name], **values)
+
+    def _errors(self, name: str, codes: Array) -> Array:
+        predicted = predict_rows(self.rows[name], {name: self.profile(name, codes)})
+        return np.asarray((np.log(predicted) - self.measured[name]) / ROW_ERROR)
+
+    def residuals(self, codes: Array) -> Array:
+        errors = [
+            self._errors(name, self.engine_codes(codes, i)) for i, name in enumerate(self.bases) if self.rows[name]
+        ]
+        return np.concatenate([*errors, codes * np.sqrt(1.0 + codes**2 / 4.0)])
+
+    def jacobian(self, codes: Array) -> Array:
+        blocks = []
+        for index, name in enumerate(self.bases):
+            if not self.rows[name]:
+                continue
+            at, here = self._offset(index), self.engine_codes(codes, index)
+            moved = here[:, None] + CODE_STEP * np.concatenate([np.eye(self.size), np.zeros((self.size, 1))], axis=1)
+            errors = np.atleast_2d(self._errors(name, moved))
+            slopes = (errors[:-1] - errors[-1]).T / CODE_STEP
+            block = np.zeros((len(self.rows[name]), codes.size))
+            block[:, : self.size] = slopes
+            block[:, at : at + self.size] = OWN_SPREAD * slopes
+            blocks.append(block)
+        return np.concatenate([*blocks, np.diag((1.0 + codes**2 / 2.0) / np.sqrt(1.0 + codes**2 / 4.0))])
+
+    def codes_of(self, engines: Engines) -> Array:
+        """The codes of given constants, divided between shared ones and deviations as is likeliest by the priors."""
+        own = np.array([[p.encode(getattr(e, key)) for key, p in self.priors.items()] for e in engines.values()])
+        shared = own.sum(axis=0) / (OWN_SPREAD**2 + len(engines))
+        return np.concatenate([shared, ((own - shared) / OWN_SPREAD).reshape(-1)])
+
+    def minimised(self, start: Array) -> Any:
+        from scipy.optimize import least_squares
+
+        return least_squares(
+            self.residuals, start, jac=self.jacobian, loss="soft_l1", ftol=1e-5, xtol=1e-5, max_nfev=MAX_ROUNDS
+        )
+
+
+def fit_engines(rows: Sequence[ServingRow], bases: Engines, priors: Priors = PRIORS) -> dict[str, EngineProfile]:
+    """`bases` with the constants of `priors` that best explain the rows together, whatever their values in `bases`."""
+    joint = _Joint(rows, bases, priors)
+    codes = joint.minimised(np.zeros((len(bases) + 1) * joint.size)).x
+    return {name: joint.profile(name, joint.engine_codes(codes, index)) for index, name in enumerate(bases)}
+
+
+def improvement(rows: Sequence[ServingRow], engines: Engines, priors: Priors = PRIORS) -> float:
+    """By which share a fit that starts from these constants lowers what it minimises."""
+    known = {
+        name: msgspec.structs.replace(
+            engine,
+            **{key: prior.middle for key, prior in priors.items() if getattr(engine, key) is None},
+        )
+        for name, engine in engines.items()
+    }
+    joint = _Joint(rows, known, priors)
+    start = joint.codes_of(known)
+    before = float(np.sum(2.0 * (np.sqrt(1.0 + joint.residuals(start) ** 2) - 1.0)) / 2.0)
+    return 1.0 - float(joint.minimised(start).cost) / before
 
 
 def _key(kind: LeftOut) -> Callable[[ServingRow], Any]:
-    return {"device": lambda row: row.hardware, "tp": lambda row: row.tp_size, "model": lambda row: row.model}[kind]
+    keys: dict[LeftOut, Callable[[ServingRow], Any]] = {
+        "device": lambda row: row.hardware,
+        "tp": lambda row: row.tp_size,
+        "model": lambda row: shape_of(row.model),
+    }
+    return keys[kind]
 
 
-def left_out_predictions(rows: Sequence[ServingRow], engine: str, kind: LeftOut) -> Array:
-    """What the profile predicts for each row when fitted without its device (tp, model); NaN with too few others."""
-    key, base = _key(kind), load_engine(engine)
+def left_out_predictions(rows: Sequence[ServingRow], bases: Engines, kind: LeftOut) -> Array:
+    """What the profiles predict for each row when all are fitted without its device (tp, model); NaN with too few
+    others."""
+    key = _key(kind)
     predicted = np.full(len(rows), np.nan)
-    for value in {key(row) for row in rows}:
-        others = [row for row in rows if key(row) != value and is_fitted_on(row)]
-        test = [index for index, row in enumerate(rows) if key(row) == value]
-        if len(others) >= MIN_ROWS:
-            fitted = fit_engine(others, base)
-            predicted[test] = predict_rows([rows[index] for index in test], {engine: fitted})
+    for value in dict.fromkeys(map(key, rows)):
+        others = without_copies(
+            [row for row in rows if key(row) != value and is_fitted_on(row) and row.engine in bases]
+        )
+        test = [index for index, row in enumerate(rows) if key(row) == value and row.engine in bases]
+        if len(others) >= MIN_ROWS and test:
+            predicted[test] = predict_rows([rows[index] for index in test], fit_engines(others, bases))
     return predicted
 
 
-def deviation(predicted: Array, rows: Sequence[ServingRow]) -> float:
-    """The standard deviation whose 90 % interval holds 90 % of the rows (NaN left out)."""
-    error = np.abs(np.log(predicted / np.array([row.measured for row in rows])))
-    error = error[np.isfinite(error)]
+def deviation(log_error: Array) -> float:
+    """The standard deviation whose 90 % interval holds 90 % of the rows with these errors of the logarithm (NaN left
+    out)."""
+    error = np.abs(log_error[np.isfinite(log_error)])
     return max(LEAST_ERROR, float(np.quantile(error, 0.9)) / Z_90) if error.size else float("nan")
+
+
+def nested_deviations(rows: Sequence[ServingRow], log_error: Array, kind: LeftOut) -> Array:
+    """For each row the deviation of left-out errors on the engine's rows of other devices (tps, models), or of all
+    engines' where it has no other: what could be said of the row before it was seen."""
+    key = _key(kind)
+    values, engines = np.array([str(key(row)) for row in rows]), np.array([row.engine for row in rows])
+    judged = np.array([is_fitted_on(row) for row in rows]) & np.isfinite(log_error)
+    widths = np.full(len(rows), np.nan)
+    for value, engine in set(zip(values, engines, strict=True)):
+        other = judged & (values != value)
+        own = other & (engines == engine)
+        widths[(values == value) & (engines == engine)] = deviation(log_error[own if own.sum() >= MIN_ROWS else other])
+    return widths

@@ -146,13 +146,17 @@ def parse_row(row: Row) -> ServingRow:
 
 
 def _weight_dtype(row: Row, model: str) -> str:
-    """The experts' format where a note names it ("moe_quant=fp8_block"): they are nearly all weights."""
+    """The experts' format where a note names it ("moe_quant=fp8_block"): they are nearly all weights. A checkpoint that
+    is published in blocks of fp8 is served as it is."""
     dtype = row.text("weight_dtype", "bf16")
     note = row.text("note", "")
     if "moe_quant=" in note:
         dtype = note.split("moe_quant=")[1].split(";")[0].strip()
     if dtype in ("fp4", "nvfp4") and model.startswith("gpt-oss"):
         return "mxfp4"
+    published = load_model_spec(model).quantization
+    if dtype == "fp8" and published is not None and published.weight_dtype == "fp8_block":
+        return "fp8_block"
     return "nvfp4" if dtype == "fp4" else dtype
 
 
@@ -177,17 +181,21 @@ def read_serving(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
 
 
 def predict_rows(rows: Sequence[ServingRow], engines: Mapping[str, EngineProfile] | None = None) -> Array:
-    """Seconds or speedup of each row, as `measured`; `engines` replaces profiles of the catalog by name."""
-    result = np.empty(len(rows))
+    """Seconds or speedup of each row, as `measured`; `engines` replaces profiles of the catalog by name.
+
+    An engine's constants may be columns of n values: the result then is (n, rows).
+    """
+    found: dict[int, Array] = {}
     alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
-        key = (row.model, row.hardware, row.engine, row.weight_dtype, row.kv_dtype, row.draft, row.metric)
+        key = (row.model, row.hardware, row.engine_version, row.weight_dtype, row.kv_dtype, row.draft, row.metric)
         alike[key].append(index)
     for indices in alike.values():
         some = [rows[index] for index in indices]
         engine = (engines or {}).get(some[0].engine) or load_engine(some[0].engine)
-        result[indices] = _predict_alike(some, engine)
-    return result
+        engine = engine.of_version(some[0].engine_version.partition(" ")[2])
+        found.update(zip(indices, np.moveaxis(_predict_alike(some, engine), -1, 0), strict=True))
+    return np.stack(np.broadcast_arrays(*(found[index] for index in range(len(rows)))), axis=-1)
 
 
 def _column(rows: Sequence[ServingRow], name: str) -> Array:

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.forward import forward_pass
-from magicdec.perfmodel.roofline import attention_time, gemm_time, moe_time, prefill_attention_time
+from magicdec.perfmodel.roofline import (
+    attention_time,
+    gemm_time,
+    latent_attention_time,
+    moe_time,
+    prefill_attention_time,
+)
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.steps import step_terms
@@ -66,6 +72,26 @@ def test_attention_takes_at_least_its_bytes_and_flops(device):
     flops = 4.0 * batch * length * (length + 1) / 2 * 8 * heads * 128
     assert np.all(prompt * hw.compute_rate("bf16") * ABOVE_DATASHEET >= flops)
     assert np.all(np.diff(prompt, axis=1) > 0)
+
+
+@pytest.mark.parametrize("device", [name for name in GPUS if load_hardware(name).latent])
+def test_latent_attention_takes_at_least_its_bytes_and_no_less_with_more_query_tokens(device):
+    """40 batches × 41 contexts × 4 numbers of heads × 6 of query tokens: 39,000 points a format and device."""
+    hw = load_hardware(device)
+    batch, length, heads, queries = grid(BATCH, CONTEXT, np.array([8.0, 16.0, 64.0, 128.0]), 2.0 ** np.arange(6))
+    for dtype, curve in hw.latent.items():
+        time = latent_attention_time(
+            hw, batch=batch, query_len=queries, kv_len=length, num_heads=heads, row=576, flops_per_pair=2176.0,
+            kv_dtype=dtype, curve=curve,
+        ).time_s  # fmt: skip
+        assert np.all(np.isfinite(time))
+        num_bytes = batch * length * 576 * bytes_per_element(dtype)
+        assert np.all(time * hw.memory_bytes_per_s * ABOVE_DATASHEET >= num_bytes)
+        assert np.all(np.diff(time, axis=3) >= -DIP * time[..., :-1])
+        flops = batch * length * heads * queries * 2176.0
+        assert np.all(
+            time * hw.compute_rate("fp8" if dtype == "fp8" and "fp8" in hw.flops_per_s else "bf16") * 1.2 >= flops
+        )
 
 
 @pytest.mark.parametrize("device", [name for name in GPUS if load_hardware(name).moe])

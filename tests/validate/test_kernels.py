@@ -23,6 +23,8 @@ TARGETS = {
     "gemm/nvfp4": {"b200-sxm-192gb": 11},
     "attention": {"a100-sxm-80gb": 7, "h100-sxm-80gb": 5, "h200-sxm-141gb": 5, "b200-sxm-192gb": 7, "l40s-48gb": 12},
     "attention/fp8": {"h100-sxm-80gb": 7, "h200-sxm-141gb": 8, "b200-sxm-192gb": 9, "l40s-48gb": 14},
+    "latent": {"a100-sxm-80gb": 6, "h100-sxm-80gb": 7, "h200-sxm-141gb": 8, "b200-sxm-192gb": 13, "l40s-48gb": 6},
+    "latent/fp8": {"a100-sxm-80gb": 6, "h100-sxm-80gb": 8, "h200-sxm-141gb": 7, "b200-sxm-192gb": 14, "l40s-48gb": 6},
     "prefill": {"a100-sxm-80gb": 10, "h100-sxm-80gb": 10, "h200-sxm-141gb": 10, "b200-sxm-192gb": 11, "l40s-48gb": 11},
     "moe": {"a100-sxm-80gb": 19, "h100-sxm-80gb": 10, "h200-sxm-141gb": 10, "b200-sxm-192gb": 14, "l40s-48gb": 19},
     "moe/fp8": {"h100-sxm-80gb": 14, "h200-sxm-141gb": 16, "b200-sxm-192gb": 15, "l40s-48gb": 25},
