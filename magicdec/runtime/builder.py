@@ -17,7 +17,8 @@ from torch import Tensor
 from magicdec.errors import CheckpointError
 from magicdec.runtime.attention import Scoring
 from magicdec.runtime.checkpoint import ALL, CheckpointDirectory, TensorSource
-from magicdec.runtime.distributed import TensorParallel
+from magicdec.runtime.distributed import SINGLE, TensorParallel
+from magicdec.runtime.experts import Experts, Router
 from magicdec.runtime.kv_cache import Kept
 from magicdec.runtime.layers import (
     MLP,
@@ -35,7 +36,7 @@ from magicdec.runtime.mixers import GroupedAttention
 from magicdec.runtime.rotary import RotaryEmbedding
 from magicdec.runtime.transformer import Layer, Transformer
 from magicdec.specs.layers import MLP as DenseMLP
-from magicdec.specs.layers import Attention, Rope
+from magicdec.specs.layers import Attention, MixtureOfExperts, Rope
 from magicdec.specs.layers import Layer as LayerSpec
 from magicdec.specs.model import ModelSpec
 
@@ -47,6 +48,8 @@ BESIDE_THE_DECODER = (
     "model.vision_model.", "model.multi_modal_projector.",
 )  # fmt: skip
 """Modules that turn images into embeddings: text does not pass them."""
+EXPERT_MATRICES = {"gate_proj": ("gate_proj", "up_proj", "down_proj"), "w1": ("w1", "w3", "w2")}
+"""By TensorNames.expert."""
 NORM_PLACES = {
     "before": ("input_norm", "mlp_norm"),
     "after": ("mixed_norm", "output_norm"),
@@ -222,15 +225,71 @@ class Builder:
             return AllHeadsNorm(weight_ND=weight_ND, eps=eps, num_heads=heads.counts[0], tp=self._tp)
         return (HeadNorm if kind.qk_norm == "head" else HeadLayerNorm)(weight_ND=weight_ND, eps=eps)
 
-    def _feed_forward(self, prefix: str, layer: LayerSpec) -> MLP:
+    def _feed_forward(self, prefix: str, layer: LayerSpec) -> MLP | Experts:
+        if isinstance(layer.mlp, MixtureOfExperts):
+            return self._mixture(prefix, layer.mlp)
         assert isinstance(layer.mlp, DenseMLP)
-        return self._mlp(prefix, layer.mlp, self._tp)
+        return self._mlp(prefix, layer.mlp, reduced_over=self._tp)
 
-    def _mlp(self, prefix: str, kind: DenseMLP, reduced_over: TensorParallel) -> MLP:
+    def _mixture(self, prefix: str, kind: MixtureOfExperts) -> Experts:
+        spec, names, count = self._spec, self._spec.names, kind.num_experts
+        router = f"{prefix}.{names.router}"
+        corrected = f"{prefix}.{names.correction_bias}"
+        gate = f"{prefix}.{names.shared}_gate.weight"
+        shared = kind.shared
+        return Experts(
+            router=Router(
+                kind=kind,
+                weight_EH=self._source.read(f"{router}.weight", (count, spec.hidden_size)),
+                bias_E=self._source.read(f"{router}.bias", (count,)) if kind.router_bias else None,
+                correction_E=self._source.read(corrected, (count,)).float() if kind.correction_bias else None,
+            ),
+            experts=[self._expert(f"{prefix}.experts", i, kind) for i in range(count)],
+            tp=self._tp,
+            shared=None if shared is None else self._mlp(f"{prefix}.{names.shared}", shared, reduced_over=SINGLE),
+            shared_gate_1H=self._source.read(gate, (1, spec.hidden_size)) if kind.shared_gate else None,
+        )
+
+    def _expert(self, prefix: str, index: int, kind: MixtureOfExperts) -> MLP:
+        """This shard's part of an expert, whose output is summed over the shards with the other experts'."""
+        if self._spec.names.experts != "stacked":
+            return self._mlp(
+                f"{prefix}.{index}", kind.expert, reduced_over=SINGLE, matrices=EXPERT_MATRICES[self._spec.names.expert]
+            )
+        return self._stacked_expert(prefix, index, kind)
+
+    def _stacked_expert(self, prefix: str, index: int, kind: MixtureOfExperts) -> MLP:
+        """Of tensors that hold all experts, inputs first, gate and up column by column (gpt-oss)."""
+        hidden, width, read = self._spec.hidden_size, kind.width, self._source.read
+        part, one = self._tp.slice_of(width), slice(index, index + 1)
+        both = slice(2 * part.start, 2 * part.stop)
+        shape = (kind.num_experts, hidden, 2 * width)
+        gate_up = read(f"{prefix}.gate_up_proj", shape, one, ALL, both)[0].T
+        down = read(f"{prefix}.down_proj", (kind.num_experts, width, hidden), one, part)[0].T
+        gate_up_bias = down_bias = None
+        if kind.bias:
+            gate_up_bias = _gates_first(
+                read(f"{prefix}.gate_up_proj_bias", (kind.num_experts, 2 * width), one, both)[0]
+            )
+            down_bias = read(f"{prefix}.down_proj_bias", (kind.num_experts, hidden), one)[0]
+        return MLP(
+            gate_up=ColumnParallelLinear(weight=_gates_first(gate_up), bias=gate_up_bias),
+            down=RowParallelLinear(weight=down.contiguous(), bias=down_bias if self._tp.rank == 0 else None, tp=SINGLE),
+            activation=kind.activation,
+        )
+
+    def _mlp(
+        self,
+        prefix: str,
+        kind: DenseMLP,
+        *,
+        reduced_over: TensorParallel,
+        matrices: tuple[str, str, str] = EXPERT_MATRICES["gate_proj"],
+    ) -> MLP:
         hidden, width = self._spec.hidden_size, kind.width
         part = self._tp.slice_of(width)
         weights, biases = [], []
-        for index, name in enumerate(("gate_proj", "up_proj")):
+        for index, name in enumerate(matrices[:2]):
             matrix, total, rows = f"{prefix}.{name}", width, part
             if self._spec.names.fused_gate_up:
                 matrix, total = f"{prefix}.gate_up_proj", 2 * width
@@ -241,8 +300,8 @@ class Builder:
         return MLP(
             gate_up=ColumnParallelLinear(weight=torch.cat(weights), bias=torch.cat(biases) if biases else None),
             down=RowParallelLinear(
-                weight=self._source.read(f"{prefix}.down_proj.weight", (hidden, width), ALL, part),
-                bias=self._shared_bias(f"{prefix}.down_proj.bias", kind.bias),
+                weight=self._source.read(f"{prefix}.{matrices[2]}.weight", (hidden, width), ALL, part),
+                bias=self._shared_bias(f"{prefix}.{matrices[2]}.bias", kind.bias),
                 tp=reduced_over,
             ),
             activation=kind.activation,
@@ -257,6 +316,11 @@ class Builder:
 def _present(names: tuple[str, ...], source: TensorSource, ending: str = "") -> str:
     """The first of these names that the checkpoint has; the first of all where it has none."""
     return next((name for name in names if name + ending in source), names[0])
+
+
+def _gates_first(rows: Tensor) -> Tensor:
+    """Rows of gate and up in turn, as those of all gates and then of all ups."""
+    return torch.cat((rows[::2], rows[1::2]))
 
 
 def _rotated_order(rope: Rope | None, head_dim: int) -> Tensor | None:

@@ -94,7 +94,7 @@ class Step:
         model = engine.model
         self._engine, self._drafter, self._sampling, self._gamma = engine, drafter, sampling, options.gamma
         self.timer = PhaseTimer(model.device, enabled=options.fences)
-        can_capture = engine.static_shapes and model.tp.can_capture and graphs.can_capture(model.device)
+        can_capture = engine.static_shapes and model.can_capture and graphs.can_capture(model.device)
         self.graphs = graphs.StepGraphs(enabled=options.cuda_graphs and can_capture)
         model.tp.clock.enabled = options.fences and not self.graphs.enabled  # it would wait within a graph
         self._simulated_T = _simulated_rates(options, model.device)

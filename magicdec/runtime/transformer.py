@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from magicdec.runtime.distributed import TensorParallel
+from magicdec.runtime.experts import Experts
 from magicdec.runtime.kv_cache import Kept
 from magicdec.runtime.layers import (
     MLP,
@@ -37,7 +38,7 @@ class Layer:
     """
 
     mixer: Mixer
-    mlp: MLP
+    mlp: MLP | Experts
     input_norm: Norm | None = None
     mixed_norm: Norm | None = None
     mlp_norm: Norm | None = None
@@ -72,6 +73,11 @@ class Transformer:
     @property
     def dtype(self) -> torch.dtype:
         return self.embedding.weight_VH.dtype
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a CUDA graph can hold a pass."""
+        return self.tp.can_capture and not self.spec.is_moe
 
     def reserve(self, num_positions: int, *, longest: int) -> None:
         """Prepares rotations of positions 0..num_positions-1, for sequences of at most `longest` tokens."""

@@ -98,7 +98,7 @@ def check_divisible(spec: ModelSpec, tp_size: int) -> None:
     attending = [mixer for mixer, _ in spec.mixers if isinstance(mixer, Attention)]
     sizes = {
         "num_attention_heads": {mixer.num_heads for mixer in attending},
-        "intermediate_size": {mlp.width for mlp, _ in spec.feed_forwards},
+        "intermediate_size": {width for mlp, _ in spec.feed_forwards for width in mlp.widths},
         "vocab_size": {spec.vocab_size},
     }
     kv_heads = {mixer.num_kv_heads for mixer in attending}

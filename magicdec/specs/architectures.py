@@ -285,7 +285,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
         defaults={"sliding_window": 128, "attention_bias": True},
         ignored=("initial_context_length",),
-        names=TensorNames(router="router"),
+        names=TensorNames(router="router", experts="stacked"),
     ),
     "llama4_text": Architecture(
         layers=llama4_layers,

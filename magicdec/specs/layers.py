@@ -409,6 +409,11 @@ class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
         return self.width
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """What ranks divide."""
+        return (self.width,)
+
+    @property
     def num_inner(self) -> int:
         """Matrices that lead into the width."""
         return 2 if self.gated else 1
@@ -460,6 +465,11 @@ class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts
     def active_width(self) -> int:
         """The width that one token passes."""
         return self.width * self.num_experts_per_tok + self.shared_width
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """What ranks divide."""
+        return (self.width, self.shared_width) if self.shared_width else (self.width,)
 
     @property
     def expert(self) -> MLP:

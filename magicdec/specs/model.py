@@ -71,6 +71,8 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     """The module of the feed-forward."""
     expert: Literal["gate_proj", "w1"] = "gate_proj"
     """The first matrix of an expert: gate_proj, up_proj, down_proj; or w1, w3, w2."""
+    experts: Literal["each", "stacked"] = "each"
+    """A tensor for each expert's matrix, or one for all experts', inputs first, with gate and up in turn."""
     router: str = "gate"
     shared: str = "shared_experts"
     correction_bias: str = "gate.e_score_correction_bias"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magicdec.specs.layers import MLP, Attention, FeedForward, Mixer, MixtureOfExperts
+from magicdec.specs.layers import Attention, FeedForward, Mixer, MixtureOfExperts
 from magicdec.specs.model import ModelSpec
 
 
@@ -37,6 +37,8 @@ def _mixer(kind: Mixer | None) -> str | None:
 def _feed_forward(kind: FeedForward | None) -> str | None:
     if kind is None:
         return "blocks of a mixer alone"
-    if isinstance(kind, MixtureOfExperts):
-        return "a mixture of experts"
-    return None if isinstance(kind, MLP) and kind.gated else "feed-forwards that are not gated"
+    if not kind.gated:
+        return "feed-forwards that are not gated"
+    if isinstance(kind, MixtureOfExperts) and kind.latent_size is not None:
+        return "experts of a latent"
+    return None

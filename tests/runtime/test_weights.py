@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 import magicdec
@@ -19,6 +20,7 @@ from magicdec.runtime.engine import Engine
 from magicdec.runtime.hub import resolve_hub_name
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
+from magicdec.specs.layers import Mamba2
 from tests.runtime.conftest import FAMILIES, tiny_spec, write_checkpoint
 
 WEIGHTS = "model.safetensors"
@@ -143,12 +145,14 @@ def test_a_catalog_model_without_weights_says_what_to_give() -> None:
         load_model("llama-68m")
 
 
-def test_an_unknown_dtype_and_a_mixture_of_experts_are_refused() -> None:
+def test_an_unknown_dtype_and_a_layer_that_is_not_run_are_refused() -> None:
     with pytest.raises(ConfigError, match="unknown dtype 'float31'"):
         load_model(tiny_spec(), weights="random", dtype="float31")
-    moe = tiny_spec(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
-    with pytest.raises(ConfigError, match="mixture of experts"):
-        load_model(moe, weights="random")
+    plain = tiny_spec()
+    recurrent = Mamba2(num_heads=4, head_dim=8, state_size=8, num_groups=1, conv_kernel=4)
+    spec = replace(plain, layers=(*plain.layers, replace(plain.layers[0], mixer=recurrent)))
+    with pytest.raises(ConfigError, match=r"another kind than attention \(mamba-2\), which can be planned but not run"):
+        load_model(spec, weights="random")
 
 
 def test_random_weights_repeat_and_are_divided_consistently() -> None:
