@@ -95,8 +95,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_million_tokens_usd: Number | None
     """Of generated tokens: prefill included where lengths are known, else of decoding alone."""
     acceptance_source: str
+    draft_checkpoint: str = ""
+    """Of a draft head: the published weights whose acceptance this is, where they are of this model."""
     acceptance_extrapolated: bool
     """Whether the budget or the context is outside what that source measured."""
+    is_captured: bool = True
+    """Whether the engine captures graphs of these passes as it is set by default; priced as if it did."""
     request_ttft_s: Number | None = None
     """From here on: whole requests, where the length of their output is known, in steady state: one that ends is
     replaced, so that prefills of others come between a request's tokens."""

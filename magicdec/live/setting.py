@@ -5,7 +5,8 @@ from __future__ import annotations
 from magicdec.live.advice import Advice, bands
 from magicdec.plan_document import verdict_of
 from magicdec.records import Record
-from magicdec.reports.exports import VERSIONS, Deployment, write_settings
+from magicdec.reports.deployment import VERSIONS, Deployment
+from magicdec.reports.exports import write_settings
 
 
 def setting(advice: Advice, engine: str) -> str:

@@ -1,4 +1,4 @@
-"""Seconds of a collective over the ranks of one node. 0 with one rank.
+"""Seconds of a collective over the ranks of one node, or of several. 0 with one rank.
 
 All-reduce of S bytes over p ranks, each with a link of B bytes/s per direction:
 
@@ -14,7 +14,12 @@ ranks, 256 KiB above; two ranks always one-shot) and hand over to the switch, or
 `direct_bytes` on: this is the knee. Without peer access (more than two ranks on PCIe) a ring is all there is; the fixed
 part of its latency is the constant of NCCL's tuning model. Constants are shared by all p.
 
-Ignored: links shared with other traffic, several nodes.
+Over several nodes of q ranks, each with a network link of B_n bytes/s, a sum is made within the nodes, and that of each
+rank's share across them by a ring, with NCCL's constants for a network (an estimate: nothing of it was measured):
+
+    T(S, q) + base + 2(n-1)·hop + 2(n-1)/n·S / (q·B_n)         n nodes
+
+Ignored: links shared with other traffic.
 """
 
 from __future__ import annotations
@@ -35,6 +40,20 @@ GRID_BYTES = 36 * 512 * 16
 RING_BASE_S = 6.6e-6
 """NCCL's latency of a ring with the low-latency protocol, before its hops (src/graph/tuning.cc of NCCL)."""
 
+NETWORK_HOP_S = 2.7e-6
+"""The same model's latency of one hop over a network."""
+
+
+def _across_nodes(hw: HardwareProfile, size: Array, ranks: Array) -> Array:
+    """What several nodes add to a sum; 0 within one, and where the network is not known."""
+    rate, local = hw.link.between_nodes_bytes_per_s, float(hw.link.num_gpus_per_node)
+    if rate is None or ranks.max(initial=0.0) <= local:
+        return np.zeros(())
+    nodes = np.ceil(ranks / local)
+    added = RING_BASE_S + 2.0 * (nodes - 1.0) * NETWORK_HOP_S + 2.0 * (nodes - 1.0) / nodes * size / (local * rate)
+    across: Array = np.where(nodes > 1, added, 0.0)
+    return across
+
 
 def _inputs(message_bytes: Any, tp_size: Any) -> tuple[Array, Array]:
     size, ranks = np.broadcast_arrays(as_array(message_bytes), as_array(tp_size, least=1.0))
@@ -49,13 +68,16 @@ def all_reduce_time(hw: HardwareProfile, *, message_bytes: Any, tp_size: Any, ke
     """
     curve = hw.allreduce_curve(kernels)
     size, ranks = _inputs(message_bytes, tp_size)
+    across = _across_nodes(hw, size, ranks)
+    if hw.link.between_nodes_bytes_per_s is not None:
+        ranks = np.minimum(ranks, float(hw.link.num_gpus_per_node))
     time = _by_algorithm(hw, curve, size, ranks)
     if kernels in hw.allreduce_engines:
         switches = (ONE_SHOT_BYTES_MANY_RANKS, ONE_SHOT_BYTES_FEW_RANKS, curve.direct_bytes, curve.direct_bytes_wide)
         for switch in switches:
             after = _by_algorithm(hw, curve, np.full(size.shape, float(switch)), ranks)
             time = np.where(size < switch, np.minimum(time, after), time)
-    return time
+    return time + across
 
 
 def _by_algorithm(hw: HardwareProfile, curve: AllReduceCurve, size: Array, ranks: Array) -> Array:
@@ -106,6 +128,7 @@ def _one_way(hw: HardwareProfile, message_bytes: Any, tp_size: Any, *, share: An
     curve, link = hw.allreduce_curve(), hw.link.bytes_per_s
     size, ranks = _inputs(message_bytes, tp_size)
     latency = all_reduce_time(hw, message_bytes=0.0, tp_size=ranks)
+    latency = latency + (_across_nodes(hw, size, ranks) - _across_nodes(hw, np.zeros(()), ranks)) / 2.0
     widening = (np.maximum(ranks, 2.0) / 2.0) ** curve.rank_exponent
     result: Array = latency + np.where(ranks > 1, share(ranks) * size * widening / (curve.bulk_efficiency * link), 0.0)
     return result

@@ -11,7 +11,7 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.plan_document import NeedsAcceptance
-from magicdec.specs.catalog import load_model_spec, model_names
+from magicdec.specs.catalog import load_model_spec, models_of_vocabulary
 from magicdec.specs.engine import EngineProfile, engines_that_run
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import (
@@ -26,6 +26,10 @@ from magicdec.specs.speculation import (
 )
 
 DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
+NUM_DRAFT_MODELS = 2
+"""Draft models of the catalog that a plan names without being asked."""
+LARGEST_DRAFT_SHARE = 0.25
+"""Of the target's parameters, of these."""
 RATE_BUDGET = 512
 """The budget that a single acceptance rate is taken to belong to when none is given."""
 NAMED_DRAFTS = (SELF, "none", *OWN_METHOD)
@@ -91,7 +95,7 @@ def draft_options(
         usable = usable if wanted.budgets else (min(RATE_BUDGET, max(8, context // 2)),)
     options: list[DraftOption] = []
     lacking: list[NeedsAcceptance] = []
-    for name, kind in _that_run(_considered(target, wanted), engine, is_asked=wanted.names_a_draft):
+    for name, kind in _that_run(_considered(target, wanted, longest_context), engine, is_asked=wanted.names_a_draft):
         model = None if name in NAMED_DRAFTS else _draft_model(name, target)
         law = laws.constant_profile(wanted.rate) if wanted.rate is not None else _law(target, name, kind, wanted)
         if law is None or (law.only_if_asked and not wanted.names_a_draft):
@@ -123,9 +127,10 @@ def _reason(
     return f"no published acceptance of {name}/{kind}{weights} for {target.name}; measure it, or give a rate"
 
 
-def _considered(target: ModelSpec, wanted: Wanted) -> list[tuple[str, DraftMethod]]:
+def _considered(target: ModelSpec, wanted: Wanted, context: int) -> list[tuple[str, DraftMethod]]:
     """The (draft, method) pairs that a plan is about: those asked for; else self-drafts, look-ups and heads, and the
-    draft models (and heads that come with some models only) whose acceptance on this target is known."""
+    draft models (and heads that come with some models only) whose acceptance on this target is known, and the smallest
+    draft models of its vocabulary, for the rate from which they would pay."""
     if wanted.names_a_draft:
         return _pairs(wanted.draft, wanted.method)
     known: list[Any] = [
@@ -133,7 +138,19 @@ def _considered(target: ModelSpec, wanted: Wanted) -> list[tuple[str, DraftMetho
         *laws.published_drafts(target.name),
     ]
     own: list[Any] = [("mtp", "mtp")] if target.mtp_layers else []
-    return list(dict.fromkeys([*_pairs(None, None), *own, *known]))
+    models: list[Any] = [(name, "full") for name in _small_models(target, context)]
+    return list(dict.fromkeys([*_pairs(None, None), *own, *known, *models]))
+
+
+def _small_models(target: ModelSpec, context: int) -> list[str]:
+    """The catalog's smallest models that could draft: of the target's vocabulary, and made for such a context."""
+    most = LARGEST_DRAFT_SHARE * target.num_parameters
+    able = (
+        each
+        for each in models_of_vocabulary(target.vocab_size)
+        if each.num_parameters <= most and each.longest_context >= context
+    )
+    return [each.name for each in able][:NUM_DRAFT_MODELS]
 
 
 def _that_run(
@@ -155,11 +172,7 @@ def _draft_model(name: str, target: ModelSpec) -> ModelSpec:
     """The draft's model. Raises ConfigError for one of another vocabulary, naming the catalog's that would do."""
     model = load_model_spec(name)
     if model.vocab_size != target.vocab_size:
-        catalog = (load_model_spec(each) for each in model_names())
-        usable = sorted(
-            (each for each in catalog if each.vocab_size == target.vocab_size),
-            key=lambda each: each.num_parameters,
-        )
+        usable = models_of_vocabulary(target.vocab_size)
         smaller = [each.name for each in usable if each.num_parameters < target.num_parameters / 2]
         raise ConfigError(
             f"draft {model.name} has a vocabulary of {model.vocab_size}, {target.name} one of {target.vocab_size}: "

@@ -25,6 +25,8 @@ Z_90 = NormalDist().inv_cdf(0.95)
 """A normal variable lies within ± this many standard deviations with probability 0.9."""
 OTHER_DEVICE_ERROR = 0.2
 """Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and clocks differ."""
+ACROSS_NODES_ERROR = 0.5
+"""Relative error of collectives over several nodes, of which nothing was measured."""
 SOURCE_ERROR = 0.05
 """Acceptance rates of two harnesses on one task differ by about this much."""
 
@@ -69,11 +71,15 @@ def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interv
     σ_machine = (σ_memory + σ_processor) · |share_AR,attention − share_SD,attention|.
     """
     setup, terms = prediction.setup, prediction.terms
-    errors = relative_errors(setup.hardware, setup.engine)
+    errors: dict[str, Any] = {**relative_errors(setup.hardware, setup.engine)}
     alone = terms.autoregressive.group_seconds()
     step = terms.step_seconds("group")
     difference: Array = np.asarray(0.0)
     own: Array = np.asarray(0.0)
+    link = setup.hardware.link
+    if setup.hardware.kind == "gpu" and np.any(prediction.points.tp > link.num_gpus_per_node):
+        far = np.maximum(errors["link"], ACROSS_NODES_ERROR)
+        errors["link"] = np.where(prediction.points.tp > link.num_gpus_per_node, far, errors["link"])
     for group, error in errors.items():
         share = step[group] / prediction.step_s
         alone_share = alone[group] / prediction.autoregressive_step_s  # type: ignore[index]  # the keys are the groups

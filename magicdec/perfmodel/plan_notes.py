@@ -6,11 +6,13 @@ from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.intervals import is_engine_fitted_on
 from magicdec.perfmodel.plan_request import Device
 from magicdec.plan_document import Candidate
+from magicdec.specs.speculation import draft_kind
+from magicdec.units import GIGA
 
 
 def notes(devices: list[Device], device: Device, best: Candidate, drafted: list[Candidate]) -> list[str]:
     """The notes on a plan whose first case is answered by `best`, on `device`, out of `drafted`."""
-    return [*_on_devices(devices), *_on_drafts(device, best, drafted)]
+    return [*_on_devices(devices), *_on_engine(device, best), *_on_drafts(device, best, drafted)]
 
 
 def _on_devices(devices: list[Device]) -> list[str]:
@@ -22,9 +24,14 @@ def _on_devices(devices: list[Device]) -> list[str]:
                 f"no kernels were measured on {each.hardware.name}: its curves are estimates, with wider intervals"
             )
         if each.hardware.kind == "gpu" and max(each.tp_sizes) > node:
+            rate = each.hardware.link.between_nodes_bytes_per_s
+            spans = f"tp {max(each.tp_sizes)} spans nodes of {node} x {each.hardware.name}: "
             notes.append(
-                f"tp {max(each.tp_sizes)} is more than the {node} devices of a node of {each.hardware.name}: links "
-                "between nodes are not modelled, so its times are too short"
+                spans + "the network between them is not known, so its times are too short; give "
+                "link.between_nodes_bytes_per_s in a hardware profile"
+                if rate is None
+                else f"{spans}collectives over the network ({rate / GIGA:.0f} GB/s per device) are an estimate of "
+                "which nothing was measured, with wider intervals"
             )
     engine = devices[0].engine
     if not engine.fitted_on:
@@ -35,6 +42,20 @@ def _on_devices(devices: list[Device]) -> list[str]:
             f"engine profile {engine.name} was fitted on {engine.fitted_device}: "
             f"its fixed costs on {', '.join(elsewhere)} are less sure, which is in the intervals"
         )
+    return notes
+
+
+def _on_engine(device: Device, best: Candidate) -> list[str]:
+    """What the engine does with the best configuration unless it is told otherwise."""
+    engine, notes = device.engine, []
+    if not best.is_captured:
+        tokens = f" x {best.gamma + 1} tokens" if best.gamma and engine.captured_tokens else ""
+        notes.append(
+            f"engine {engine.name} captures no graph for batch {best.batch_size}{tokens} by default, and is priced as "
+            "if it did: raise its limit, as `magicdec export` does"
+        )
+    if best.is_speculative and (about := engine.draft_notes.get(draft_kind(best.draft, best.draft_method))):
+        notes.append(f"{best.draft}/{best.draft_method} {about}")
     return notes
 
 

@@ -94,6 +94,7 @@ def _candidate(
             "draft_budget": budget or None,
             "draft_tp_size": int(value["draft_tp_size"]),
             "acceptance_source": acceptance.source if acceptance is not None else "",
+            "draft_checkpoint": acceptance.checkpoint if acceptance is not None else "",
             "acceptance_extrapolated": is_extrapolated(acceptance, budget, value["context_len"], value["gamma"]),
             "break_even_gen_len": int(paid) if math.isfinite(paid) else None,
         }
@@ -115,6 +116,7 @@ def _candidate(
         **value,
         hardware=setup.hardware.name,
         num_replicas=num_replicas,
+        is_captured=setup.engine.is_captured(batch=value["batch_size"], gamma=value["gamma"], tp_size=value["tp_size"]),
         speedup_vs_best_autoregressive=gain,
         verdict=verdict_of(
             speedup_low=value["speedup_low"], speedup_high=value["speedup_high"], gain_over_best_autoregressive=gain

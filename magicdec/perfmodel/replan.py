@@ -55,6 +55,8 @@ def for_engine(
             raise ConfigError(f"engine {engine} does not run {wanted}; choose a candidate with another draft")
         able = [row for row in _of_case(original) if row.fits and profile.runs(row.draft, row.draft_method)]
         reason = f"{engine} does not run the plan's best draft, {wanted}"
+        if not able:
+            reason += ", nor another that it ranked"
         chosen = able[0] if able else original.autoregressive
     again = plan(_request(original, chosen, engine, acceptance, _device(original, chosen, hardware)))
     best = again.best

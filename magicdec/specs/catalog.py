@@ -40,6 +40,20 @@ def _extensions() -> dict[str, RopeScaling]:
     return msgspec.toml.decode(path.read_bytes(), type=dict[str, RopeScaling])
 
 
+class _Vocabulary(msgspec.Struct):
+    vocab_size: int | None = None
+
+
+@lru_cache(maxsize=16)
+def models_of_vocabulary(vocab_size: int) -> tuple[ModelSpec, ...]:
+    """The catalog's models with a vocabulary of this size, smallest first."""
+    found = []
+    for path in MODELS_DIRECTORY.glob("*.json"):  # reading one field of each is quicker than whole configurations
+        if msgspec.json.decode(path.read_bytes(), type=_Vocabulary).vocab_size == vocab_size:
+            found.append(load_model_spec(path.stem))
+    return tuple(sorted(found, key=lambda each: each.num_parameters))
+
+
 def load_model_spec(model: str) -> ModelSpec:
     """The spec of a model argument; a file is read anew each time.
 

@@ -101,6 +101,14 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     step_overhead_s: float = 0.0
     """Per speculative step (bookkeeping, synchronisation with the host)."""
 
+    # Captured graphs: a pass beyond these runs without, at the cost of launching its kernels
+    captured_tokens: int | None = None
+    """Tokens of a pass (batch x (gamma + 1)) up to which one is captured unless it is told otherwise; None: any."""
+    captured_batch: int | None = None
+    """Sequences, likewise."""
+    captured_batch_wide: int | None = None
+    """Sequences from 4 ranks on; None: as `captured_batch`."""
+
     # Sampling one token per row of logits, and accepting
     vocabulary: Literal["gather", "sharded"] = "gather"
     """"gather": each rank gathers the logits and samples over the whole vocabulary; "sharded": distributed softmax."""
@@ -123,6 +131,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # The draft
     drafts: tuple[str, ...] = DRAFT_KINDS
     """What it runs, of `DRAFT_KINDS` (specs/speculation.py)."""
+    draft_notes: dict[str, str] = {}
+    """By kind of draft: what to know before it is run there."""
     draft_on_all_ranks: bool = False
     """Whether a draft model must be split over the target's ranks."""
     standalone_draft_tp_size: int | None = None
@@ -186,6 +196,12 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.older_sequence_overhead_s is None or _numbers(version) >= _numbers(self.asynchronous_since):
             return self
         return msgspec.structs.replace(self, sequence_overhead_s=self.older_sequence_overhead_s)
+
+    def is_captured(self, *, batch: int, gamma: int, tp_size: int) -> bool:
+        """Whether a step's passes run as captured graphs, as the engine is set by default."""
+        most = self.captured_batch if tp_size < 4 else self.captured_batch_wide or self.captured_batch
+        tokens = self.captured_tokens
+        return (most is None or batch <= most) and (tokens is None or batch * (gamma + 1) <= tokens)
 
     def runs(self, draft: str, method: str) -> bool:
         return draft_kind(draft, method) in self.drafts

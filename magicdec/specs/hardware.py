@@ -58,6 +58,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "memory_bytes": (1, 1e18),
     "memory_bytes_per_s": (1, 1e18),
     "bytes_per_s": (1, 1e18),
+    "between_nodes_bytes_per_s": (1, 1e18),
     "num_multiprocessors": (1, 1e6),
     "num_gpus_per_node": (1, 1e6),
     "bandwidth_efficiency": (1e-6, 1e3),
@@ -265,6 +266,8 @@ class Link(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     latency_s: float = 2e-6
     topology: Literal["nvlink", "nvlink-pair", "xgmi", "pcie", "shared-memory"] = "pcie"
     num_gpus_per_node: int = 8
+    between_nodes_bytes_per_s: float | None = None
+    """Of the network, per device and direction; None: not known."""
 
 
 class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -127,7 +127,7 @@ def test_where_speculation_does_not_pay_the_best_is_autoregressive() -> None:
 def test_a_draft_without_acceptance_is_listed_and_not_ranked() -> None:
     document = plan(PlanRequest(**{**CASE, "engine": "vllm", "model": "qwen2.5-14b"}))
     lacking = {(row.draft, row.draft_method) for row in document.needs_acceptance}
-    assert {("self", "topk"), ("ngram", "ngram"), ("eagle3", "eagle3")} <= lacking
+    assert {("suffix", "suffix"), ("ngram", "ngram"), ("eagle3", "eagle3")} <= lacking
     ranked = {(row.draft, row.draft_method) for row in document.candidates}
     assert ("self", "streamingllm") in ranked
     assert not ranked & lacking
@@ -336,9 +336,30 @@ def test_a_draft_that_the_ranks_do_not_split_runs_on_the_most_that_do() -> None:
     assert {row.draft_tp_size for row in plan(request).candidates} == {6}
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix", "topk"])
-def test_a_draft_that_needs_acceptance_says_from_which_rate_it_would_pay(method: str) -> None:
-    case = {"tp_size": 8, "batch_sizes": (64,), "context_lens": (32_768,)}
+def test_small_models_of_the_vocabulary_are_listed_with_the_rate_from_which_they_would_pay() -> None:
+    case = {"model": "llama-3.1-70b", "hardware": ("h100-sxm-80gb",), "batch_sizes": (8,), "context_lens": (4096,)}
+    document = plan(PlanRequest(**case))
+    rates = {each.draft: each.break_even_acceptance_rate for each in document.needs_acceptance}
+    assert {"llama-3.2-1b", "llama-3.2-3b"} <= set(rates)
+    assert not {"llama-3.2-1b", "llama-3.2-3b"} & {row.draft for row in document.candidates}
+    rate = rates["llama-3.2-1b"]
+    assert rate < rates["llama-3.2-3b"]
+    above, below = (
+        max(
+            row.speedup
+            for row in plan(PlanRequest(**case, tp_size=document.best.tp_size, draft="llama-3.2-1b",
+                                        draft_method="full", acceptance_rate=each)).candidates
+        )
+        for each in (rate + 0.01, rate - 0.015)
+    )  # fmt: skip
+    assert below < 1.0 < above
+    other = plan(PlanRequest(**(case | {"model": "deepseek-v3", "hardware": ("h200-sxm-141gb",)})))
+    assert not any(each.draft_method == "full" for each in other.needs_acceptance)
+
+
+@pytest.mark.parametrize(("method", "engine"), [("ngram", "vllm"), ("suffix", "vllm"), ("topk", "ours")])
+def test_a_draft_that_needs_acceptance_says_from_which_rate_it_would_pay(method: str, engine: str) -> None:
+    case = {"tp_size": 8, "batch_sizes": (64,), "context_lens": (32_768,), "engine": engine}
     lacking = {each.draft_method: each for each in plan(PlanRequest(**case)).needs_acceptance}
     rate = lacking[method].break_even_acceptance_rate
     assert 0.05 < rate < 0.95

@@ -18,7 +18,8 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.planner import PlanRequest
 from magicdec.perfmodel.planner import plan as make_plan
 from magicdec.plan_document import GammaTable, Plan, parse_plan
-from magicdec.reports.exports import VERSIONS, batch_bands, draft_len_schedule, export
+from magicdec.reports.deployment import VERSIONS, batch_bands
+from magicdec.reports.exports import draft_len_schedule, export
 from magicdec.vllm.settings import read_settings
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -137,3 +138,60 @@ def test_a_hostile_model_name_stays_one_word() -> None:
     document = msgspec.structs.replace(sample("draft-model"), model="m; echo 'x'")
     command = "".join(line for line in export("vllm", document).splitlines(True) if not line.startswith("#"))
     assert shlex.split(command)[2] == "m; echo 'x'"
+
+
+def planned(engine: str, **asked: Any) -> Plan:
+    case: dict[str, Any] = {
+        "model": "llama-3.1-8b", "hardware": ("h100-sxm-80gb",), "tp_size": 1, "context_lens": (1024,), "engine": engine
+    }  # fmt: skip
+    document = make_plan(PlanRequest(**(case | asked)))
+    return msgspec.structs.replace(document, best=document.candidates[0]) if document.candidates else document
+
+
+@pytest.mark.parametrize(("engine", "flag"), [("vllm", '"model": "{}"'), ("sglang", "-path {}"), ("trtllm", '"{}"')])
+def test_a_head_is_the_checkpoint_whose_acceptance_was_planned_with(engine: str, flag: str) -> None:
+    text = export(engine, planned(engine, draft="eagle3", batch_sizes=(4,)))
+    assert flag.format("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B") in text
+    assert "placeholder" not in text
+
+
+@pytest.mark.parametrize("engine", VERSIONS)
+def test_a_head_that_nobody_published_is_a_placeholder_that_says_so(engine: str) -> None:
+    text = export(engine, planned(engine, model="gemma-3-27b", draft="eagle3", batch_sizes=(4,), acceptance_rate=0.7))
+    assert text.count("YOUR-EAGLE3-HEAD-OF-gemma-3-27b") == 2
+    assert "is a placeholder" in text
+
+
+@pytest.mark.parametrize(
+    ("engine", "most", "flag"),
+    [("vllm", "--max-num-seqs 300", "--max-cudagraph-capture-size "),
+     ("sglang", "--max-running-requests 300", "--cuda-graph-max-bs 300"),
+     ("trtllm", "--max_batch_size 300", "  max_batch_size: 300")],
+)  # fmt: skip
+def test_a_batch_beyond_the_captured_graphs_raises_their_limit(engine: str, most: str, flag: str) -> None:
+    large = planned(engine, draft="eagle3", batch_sizes=(300,))
+    small = planned(engine, draft="eagle3", batch_sizes=(16,))
+    assert not large.best.is_captured
+    assert small.best.is_captured
+    assert flag in export(engine, large)
+    assert flag.strip() not in export(engine, small)
+    assert most in export(engine, large)
+    assert any("captures no graph" in note for note in large.notes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"), [("vllm", "--kv-cache-dtype fp8"), ("sglang", "fp8_e4m3"), ("trtllm", "  dtype: fp8")]
+)
+def test_the_cache_has_the_format_that_was_priced(engine: str, flag: str) -> None:
+    assert flag in export(engine, planned(engine, kv_dtype="fp8"))
+    assert flag not in export(engine, planned(engine))
+
+
+@pytest.mark.parametrize("engine", VERSIONS)
+def test_comments_fit_a_terminal_and_state_the_whole_request(engine: str) -> None:
+    document = planned(engine, gen_len=300, price_per_hour_usd=2.0, draft="eagle3")
+    comments = [line for line in export(engine, document).splitlines() if line.startswith("# ")]
+    assert all(len(line) < 80 for line in comments if not line.startswith("#  "))
+    text = " ".join(line[2:] for line in comments)
+    assert f"${document.best.cost_per_million_tokens_usd:.2f} per million tokens" in text
+    assert f"{document.best.request_speedup:.2f} times as fast as without" in text

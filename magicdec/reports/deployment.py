@@ -1,0 +1,198 @@
+"""What of a plan a serving engine is told, and what every export says at its head."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from magicdec.errors import ConfigError
+from magicdec.naming import describe
+from magicdec.plan_document import Candidate, GammaTable, Plan, Verdict
+from magicdec.records import Record
+from magicdec.reports.data import candidate_record
+from magicdec.units import MILLI, format_seconds
+
+VERSIONS = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23", "trtllm": "TensorRT-LLM 1.2"}
+COMMENT_WIDTH = 79
+Band = tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """What of a plan a serving engine can be told."""
+
+    model: str
+    best: Record
+    verdict: Verdict
+    bands: tuple[Band, ...]
+    """(first batch, last batch, gamma), without gaps from batch 1 on, at the best configuration's context."""
+    reason: str = ""
+    """Why this is not what the plan chose, where it is not."""
+    table: GammaTable | None = None
+    """All of the plan's gammas, for an engine that can be told them by batch and context."""
+    candidate: Candidate | None = None
+    """What was priced, where a plan did it."""
+    kv_dtype: str = "bf16"
+    asked_weights: str | None = None
+    """Weights in another format than the checkpoint's, where a plan asked for them."""
+
+    @property
+    def max_gamma(self) -> int:
+        return max([self.best.gamma, *(gamma for _, _, gamma in self.bands)])
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.best.draft_budget is not None
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the engine captures graphs of these passes without being told to."""
+        return self.candidate is None or self.candidate.is_captured
+
+    @property
+    def max_pass_tokens(self) -> int:
+        return self.best.batch_size * (self.max_gamma + 1 if self.best.is_speculative else 1)
+
+    @property
+    def varies(self) -> bool:
+        return len({gamma for _, _, gamma in self.bands}) > 1
+
+
+def read_deployment(plan: Plan) -> Deployment:
+    """Raises ConfigError where the plan cannot be run, or names what no command line can hold."""
+    best = plan.best
+    if not best.fits:
+        raise ConfigError(
+            "the plan's best configuration does not fit in memory: plan with more devices or a smaller batch"
+        )
+    record = candidate_record(plan, best)
+    for name in (record.model, record.draft):
+        if not name or not name.isprintable():
+            raise ConfigError(f"the plan's name {name!r} cannot be written into a command")
+    return Deployment(
+        model=record.model,
+        best=record,
+        verdict=best.verdict,
+        bands=tuple(batch_bands(plan.gamma_table, record.context_len)),
+        table=plan.gamma_table,
+        candidate=best,
+        kv_dtype=plan.precision.kv_dtype,
+        asked_weights=plan.request.weight_dtype,
+    )
+
+
+def batch_bands(table: GammaTable, context_len: int) -> list[Band]:
+    """Ranges of the batch size with one gamma each, from the plan's table at the context nearest to `context_len`.
+
+    Once a draft is set up, drafting nothing costs what the engine charges for it, which the gammas count. A gamma holds
+    from its batch size up to the next one of the table.
+    """
+    batches, contexts = table.batch_sizes, table.context_lens
+    column = min(range(len(contexts)), key=lambda i: abs(contexts[i] - context_len))
+    starts = [1, *batches[1:]]
+    ends = [start - 1 for start in starts[1:]] + [batches[-1]]
+    bands: list[Band] = []
+    for start, end, row in zip(starts, ends, table.gamma_of_steps, strict=True):
+        if bands and bands[-1][2] == row[column]:
+            bands[-1] = (bands[-1][0], end, row[column])
+        else:
+            bands.append((start, end, row[column]))
+    return bands
+
+
+def heading(engine: str, plan: Deployment, *, version: str | None = None) -> list[str]:
+    """What it was written for, what is to be run, and what was predicted of it."""
+    best = plan.best
+    lines = [f"Written by magicdec for {version or VERSIONS[engine]}."]
+    where = f"batch {best.batch_size}, context {best.context_len}, tp {best.tp_size}"
+    where += f", {best.hardware}" if best.hardware else ""
+    lines.append(f"Plan: {plan.model}, {where}: {describe(best)}.")
+    if best.is_speculative:
+        lines.append(
+            f"Predicted speedup of decoding {best.speedup:.2f} (90 % interval {best.speedup_low:.2f} to "
+            f"{best.speedup_high:.2f}): {plan.verdict}."
+        )
+    if plan.candidate is not None:
+        lines.append(_times(plan.candidate))
+    if plan.reason:
+        lines.append(f"Note: {plan.reason}.")
+    lines.append("Model names are magicdec's: put the checkpoint's path or Hugging Face name in their place.")
+    if plan.asked_weights not in (None, "bf16"):
+        lines.append(f"Priced with weights in {plan.asked_weights}: serve a checkpoint in that format.")
+    return lines
+
+
+def _times(row: Candidate) -> str:
+    text = f"Predicted: {row.tpot_s / MILLI:.3g} ms per token and {row.tokens_per_s:.0f} tokens/s of decoding"
+    if row.request_s is None:
+        return f"{text}; first token of one request after {format_seconds(row.ttft_s)}."
+    text += (
+        f"; whole requests, prefill included: first token after {format_seconds(row.first_token_s)}, "
+        f"{row.between_tokens_s / MILLI:.3g} ms per token, {format_seconds(row.request_s)} each"
+    )
+    if row.is_speculative:
+        text += f", {row.request_speedup:.2f} times as fast as without speculation"
+    cost = row.cost_per_million_tokens_usd
+    return text + (f", ${cost:.2f} per million tokens." if cost is not None else ".")
+
+
+def sparse_note(engine: str, plan: Deployment) -> list[str]:
+    """Why a sparse-KV draft cannot be configured, or what is lost without it."""
+    name = VERSIONS[engine]
+    if plan.best.draft == "self":
+        return [
+            f"Not supported by {name}: self-speculation with a sparse KV cache ({plan.best.draft_method}). No flag of "
+            "it drafts with the target's own weights, so what follows decodes autoregressively."
+        ]
+    return [
+        f"Not supported by {name}: the draft's sparse KV cache ({plan.best.draft_method}, budget "
+        f"{plan.best.draft_budget}). The draft will read its full KV cache: the predicted speedup does not hold."
+    ]
+
+
+def can_speculate(plan: Deployment) -> bool:
+    return plan.best.is_speculative and plan.best.draft != "self"
+
+
+def off_note(plan: Deployment) -> list[str]:
+    if plan.best.is_speculative:
+        return []
+    return ["No speculation that is known to pay runs here: leave it off."]
+
+
+def head_name(plan: Deployment) -> tuple[str, list[str]]:
+    """The checkpoint of a draft that is another network: the one whose acceptance was planned with, the name that was
+    given, or a placeholder that says so."""
+    best = plan.best
+    if plan.candidate is not None and plan.candidate.draft_checkpoint:
+        return plan.candidate.draft_checkpoint, ["The draft's checkpoint is the one whose acceptance was planned with."]
+    if best.draft != best.draft_method:
+        return best.draft, []
+    name = f"YOUR-{best.draft.upper()}-HEAD-OF-{plan.model}"
+    return name, [f"{name} is a placeholder: magicdec knows no published head of this model."]
+
+
+def schedule_note(plan: Deployment) -> list[str]:
+    """The wanted schedule, for an engine or a build that takes it in another way."""
+    if not plan.varies:
+        return []
+    text = "; ".join(f"{start} to {end}: {gamma}" for start, end, gamma in plan.bands)
+    return [f"Wanted gamma by batch size: {text}."]
+
+
+def comment(lines: Sequence[str]) -> str:
+    """Wrapped, but for lines that start with a space, which are to be copied."""
+    wrapped = [
+        part
+        for line in lines
+        for part in (
+            [line] if line.startswith(" ") else textwrap.wrap(line, COMMENT_WIDTH - 2, break_long_words=False,
+                                                              break_on_hyphens=False)
+        )
+    ]  # fmt: skip
+    return "".join(f"# {line}\n" for line in wrapped)
+
+
+def command(words: Sequence[Sequence[str]]) -> str:
+    return " \\\n  ".join(" ".join(group) for group in words) + "\n"
