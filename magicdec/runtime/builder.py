@@ -32,12 +32,14 @@ from magicdec.runtime.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
-from magicdec.runtime.mixers import GroupedAttention
+from magicdec.runtime.mixers import GroupedAttention, LatentAttention, Mixer
 from magicdec.runtime.rotary import RotaryEmbedding
 from magicdec.runtime.transformer import Layer, Transformer
 from magicdec.specs.layers import MLP as DenseMLP
 from magicdec.specs.layers import Attention, MixtureOfExperts, Rope
+from magicdec.specs.layers import LatentAttention as LatentAttentionSpec
 from magicdec.specs.layers import Layer as LayerSpec
+from magicdec.specs.layers import Mixer as MixerSpec
 from magicdec.specs.model import ModelSpec
 
 ROOTS = ("model", "language_model.model", "model.language_model")
@@ -50,6 +52,8 @@ BESIDE_THE_DECODER = (
 """Modules that turn images into embeddings: text does not pass them."""
 EXPERT_MATRICES = {"gate_proj": ("gate_proj", "up_proj", "down_proj"), "w1": ("w1", "w3", "w2")}
 """By TensorNames.expert."""
+LATENT_NORM_EPS = 1e-6
+"""Of latents, whatever the other norms have (DeepSeek-V3's published code)."""
 NORM_PLACES = {
     "before": ("input_norm", "mlp_norm"),
     "after": ("mixed_norm", "output_norm"),
@@ -124,13 +128,18 @@ class Builder:
         norm = self._spec.norm
         places = zip(NORM_PLACES[norm.placement], self._spec.names.norms, strict=True)
         norms = {place: self._norm(f"{prefix}.{name}") for place, name in places}
-        assert isinstance(layer.mixer, Attention)
         return Layer(
-            mixer=self._grouped(f"{prefix}.self_attn", layer.mixer),
+            mixer=self._mixer(f"{prefix}.self_attn", layer.mixer),
             mlp=self._feed_forward(f"{prefix}.{self._spec.names.mlp}", layer),
             is_parallel=norm.placement == "parallel",
             **norms,
         )
+
+    def _mixer(self, prefix: str, kind: MixerSpec | None) -> Mixer:
+        if isinstance(kind, LatentAttentionSpec):
+            return self._latent(prefix, kind)
+        assert isinstance(kind, Attention)
+        return self._grouped(prefix, kind)
 
     def _norm(self, name: str) -> Norm:
         norm = self._spec.norm
@@ -169,6 +178,61 @@ class Builder:
             num_rotated=0 if kind.rope is None else kind.rope.dim,
             norm=self._head_norm(prefix, kind, heads),
         )
+
+    def _latent(self, prefix: str, kind: LatentAttentionSpec) -> LatentAttention:
+        hidden, rank, read = self._spec.hidden_size, kind.kv_lora_rank, self._source.read
+        count = kind.num_heads // self._tp.size
+        heads = slice(self._tp.rank * count, (self._tp.rank + 1) * count)
+        order = _rotated_order(kind.rope, kind.qk_rope_head_dim)
+
+        def rows(size: int) -> slice:
+            return slice(heads.start * size, heads.stop * size)
+
+        query_order = None if order is None else _behind(kind.qk_nope_head_dim, order)
+        name, inputs = (
+            (f"{prefix}.q_proj", hidden) if kind.q_lora_rank is None else (f"{prefix}.q_b_proj", kind.q_lora_rank)
+        )
+        query = read(f"{name}.weight", (kind.num_heads * kind.qk_head_dim, inputs), rows(kind.qk_head_dim))
+        kept_order = None if order is None else _behind(rank, order)
+        kv_a = f"{prefix}.kv_a_proj_with_mqa"
+        latent_bias = _ordered(read(f"{kv_a}.bias", (kind.latent_size,)), kept_order) if kind.bias else None
+        latent = _ordered(read(f"{kv_a}.weight", (kind.latent_size, hidden)), kept_order)
+        expanded_size = kind.qk_nope_head_dim + kind.v_head_dim
+        expanded = read(f"{prefix}.kv_b_proj.weight", (kind.num_heads * expanded_size, rank), rows(expanded_size))
+        keys_ADR, values_AVR = expanded.unflatten(0, (count, -1)).split((kind.qk_nope_head_dim, kind.v_head_dim), dim=1)
+        o_shape = (hidden, kind.num_heads * kind.v_head_dim)
+        query_latent, query_norm = self._query_latent(prefix, kind)
+        return LatentAttention(
+            kept=Kept(num_heads=1, head_dim=kind.latent_size, latent_value_dim=rank),
+            num_heads=count,
+            query=ColumnParallelLinear(weight=_ordered(query, query_order)),
+            latent=ColumnParallelLinear(weight=latent, bias=latent_bias),
+            latent_norm=self._latent_norm(f"{prefix}.kv_a_layernorm", rank),
+            keys_ADR=keys_ADR.contiguous(),
+            values_AVR=values_AVR.contiguous(),
+            output=RowParallelLinear(
+                weight=read(f"{prefix}.o_proj.weight", o_shape, ALL, rows(kind.v_head_dim)),
+                bias=self._shared_bias(f"{prefix}.o_proj.bias", kind.bias),
+                tp=self._tp,
+            ),
+            scoring=Scoring(scale=kind.scale or kind.qk_head_dim**-0.5),
+            rotary=self._rotary(kind.rope),
+            query_latent=query_latent,
+            query_norm=query_norm,
+        )
+
+    def _query_latent(
+        self, prefix: str, kind: LatentAttentionSpec
+    ) -> tuple[ColumnParallelLinear | None, RMSNorm | None]:
+        rank = kind.q_lora_rank
+        if rank is None:
+            return None, None
+        weight = self._source.read(f"{prefix}.q_a_proj.weight", (rank, self._spec.hidden_size))
+        bias = self._source.read(f"{prefix}.q_a_proj.bias", (rank,)) if kind.bias else None
+        return ColumnParallelLinear(weight=weight, bias=bias), self._latent_norm(f"{prefix}.q_a_layernorm", rank)
+
+    def _latent_norm(self, name: str, rank: int) -> RMSNorm:
+        return RMSNorm(weight=self._source.read(f"{name}.weight", (rank,)), eps=LATENT_NORM_EPS)
 
     def _scoring(self, prefix: str, kind: Attention, queries: slice) -> Scoring:
         return Scoring(
@@ -330,6 +394,11 @@ def _rotated_order(rope: Rope | None, head_dim: int) -> Tensor | None:
         return None
     pairs = torch.arange(rope.dim).view(2, rope.dim // 2).T.flatten()
     return torch.cat((pairs, torch.arange(rope.dim, head_dim)))
+
+
+def _behind(size: int, order: Tensor) -> Tensor:
+    """The order of a head of `size` dimensions that stay, and others behind them."""
+    return torch.cat((torch.arange(size), size + order))
 
 
 def _ordered(rows: Tensor, order: Tensor | None) -> Tensor:

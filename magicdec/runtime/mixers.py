@@ -3,7 +3,8 @@
 Where keys and values are kept, and which of them a query sees, is the business of the `AttentionPass`.
 
 Shape suffixes: B sequences, T query tokens, H hidden, A query heads and K KV heads of this shard, N both, D head_dim,
-P parts of what is kept (keys and values, or one latent).
+P parts of what is kept (keys and values, or one latent), R rank of a latent, U its rotated dimensions, V size of a
+head's values.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from magicdec.runtime.attention import Scoring
 from magicdec.runtime.kv_cache import Kept
-from magicdec.runtime.layers import ColumnParallelLinear, HeadNorm, Narrow, RowParallelLinear
+from magicdec.runtime.layers import ColumnParallelLinear, HeadNorm, Narrow, RMSNorm, RowParallelLinear
 from magicdec.runtime.rotary import rotate_
 
 
@@ -91,3 +93,52 @@ class GroupedAttention:
 
     def narrowed(self, narrow: Narrow) -> GroupedAttention:
         return replace(self, qkv=narrow(self.qkv), output=narrow(self.output))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention, absorbed (arXiv 2405.04434): each head attends to the latents themselves.
+
+    A latent c [R] beside a rotated key [U] is all that is kept of a token. A head's key is Wk·c and its value Wv·c, so
+    that q·(Wk·c) = (Wkᵀ·q)·c, and the sum of weighted values is Wv times that of weighted latents.
+    """
+
+    kept: Kept
+    num_heads: int
+    query: ColumnParallelLinear
+    latent: ColumnParallelLinear
+    """The same on every shard, as what it gives is kept by every shard."""
+    latent_norm: RMSNorm
+    keys_ADR: Tensor
+    values_AVR: Tensor
+    output: RowParallelLinear
+    scoring: Scoring
+    rotary: int | None
+    query_latent: ColumnParallelLinear | None = None
+    """Where queries come from a latent of their own: what leads to it, the same on every shard."""
+    query_norm: RMSNorm | None = None
+
+    def __call__(self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]) -> Tensor:
+        rank, query_x = self.latent_norm.weight.shape[0], x_BTH
+        if self.query_latent is not None and self.query_norm is not None:
+            query_x = self.query_norm(self.query_latent(x_BTH))
+        heads_BTAD = self.query(query_x).unflatten(-1, (self.num_heads, -1))
+        plain_BTAD, rotated_BTAU = heads_BTAD.split((self.keys_ADR.shape[1], self.kept.head_dim - rank), dim=-1)
+        latents_BTN, keys_BTU = self.latent(x_BTH).split((rank, self.kept.head_dim - rank), dim=-1)
+        kept_BTPKD = torch.cat((self.latent_norm(latents_BTN), keys_BTU), dim=-1)[:, :, None, None]
+        query_BTAD = torch.cat((torch.einsum("btad,adr->btar", plain_BTAD, self.keys_ADR), rotated_BTAU), dim=-1)
+        self.rotate_keys_(kept_BTPKD.squeeze(2), rotations)
+        self.rotate_keys_(query_BTAD, rotations)
+        mixed_BTAR = attention.attend(layer, query_BTAD, kept_BTPKD, self.scoring).unflatten(-1, (self.num_heads, -1))
+        return self.output(torch.einsum("btar,avr->btav", mixed_BTAR, self.values_AVR).flatten(2))
+
+    def rotate_keys_(self, keys_BKSD: Tensor, rotations: Sequence[Tensor]) -> Tensor:
+        if self.rotary is not None:
+            rotate_(keys_BKSD[..., self.latent_norm.weight.shape[0] :], rotations[self.rotary])
+        return keys_BKSD
+
+    def narrowed(self, narrow: Narrow) -> LatentAttention:
+        """What is absorbed keeps its format."""
+        lead = None if self.query_latent is None else narrow(self.query_latent)
+        query, latent, output = narrow(self.query), narrow(self.latent), narrow(self.output)
+        return replace(self, query=query, latent=latent, output=output, query_latent=lead)

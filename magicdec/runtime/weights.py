@@ -19,7 +19,7 @@ from magicdec.runtime.layers import L
 from magicdec.runtime.quantized import quantize
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
-from magicdec.specs.layers import Attention
+from magicdec.specs.layers import Attention, LatentAttention
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.runnable import why_not_run
@@ -97,7 +97,9 @@ def check_divisible(spec: ModelSpec, tp_size: int) -> None:
         raise ConfigError(f"{spec.name} has {reason}, which can be planned but not run")
     attending = [mixer for mixer, _ in spec.mixers if isinstance(mixer, Attention)]
     sizes = {
-        "num_attention_heads": {mixer.num_heads for mixer in attending},
+        "num_attention_heads": {
+            mixer.num_heads for mixer, _ in spec.mixers if isinstance(mixer, Attention | LatentAttention)
+        },
         "intermediate_size": {width for mlp, _ in spec.feed_forwards for width in mlp.widths},
         "vocab_size": {spec.vocab_size},
     }

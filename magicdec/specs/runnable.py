@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magicdec.specs.layers import Attention, FeedForward, Mixer, MixtureOfExperts
+from magicdec.specs.layers import Attention, FeedForward, LatentAttention, Mixer, MixtureOfExperts
 from magicdec.specs.model import ModelSpec
 
 
@@ -23,6 +23,8 @@ def why_not_run(spec: ModelSpec) -> str | None:
 def _mixer(kind: Mixer | None) -> str | None:
     if kind is None:
         return "blocks of a feed-forward alone"
+    if isinstance(kind, LatentAttention):
+        return None if kind.indexer is None else "attention to tokens that an indexer chooses"
     if not isinstance(kind, Attention):
         return f"layers of another kind than attention ({kind.label})"
     if kind.mask == "chunk":

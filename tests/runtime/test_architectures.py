@@ -5,14 +5,16 @@ Configurations are drawn at random (tests/specs/architectures.py) and written as
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from magicdec.errors import CapacityError, ConfigError
+from magicdec.errors import CapacityError, CheckpointError, ConfigError
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.engine import Engine, Snapshot
@@ -29,6 +31,7 @@ SEEDS = (0, 1, 2)
 PROMPT_LENGTHS = (1, 9, 40)
 NUM_TOKENS = 24
 TOLERANCE = 1e-4
+WEIGHTS = "model.safetensors"
 
 
 def runs(model_type: str) -> bool:
@@ -120,6 +123,7 @@ ROPES: dict[str, tuple[str, dict[str, Any]]] = {
     "yarn, not truncated": ("qwen2", {**YARN, "truncate": False, "beta_fast": 8.0}),
     "yarn, attention factor": ("qwen3", {**YARN, "attention_factor": 0.7}),
     "yarn, mscales": ("mistral", {**YARN, "mscale": 0.9, "mscale_all_dim": 0.4}),
+    "yarn, of a latent's scores": ("deepseek_v3", {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8}),
     "dynamic": ("llama", {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}),
     "longrope, short": ("phi3", {**LONG, "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 128}),
     "longrope, long": ("phi3", {**LONG, "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 32}),
@@ -129,8 +133,10 @@ ROPES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", ROPES)
 def test_every_rope_scaling_is_transformers(name: str, tmp_path: Path) -> None:
     model_type, rope = ROPES[name]
-    config = {**draw(model_type, 1), "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
-    config |= {"head_dim": 8, "sliding_window": None, "rope_parameters": rope, "partial_rotary_factor": 1.0}
+    config = {**draw(model_type, 1), "rope_parameters": rope}
+    if model_type != "deepseek_v3":
+        config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "head_dim": 8}
+        config |= {"sliding_window": None, "partial_rotary_factor": 1.0}
     if rope["rope_type"] == "longrope":
         config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     prompts = prompts_for(config, 3)
@@ -151,6 +157,38 @@ def test_frequencies_that_change_with_the_length_are_not_mixed(tmp_path: Path) -
     Engine(model, batch_size=1, max_len=32)
     with pytest.raises(CapacityError, match="load the model again"):
         Engine(model, batch_size=1, max_len=33)
+
+
+@pytest.mark.parametrize("root", ["language_model.model", "model.language_model"])
+def test_the_decoder_of_a_model_of_several_modalities_is_read_alone(root: str, tmp_path: Path) -> None:
+    """Its tensors under either name, beside those of a vision tower, which text does not pass; any other is refused."""
+    config = draw("mistral", 0)
+    reference = write(tmp_path, {**config, "tie_word_embeddings": False}, seed=1)
+    tensors = load_file(tmp_path / WEIGHTS)
+    head = "lm_head.weight" if root.startswith("model.") else "language_model.lm_head.weight"
+    renamed = {head if k == "lm_head.weight" else root + k.removeprefix("model"): v for k, v in tensors.items()}
+    save_file({**renamed, "vision_tower.patch_conv.weight": torch.ones(2, 2)}, tmp_path / WEIGHTS)
+    text = json.loads((tmp_path / "config.json").read_text())
+    wrapper = {"model_type": "mistral3", "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(wrapper))
+    check(tmp_path, reference, prompts_for(config, 2))
+    save_file({**renamed, "vision_gate": torch.ones(2, 2)}, tmp_path / WEIGHTS)
+    with pytest.raises(CheckpointError, match="tensor vision_gate has no place"):
+        load_model(tmp_path)
+
+
+def test_layers_of_prediction_heads_stored_behind_the_model_are_not_run(tmp_path: Path) -> None:
+    config = draw("deepseek_v3", 0)
+    reference = write(tmp_path, config, seed=1)
+    tensors = load_file(tmp_path / WEIGHTS)
+    extra = f"model.layers.{config['num_hidden_layers']}.eh_proj.weight"
+    save_file({**tensors, extra: torch.ones(2, 2)}, tmp_path / WEIGHTS)
+    written = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**written, "num_nextn_predict_layers": 0}))
+    with pytest.raises(CheckpointError, match="eh_proj"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**written, "num_nextn_predict_layers": 1}))
+    check(tmp_path, reference, prompts_for(config, 2))
 
 
 def decode_all(tp: TensorParallel, directories: dict[str, Path]) -> dict[str, list[list[list[int]]]]:
