@@ -16,7 +16,7 @@ from magicdec.specs.hardware import bytes_per_element
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.speculation import MAX_GAMMA, DraftMethod, SamplingSpec, SpeculationSpec
-from magicdec.validate.grid import GridSpec
+from magicdec.validate.grid_spec import GridSpec
 from magicdec.validate.predicted_records import predict_records
 
 PUBLISHED_PROFILE_OF = "llama-3.1-8b"

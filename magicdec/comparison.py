@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from magicdec.errors import ConfigError
 from magicdec.naming import describe
 from magicdec.records import CONFIGURATION_FIELDS, Record
 
@@ -190,6 +191,34 @@ def pair_records(records: Iterable[Record]) -> list[Pair]:
         if measured.is_speculative and predicted is not None:
             pairs.append(Pair(predicted=predicted, measured=measured))
     return pairs
+
+
+def by_cpu_time(record: Record) -> Record:
+    """A measurement with its process CPU times where comparisons look for the wall clock's.
+
+    Raises ConfigError for one without.
+    """
+    seconds = record.breakdown_cpu_s
+    if record.source != "measured":
+        return record
+    if seconds is None or not record.step_cpu_s:
+        raise ConfigError(f"record {record.key} has no process CPU times; leave --clock cpu out")
+    is_fixed = record.is_speculative and not record.adaptive
+    samples = record.speedup_cpu_samples or []
+    return msgspec.structs.replace(
+        record,
+        autoregressive_step_s=record.autoregressive_step_cpu_s,
+        draft_step_s=seconds["draft"] / record.gamma if is_fixed else None,
+        verify_step_s=seconds["verify"] if record.is_speculative else None,
+        accept_step_s=seconds["sample"] if record.is_speculative else None,
+        step_s=record.step_cpu_s,
+        autoregressive_step_samples_s=None,
+        step_samples_s=None,
+        speedup=record.speedup_cpu,
+        speedup_low=min(samples, default=None),
+        speedup_high=max(samples, default=None),
+        speedup_samples=record.speedup_cpu_samples,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from magicdec.comparison import (
     Comparison,
     Pair,
     bootstrap_interval,
+    by_cpu_time,
     is_paired,
     latest_predicted,
     pair_records,
@@ -21,6 +22,7 @@ from magicdec.comparison import (
     summarise,
     summarise_case,
 )
+from magicdec.errors import ConfigError
 from magicdec.measure.environment import ReferenceTimes, spread_of_times
 from magicdec.records import CONFIGURATION_FIELDS, Record
 from magicdec.validate.thresholds import Thresholds
@@ -62,6 +64,22 @@ def test_records_pair_whatever_their_hardware_device_and_seed() -> None:
         {"adaptive": True}, {"draft_weight_dtype": "int8"}, {"draft_tp_size": 2}, {"simulated_acceptance": [0.8]},
     ):  # fmt: skip
         assert pairing_key(measured) != pairing_key(msgspec.structs.replace(measured, **change)), change
+
+
+def test_cpu_times_take_the_place_of_the_wall_clocks() -> None:
+    """The whole comparison is then of process CPU time; predictions, which have one time, stay."""
+    times = {"autoregressive_step_cpu_s": 0.02, "step_cpu_s": 0.05, "speedup_cpu": 1.25, "step_s": 0.4}
+    times |= {"breakdown_cpu_s": {"draft": 0.03, "verify": 0.012, "sample": 0.001}, "speedup_cpu_samples": [1.2, 1.3]}
+    measured = row("measured", 3, 2.0, [1.0, 3.0], **times)
+    predicted = row("calibrated", 3, 1.0, step_s=0.06, draft_step_s=0.011, verify_step_s=0.012)
+    (pair,) = pair_records(map(by_cpu_time, [predicted, measured]))
+    assert pair.error("speedup") == pytest.approx(1.0 / 1.25 - 1.0)
+    assert pair.error("step_s") == pytest.approx(0.2)
+    assert pair.error("draft_step_s") == pytest.approx(0.1)
+    assert pair.error("autoregressive_step_s") == pytest.approx(-0.5)
+    assert pair.repeat_noise("speedup") == pytest.approx(abs(1.2 / 1.3 - 1.0) / 2.0)
+    with pytest.raises(ConfigError, match="no process CPU times"):
+        by_cpu_time(row("measured", 3, 2.0))
 
 
 def test_every_field_of_the_configuration_is_paired_on_or_named_as_free_to_differ() -> None:

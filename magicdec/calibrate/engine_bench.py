@@ -8,12 +8,11 @@ upkeep of the draft's cache. Acceptance is prescribed, so that every step does t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import cycle
 
 import torch
 
-from magicdec.calibrate.kernel_bench import Point
+from magicdec.calibrate.points import EngineShape, Point
 from magicdec.measure.environment import available_memory_bytes
 from magicdec.progress import Step
 from magicdec.runtime.drafter import build_drafter
@@ -24,16 +23,6 @@ from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, Speculation
 
 SIMULATED_RATE = 0.7
 STEPS_PER_ROUND = 5
-
-
-@dataclass(frozen=True)
-class EngineShape:
-    """A batch at a context, with a draft."""
-
-    batch_size: int
-    context_len: int
-    draft_budget: int
-    gamma: int
 
 
 SAMPLED_SHAPES = (
@@ -140,18 +129,7 @@ def _time_group(model: Transformer, shapes: Shapes, *, rounds: int, progress: Ca
                 if number:
                     seconds.setdefault((phase, shape, sampling.is_greedy), []).append(taken)
     return [
-        Point(
-            phase,
-            {
-                "batch_size": shape.batch_size,
-                "context_len": shape.context_len,
-                "draft_budget": shape.draft_budget,
-                "gamma": shape.gamma,
-                "is_greedy": int(is_greedy),
-            },
-            taken,
-        )
-        for (phase, shape, is_greedy), taken in seconds.items()
+        Point(phase, shape.columns(is_greedy=is_greedy), taken) for (phase, shape, is_greedy), taken in seconds.items()
     ]
 
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares, nnls
 
-from magicdec.calibrate.local_profile import TimedPoint
+from magicdec.calibrate.points import Point
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.intervals import relative_errors
 from magicdec.perfmodel.setup import Setup
@@ -45,7 +45,7 @@ SMALLEST_ERROR, LARGEST_ERROR = 0.03, 0.5
 
 
 def fit_engine(
-    points: Sequence[TimedPoint],
+    points: Sequence[Point],
     *,
     model: ModelSpec,
     hardware: HardwareProfile,
@@ -97,7 +97,7 @@ STEP_PHASES = ("verify", "accept", "upkeep")
 
 
 def unexplained_errors(
-    points: Sequence[TimedPoint],
+    points: Sequence[Point],
     *,
     model: ModelSpec,
     hardware: HardwareProfile,
@@ -174,14 +174,14 @@ def _terms(
     )
 
 
-def _columns(points: Sequence[TimedPoint], table: str, *, greedy: bool) -> dict[str, Array]:
+def _columns(points: Sequence[Point], table: str, *, greedy: bool) -> dict[str, Array]:
     chosen = [p for p in points if p.table == table and bool(p.shape["is_greedy"]) == greedy]
     columns = {key: np.array([p.shape[key] for p in chosen], dtype=np.float64) for key in chosen[0].shape}
     columns["time_s"] = np.array([p.time_s for p in chosen])
     return columns
 
 
-def _fit_vocabulary_and_upkeep(points: Sequence[TimedPoint], *, model: ModelSpec, base: EngineProfile) -> EngineProfile:
+def _fit_vocabulary_and_upkeep(points: Sequence[Point], *, model: ModelSpec, base: EngineProfile) -> EngineProfile:
     """Costs that are linear in the batch: sampling and acceptance over the vocabulary, and the draft cache's upkeep."""
     vocabulary = model.vocab_size
     sample, greedy = (_columns(points, "sample", greedy=g) for g in (False, True))
@@ -190,21 +190,39 @@ def _fit_vocabulary_and_upkeep(points: Sequence[TimedPoint], *, model: ModelSpec
     accept, greedy_accept = (_columns(points, "accept", greedy=g) for g in (False, True))
     accept_base, accept_per_element = _line(_verified(accept) * vocabulary, accept["time_s"])
     _, greedy_accept_per_element = _line(_verified(greedy_accept) * vocabulary, greedy_accept["time_s"])
-    upkeep = _columns(points, "upkeep", greedy=False)
-    upkeep_base, upkeep_per_token = _line(_verified(upkeep), upkeep["time_s"])
     return msgspec.structs.replace(
-        base,
+        _fit_upkeep(points, base=base),
         sampling_base_s=sample_base,
         sampling_s_per_element=per_element,
         greedy_s_per_element=greedy_per_element,
         accept_base_s=accept_base,
         accept_s_per_element=accept_per_element,
         greedy_accept_s_per_element=greedy_accept_per_element,
-        upkeep_base_s=upkeep_base,
-        upkeep_s_per_token=upkeep_per_token,
+    )
+
+
+def _fit_upkeep(points: Sequence[Point], *, base: EngineProfile) -> EngineProfile:
+    """What is paid once per step. Where the draft has a cache of its own, its upkeep grows as the verified tokens;
+    elsewhere what there is of a step beside its phases grows as the sequences, with and without a draft."""
+    upkeep = _columns(points, "upkeep", greedy=False)
+    bookkeeping = [p for p in points if p.table == "bookkeeping"]
+    if base.streaming_in_place:
+        per_step, per_sequence = _line(upkeep["batch_size"], upkeep["time_s"])
+        alone = float(np.median([p.time_s - per_sequence * p.shape["batch_size"] for p in bookkeeping]))
+        return msgspec.structs.replace(
+            base,
+            step_overhead_s=per_step,
+            sequence_overhead_s=per_sequence,
+            autoregressive_overhead_s=max(alone, 0.0),
+        )
+    per_step, per_token = _line(_verified(upkeep), upkeep["time_s"])
+    return msgspec.structs.replace(
+        base,
+        upkeep_base_s=per_step,
+        upkeep_s_per_token=per_token,
         step_overhead_s=0.0,
         # what an autoregressive step does after sampling; its forward pass shares the constants of verification
-        autoregressive_overhead_s=float(np.median([p.time_s for p in points if p.table == "bookkeeping"])),
+        autoregressive_overhead_s=float(np.median([p.time_s for p in bookkeeping])),
     )
 
 

@@ -14,7 +14,6 @@ pass, nothing is found there.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -23,33 +22,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from magicdec.calibrate.points import Point, Shape
 from magicdec.measure.ceilings import is_cuda, seconds_per_call
+from magicdec.measure.clock import Clock
 from magicdec.runtime.attention import Scoring, Visible, Workspace, decode_attention
 from magicdec.runtime.graphs import capture
 from magicdec.specs.model import ModelSpec
-
-Shape = dict[str, int]
-
-
-@dataclass(frozen=True)
-class Point:
-    """One timed operation: its shape, and seconds per call of each round."""
-
-    table: str
-    shape: Shape
-    seconds: list[float]
-
-    @property
-    def time_s(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def spread(self) -> float:
-        """Interquartile range over the median."""
-        if len(self.seconds) < 3:
-            return 0.0
-        low, _, high = statistics.quantiles(self.seconds, n=4)
-        return (high - low) / self.time_s
 
 
 @dataclass(frozen=True)
@@ -62,7 +40,7 @@ class Work:
     repeats: int = 1
 
 
-def time_interleaved(works: Iterable[Work], *, device: str, rounds: int) -> list[Point]:
+def time_interleaved(works: Iterable[Work], *, device: str, rounds: int, clock: Clock = "wall") -> list[Point]:
     """Times every work once per round, after one call each to warm up."""
     works = list(works)
     calls: list[Callable[[], object]] = []
@@ -76,7 +54,7 @@ def time_interleaved(works: Iterable[Work], *, device: str, rounds: int) -> list
         seconds: list[list[float]] = [[] for _ in works]
         for _ in range(rounds):
             for taken, call, work in zip(seconds, calls, works, strict=True):
-                taken.append(seconds_per_call(call, device=device) / work.repeats)
+                taken.append(seconds_per_call(call, device=device, clock=clock) / work.repeats)
     return [Point(work.table, work.shape, taken) for work, taken in zip(works, seconds, strict=True)]
 
 

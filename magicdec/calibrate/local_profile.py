@@ -12,10 +12,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
+from magicdec.calibrate.points import Point
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile, save_profile
@@ -43,22 +43,7 @@ class LocalProfile:
         return files
 
 
-class TimedPoint(Protocol):
-    """An operation of one shape: seconds of each round, their median and interquartile range over it."""
-
-    @property
-    def table(self) -> str: ...
-    @property
-    def shape(self) -> dict[str, int]: ...
-    @property
-    def seconds(self) -> list[float]: ...
-    @property
-    def time_s(self) -> float: ...
-    @property
-    def spread(self) -> float: ...
-
-
-def save_points(points: Sequence[TimedPoint], path: Path) -> Path:
+def save_points(points: Sequence[Point], path: Path) -> Path:
     """Writes the timings next to the profile named `path`; returns the file.
 
     Raises StorageError when it cannot be written.

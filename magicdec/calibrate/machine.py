@@ -1,4 +1,5 @@
-"""`magicdec calibrate`: micro-benchmarks of this machine -> a hardware profile, and our engine's profile on it."""
+"""`magicdec calibrate`: micro-benchmarks of this machine -> a hardware profile, and an engine's profile on it, which is
+our runtime's or vLLM's."""
 
 from __future__ import annotations
 
@@ -19,12 +20,15 @@ from magicdec.calibrate import kernel_bench
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest, fit_profiles, measure_acceptance
 from magicdec.calibrate.engine_bench import engine_points
 from magicdec.calibrate.engine_fit import fit_engine
-from magicdec.calibrate.kernel_bench import Point, Work
+from magicdec.calibrate.kernel_bench import Work
 from magicdec.calibrate.local_profile import LocalProfile
+from magicdec.calibrate.points import Point
+from magicdec.calibrate.vllm_bench import vllm_points
 from magicdec.errors import unknown_choice
 from magicdec.measure import ceilings
 from magicdec.measure.ceilings import is_cuda
-from magicdec.measure.configuration import Weights, check_device
+from magicdec.measure.clock import Clock
+from magicdec.measure.configuration import Runtime, Weights, check_device
 from magicdec.measure.environment import (
     ReferenceKernels,
     ReferenceTimes,
@@ -32,10 +36,12 @@ from magicdec.measure.environment import (
     median_times,
     spread_of_times,
 )
+from magicdec.measure.vllm_session import installed_engine
 from magicdec.perfmodel.curve_fit import fit_attention, fit_elementwise, fit_gemm
 from magicdec.records import current_environment
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
+from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, Link, hardware_names, load_hardware
 from magicdec.specs.model import ModelSpec
@@ -74,46 +80,48 @@ def calibrate(
     dtype: str = "float32",
     rounds: int = 5,
     quick: bool = False,
+    engine: Runtime = "ours",
+    clock: Clock = "wall",
     progress: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """Measures and fits, with a model's shapes (a name, or a loaded model of the same device and dtype). `quick` times
-    every other engine shape, in fewer rounds."""
-    if dtype not in PROFILE_DTYPES:
-        raise unknown_choice("dtype", dtype, PROFILE_DTYPES)
+    """Measures and fits, with a model's shapes (a name, which vLLM loads itself, or a loaded model of the device and
+    dtype). `quick` times every other engine shape, in fewer rounds."""
+    precision = _precision(dtype)
     check_device(device)
     started = time.perf_counter()
-    kernels = ReferenceKernels(device)
+    kernels = ReferenceKernels(device, clock)
     first_references, references = [kernels.times()], []
-    if not isinstance(model, Transformer):
-        model = load_model(model, weights=weights, device=device, dtype=dtype)
     rounds = max(3, rounds // 2) if quick else rounds
+    time_steps: Callable[..., list[Point]]
+    if engine == "vllm" and isinstance(model, str):
+        spec, name = load_model_spec(model), installed_engine()
+        time_steps = partial(vllm_points, model, device=device, dtype=dtype, clock=clock)
+    else:
+        if not isinstance(model, Transformer):
+            model = load_model(model, weights=weights, device=device, dtype=dtype)
+        spec, name = model.spec, "ours"
+        time_steps = partial(engine_points, model)
     progress("copy and matrix rates")
-    base = _ceilings(device=device, dtype=dtype)
+    base = _ceilings(device=device, dtype=dtype, clock=clock)
 
     def show_step(message: str) -> None:
         references.append(kernels.times())
         progress(message)
 
     points: list[Point] = kernel_bench.launch_points(device=device, rounds=rounds) if is_cuda(device) else []
-    for table in _kernel_points(model.spec, device=device, dtype=dtype, rounds=rounds, progress=progress):
+    for table in _kernel_points(spec, device=device, dtype=dtype, rounds=rounds, clock=clock, progress=progress):
         points += table
         first_references.append(kernels.times())
-    timed = engine_points(model, rounds=rounds, quick=quick, progress=show_step)
+    timed = time_steps(rounds=rounds, quick=quick, progress=show_step)
     progress("second pass")
-    linear_works = kernel_bench.linear_works([model.spec], device=device, dtype=dtype)
-    again = kernel_bench.time_interleaved(linear_works, device=device, rounds=2)
+    linear_works = kernel_bench.linear_works([spec], device=device, dtype=dtype)
+    again = kernel_bench.time_interleaved(linear_works, device=device, rounds=2, clock=clock)
     first = [point for point in points if point.table == "linear"]
     before, during = median_times(first_references), median_times(references)
-    drift = {
-        "memory": during.memory_s / before.memory_s - 1.0,
-        "compute": during.compute_s / before.compute_s - 1.0,
-        "kernels": float(np.median([b.time_s / a.time_s for a, b in zip(first, again, strict=True)])) - 1.0,
-    }
     progress("fitting")
-    precision = Precision(weight_dtype=PROFILE_DTYPES[dtype], kv_dtype=PROFILE_DTYPES[dtype])
     base = msgspec.structs.replace(base, reference_s=during.memory_s, compute_reference_s=during.compute_s)
     hardware = _fit_hardware(base, points, precision)
-    fit = fit_engine(timed, model=model.spec, hardware=hardware, precision=precision, base=_base_engine(base.name))
+    fit = fit_engine(timed, model=spec, hardware=hardware, precision=precision, base=_base_engine(name, base.name))
     spread = spread_of_times([*first_references, *references])
     return Calibration(
         hardware=msgspec.structs.replace(hardware, memory_spread=spread.memory_s, compute_spread=spread.compute_s),
@@ -121,13 +129,29 @@ def calibrate(
         points=[*points, *timed],
         phase_error=fit.phase_error,
         references=during,
-        drift=drift,
+        drift=_drift(before, during, first, again),
         elapsed_s=time.perf_counter() - started,
     )
 
 
+def _precision(dtype: str) -> Precision:
+    if dtype not in PROFILE_DTYPES:
+        raise unknown_choice("dtype", dtype, PROFILE_DTYPES)
+    return Precision(weight_dtype=PROFILE_DTYPES[dtype], kv_dtype=PROFILE_DTYPES[dtype])
+
+
+def _drift(
+    before: ReferenceTimes, during: ReferenceTimes, first: Sequence[Point], again: Sequence[Point]
+) -> dict[str, float]:
+    return {
+        "kernels": float(np.median([b.time_s / a.time_s for a, b in zip(first, again, strict=True)])) - 1.0,
+        "memory": during.memory_s / before.memory_s - 1.0,
+        "compute": during.compute_s / before.compute_s - 1.0,
+    }
+
+
 def _kernel_points(
-    spec: ModelSpec, *, device: str, dtype: str, rounds: int, progress: Callable[[str], None]
+    spec: ModelSpec, *, device: str, dtype: str, rounds: int, clock: Clock, progress: Callable[[str], None]
 ) -> Iterator[list[Point]]:
     """Times of the kernels by themselves, table after table: linear layers, attention, streaming passes."""
     for table, works_of in (
@@ -137,7 +161,7 @@ def _kernel_points(
     ):
         works = works_of(device=device)
         progress(f"{table}: {len(works)} shapes, {rounds} rounds")
-        yield kernel_bench.time_interleaved(works, device=device, rounds=rounds)
+        yield kernel_bench.time_interleaved(works, device=device, rounds=rounds, clock=clock)
 
 
 CUDA_ATTENTION_SHARE = 0.25
@@ -152,13 +176,13 @@ def _attention_works(model: ModelSpec, *, device: str, dtype: str) -> list[Work]
     return kernel_bench.attention_works(model, device=device, dtype=dtype, max_bytes=most)
 
 
-def _ceilings(*, device: str, dtype: str) -> HardwareProfile:
+def _ceilings(*, device: str, dtype: str, clock: Clock) -> HardwareProfile:
     """Measured rates as the profile's ceilings; efficiencies are relative to them."""
     how = "measured by magicdec calibrate"
     if is_cuda(device):
         return _cuda_ceilings(device, dtype, how)
-    bandwidth = ceilings.bandwidth_bytes_per_s(device=device)
-    rates = {PROFILE_DTYPES[dtype]: ceilings.peak_flops_per_s(device=device, dtype=dtype)}
+    bandwidth = ceilings.bandwidth_bytes_per_s(device=device, clock=clock)
+    rates = {PROFILE_DTYPES[dtype]: ceilings.peak_flops_per_s(device=device, dtype=dtype, clock=clock)}
     memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return HardwareProfile(
         name=_slug(f"cpu-{current_environment().host_cpu}"),
@@ -236,12 +260,22 @@ def _rows(points: Sequence[Point], table: str) -> dict[str, np.ndarray]:
     return rows
 
 
-def _base_engine(hardware_name: str) -> EngineProfile:
-    """Our engine before anything is measured."""
-    ours = load_engine("ours")
+def _base_engine(name: str, hardware_name: str) -> EngineProfile:
+    """An engine ("ours", "vllm 0.32.0") before anything is measured."""
+    known = load_engine(name.partition(" ")[0])
+    if known.name != "ours":  # the catalog's constants are fitted to other devices; what the engine can do stays
+        known = EngineProfile(
+            name=known.name,
+            native_formats=known.native_formats,
+            fused_experts=known.fused_experts,
+            drafts=known.drafts,
+            draft_on_all_ranks=known.draft_on_all_ranks,
+            catch_up=known.catch_up,
+            streaming_in_place=True,
+        )
     return msgspec.structs.replace(
-        ours,
-        name=f"ours on {hardware_name}",
+        known,
+        name=f"{name} on {hardware_name}",
         fitted_on=f"single engine steps on {hardware_name}",
         attention_kernel="measured",
         forward_overhead_s=0.0,
@@ -268,12 +302,16 @@ def obtain_profile(
     *,
     dtype: str = "float32",
     device: str = "cpu",
+    engine: Runtime = "ours",
+    clock: Clock = "wall",
     request: AcceptanceRequest | None = None,
     quick: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> LocalProfile:
     """Calibrates this machine and measures the model's acceptance on it."""
-    calibration = calibrate(model=model, dtype=dtype, device=device, quick=quick, progress=progress)
+    calibration = calibrate(
+        model=model, dtype=dtype, device=device, quick=quick, engine=engine, clock=clock, progress=progress
+    )
     request = request or AcceptanceRequest(model=model, dtype=dtype, device=device)
     counts = measure_acceptance(request, progress=progress)
     return LocalProfile(

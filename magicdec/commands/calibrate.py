@@ -9,12 +9,14 @@ import typer
 
 from magicdec.commands import completion
 from magicdec.commands.options import parse_ints, require
+from magicdec.errors import unknown_choice
 from magicdec.progress import shown_progress
 from magicdec.specs.speculation import SELF
 from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from magicdec.perfmodel.acceptance import AcceptanceProfile
+    from magicdec.specs.engine import EngineProfile
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
 Model = Annotated[
@@ -24,6 +26,7 @@ Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", autoco
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", autocompletion=completion.devices)]
 
 LOCAL_PROFILE = Path("local.toml")
+RUNTIMES: dict[str, Literal["ours", "vllm"]] = {"ours": "ours", "vllm": "vllm"}
 DRIFT_TO_WARN_OF = 0.1
 NOISE_TO_WARN_OF = 0.3
 
@@ -31,6 +34,7 @@ CALIBRATE_EPILOG = """\b
 Examples:
   magicdec calibrate -o local.toml
   magicdec plan --model embedded --hardware local.toml --engine local.engine.toml --batch 32 --context 4096
+  magicdec calibrate --engine vllm --clock cpu -o vllm.toml
   magicdec calibrate --server http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --dry-run
   magicdec calibrate --results benchmarks.json --model llama-3.1-8b --hardware h100-sxm-80gb --engine vllm
 """
@@ -49,6 +53,10 @@ def calibrate_command(
     dtype: Dtype = "float32",
     device: DeviceOption = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds.")] = False,
+    clock: Annotated[
+        Literal["wall", "cpu"],
+        typer.Option(help="wall, or cpu: the processor time of one thread, which other processes disturb less."),
+    ] = "wall",
     server: Annotated[str | None, typer.Option(help="Fit an engine profile to this running server instead.")] = None,
     results: Annotated[
         list[Path] | None, typer.Option(help="Fit to GuideLLM's or AIPerf's results instead; repeatable.")
@@ -57,7 +65,11 @@ def calibrate_command(
         str, typer.Option(help="The server's device.", autocompletion=completion.hardware)
     ] = "a100-sxm-80gb",
     engine: Annotated[
-        str | None, typer.Option(help="The profile that the fit starts from.", autocompletion=completion.engines)
+        str | None,
+        typer.Option(
+            help="ours, or vllm with magicdec's plugin (docs/vllm.md); with --server the profile to start from.",
+            autocompletion=completion.engines,
+        ),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="The server's tensor-parallel size.")] = 1,
     concurrency: Annotated[str, typer.Option(help="Requests at once to send the server, a list.")] = "1,2,4,8,16",
@@ -93,8 +105,15 @@ def calibrate_command(
         )  # fmt: skip
         return
     require(not dry_run, "--dry-run goes with --server")
+    runtime = RUNTIMES.get(engine or "ours")
+    if runtime is None:
+        raise unknown_choice("engine to calibrate", engine or "", RUNTIMES)
+    require(clock == "wall" or runtime == "vllm", "--clock cpu goes with --engine vllm")
+    require(weights == "checkpoint" or runtime == "ours", "--weights random goes with --engine ours")
+    from magicdec.measure.clock import prepare
     from magicdec.measure.environment import bind_threads
 
+    prepare(clock, device)
     bind_threads()
     from magicdec.calibrate.local_profile import LocalProfile, save_points
     from magicdec.calibrate.machine import calibrate
@@ -102,7 +121,10 @@ def calibrate_command(
 
     check_writable(output)
     with shown_progress(quiet) as show:
-        result = calibrate(model=model, weights=weights, dtype=dtype, device=device, quick=quick, progress=show)
+        result = calibrate(
+            model=model, weights=weights, dtype=dtype, device=device, quick=quick, engine=runtime, clock=clock,
+            progress=show,
+        )  # fmt: skip
     files = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=()).save(output)
     files.append(save_points(result.points, output))
     machine = result.hardware
@@ -117,6 +139,7 @@ def calibrate_command(
     launches = [point for point in result.points if point.table == "launch"]
     for point, what in zip(launches, ("launched from Python", "a graph alone", "one of a graph's 200"), strict=False):
         print(f"a small kernel, {what}: {format_seconds(point.time_s)}")
+    _print_costs(result.engine)
     drifts = ", ".join(f"{what} {drift:+.1%}" for what, drift in result.drift.items())
     print(f"noise between rounds {result.noise:.1%}; from the first pass to the second: {drifts}")
     if result.noise > NOISE_TO_WARN_OF:
@@ -124,6 +147,22 @@ def calibrate_command(
     elif max(map(abs, result.drift.values())) > DRIFT_TO_WARN_OF:
         print("the machine's speed changed while it was measured; calibrate again when it is quieter")
     print("wrote " + ", ".join(map(str, files)))
+
+
+def _print_costs(engine: EngineProfile) -> None:
+    """What the engine's passes and steps take beyond the device's kernels."""
+    factors = {"linear layers": engine.gemm_factor, "attention": engine.attention_factor}
+    factors |= {"of verification": engine.verify_attention_factor, "of drafts": engine.draft_attention_factor}
+    print(f"{engine.name}, times its kernels: " + ", ".join(f"{name} {value:.2f}" for name, value in factors.items()))
+    costs = {
+        "layer of a pass": engine.layer_overhead_s,
+        "draft step": engine.draft_step_overhead_s,
+        "verification": engine.verify_overhead_s,
+        "speculative step": engine.step_overhead_s + engine.upkeep_base_s,
+        "autoregressive step": engine.autoregressive_overhead_s,
+        "sequence of a step": engine.sequence_overhead_s,
+    }
+    print("fixed costs per " + ", ".join(f"{name} {format_seconds(value)}" for name, value in costs.items()))
 
 
 def profile_acceptance_command(

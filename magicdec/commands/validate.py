@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from msgspec import to_builtins
@@ -29,6 +29,7 @@ GRID_EPILOG = """\b
 Examples:
   magicdec validate grid --quick
   magicdec validate grid docs/grid.toml --profile local.toml --records grid.jsonl
+  magicdec validate grid --engine vllm --records vllm.jsonl
 """
 RECORDS_EPILOG = """\b
 Examples:
@@ -37,6 +38,10 @@ Examples:
 """
 OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")]
 Format = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
+Clock = Annotated[
+    Literal["wall", "cpu"] | None,
+    typer.Option(help="wall, or cpu: the processor time of one thread, which other processes disturb less."),
+]
 
 
 @app.command("kernels", epilog="\b\nExamples:\n  magicdec validate kernels gemm.csv attention.csv.gz")
@@ -104,6 +109,11 @@ def grid_command(
     records: Annotated[Path, typer.Option(help="Predictions, then measurements are appended to it.")] = Path(
         "grid.jsonl"
     ),
+    engine: Annotated[
+        Literal["ours", "vllm"] | None,
+        typer.Option(help="ours, or vllm with magicdec's plugin (docs/vllm.md); default: the grid file's, or ours."),
+    ] = None,
+    clock: Clock = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few small points, for continuous integration.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
     output_format: Format = OutputFormat.TABLE,
@@ -112,14 +122,17 @@ def grid_command(
 
     Each configuration is predicted from the calibration alone, before the first is run.
     """
+    from magicdec.measure.clock import prepare
     from magicdec.measure.environment import bind_threads
-
-    bind_threads()
-    from magicdec.calibrate.local_profile import load_local_profile
-    from magicdec.validate.grid import QUICK_GRID, load_grid, run_grid
+    from magicdec.validate.grid_spec import choose_grid
 
     require(not (quick and grid), "--quick is a grid of its own: give it or a grid file, not both")
-    spec = QUICK_GRID if quick else load_grid(grid)
+    spec = choose_grid(grid, quick=quick, engine=engine, clock=clock)
+    prepare(spec.clock, spec.device)
+    bind_threads()
+    from magicdec.calibrate.local_profile import load_local_profile
+    from magicdec.validate.grid import run_grid
+
     with shown_progress(quiet) as show:
         local = load_local_profile(profile) if profile else None
         run = run_grid(spec, profile=local, records=records, quick=quick, progress=show)
@@ -130,16 +143,18 @@ def grid_command(
 @app.command("records", epilog=RECORDS_EPILOG)
 def records_command(
     files: Annotated[list[Path], typer.Argument(help="Records files (JSON lines) with predictions and measurements.")],
+    clock: Clock = None,
     output_format: Format = OutputFormat.TABLE,
 ) -> None:
     """Predictions in records files against measurements.
 
     Errors by term and case, coverage of the intervals, and what following the predictions loses.
     """
-    from magicdec.comparison import Comparison, pair_records
+    from magicdec.comparison import Comparison, by_cpu_time, pair_records
     from magicdec.records import read_many
 
-    comparison = Comparison(pairs=pair_records(read_many(files)))
+    found = read_many(files)
+    comparison = Comparison(pairs=pair_records(map(by_cpu_time, found) if clock == "cpu" else found))
     require(bool(comparison.pairs), f"{', '.join(map(str, files))}: no configuration was both predicted and measured")
     _print_comparison(comparison, output_format)
 

@@ -26,6 +26,8 @@ from magicdec.specs.speculation import AUTOREGRESSIVE, SELF, SPARSE_METHODS, Sam
 from magicdec.units import format_bytes
 
 Weights = Literal["checkpoint", "random"]
+Runtime = Literal["ours", "vllm"]
+"""What runs a configuration."""
 NOISE = "noise"
 """As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing only."""
 MAX_LINE_BYTES = 1 << 26

@@ -6,13 +6,13 @@ import math
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from magicdec.measure.clock import Clock, seconds
 from magicdec.units import KIB, MIB
 
 THREAD_BINDING = {"OMP_PROC_BIND": "true"}
@@ -69,9 +69,10 @@ class ReferenceKernels:
     What others do on a shared machine slows the one down, or the other, or both.
     """
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", clock: Clock = "wall") -> None:
         import torch
 
+        self._clock = clock
         self._data = torch.ones(REFERENCE_BYTES // 4, device=device)
         self._x = torch.ones(REFERENCE_ROWS, REFERENCE_SIZE, device=device)
         self._weight = torch.eye(REFERENCE_SIZE, device=device)
@@ -90,14 +91,14 @@ class ReferenceKernels:
             x = x @ self._weight
 
     def _time_s(self, work: Callable[[], object], repeats: int = 3) -> float:
-        seconds = []
+        taken = []
         for _ in range(repeats):
             self._synchronise()
-            start = time.perf_counter()
+            start = seconds(self._clock)
             work()
             self._synchronise()
-            seconds.append(time.perf_counter() - start)
-        return statistics.median(seconds)
+            taken.append(seconds(self._clock) - start)
+        return statistics.median(taken)
 
 
 def available_memory_bytes(device: str) -> float:

@@ -21,6 +21,7 @@ from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, media
 from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import autoregressive_step_bytes, phase_bytes, planned_memory_bytes
 from magicdec.naming import describe
+from magicdec.perfmodel.intervals import clustered_stderr
 from magicdec.progress import Step
 from magicdec.records import BASELINE_MBU_FLOOR, Record, append_record, current_environment, read_records
 from magicdec.runtime.distributed import SINGLE, TensorParallel
@@ -98,11 +99,7 @@ class Measurement:
             is_active = run.num_accepted != INACTIVE
             accepted += np.where(is_active, run.num_accepted, 0).sum(axis=0)
             blocks += is_active.sum(axis=0)
-        if self.num_sequences < 2:
-            return None
-        excess = accepted - blocks * accepted.sum() / blocks.sum()
-        correction = self.num_sequences / (self.num_sequences - 1)
-        return float(np.sqrt(correction * np.sum(excess**2)) / blocks.sum())
+        return clustered_stderr(accepted, blocks)
 
     @property
     def num_sequences(self) -> int:

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from magicdec.measure.configuration import BenchmarkRequest, configuration_fields
+from magicdec.measure.own_process import in_own_process
 from magicdec.measure.vllm_session import VllmRun, VllmSession, installed_engine
-from magicdec.naming import describe
+from magicdec.perfmodel.intervals import clustered_stderr
 from magicdec.records import Record, append_record, current_environment, read_records
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 
@@ -41,12 +42,10 @@ class VllmMeasurement:
         return [b.cpu_s_per_token / r.cpu_s_per_token for r, b in zip(self.runs, self.baselines, strict=True)]
 
 
-def measure_in_vllm(
-    session: VllmSession, speculations: Sequence[SpeculationSpec], *, progress: Callable[[str], None] = lambda _: None
-) -> list[VllmMeasurement]:
-    """The first result is autoregressive decoding: all baselines."""
+def measure_in_vllm(session: VllmSession) -> list[VllmMeasurement]:
+    """The request's configurations. The first result is autoregressive decoding: all baselines."""
     request = session.request
-    progress("warming up")
+    speculations = request.speculations
     for speculation in (AUTOREGRESSIVE, *speculations):
         session.run(speculation, gen_len=min(WARM_UP_TOKENS, request.gen_len))
     runs: list[list[VllmRun]] = [[] for _ in speculations]
@@ -55,7 +54,6 @@ def measure_in_vllm(
     for repetition in range(request.repetitions):
         seed = request.sampling.seed + repetition
         for i, speculation in enumerate(speculations):
-            progress(f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}")
             baselines[i].append(session.run(seed=seed))
             runs[i].append(session.run(speculation, seed=seed))
         if not speculations:
@@ -85,7 +83,9 @@ def to_vllm_record(session: VllmSession, measurement: VllmMeasurement) -> Record
     drafted, accepted = (
         np.sum([getattr(run, name) for run in runs], axis=0) for name in ("drafted_by_position", "accepted_by_position")
     )
-    histogram = np.sum([run.accepted for run in runs], axis=(0, 1))[: speculation.gamma + 1].tolist()
+    counts = np.sum([run.accepted for run in runs], axis=0)
+    histogram = counts.sum(axis=0)[: speculation.gamma + 1].tolist()
+    stderr = clustered_stderr(counts @ np.arange(counts.shape[1]), counts.sum(axis=1)) if is_speculative else None
     speedups, cpu_speedups = measurement.speedups, measurement.cpu_speedups
     tokens_per_s = median([run.tokens_per_s for run in runs])
     is_fixed = is_speculative and not request.adaptive
@@ -102,6 +102,7 @@ def to_vllm_record(session: VllmSession, measurement: VllmMeasurement) -> Record
         prefill_s=session.prefill_s,
         breakdown_s=wall,
         expected_tokens_per_step=median([run.num_tokens / (run.num_steps * request.batch_size) for run in runs]),
+        tokens_per_step_stderr=stderr,
         acceptance_by_position=(accepted / np.maximum(drafted, 1)).tolist() if is_speculative else None,
         acceptance_trials_by_position=drafted.tolist() if is_speculative else None,
         acceptance_histogram=histogram if is_speculative else None,
@@ -120,6 +121,11 @@ def to_vllm_record(session: VllmSession, measurement: VllmMeasurement) -> Record
         speedup_cpu_samples=cpu_speedups if is_speculative else None,
         environment=current_environment(),
     )
+
+
+def _measured_records(request: BenchmarkRequest) -> list[Record]:
+    session = VllmSession(request)
+    return [to_vllm_record(session, each) for each in measure_in_vllm(session)]
 
 
 def benchmark_in_vllm(
@@ -143,9 +149,8 @@ def benchmark_in_vllm(
         known = {record.key: record for record in read_records(records) if record.source == "measured"}
     todo = tuple(s for s, k in zip(configurations, keys, strict=True) if k not in known and not s.is_autoregressive)
     if todo or keys[0] not in known:
-        session = VllmSession(replace(request, speculations=todo), progress=progress)
-        for measurement in measure_in_vllm(session, todo, progress=progress):
-            record = to_vllm_record(session, measurement)
+        progress(f"vLLM: batch {request.batch_size}, context {request.context_len}")
+        for record in in_own_process(_measured_records, replace(request, speculations=todo)):
             if records is not None and record.key not in known:
                 append_record(records, record)
             known.setdefault(record.key, record)

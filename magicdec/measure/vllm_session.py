@@ -5,8 +5,9 @@ configurations: between runs only the draft's settings change, and autoregressiv
 configurations is decoded by the engine as it is, without the plugin. A run begins with the step after which every
 sequence decodes, and ends with the step in which the first one ends, as in session.py.
 
-A step is split by the engine's own calls: `draft` (all of what the plugin does), `verify` (or the forward pass of an
-autoregressive step), `sample` (logits to tokens, or rejection); the rest is the scheduler's, inputs and outputs.
+A step is split by the engine's own calls: `draft` (all of what the plugin does), `verify` (or the pass of an
+autoregressive step, logits included), `sample` (logits to tokens, or rejection); `rest` is the scheduler's, inputs and
+outputs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.gamma_table import TableGamma
-from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
+from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.vllm.settings import CONFIG_KEY, DRAFT_CLASS, METHODS, DraftSettings
 
 ENVIRONMENT = {
@@ -43,6 +44,8 @@ PAGE_SIZES = (64, 32)
 """Of the engine's cache, the first that the budgets allow: larger pages are read faster, smaller ones fill a budget
 better."""
 PHASES = {"propose_draft_token_ids": "draft", "_model_forward": "verify", "_sample": "sample"}
+"""The runner's calls, and the phases that they belong to; the logits of the target's pass belong to `verify` too."""
+REST = "rest"
 GIB = 1024**3
 
 
@@ -142,8 +145,10 @@ class VllmSession:
         runner = self._core.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
         self._draft = runner.drafter if request.speculations else None
         self._phases: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._is_timing = False
         for name, phase in PHASES.items():
             setattr(runner, name, self._timed(getattr(runner, name), phase))
+        runner.model.compute_logits = self._timed(runner.model.compute_logits, "verify")
         progress(f"prefilling {request.batch_size} prompts of {request.context_len} tokens")
         self.prefill_s = self._prefill()
 
@@ -189,15 +194,19 @@ class VllmSession:
             arguments["additional_config"] = {CONFIG_KEY: {"draft_budget": smallest}}
         if request.device == "cpu":
             needed = self.spec.kv_elements_per_token() * 4 * (request.max_len + 2 * page_size) * request.batch_size
-            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(1 + int(1.1 * needed / GIB)))
+            arguments["kv_cache_memory_bytes"] = GIB + int(1.1 * needed)
         return arguments
 
     def _timed(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         def timed(*arguments: Any, **named: Any) -> Any:
+            if self._is_timing:  # within another phase, as the logits of drafts are
+                return function(*arguments, **named)
+            self._is_timing = True
             wall, cpu = time.perf_counter(), time.process_time()
             result = function(*arguments, **named)
             self._phases[phase][0] += time.perf_counter() - wall
             self._phases[phase][1] += time.process_time() - cpu
+            self._is_timing = False
             return result
 
         return timed
@@ -222,26 +231,21 @@ class VllmSession:
         )
 
     def run(
-        self, speculation: SpeculationSpec = AUTOREGRESSIVE, *, seed: int = 0, gen_len: int | None = None
+        self,
+        speculation: SpeculationSpec = AUTOREGRESSIVE,
+        *,
+        seed: int = 0,
+        gen_len: int | None = None,
+        batch_size: int | None = None,
+        context_len: int | None = None,
+        sampling: SamplingSpec | None = None,
     ) -> VllmRun:
-        """Decodes the prompts once. The tokens of a sequence in flight when the first one ends are thrown away."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
+        """Decodes the prompts once, or the beginnings of the first few. What else is given replaces the request's. The
+        tokens of a sequence in flight when the first one ends are thrown away."""
         self._configure(speculation)
-        sampling = self.request.sampling
-        for index, prompt in enumerate(self.prompts):
-            wanted = SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p or 1.0,
-                top_k=sampling.top_k or 0,
-                seed=None if sampling.is_greedy else seed * len(self.prompts) + index,
-                max_tokens=gen_len or self.request.gen_len,
-                ignore_eos=True,
-                output_kind=RequestOutputKind.DELTA,
-            )
-            self._core.add_request(str(index), {"prompt_token_ids": prompt}, wanted)
-        steps = _Steps(num_sequences=len(self.prompts), max_gamma=self.request.max_gamma)
+        prompts = [prompt[:context_len] for prompt in self.prompts[:batch_size]]
+        self._send(prompts, sampling or self.request.sampling, seed=seed, gen_len=gen_len or self.request.gen_len)
+        steps = _Steps(num_sequences=len(prompts), max_gamma=self.request.max_gamma)
         while not steps.all_decode:
             steps.note(self._core.step())
         steps.begin()
@@ -251,12 +255,15 @@ class VllmSession:
             while not steps.has_ended:
                 steps.note(self._core.step())
         after = self._counters()
-        self._core.abort_request([str(index) for index in range(len(self.prompts))])
+        self._core.abort_request([str(index) for index in range(len(prompts))])
         while self._core.has_unfinished_requests():
             self._core.step()
         accepted = (after[1] - before[1]).tolist()
         drafts = int(after[0] - before[0])
         gamma = speculation.gamma
+        walls, cpus = (
+            self._by_phase(index, whole / steps.num_steps, steps.num_steps) for index, whole in enumerate(elapsed)
+        )
         return VllmRun(
             num_steps=steps.num_steps,
             num_tokens=steps.num_tokens,
@@ -266,10 +273,31 @@ class VllmSession:
             times=StepTimes(
                 wall_s=elapsed[0],
                 cpu_s=elapsed[1],
-                phases_wall_s={name: seconds[0] / steps.num_steps for name, seconds in self._phases.items()},
-                phases_cpu_s={name: seconds[1] / steps.num_steps for name, seconds in self._phases.items()},
+                phases_wall_s=walls,
+                phases_cpu_s=cpus,
             ),
         )
+
+    def _send(self, prompts: list[list[int]], sampling: SamplingSpec, *, seed: int, gen_len: int) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        for index, prompt in enumerate(prompts):
+            wanted = SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p or 1.0,
+                top_k=sampling.top_k or 0,
+                seed=None if sampling.is_greedy else seed * len(prompts) + index,
+                max_tokens=gen_len,
+                ignore_eos=True,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            self._core.add_request(str(index), {"prompt_token_ids": prompt}, wanted)
+
+    def _by_phase(self, index: int, step_s: float, num_steps: int) -> dict[str, float]:
+        """Seconds of each phase of a step, by one of the clocks, and what is left of it."""
+        phases = {name: seconds[index] / num_steps for name, seconds in self._phases.items()}
+        return {**phases, REST: step_s - sum(phases.values())}
 
     @staticmethod
     @contextmanager

@@ -31,6 +31,16 @@ SOURCE_ERROR = 0.05
 """Acceptance rates of two harnesses on one task differ by about this much."""
 
 
+def clustered_stderr(accepted: Array, blocks: Array) -> float | None:
+    """Standard error of the mean tokens per step, from each sequence's accepted drafts and blocks (a sequence's blocks
+    are alike); None for one sequence."""
+    count = len(blocks)
+    if count < 2:
+        return None
+    excess = accepted - blocks * accepted.sum() / blocks.sum()
+    return float(np.sqrt(count / (count - 1) * np.sum(excess**2)) / blocks.sum())
+
+
 def is_engine_fitted_on(hw: HardwareProfile, engine: EngineProfile) -> bool:
     """Whether the engine's fixed costs were measured with this device (or are said to hold for any)."""
     return engine.fitted_device in ("", hw.name)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-import tomllib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
@@ -22,102 +21,23 @@ import msgspec
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.calibrate.machine import obtain_profile
-from magicdec.comparison import Comparison, pair_records
+from magicdec.comparison import Comparison, by_cpu_time, pair_records
 from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import ReferenceKernels
 from magicdec.measure.repetitions import configuration_key, known_records, measure, to_record
 from magicdec.measure.session import BenchmarkSession
+from magicdec.measure.vllm_benchmark import benchmark_in_vllm
 from magicdec.records import Record, append_record, read_records
-from magicdec.specs.speculation import AUTOREGRESSIVE, DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import AUTOREGRESSIVE
 from magicdec.units import format_seconds
+from magicdec.validate.grid_spec import GridSpec
 from magicdec.validate.predicted_records import predict_records
-from magicdec.validate.thresholds import Thresholds
 
-
-class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every combination of the lists; `cases`, where given, lists (batch, context) pairs instead of their product."""
-
-    model: str = "embedded"
-    dtype: str = "float32"
-    device: str = "cpu"
-    draft_methods: tuple[DraftMethod, ...] = ("streamingllm",)
-    draft_budgets: tuple[int, ...] = (128, 256)
-    gammas: tuple[int, ...] = (1, 3, 5)
-    batch_sizes: tuple[int, ...] = ()
-    context_lens: tuple[int, ...] = ()
-    cases: tuple[tuple[int, int], ...] = ()
-    temperatures: tuple[float, ...] = (1.0,)
-    gen_len: int = 48
-    repetitions: int = 3
-    prompts: str = "stdlib"
-    seed: int = 0
-    thresholds: Thresholds = Thresholds()
-
-    def requests(self) -> Iterator[BenchmarkRequest]:
-        """One per (batch, context, temperature), the cheapest first, so that results appear early."""
-        cases = self.cases or list(product(self.batch_sizes, self.context_lens))
-        for (batch, context), temperature in product(
-            sorted(cases, key=lambda case: case[0] * case[1]), self.temperatures
-        ):
-            speculations = tuple(
-                SpeculationSpec(draft="self", draft_method=method, draft_budget=budget, gamma=gamma)
-                for method, budget, gamma in product(self.draft_methods, self.draft_budgets, self.gammas)
-                if budget < context
-            )
-            yield BenchmarkRequest(
-                model=self.model,
-                dtype=self.dtype,
-                device=self.device,
-                batch_size=batch,
-                context_len=context,
-                gen_len=self.gen_len,
-                speculations=speculations,
-                sampling=SamplingSpec(temperature=temperature, seed=self.seed),
-                prompts=self.prompts,
-                repetitions=self.repetitions,
-            )
-
-
-BUILT_IN_GRID = GridSpec(cases=((1, 512), (8, 2048), (32, 4096)))
-QUICK_GRID = GridSpec(
-    cases=((2, 512), (8, 1024)),
-    draft_budgets=(64, 256),
-    gammas=(1, 3),
-    gen_len=48,
-    repetitions=4,
-    thresholds=Thresholds(
-        median_speedup_error=0.15,
-        p90_speedup_error=0.35,
-        median_step_error=0.25,
-        median_autoregressive_step_error=0.25,
-        regret=0.10,
-    ),
-)
-"""Steps of 2 to 8 ms on a machine that others use: repetitions of one point differ by a tenth and more, so the limits
-are those that only a broken model exceeds."""
 ACCEPTANCE_CONTEXTS = (1280, 3584)
 ACCEPTANCE_BUDGETS = (48, 96, 192, 384, 768, 1280)
 GROUP_SIZE = 10
 """Configurations that are interleaved with each other, and recorded together."""
-
-
-def load_grid(path: Path | None) -> GridSpec:
-    """Reads a grid file; None is the built-in grid.
-
-    Raises ConfigError naming the file and the key.
-    """
-    if path is None:
-        return BUILT_IN_GRID
-    try:
-        grid = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), GridSpec)
-    except OSError as error:
-        raise ConfigError(f"cannot read grid {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"grid {path}: {error}") from error
-    if not (grid.cases or (grid.batch_sizes and grid.context_lens)):
-        raise ConfigError(f"grid {path}: give cases = [[batch, context], ...], or batch_sizes and context_lens")
-    return grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +72,13 @@ def run_grid(
         def show(message: str, number: int = number) -> None:
             progress(f"[{number}/{len(requests)}{clock.left}] {message}")
 
-        bandwidth = profile.hardware.memory_bytes_per_s
-        measured += measure_missing(request, records, bandwidth_bytes_per_s=bandwidth, clock=clock, progress=show)
-    comparison = Comparison(pairs=pair_records([*predicted, *measured]))
+        if grid.engine == "vllm":
+            measured += benchmark_in_vllm(request, records=records, resume=True, progress=show)
+        else:
+            bandwidth = profile.hardware.memory_bytes_per_s
+            measured += measure_missing(request, records, bandwidth_bytes_per_s=bandwidth, clock=clock, progress=show)
+    judged = [by_cpu_time(record) for record in measured] if grid.clock == "cpu" else measured
+    comparison = Comparison(pairs=pair_records([*predicted, *judged]))
     failures = grid.thresholds.failures(comparison)
     return GridRun(predicted=predicted, measured=measured, comparison=comparison, failures=failures)
 
@@ -177,6 +101,8 @@ def _own_profile(grid: GridSpec, path: Path, *, quick: bool, progress: Callable[
         grid.model,
         dtype=grid.dtype,
         device=grid.device,
+        engine=grid.engine,
+        clock=grid.clock,
         request=acceptance_request(grid, quick=quick),
         quick=quick,
         progress=progress,

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from magicdec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 TESTED_VERSIONS = ("0.32",)
 """Of vLLM: what is patched is private to it, so that only these are known to have it."""
+FULL_ATTENTION = ("full_attention", "attention")
+"""What configurations of models call layers that see all tokens."""
 SUPPORTED = "decoder-only models with one group of full attention, on the V1 model runner, with tensor parallelism"
 
 
@@ -30,6 +32,20 @@ def check_supported(config: VllmConfig) -> None:
     unsupported = list(_unsupported(config))
     if unsupported:
         raise ConfigError(f"magicdec's draft in vLLM does not support {', '.join(unsupported)}; supported: {SUPPORTED}")
+
+
+def _other_layers(model: ModelConfig) -> Iterator[str]:
+    """What makes the engine keep several groups of caches, or other ones than pages of each layer's keys and values."""
+    text = model.hf_text_config
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - set(FULL_ATTENTION))
+    if others:
+        yield f"hybrid KV caches (layers of {', '.join(others)})"
+    elif model.is_hybrid or model.is_attention_free:
+        yield "layers without attention"
+    if model.attention_chunk_size is not None:
+        yield "chunked local attention"
+    if getattr(text, "num_kv_shared_layers", None):
+        yield "layers that share keys and values"
 
 
 def _unsupported(config: VllmConfig) -> Iterator[str]:
@@ -54,6 +70,7 @@ def _unsupported(config: VllmConfig) -> Iterator[str]:
         yield "multimodal rotary positions (M-RoPE)"
     if model.get_sliding_window() is not None:
         yield "sliding-window attention"
+    yield from _other_layers(model)
     if cache.cache_dtype != "auto":
         yield f"a quantised KV cache ({cache.cache_dtype})"
     if cache.kv_sharing_fast_prefill:

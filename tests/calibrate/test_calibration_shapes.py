@@ -8,15 +8,21 @@ import pytest
 
 pytest.importorskip("torch")
 
+from magicdec.calibrate import vllm_bench
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 from magicdec.calibrate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES
 from magicdec.calibrate.kernel_bench import ATTENTION_SHAPES
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.validate import demo
-from magicdec.validate.grid import BUILT_IN_GRID, QUICK_GRID, acceptance_request, load_grid
+from magicdec.validate.grid import acceptance_request
+from magicdec.validate.grid_spec import BUILT_IN_GRID, QUICK_GRID, VLLM_GRID, load_grid
 
 GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"
+SHAPES = {
+    "ours": (*SAMPLED_SHAPES, *GREEDY_SHAPES),
+    "vllm": (*vllm_bench.SAMPLED_SHAPES, *vllm_bench.GREEDY_SHAPES),
+}
 GRID_BUDGETS = {2**n for n in range(5, 13)}
 GRID_BATCHES = {2**n for n in range(8)}
 GRID_CONTEXTS = {256 * n for n in range(1, 17)}
@@ -24,12 +30,12 @@ GRID_CONTEXTS = {256 * n for n in range(1, 17)}
 
 def test_engine_shapes_share_no_batch_and_context_with_grids_of_round_numbers() -> None:
     """Users' grids are made of powers of two and multiples of 256; calibration keeps clear of all of them."""
-    for shape in (*SAMPLED_SHAPES, *GREEDY_SHAPES):
+    for shape in (*SHAPES["ours"], *SHAPES["vllm"]):
         assert not (shape.batch_size in GRID_BATCHES and shape.context_len in GRID_CONTEXTS), shape
         assert shape.draft_budget not in GRID_BUDGETS, shape
 
 
-GRIDS = {"built-in": BUILT_IN_GRID, "quick": QUICK_GRID, "docs/grid.toml": load_grid(GRID_FILE)}
+GRIDS = {"built-in": BUILT_IN_GRID, "quick": QUICK_GRID, "docs/grid.toml": load_grid(GRID_FILE), "vllm": VLLM_GRID}
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -38,7 +44,7 @@ def test_shipped_grids_are_not_calibrated_on(name: str) -> None:
     measured = list(GRIDS[name].requests())
     cases = {(request.batch_size, request.context_len) for request in measured}
     choices = {(s.draft_budget, s.gamma) for request in measured for s in request.speculations}
-    shapes = (*SAMPLED_SHAPES, *GREEDY_SHAPES)
+    shapes = SHAPES[GRIDS[name].engine]
     assert not cases & {(s.batch_size, s.context_len) for s in shapes}
     assert not cases & set(ATTENTION_SHAPES)
     assert not choices & {(s.draft_budget, s.gamma) for s in shapes}

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from magicdec.calibrate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES
 from magicdec.calibrate.engine_fit import EngineFit, fit_engine, predict_phase
-from magicdec.calibrate.kernel_bench import Point
+from magicdec.calibrate.points import Point
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import load_hardware
@@ -68,7 +68,7 @@ def timed(truth: EngineProfile, *, noise: float = 0.0, seed: int = 0) -> list[Po
         if is_greedy:
             seconds["accept"] = truth.accept_base_s + (truth.greedy_accept_s_per_element or 0.0) * verified
         seconds["sample"] = truth.sampling_base_s + (per_element or 0.0) * shape.batch_size * vocabulary
-        seconds["bookkeeping"] = truth.autoregressive_overhead_s
+        seconds["bookkeeping"] = truth.autoregressive_overhead_s + truth.sequence_overhead_s * shape.batch_size
         points += [Point(name, row, [s * np.exp(noise * rng.normal())] * 3) for name, s in seconds.items()]
     return points
 
@@ -77,12 +77,12 @@ def fit(points: list[Point]) -> EngineFit:
     return fit_engine(points, model=MODEL, hardware=HARDWARE, precision=BF16, base=BASE)
 
 
-def missed(found: EngineProfile) -> np.ndarray:
+def missed(found: EngineProfile, truth: EngineProfile = TRUTH) -> np.ndarray:
     """Relative errors of the phases at shapes that were not timed."""
     columns = {name: np.array(values) for name, values in UNSEEN.items()}
     ratios = [
         predict_phase(name, columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=found)
-        / predict_phase(name, columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=TRUTH)
+        / predict_phase(name, columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=truth)
         for name in ("autoregressive", "draft", "verify", "accept", "upkeep")
     ]
     return np.abs(np.array(ratios) - 1.0)
@@ -92,6 +92,21 @@ def test_a_known_engine_is_recovered_at_shapes_that_were_not_timed() -> None:
     found = fit(timed(TRUTH)).profile
     assert missed(found).max() < 0.03
     assert found.speedup_relative_error == 0.03  # the least that is ever stated
+
+
+def test_an_engine_that_drafts_in_place_pays_per_sequence() -> None:
+    """Without a draft cache, what a step takes beside its phases is fitted as a fixed cost and one per sequence."""
+    in_place = {
+        "streaming_in_place": True, "upkeep_base_s": 0.0, "upkeep_s_per_token": None, "step_overhead_s": 1.5e-3,
+        "sequence_overhead_s": 6e-5, "autoregressive_overhead_s": 1.2e-3,
+    }  # fmt: skip
+    truth = msgspec.structs.replace(TRUTH, **in_place)
+    base = msgspec.structs.replace(BASE, streaming_in_place=True)
+    found = fit_engine(timed(truth), model=MODEL, hardware=HARDWARE, precision=BF16, base=base).profile
+    assert found.step_overhead_s == pytest.approx(1.5e-3, rel=0.02)
+    assert found.sequence_overhead_s == pytest.approx(6e-5, rel=0.02)
+    assert found.autoregressive_overhead_s == pytest.approx(1.2e-3, rel=0.02)
+    assert missed(found, truth).max() < 0.03
 
 
 def test_the_stated_errors_are_those_of_noisy_timings() -> None:

@@ -17,7 +17,7 @@ from magicdec.specs.hardware import load_hardware
 
 def test_a_profile_comes_back_from_its_files_whatever_lies_beside_them(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from magicdec.calibrate.kernel_bench import Point
+    from magicdec.calibrate.points import Point
 
     hardware = msgspec.structs.replace(load_hardware("a100-sxm-80gb"), reference_s=0.0065, compute_reference_s=0.01)
     laws = tuple(constant_profile(0.8, model="embedded", draft_method=name) for name in ("snapkv", "streamingllm"))

@@ -74,6 +74,9 @@ def test_an_unknown_command(
         (("plot", "gamma", "--format", "pgn"), "unknown --format 'pgn': did you mean png?"),
         (("run", "--weights", "rand"), "unknown --weights 'rand': did you mean random?; known: checkpoint, random"),
         (("calibrate", "--weights", "none"), "unknown --weights 'none': known: checkpoint, random"),
+        (("calibrate", "--engine", "sglang"), "unknown engine to calibrate 'sglang': known: ours, vllm"),
+        (("calibrate", "--clock", "cpu"), "--clock cpu goes with --engine vllm"),
+        (("validate", "grid", "--quick", "--clock", "cpu"), "--clock cpu goes with --engine vllm"),
     ],
 )
 def test_a_value_that_cannot_be(

@@ -20,7 +20,8 @@ from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.records import Record, read_records
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
-from magicdec.validate.grid import GridSpec, freeze_predictions, load_grid, prediction_note, run_grid
+from magicdec.validate.grid import freeze_predictions, prediction_note, run_grid
+from magicdec.validate.grid_spec import GridSpec, load_grid
 
 RUN = """
 import sys
@@ -28,7 +29,8 @@ from pathlib import Path
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
-from magicdec.validate.grid import GridSpec, run_grid
+from magicdec.validate.grid import run_grid
+from magicdec.validate.grid_spec import GridSpec
 from magicdec.calibrate.local_profile import LocalProfile
 
 grid = GridSpec(cases=((1, 128), (2, 128), (2, 160), (2, 192)), draft_budgets=(32,), gammas=(1, 2), gen_len=8,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -33,6 +35,10 @@ def config() -> Any:
         ("scheduler_config", "async_scheduling", True, "asynchronous scheduling"),
         ("cache_config", "cache_dtype", "fp8_e5m2", "quantised KV cache"),
         ("cache_config", "block_size", 256, "use at least 768"),
+        ("model_config.hf_text_config", "layer_types", ["full_attention", "sliding_attention"], "hybrid KV caches"),
+        ("model_config.hf_text_config", "layer_types", ["linear_attention"], "layers of linear_attention"),
+        ("model_config.hf_text_config", "num_kv_shared_layers", 1, "layers that share keys and values"),
+        ("model_config", "attention_chunk_size", 8192, "chunked local attention"),
         ("speculative_config", "num_speculative_tokens", 3, "set num_speculative_tokens"),
     ],
 )
@@ -42,13 +48,21 @@ def test_what_is_not_supported_is_refused_in_one_line(
     from magicdec.vllm.draft import SparseDraft
 
     SparseDraft(config)
-    setattr(getattr(config, part), name, value)
+    setattr(attrgetter(part)(config), name, value)
     if part == "speculative_config":
         table = {"batch_sizes": [1], "context_lens": [1], "gammas": [[4]]}
         config.additional_config = {"magicdec": {"gamma_table": table}}
     with pytest.raises(ConfigError, match=message) as refused:
         SparseDraft(config)
     assert "\n" not in str(refused.value)
+
+
+def test_a_model_with_layers_without_attention_is_refused(config: Any) -> None:
+    from magicdec.vllm.draft import SparseDraft
+
+    config.model_config._model_info = replace(config.model_config._model_info, is_hybrid=True)
+    with pytest.raises(ConfigError, match="layers without attention"):
+        SparseDraft(config)
 
 
 def test_slots_ahead_are_reserved_for_this_draft_only(config: Any) -> None:

@@ -1,0 +1,121 @@
+"""What a grid of configurations is: declared in a file, or one of those that ship. No torch."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from magicdec.errors import ConfigError
+from magicdec.measure.clock import Clock
+from magicdec.measure.configuration import BenchmarkRequest, Runtime
+from magicdec.specs.speculation import DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.validate.thresholds import Thresholds
+
+
+class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every combination of the lists; `cases`, where given, lists (batch, context) pairs instead of their product."""
+
+    model: str = "embedded"
+    dtype: str = "float32"
+    device: str = "cpu"
+    draft_methods: tuple[DraftMethod, ...] = ("streamingllm",)
+    draft_budgets: tuple[int, ...] = (128, 256)
+    gammas: tuple[int, ...] = (1, 3, 5)
+    batch_sizes: tuple[int, ...] = ()
+    context_lens: tuple[int, ...] = ()
+    cases: tuple[tuple[int, int], ...] = ()
+    temperatures: tuple[float, ...] = (1.0,)
+    gen_len: int = 48
+    repetitions: int = 3
+    prompts: str = "stdlib"
+    seed: int = 0
+    engine: Runtime = "ours"
+    clock: Clock = "wall"
+    """Whose times are judged, and calibrated: the wall's, or one thread's processor time."""
+    thresholds: Thresholds = Thresholds()
+
+    def requests(self) -> Iterator[BenchmarkRequest]:
+        """One per (batch, context, temperature), the cheapest first, so that results appear early."""
+        cases = self.cases or list(product(self.batch_sizes, self.context_lens))
+        for (batch, context), temperature in product(
+            sorted(cases, key=lambda case: case[0] * case[1]), self.temperatures
+        ):
+            speculations = tuple(
+                SpeculationSpec(draft="self", draft_method=method, draft_budget=budget, gamma=gamma)
+                for method, budget, gamma in product(self.draft_methods, self.draft_budgets, self.gammas)
+                if budget < context
+            )
+            yield BenchmarkRequest(
+                model=self.model,
+                dtype=self.dtype,
+                device=self.device,
+                batch_size=batch,
+                context_len=context,
+                gen_len=self.gen_len,
+                speculations=speculations,
+                sampling=SamplingSpec(temperature=temperature, seed=self.seed),
+                prompts=self.prompts,
+                repetitions=self.repetitions,
+            )
+
+
+BUILT_IN_GRID = GridSpec(cases=((1, 512), (8, 2048), (32, 4096)))
+QUICK_GRID = GridSpec(
+    cases=((2, 512), (8, 1024)),
+    draft_budgets=(64, 256),
+    gammas=(1, 3),
+    gen_len=48,
+    repetitions=4,
+    thresholds=Thresholds(
+        median_speedup_error=0.15,
+        p90_speedup_error=0.35,
+        median_step_error=0.25,
+        median_autoregressive_step_error=0.25,
+        regret=0.10,
+    ),
+)
+"""Steps of 2 to 8 ms on a machine that others use: repetitions of one point differ by a tenth and more, so the limits
+are those that only a broken model exceeds."""
+VLLM_GRID = GridSpec(
+    engine="vllm",
+    clock="cpu",
+    batch_sizes=(4, 8, 16),
+    context_lens=(1000, 4000),
+    draft_budgets=(256, 512),
+    gammas=(1, 2, 3, 4),
+    temperatures=(0.0,),
+    gen_len=96,
+    thresholds=Thresholds(median_speedup_error=0.10, regret=0.03),
+)
+"""Contexts and batches at which a draft pays in vLLM on a CPU, and some at which it hardly does."""
+
+
+def choose_grid(path: Path | None, *, quick: bool, engine: Runtime | None, clock: Clock | None) -> GridSpec:
+    """A grid file's, or the shipped one of the engine; what is given replaces the file's."""
+    grid = QUICK_GRID if quick else VLLM_GRID if path is None and engine == "vllm" else load_grid(path)
+    grid = msgspec.structs.replace(grid, engine=engine or grid.engine, clock=clock or grid.clock)
+    if grid.clock == "cpu" and grid.engine != "vllm":
+        raise ConfigError("--clock cpu goes with --engine vllm: our runtime's steps are timed by the wall clock")
+    return grid
+
+
+def load_grid(path: Path | None) -> GridSpec:
+    """Reads a grid file; None is the built-in grid.
+
+    Raises ConfigError naming the file and the key.
+    """
+    if path is None:
+        return BUILT_IN_GRID
+    try:
+        grid = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), GridSpec)
+    except OSError as error:
+        raise ConfigError(f"cannot read grid {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"grid {path}: {error}") from error
+    if not (grid.cases or (grid.batch_sizes and grid.context_lens)):
+        raise ConfigError(f"grid {path}: give cases = [[batch, context], ...], or batch_sizes and context_lens")
+    return grid

@@ -1,0 +1,57 @@
+"""vLLM's steps timed for a calibration, and a grid measured in it: each in an engine of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from magicdec.calibrate.local_profile import LocalProfile
+from magicdec.calibrate.points import EngineShape
+from magicdec.calibrate.vllm_bench import vllm_points
+from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.records import read_records
+from magicdec.specs.engine import load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.speculation import SamplingSpec
+
+SMALL, LARGE = EngineShape(1, 300, 200, 2), EngineShape(6, 1200, 200, 2)
+
+
+def test_the_engines_steps_are_timed_phase_by_phase() -> None:
+    """Phases add up to the step, and grow with what they read: a batch of long contexts takes longer than one sequence,
+    a sparse draft step less than a decoding step, and verifying three tokens less than decoding them one by one."""
+    shapes = [(SMALL, SamplingSpec(temperature=1.0)), (LARGE, SamplingSpec())]
+    points = vllm_points("embedded", device="cpu", dtype="float32", clock="cpu", rounds=2, shapes=shapes)
+    small, large = (
+        {p.table: p.time_s for p in points if p.shape["batch_size"] == shape.batch_size} for shape in (SMALL, LARGE)
+    )
+    assert set(small) == {"autoregressive", "sample", "bookkeeping", "draft", "verify", "accept", "upkeep"}
+    assert min(small.values()) > 0
+    assert large["autoregressive"] > 1.2 * small["autoregressive"]
+    decoding = large["autoregressive"] - large["sample"] - large["bookkeeping"]  # the pass alone
+    assert 0 < large["draft"] < decoding < large["verify"] < 3 * decoding
+
+
+def test_a_grid_is_predicted_and_measured_in_the_engine(tmp_path: Path) -> None:
+    """Predictions are written first; records name the engine, and hold CPU times of both kinds of decoding."""
+    from magicdec.validate.grid import run_grid
+    from magicdec.validate.grid_spec import GridSpec
+
+    grid = GridSpec(
+        engine="vllm", clock="cpu", cases=((2, 300),), draft_budgets=(200,), gammas=(1, 2), gen_len=24, repetitions=2
+    )
+    acceptance = (constant_profile(0.7, model="embedded", draft_method="streamingllm"),)
+    profile = LocalProfile(hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=acceptance)
+    run = run_grid(grid, profile=profile, records=tmp_path / "grid.jsonl")
+    written = read_records(tmp_path / "grid.jsonl")
+    assert [record.source for record in written] == ["calibrated"] * 3 + ["measured"] * 3
+    for record in run.measured[1:]:
+        assert record.engine.startswith("vllm ")
+        assert record.step_cpu_s
+        assert record.autoregressive_step_cpu_s
+        assert set(record.breakdown_cpu_s or {}) == {"draft", "verify", "sample", "rest"}
+        assert sum((record.breakdown_cpu_s or {}).values()) == pytest.approx(record.step_cpu_s, rel=0.2)
+    assert [pair.measured.speedup for pair in run.comparison.pairs] == [r.speedup_cpu for r in run.measured[1:]]
