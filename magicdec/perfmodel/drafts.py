@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +147,11 @@ def _small_models(target: ModelSpec, context: int) -> list[str]:
     """The catalog's smallest models that could draft: of the target's vocabulary, and made for such a context."""
     most = LARGEST_DRAFT_SHARE * target.num_parameters
     able = (
-        each
-        for each in models_of_vocabulary(target.vocab_size)
-        if each.num_parameters <= most and each.longest_context >= context
+        name
+        for name in models_of_vocabulary(target.vocab_size)
+        if (model := load_model_spec(name)).num_parameters <= most and model.longest_context >= context
     )
-    return [each.name for each in able][:NUM_DRAFT_MODELS]
+    return list(islice(able, NUM_DRAFT_MODELS))
 
 
 def _that_run(
@@ -172,7 +173,7 @@ def _draft_model(name: str, target: ModelSpec) -> ModelSpec:
     """The draft's model. Raises ConfigError for one of another vocabulary, naming the catalog's that would do."""
     model = load_model_spec(name)
     if model.vocab_size != target.vocab_size:
-        usable = models_of_vocabulary(target.vocab_size)
+        usable = map(load_model_spec, models_of_vocabulary(target.vocab_size))
         smaller = [each.name for each in usable if each.num_parameters < target.num_parameters / 2]
         raise ConfigError(
             f"draft {model.name} has a vocabulary of {model.vocab_size}, {target.name} one of {target.vocab_size}: "

@@ -19,6 +19,7 @@ from magicdec.perfmodel.intervals import SOURCE_ERROR
 from magicdec.perfmodel.plan_request import DEFAULT_BATCH, MAX_BATCH, Device, Lengths
 from magicdec.perfmodel.plan_rows import candidates, requests_of
 from magicdec.perfmodel.prediction import BoolArray, Prediction, predict
+from magicdec.perfmodel.serving import WholeRequests
 from magicdec.perfmodel.setup import Points
 from magicdec.plan_document import Candidate
 from magicdec.specs.parallel import valid_tp_sizes
@@ -117,18 +118,26 @@ def _found(
 class SeenByUsers:
     """What limits bear on and a searched batch is chosen by: of whole requests where their lengths are known."""
 
-    first_s: Array
-    between_s: Array
-    rate_per_gpu: Array
+    prediction: Prediction
+    whole: WholeRequests | None
+
+    @property
+    def first_s(self) -> Array:
+        return self.prediction.ttft_s if self.whole is None else self.whole.drafted.ttft_s
+
+    @property
+    def between_s(self) -> Array:
+        return self.prediction.tpot_s if self.whole is None else self.whole.drafted.tpot_s
+
+    @property
+    def rate_per_gpu(self) -> Array:
+        replica = self.prediction.tokens_per_s if self.whole is None else self.whole.output_tokens_per_s
+        rate: Array = replica / self.prediction.points.tp
+        return rate
 
 
 def seen_by_users(lengths: Lengths, result: Prediction) -> SeenByUsers:
-    whole, tp = requests_of(lengths, result), result.points.tp
-    if whole is None:
-        return SeenByUsers(first_s=result.ttft_s, between_s=result.tpot_s, rate_per_gpu=result.tokens_per_s / tp)
-    return SeenByUsers(
-        first_s=whole.drafted.ttft_s, between_s=whole.drafted.tpot_s, rate_per_gpu=whole.output_tokens_per_s / tp
-    )
+    return SeenByUsers(prediction=result, whole=requests_of(lengths, result))
 
 
 def within_limits(device: Device, seen: SeenByUsers) -> BoolArray:

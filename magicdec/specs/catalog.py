@@ -40,18 +40,20 @@ def _extensions() -> dict[str, RopeScaling]:
     return msgspec.toml.decode(path.read_bytes(), type=dict[str, RopeScaling])
 
 
-class _Vocabulary(msgspec.Struct):
-    vocab_size: int | None = None
+class _Size(msgspec.Struct):
+    """What tells roughly how large a model is, read without the rest of its configuration."""
+
+    vocab_size: int = 0
+    hidden_size: int = 0
+    num_hidden_layers: int = 0
 
 
 @lru_cache(maxsize=16)
-def models_of_vocabulary(vocab_size: int) -> tuple[ModelSpec, ...]:
-    """The catalog's models with a vocabulary of this size, smallest first."""
-    found = []
-    for path in MODELS_DIRECTORY.glob("*.json"):  # reading one field of each is quicker than whole configurations
-        if msgspec.json.decode(path.read_bytes(), type=_Vocabulary).vocab_size == vocab_size:
-            found.append(load_model_spec(path.stem))
-    return tuple(sorted(found, key=lambda each: each.num_parameters))
+def models_of_vocabulary(vocab_size: int) -> tuple[str, ...]:
+    """The catalog's models with a vocabulary of this size, the smallest first by width and depth."""
+    sizes = {path.stem: msgspec.json.decode(path.read_bytes(), type=_Size) for path in MODELS_DIRECTORY.glob("*.json")}
+    found = [name for name, each in sizes.items() if each.vocab_size == vocab_size]
+    return tuple(sorted(found, key=lambda name: sizes[name].hidden_size ** 2 * sizes[name].num_hidden_layers))
 
 
 def load_model_spec(model: str) -> ModelSpec:
