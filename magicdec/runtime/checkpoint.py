@@ -13,11 +13,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from magicdec.errors import CheckpointError
+from magicdec.runtime.widening import widened_blocks, widened_mxfp4
 
 ALL = slice(None)
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+BLOCK_SCALES = "_scale_inv"
+MX_BLOCKS, MX_SCALES = "_blocks", "_scales"
+"""How the names of a quantised tensor's parts end."""
+MX_GROUP = 32
+"""Inputs that share a scale in mxfp4."""
 COMPUTED_TENSORS = ("rotary_emb.inv_freq",)
 """How tensors end that older checkpoints store and their configuration determines."""
 
@@ -43,8 +49,11 @@ class CheckpointDirectory:
     floating-point numbers.
     """
 
-    def __init__(self, directory: Path, *, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
+    def __init__(
+        self, directory: Path, *, device: torch.device, dtype: torch.dtype, block: tuple[int, int] | None = None
+    ) -> None:
+        """`block`: rows and columns that share a scale, of a checkpoint in fp8."""
+        self._device, self._dtype, self._block = device, dtype, block
         self._directory = directory
         self._files: dict[str, Any] = {}
         self._read: set[str] = set()
@@ -60,23 +69,59 @@ class CheckpointDirectory:
         return name in self._files
 
     def read(self, name: str, shape: tuple[int, ...], *part: slice) -> Tensor:
+        if self._block is not None and name + BLOCK_SCALES in self._files:
+            wanted = self._read_blocks(name, shape, *part)
+        elif name + MX_BLOCKS in self._files and len(shape) == 3:
+            wanted = self._read_mxfp4(name, shape, *part)
+        else:
+            wanted = self._view(name, shape, FLOAT_DTYPES)[part or (ALL,)]
+        # Into memory of torch's own alignment, whatever the file's.
+        return torch.empty(wanted.shape, device=self._device, dtype=self._dtype).copy_(wanted)
+
+    def _read_blocks(self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL) -> Tensor:
+        """A part of a matrix in fp8, by the scales of its blocks."""
+        assert self._block is not None
+        starts, scaled = [], []
+        for size, block, wanted in zip(shape, self._block, (rows, columns), strict=True):
+            start, stop, _ = wanted.indices(size)
+            starts.append(start)
+            scaled.append(slice(start // block, -(-stop // block)))
+        data = self._view(name, shape, ("F8_E4M3",))[rows, columns]
+        grid = tuple(-(-size // block) for size, block in zip(shape, self._block, strict=True))
+        scales = self._view(name + BLOCK_SCALES, grid, FLOAT_DTYPES)[tuple(scaled)]
+        return widened_blocks(data, scales, block=self._block, first=(starts[0], starts[1]))
+
+    def _read_mxfp4(
+        self, name: str, shape: tuple[int, ...], experts: slice = ALL, inputs: slice = ALL, outputs: slice = ALL
+    ) -> Tensor:
+        """A part of stacked experts' matrices [E, inputs, outputs], stored as [E, outputs, inputs] in mxfp4."""
+        count, num_inputs, num_outputs = shape
+        groups = num_inputs // MX_GROUP
+        stored = (count, num_outputs, groups)
+        first, stop, _ = inputs.indices(num_inputs)
+        touched = slice(first // MX_GROUP, -(-stop // MX_GROUP))
+        blocks = self._view(name + MX_BLOCKS, (*stored, MX_GROUP // 2), ("U8",))[experts, outputs, touched]
+        scales = self._view(name + MX_SCALES, stored, ("U8",))[experts, outputs, touched]
+        offset = touched.start * MX_GROUP
+        return widened_mxfp4(blocks, scales)[..., first - offset : stop - offset].transpose(1, 2)
+
+    def _view(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Any:
+        """A tensor that is not read yet. Raises CheckpointError where it is absent, misshapen or of another format."""
         if name not in self._files:
             raise CheckpointError(f"{self._directory} has no tensor {name}, which its config.json calls for")
         self._read.add(name)
         view = self._files[name].get_slice(name)
-        if view.get_dtype() not in FLOAT_DTYPES:
+        if view.get_dtype() not in dtypes:
             raise CheckpointError(
-                f"{self._directory}: tensor {name} is of {view.get_dtype()}, which is planned for but not run; choose "
-                "a checkpoint in bf16, fp16 or fp32"
+                f"{self._directory}: tensor {name} is of {view.get_dtype()}, which can be planned but not run; choose "
+                "a checkpoint in bf16, fp16, fp32, fp8 by blocks or mxfp4"
             )
         found = tuple(view.get_shape())
         if found != shape:
             raise CheckpointError(
                 f"{self._directory}: tensor {name} has shape {list(found)}, but its config.json calls for {list(shape)}"
             )
-        wanted = view[part or (ALL,)]
-        # Into memory of torch's own alignment, whatever the file's.
-        return torch.empty(wanted.shape, device=self._device, dtype=self._dtype).copy_(wanted)
+        return view
 
     def check_all_read(self, beside: tuple[str, ...] = ()) -> None:
         unread = (name for name in self._files if name not in self._read)

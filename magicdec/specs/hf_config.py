@@ -114,7 +114,11 @@ def _quantization(keys: Keys) -> Quantization | None:
         raise keys.error("quantization_config", "an object", value)
     method = value.get("quant_method", "")
     if method == "fp8" and value.get("weight_block_size"):
-        return Quantization(method=method, weight_dtype="fp8_block")
+        block = value["weight_block_size"]
+        is_pair = isinstance(block, list) and len(block) == 2
+        if not is_pair or not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in block):
+            raise keys.error("quantization_config", "of blocks of rows and columns (weight_block_size)", block)
+        return Quantization(method=method, weight_dtype="fp8_block", block_size=(block[0], block[1]))
     if method in QUANTIZED:
         return Quantization(method=method, weight_dtype=QUANTIZED[method], experts_only=method == "mxfp4")
     if method in ("gptq", "awq"):

@@ -58,6 +58,8 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     weight_dtype: str
     kv_dtype: str | None = None
+    block_size: tuple[int, int] | None = None
+    """Rows and columns that share a scale, in fp8_block."""
     experts_only: bool = False
     """Only the routed experts' weights are in `weight_dtype`, the others in bf16."""
 
