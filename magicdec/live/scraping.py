@@ -32,7 +32,8 @@ def scrapes(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Scrape]:
-    """Yields each scrape when it is read: those of the window's start, end and every interval between.
+    """Yields each scrape when it is read: those of the window's start, end and every interval between; at least two,
+    should one take as long as the window.
 
     Raises ConfigError for a window or interval out of range, ServerError or StorageError for what cannot be read.
     """
@@ -50,6 +51,6 @@ def scrapes(
         yield read_address(source)
         number += 1
         due = min(number * interval_s, seconds)
-        if clock() - started >= seconds:
+        if number > 1 and clock() - started >= seconds:
             return
         sleep(max(due - (clock() - started), 0.0))

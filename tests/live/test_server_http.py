@@ -11,6 +11,7 @@ import pytest
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.http import TOKEN_VARIABLE, get, parse_address
 from magicdec.live.metrics import read_address
+from magicdec.live.scraping import scrapes
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -152,3 +153,11 @@ def test_metrics_are_looked_for_where_each_engine_has_them(serve):
 def test_an_unreachable_server_is_one_line():
     with pytest.raises(ServerError, match=r"cannot read http://127\.0\.0\.1:9/metrics"):
         get(parse_address("127.0.0.1:9/metrics"))
+
+
+def test_a_scrape_that_takes_as_long_as_the_window_is_followed_by_another(serve):
+    """Counters need two; on a busy machine the first may take all the time."""
+    _, address = serve({"/metrics": lambda handler: handler.reply(b"x 1\n")})
+    clock = iter(range(0, 1000, 10))
+    taken = scrapes(address, seconds=5.0, interval_s=1.0, sleep=lambda _: None, clock=lambda: float(next(clock)))
+    assert len(list(taken)) == 2

@@ -34,7 +34,8 @@ class Restarted:
         if gamma != self.gamma:
             self.gamma, self.engine = gamma, Vllm(gamma=gamma or None, model="llama-3.1-8b")
         self.scrapes += 1
-        self.engine.serve(random_requests(self.scrapes, number=8, gamma=gamma, rates=RATES))
+        for part in range(8):  # so many that two scrapes are enough
+            self.engine.serve(random_requests(8 * self.scrapes + part, number=8, gamma=gamma, rates=RATES))
         handler.reply(self.engine.scrape().encode())
 
 
