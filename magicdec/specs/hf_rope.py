@@ -72,6 +72,11 @@ def _parameters(keys: Keys, scaling_key: str, kind: str | None) -> dict[str, Any
     by_kind = {key: value for key, value in chosen.items() if key in LAYER_KINDS}
     if not by_kind:
         return chosen
+    if others := sorted(set(chosen) - set(by_kind)):
+        kinds = next(iter(by_kind))
+        raise ConfigError(
+            f"{keys.where}: rope_parameters has '{others[0]}' for all layers beside those of {kinds} layers"
+        )
     if kind not in by_kind:
         raise ConfigError(f"{keys.where}: rope_parameters has none for {kind} layers")
     value = by_kind[kind]

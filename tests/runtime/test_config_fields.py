@@ -5,6 +5,8 @@ pytest -s tests/runtime/test_config_fields.py -k each_field     # prints each fi
 
 from __future__ import annotations
 
+import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ from magicdec.errors import MagicdecError
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.weights import load_model
 from tests.runtime.conftest import FAMILIES, write_checkpoint
+from tests.runtime.test_architectures import RUN, write
+from tests.runtime.test_architectures import their_logits as logits_after_every_token
+from tests.specs.architectures import draw
+from tests.specs.test_oracle import their_model
 
 logging.disable_progress_bar()
 logging.set_verbosity_error()
@@ -51,7 +57,7 @@ def changes(config: PreTrainedConfig) -> list[tuple[str, Any]]:
         if name in SKIPPED:
             continue
         if name in OTHER_VALUES:
-            found += [(name, each) for each in OTHER_VALUES[name] if each != value]
+            found += [(name, deepcopy(each)) for each in OTHER_VALUES[name] if each != value]  # they are written to
         elif isinstance(value, bool):
             found.append((name, not value))
         elif isinstance(value, int):
@@ -75,14 +81,14 @@ def our_logits(directory: Path) -> torch.Tensor:
     return engine.forward(engine.pending_B[:, None])[0, -1]
 
 
-def outcome(directory: Path, expected: torch.Tensor) -> str:
+def outcome(directory: Path, expected: torch.Tensor, *, tolerance: float = 1e-4) -> str:
     """Raises AssertionError where a checkpoint runs and gives other logits."""
     try:
         ours = our_logits(directory)
     except MagicdecError as refusal:
         text = str(refusal).replace(str(directory), "")
         return f"refused in {len(text.splitlines())} line: {text}"
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(ours, expected, atol=tolerance, rtol=tolerance)
     return "equal"
 
 
@@ -103,6 +109,26 @@ def test_each_field_changed_gives_the_same_logits_or_a_refusal(family: str, tmp_
     assert outcomes.count("equal") >= 15
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", RUN)
+def test_each_field_of_every_architecture_that_runs(model_type: str, tmp_path: Path) -> None:
+    """The same of drawn configurations, against the module that wrote the checkpoint."""
+    base, outcomes = their_model(draw(model_type, 0)).config, []
+    for index, (name, value) in enumerate(changes(base)):
+        directory = tmp_path / str(index)
+        try:
+            model = write(directory, deepcopy({**base.to_dict(), name: value}), seed=0)
+            expected = logits_after_every_token(model, PROMPT)[-1]
+        except Exception:
+            continue
+        if name == "dtype":  # the module was made in it, and its constants rounded
+            continue
+        outcomes.append(outcome(directory, expected, tolerance=1e-3))
+        print(f"\n{model_type:16} {name} = {value!r:.60}: {outcomes[-1]:.150}", end="")
+    assert {each.partition(":")[0] for each in outcomes} <= {"equal", "refused in 1 line"}
+    assert outcomes.count("equal") >= 15
+
+
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("first", [0, 1, 3])
 def test_windows_from_some_layer_on_are_where_transformers_has_them(family: str, first: int, tmp_path: Path) -> None:
@@ -110,6 +136,16 @@ def test_windows_from_some_layer_on_are_where_transformers_has_them(family: str,
     config = type(FAMILIES[family])(**{**FAMILIES[family].to_dict(), **given})
     directory = write_checkpoint(tmp_path / "a", config)
     assert outcome(directory, their_logits(directory)) == "equal"
+
+
+def test_one_rope_beside_those_of_kinds_of_layers_is_refused(tmp_path: Path) -> None:
+    """transformers reads the first in some architectures, and the others in others."""
+    directory = write_checkpoint(tmp_path / "a", FAMILIES["llama-mha"])
+    config = json.loads((directory / "config.json").read_text())
+    config["rope_parameters"] |= {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(MagicdecError, match="for all layers beside those of full_attention layers"):
+        load_model(directory)
 
 
 def altered(directory: Path, **tensors: torch.Tensor) -> Path:
