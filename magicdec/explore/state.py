@@ -26,6 +26,7 @@ EXAMPLES = {
     "whole": "a whole number like 64",
     "share": "a number from 0 to 1, like 0.8",
     "milliseconds": "a number of milliseconds like 30",
+    "dollars": "a number of dollars like 2.5",
 }
 
 
@@ -34,7 +35,7 @@ class Control:
     """One control: its label, how it is read, and what it may be left empty for."""
 
     label: str
-    kind: Literal["choice", "whole", "share", "milliseconds"]
+    kind: Literal["choice", "whole", "share", "milliseconds", "dollars"]
     empty: str = ""
     """What an empty control means; "" where it must be filled."""
     hint: str = ""
@@ -47,6 +48,9 @@ CONTROLS: dict[str, Control] = {
     "tp": Control(label="Tensor parallel", kind="whole", empty="the whole node", hint="ranks; empty: the whole node"),
     "batch": Control(label="Batch", kind="whole", hint="sequences"),
     "context": Control(label="Context", kind="whole", hint="tokens of the prompt"),
+    "gen_len": Control(
+        label="Output", kind="whole", empty="decoding alone", hint="tokens of a request; empty: decoding alone"
+    ),
     "draft": Control(label="Draft", kind="choice", empty="every measured one"),
     "budget": Control(
         label="Draft budget", kind="whole", empty="searched", hint="KV slots per draft step; empty: searched"
@@ -60,6 +64,7 @@ CONTROLS: dict[str, Control] = {
     "kv_dtype": Control(label="KV cache", kind="choice", empty="the default"),
     "tpot_ms": Control(label="Limit per token", kind="milliseconds", empty="none", hint="ms; empty: none"),
     "ttft_ms": Control(label="Limit to first token", kind="milliseconds", empty="none", hint="ms; empty: none"),
+    "price": Control(label="Price", kind="dollars", empty="none", hint="dollars per device and hour; empty: none"),
 }
 """In the order of the page; the names are those of the query string and, but for `draft`, of `magicdec plan`."""
 
@@ -74,6 +79,7 @@ class State:
     tp: int | None = None
     batch: int = 64
     context: int = 32_768
+    gen_len: int | None = None
     draft: str | None = None
     budget: int | None = None
     draft_tp: int | None = None
@@ -83,6 +89,7 @@ class State:
     kv_dtype: str | None = None
     tpot_ms: float | None = None
     ttft_ms: float | None = None
+    price: float | None = None
 
     def query(self) -> str:
         """The state as a query string: what differs from the defaults, the model and the device always."""
@@ -190,6 +197,8 @@ class Catalog:
             tp_size=state.tp,
             batch_sizes=(state.batch,),
             context_lens=(state.context,),
+            gen_len=state.gen_len or 0,
+            price_per_hour_usd=state.price,
             draft=None if is_method else state.draft,
             draft_method=state.draft if is_method else None,
             draft_budgets=(state.budget,) if state.budget is not None else (),
@@ -221,10 +230,10 @@ class Catalog:
             options += [("--acceptance", each) for each in self.sources.get("acceptance", ())]
         draft = "--draft-method" if state.draft in METHODS else "--draft"
         for option, value in (
-            ("--tp", state.tp), (draft, state.draft), ("--draft-budget", state.budget),
+            ("--tp", state.tp), ("--gen-len", state.gen_len), (draft, state.draft), ("--draft-budget", state.budget),
             ("--draft-tp", state.draft_tp), ("--gamma", state.gamma), ("--acceptance-rate", state.acceptance),
             ("--weight-dtype", state.weight_dtype), ("--kv-dtype", state.kv_dtype), ("--tpot-ms", state.tpot_ms),
-            ("--ttft-ms", state.ttft_ms),
+            ("--ttft-ms", state.ttft_ms), ("--price", state.price),
         ):  # fmt: skip
             if value is not None:
                 options.append((option, value))

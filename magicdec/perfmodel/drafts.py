@@ -12,7 +12,7 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.plan_document import NeedsAcceptance
-from magicdec.specs.catalog import load_model_spec, models_of_vocabulary
+from magicdec.specs.catalog import load_model_spec, model_names, models_of_vocabulary
 from magicdec.specs.engine import EngineProfile, engines_that_run
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import (
@@ -171,6 +171,8 @@ def _that_run(
 
 def _draft_model(name: str, target: ModelSpec) -> ModelSpec:
     """The draft's model. Raises ConfigError for one of another vocabulary, naming the catalog's that would do."""
+    if "/" not in name and not Path(name).exists() and name not in model_names():
+        raise unknown_choice("draft", name, [*NAMED_DRAFTS, *model_names()])
     model = load_model_spec(name)
     if model.vocab_size != target.vocab_size:
         usable = map(load_model_spec, models_of_vocabulary(target.vocab_size))

@@ -106,3 +106,19 @@ def test_every_control_is_a_field_and_every_method_one_of_the_planners() -> None
     from magicdec.specs.speculation import DRAFT_METHODS
 
     assert set(METHODS) <= set(DRAFT_METHODS)
+
+
+def test_an_output_length_and_a_price_give_whole_requests_on_the_page() -> None:
+    from magicdec.explore.page import Explorer
+
+    explorer = Explorer(Catalog())
+    query = "model=llama-3.1-8b&hardware=h100-sxm-80gb&tp=1&batch=8&context=8192&gen_len=200&price=2"
+    best = explorer.plan(query).best
+    page = explorer.answer(query)
+    assert best.request_s is not None
+    assert f"{best.request_s:.3g}" in page
+    assert f"${best.cost_per_million_tokens_usd:.2f}" in page
+    command = Catalog().command(Catalog().read(query))
+    assert "--gen-len 200" in command
+    assert "--price 2" in command
+    assert "Whole request" not in explorer.answer(query.replace("&gen_len=200", ""))

@@ -106,7 +106,7 @@
   showBeside();
 
   // Less and more: counts of sequences and tokens double and halve, the others move by one notch.
-  const START = { tp: 8, budget: 512, draft_tp: 1, gamma: 3, acceptance: 0.8, tpot_ms: 30, ttft_ms: 1000 };
+  const START = { tp: 8, budget: 512, draft_tp: 1, gamma: 3, acceptance: 0.8, tpot_ms: 30, ttft_ms: 1000, gen_len: 256, price: 2 };
   const moved = (name, text, step) => {
     const value = Number(text);
     if (text.trim() === "" || !Number.isFinite(value)) return START[name] ?? text;
