@@ -35,6 +35,7 @@ RECORDS_EPILOG = """\b
 Examples:
   magicdec validate records results/grid-2-cores.jsonl
   magicdec validate records predicted.jsonl measured.jsonl --format json
+  magicdec validate records results/vllm-2-cores.jsonl --clock cpu
 """
 OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")]
 Format = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
