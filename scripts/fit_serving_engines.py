@@ -23,6 +23,7 @@ from magicdec.validate.serving_fit import (
     DRAFT_PRIORS,
     LEFT_OUT,
     PRIORS,
+    UNSEEN_SHARE,
     Engines,
     Priors,
     deviation,
@@ -74,7 +75,10 @@ def errors_of(rows: list[ServingRow], fitted: Engines) -> dict[str, dict[str, fl
         for what, values in predicted.items():
             report(name, what if what == "fitted" else f"{what} left out", mine, values[chosen])
         measured = np.array([row.measured for row in mine])
-        spread = {what: deviation(np.log(values[chosen] / measured)) for what, values in predicted.items()}
+        spread = {
+            what: deviation(np.log(values[chosen] / measured), UNSEEN_SHARE if what in ("device", "model") else 0.9)
+            for what, values in predicted.items()
+        }
         errors[name] = {
             "relative_error": max(spread["fitted"], spread["tp"]),
             "other_device_error": spread["device"],

@@ -183,13 +183,14 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The same for a model that was not fitted on."""
 
     def error_for(self, device: str, model: str) -> float:
-        """Relative error (one standard deviation) of a server's times, by what the constants were fitted on."""
-        error = self.relative_error
+        """Relative error (one standard deviation) of a server's times, by what the constants were fitted on. What an
+        unseen device and an unseen model add to the variance are independent."""
+        variance = own = self.relative_error**2
         if self.fitted_devices and device not in self.fitted_devices:
-            error = max(error, self.other_device_error or 0.0)
+            variance += max((self.other_device_error or 0.0) ** 2 - own, 0.0)
         if self.fitted_models and model not in self.fitted_models:
-            error = max(error, self.other_model_error or 0.0)
-        return error
+            variance += max((self.other_model_error or 0.0) ** 2 - own, 0.0)
+        return math.sqrt(variance)
 
     def of_version(self, version: str) -> EngineProfile:
         """The profile of a version ("0.12.0"; one that is not named is taken as an older one)."""

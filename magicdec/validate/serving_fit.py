@@ -35,6 +35,9 @@ CODE_STEP = 1e-3
 MAX_ROUNDS = 60
 Z_90 = 1.6448536269514722
 LEAST_ERROR = 0.03
+UNSEEN_SHARE = 0.93
+"""Of rows that were left out, for the interval of rows of yet another device, tp or model: rows of one are alike, so
+that intervals which hold 90 % of those seen hold fewer of the next."""
 LeftOut = Literal["device", "tp", "model"]
 LEFT_OUT: tuple[LeftOut, ...] = ("device", "tp", "model")
 MIN_ROWS = 12
@@ -231,11 +234,11 @@ def left_out_predictions(rows: Sequence[ServingRow], bases: Engines, kind: LeftO
     return predicted
 
 
-def deviation(log_error: Array) -> float:
-    """The standard deviation whose 90 % interval holds 90 % of the rows with these errors of the logarithm (NaN left
-    out)."""
+def deviation(log_error: Array, share: float = 0.9) -> float:
+    """The standard deviation whose 90 % interval holds this share of the rows with these errors of the logarithm (NaN
+    left out)."""
     error = np.abs(log_error[np.isfinite(log_error)])
-    return max(LEAST_ERROR, float(np.quantile(error, 0.9)) / Z_90) if error.size else float("nan")
+    return max(LEAST_ERROR, float(np.quantile(error, share)) / Z_90) if error.size else float("nan")
 
 
 def nested_deviations(rows: Sequence[ServingRow], log_error: Array, kind: LeftOut) -> Array:
@@ -248,5 +251,6 @@ def nested_deviations(rows: Sequence[ServingRow], log_error: Array, kind: LeftOu
     for value, engine in set(zip(values, engines, strict=True)):
         other = judged & (values != value)
         own = other & (engines == engine)
-        widths[(values == value) & (engines == engine)] = deviation(log_error[own if own.sum() >= MIN_ROWS else other])
+        seen = log_error[own if own.sum() >= MIN_ROWS else other]
+        widths[(values == value) & (engines == engine)] = deviation(seen, UNSEEN_SHARE)
     return widths

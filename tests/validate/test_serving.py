@@ -233,6 +233,18 @@ def test_the_width_for_a_row_comes_from_other_devices_only():
     np.testing.assert_allclose(widths[~is_h100 & of_trtllm], 0.3 / 1.645, rtol=1e-3)
 
 
+def test_an_unseen_device_and_an_unseen_model_widen_the_interval_independently():
+    engine = msgspec.structs.replace(
+        load_engine("vllm"), relative_error=0.06, other_device_error=0.10, other_model_error=0.12,
+        fitted_devices=("h100-sxm-80gb",), fitted_models=("llama-3.1-8b",),
+    )  # fmt: skip
+    assert engine.error_for("h100-sxm-80gb", "llama-3.1-8b") == pytest.approx(0.06)
+    assert engine.error_for("a100-sxm-80gb", "llama-3.1-8b") == pytest.approx(0.10)
+    assert engine.error_for("h100-sxm-80gb", "qwen3-32b") == pytest.approx(0.12)
+    both = engine.error_for("a100-sxm-80gb", "qwen3-32b")
+    assert both**2 == pytest.approx(0.06**2 + (0.10**2 - 0.06**2) + (0.12**2 - 0.06**2))
+
+
 def test_versions_before_asynchronous_scheduling_pay_for_each_sequence():
     engine = msgspec.structs.replace(
         load_engine("vllm"), sequence_overhead_s=1e-6, older_sequence_overhead_s=3e-5, asynchronous_since="0.14"
