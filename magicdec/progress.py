@@ -1,13 +1,14 @@
 """What is being done right now, on stderr: one line that renews itself on a terminal, nothing when quiet or piped.
 
-A `Step` also says how much is done; the line then has a bar and the time that is left at the pace so far. Nothing is
-drawn between messages, so that no thread runs beside what is being timed.
+A `Step` also says how much is done; the line then has a bar and the time that is left at the pace so far. `Stages`
+makes one bar of work that is done in several parts. Nothing is drawn between messages, so that no thread runs beside
+what is being timed.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -24,8 +25,34 @@ class Step(str):
         return step
 
 
+Progress = Callable[[str], None]
+PARTS = 10_000
+"""Of a whole that is made of stages."""
+
+
+class Stages:
+    """Work done in several stages, of which each is about that share of the time: their steps as steps of the whole."""
+
+    def __init__(self, progress: Progress, shares: Sequence[float]) -> None:
+        self._progress = progress
+        total = sum(shares) or 1.0
+        self._shares = [share / total for share in shares]
+
+    def stage(self, number: int) -> Progress:
+        """What stage `number` (from 0) tells its progress to. Whatever it says, the whole does not go back."""
+        before, share, inside = sum(self._shares[:number]), self._shares[number], 0.0
+
+        def show(message: str) -> None:
+            nonlocal inside
+            if isinstance(message, Step):
+                inside = max(inside, message.done / message.total)
+            self._progress(Step(message, done=int(PARTS * (before + share * inside)), total=PARTS))
+
+        return show
+
+
 @contextmanager
-def shown_progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+def shown_progress(quiet: bool) -> Iterator[Progress]:
     """Gives a function that shows a message or a step; the line is cleared at the end, also after an error."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from magicdec.progress import PARTS, Stages, Step
 from tests.processes import watched
 
 SCRIPT = """
@@ -34,3 +35,25 @@ def test_a_terminal_shows_the_message_as_it_is_and_the_time_left_and_a_pipe_noth
     assert len(re.findall(r"\d:\d\d:\d\d", last.partition("\r")[0])) == 2, last
     piped = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True)
     assert piped.stderr == b""
+
+
+def test_stages_are_one_whole_that_never_goes_back() -> None:
+    """Shares 1 and 3: the first stage's half is an eighth of the whole; a stage of stages likewise."""
+    shown: list[Step] = []
+
+    def show(message: str) -> None:
+        assert isinstance(message, Step)
+        assert message.total == PARTS
+        shown.append(message)
+
+    whole = Stages(show, [1.0, 3.0])
+    first, second = whole.stage(0), whole.stage(1)
+    first("loading")
+    first(Step("half", done=5, total=10))
+    first(Step("back at the start", done=0, total=3))
+    second("warming up")
+    inner = Stages(second, [1.0, 1.0]).stage(1)
+    inner(Step("three quarters", done=1, total=2))
+    second("a word")
+    assert [step.done / PARTS for step in shown] == [0.0, 0.125, 0.125, 0.25, 0.8125, 0.8125]
+    assert [str(step) for step in shown][-1] == "a word"

@@ -18,7 +18,7 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.measure.configuration import MODEL_METHODS, BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
-from magicdec.progress import Step
+from magicdec.progress import Stages, Step
 from magicdec.runtime.generate import INACTIVE, DecodeResult
 from magicdec.specs.speculation import SELF, SPARSE_METHODS, DraftMethod, SamplingSpec, SpeculationSpec
 
@@ -82,18 +82,20 @@ def measure_acceptance(
 ) -> AcceptanceCounts:
     """Decodes real speculative blocks of every method × budget below each context, and counts what was accepted."""
     counts = AcceptanceCounts()
-    for context in request.context_lens:
+    stages = Stages(progress, [float(context) for context in request.context_lens])  # prefill takes most of it
+    for place, context in enumerate(request.context_lens):
+        show = stages.stage(place)
         speculations = [
             SpeculationSpec(draft=request.draft, draft_method=method, draft_budget=budget, gamma=request.gamma)
             for method in request.draft_methods
             for budget in (request.draft_budgets if method in SPARSE_METHODS else (None,))
             if budget is None or budget < context
         ]
-        session = BenchmarkSession(_benchmark_request(request, context, speculations), progress=progress)
+        session = BenchmarkSession(_benchmark_request(request, context, speculations), progress=show)
         counts.prefill_s[context] = session.prefill_s
         for number, speculation in enumerate(speculations):
             message = f"acceptance: {speculation.draft_method} {speculation.draft_budget or ''} at context {context}"
-            progress(Step(message, done=number, total=len(speculations)))
+            show(Step(message, done=number, total=len(speculations)))
             started = time.perf_counter()
             result = session.run(speculation, run_to_end=True)
             key = (speculation.draft_method, speculation.draft_budget or context, context)

@@ -14,7 +14,7 @@ import torch
 
 from magicdec.calibrate.points import EngineShape, Point
 from magicdec.measure.environment import available_memory_bytes
-from magicdec.progress import Step
+from magicdec.progress import Stages, Step
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
@@ -65,8 +65,10 @@ def engine_points(
 ) -> list[Point]:
     """Times every shape once per round, after a round to warm up."""
     points: list[Point] = []
-    for group in shape_groups(model, quick=quick):
-        points += _time_group(model, group, rounds=rounds, progress=progress)
+    groups = shape_groups(model, quick=quick)
+    stages = Stages(progress, [float(len(group)) for group in groups])
+    for number, group in enumerate(groups):
+        points += _time_group(model, group, rounds=rounds, progress=stages.stage(number))
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
     return points

@@ -38,6 +38,7 @@ from magicdec.measure.environment import (
 )
 from magicdec.measure.vllm_session import installed_engine
 from magicdec.perfmodel.curve_fit import fit_attention, fit_elementwise, fit_gemm
+from magicdec.progress import Stages, Step
 from magicdec.records import current_environment
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
@@ -47,6 +48,12 @@ from magicdec.specs.hardware import HardwareProfile, Link, hardware_names, load_
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES, Precision
 from magicdec.units import KIB, MIB
+
+
+STAGE_SHARES = (1.0, 12.0, 18.0, 3.0)
+"""About how the time goes: ceilings, kernels, the engine's steps, the second pass and the fit."""
+CALIBRATION_SHARE = 0.6
+"""Of a calibration that acceptance follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,24 +108,25 @@ def calibrate(
             model = load_model(model, weights=weights, device=device, dtype=dtype)
         spec, name = model.spec, "ours"
         time_steps = partial(engine_points, model)
-    progress("copy and matrix rates")
+    show_first, show_kernels, show_engine, show_last = map(Stages(progress, STAGE_SHARES).stage, range(4))
+    show_first("copy and matrix rates")
     base = _ceilings(device=device, dtype=dtype, clock=clock)
 
     def show_step(message: str) -> None:
         references.append(kernels.times())
-        progress(message)
+        show_engine(message)
 
     points: list[Point] = kernel_bench.launch_points(device=device, rounds=rounds) if is_cuda(device) else []
-    for table in _kernel_points(spec, device=device, dtype=dtype, rounds=rounds, clock=clock, progress=progress):
+    for table in _kernel_points(spec, device=device, dtype=dtype, rounds=rounds, clock=clock, progress=show_kernels):
         points += table
         first_references.append(kernels.times())
     timed = time_steps(rounds=rounds, quick=quick, progress=show_step)
-    progress("second pass")
+    show_last("second pass")
     linear_works = kernel_bench.linear_works([spec], device=device, dtype=dtype)
     again = kernel_bench.time_interleaved(linear_works, device=device, rounds=2, clock=clock)
     first = [point for point in points if point.table == "linear"]
     before, during = median_times(first_references), median_times(references)
-    progress("fitting")
+    show_last("fitting")
     base = msgspec.structs.replace(base, reference_s=during.memory_s, compute_reference_s=during.compute_s)
     hardware = _fit_hardware(base, points, precision)
     fit = fit_engine(timed, model=spec, hardware=hardware, precision=precision, base=_base_engine(name, base.name))
@@ -154,13 +162,14 @@ def _kernel_points(
     spec: ModelSpec, *, device: str, dtype: str, rounds: int, clock: Clock, progress: Callable[[str], None]
 ) -> Iterator[list[Point]]:
     """Times of the kernels by themselves, table after table: linear layers, attention, streaming passes."""
-    for table, works_of in (
+    tables: tuple[tuple[str, Callable[..., list[Work]]], ...] = (
         ("linear layers", partial(kernel_bench.linear_works, [spec], dtype=dtype)),
         ("attention", partial(_attention_works, spec, dtype=dtype)),
         ("streaming passes", kernel_bench.streaming_works),
-    ):
+    )
+    for number, (table, works_of) in enumerate(tables):
         works = works_of(device=device)
-        progress(f"{table}: {len(works)} shapes, {rounds} rounds")
+        progress(Step(f"{table}: {len(works)} shapes, {rounds} rounds", done=number, total=len(tables)))
         yield kernel_bench.time_interleaved(works, device=device, rounds=rounds, clock=clock)
 
 
@@ -309,11 +318,12 @@ def obtain_profile(
     progress: Callable[[str], None] = lambda _: None,
 ) -> LocalProfile:
     """Calibrates this machine and measures the model's acceptance on it."""
+    stages = Stages(progress, (CALIBRATION_SHARE, 1.0 - CALIBRATION_SHARE))
     calibration = calibrate(
-        model=model, dtype=dtype, device=device, quick=quick, engine=engine, clock=clock, progress=progress
+        model=model, dtype=dtype, device=device, quick=quick, engine=engine, clock=clock, progress=stages.stage(0)
     )
     request = request or AcceptanceRequest(model=model, dtype=dtype, device=device)
-    counts = measure_acceptance(request, progress=progress)
+    counts = measure_acceptance(request, progress=stages.stage(1))
     return LocalProfile(
         hardware=calibration.hardware,
         engine=calibration.engine,

@@ -7,7 +7,6 @@ checks that greedy speculative output equals the autoregressive one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -20,13 +19,16 @@ from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import ReferenceKernels
 from magicdec.measure.repetitions import benchmark
 from magicdec.plan_document import Plan
+from magicdec.progress import Progress, Stages
 from magicdec.records import Record
 from magicdec.specs.speculation import DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.validate.grid import freeze_predictions
 from magicdec.validate.lossless import GreedyCheck, check_greedy
 from magicdec.validate.predicted_records import plan_local
 
-Progress = Callable[[str], None]
+STAGE_SHARES = (100.0, 5.0, 13.0, 130.0, 10.0)
+"""About how the time goes, for the display alone: the calibration, the three workloads (seconds between the records of
+results/demo-2-cores.jsonl), and the greedy check."""
 BUDGETS = (64, 128, 256, 512)
 MAIN = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=64)
 SMALL = BenchmarkRequest(model="embedded", batch_size=1, context_len=512, gen_len=64)
@@ -72,10 +74,11 @@ class DemoResult:
 def run_demo(directory: Path, *, progress: Progress) -> DemoResult:
     """Runs everything and leaves profile, plan and records in `directory`."""
     records = directory / "records.jsonl"
+    stages = Stages(progress, STAGE_SHARES)
     acceptance = AcceptanceRequest(model=MAIN.model, draft_budgets=BUDGETS, num_prompts=24, gen_len=128)
-    profile = obtain_profile(MAIN.model, request=acceptance, progress=progress)
+    profile = obtain_profile(MAIN.model, request=acceptance, progress=stages.stage(0))
     profile.save(directory / "local.toml")
-    progress("planning")
+    stages.stage(1)("planning")
     plan = plan_local(MAIN, profile, draft_budgets=BUDGETS)
     small_plan = plan_local(SMALL, profile, draft_budgets=tuple(b for b in BUDGETS if b < SMALL.context_len))
     requests = [
@@ -86,9 +89,10 @@ def run_demo(directory: Path, *, progress: Progress) -> DemoResult:
     predicted = freeze_predictions(requests, profile, records)
     references = ReferenceKernels()
     measured: list[Record] = []
-    for request in requests:
-        measured += benchmark(request, records=records, references=references, progress=progress)[1]
-    greedy = check_greedy(GREEDY, progress=progress)
+    for number, request in enumerate(requests, 1):
+        show = stages.stage(number)
+        measured += benchmark(request, records=records, references=references, progress=show)[1]
+    greedy = check_greedy(GREEDY, progress=stages.stage(4))
     return DemoResult(
         profile=profile,
         plan=plan,

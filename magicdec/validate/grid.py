@@ -8,7 +8,6 @@ where it stopped: what the records file holds already is not measured again.
 from __future__ import annotations
 
 import hashlib
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,9 +27,9 @@ from magicdec.measure.environment import ReferenceKernels
 from magicdec.measure.repetitions import configuration_key, known_records, measure, to_record
 from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.vllm_benchmark import benchmark_in_vllm
+from magicdec.progress import Stages
 from magicdec.records import Record, append_record, read_records
-from magicdec.specs.speculation import AUTOREGRESSIVE
-from magicdec.units import format_seconds
+from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.validate.grid_spec import GridSpec
 from magicdec.validate.predicted_records import predict_records
 
@@ -65,18 +64,15 @@ def run_grid(
     profile = profile or _own_profile(grid, records.with_suffix(".profile.toml"), quick=quick, progress=progress)
     _warn_of_other_temperatures(grid, profile)
     predicted = freeze_predictions(requests, profile, records)
-    clock = _Clock(requests)
+    stages = Stages(progress, [_work(request, len(_missing(request, records))) for request in requests])
     measured: list[Record] = []
-    for number, request in enumerate(requests, 1):
-
-        def show(message: str, number: int = number) -> None:
-            progress(f"[{number}/{len(requests)}{clock.left}] {message}")
-
+    for number, request in enumerate(requests):
+        show = stages.stage(number)
         if grid.engine == "vllm":
             measured += benchmark_in_vllm(request, records=records, resume=True, progress=show)
         else:
             bandwidth = profile.hardware.memory_bytes_per_s
-            measured += measure_missing(request, records, bandwidth_bytes_per_s=bandwidth, clock=clock, progress=show)
+            measured += measure_missing(request, records, bandwidth_bytes_per_s=bandwidth, progress=show)
     judged = [by_cpu_time(record) for record in measured] if grid.clock == "cpu" else measured
     comparison = Comparison(pairs=pair_records([*predicted, *judged]))
     failures = grid.thresholds.failures(comparison)
@@ -131,30 +127,15 @@ def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequ
     )
 
 
-class _Clock:
-    """The time that is left, from what was measured so far: a configuration's work grows as KV slots and a constant."""
+def _work(request: BenchmarkRequest, num_configurations: int) -> float:
+    """About how long configurations take, in any unit: it grows as KV slots and a constant."""
+    return (request.batch_size * request.context_len + 8000.0) * num_configurations
 
-    def __init__(self, requests: list[BenchmarkRequest]) -> None:
-        self._left = sum(self._work(request, len(request.speculations)) for request in requests)
-        self._done = 0.0
-        self._elapsed_s = 0.0
 
-    @staticmethod
-    def _work(request: BenchmarkRequest, num_configurations: int) -> float:
-        return (request.batch_size * request.context_len + 8000.0) * num_configurations
-
-    def skip(self, request: BenchmarkRequest, num_configurations: int) -> None:
-        """Configurations already in the file say nothing about the time that the rest takes."""
-        self._left -= self._work(request, num_configurations)
-
-    def finish(self, request: BenchmarkRequest, num_configurations: int, elapsed_s: float) -> None:
-        self.skip(request, num_configurations)
-        self._done += self._work(request, num_configurations)
-        self._elapsed_s += elapsed_s
-
-    @property
-    def left(self) -> str:
-        return f", {format_seconds(self._elapsed_s / self._done * self._left)} left" if self._done else ""
+def _missing(request: BenchmarkRequest, records: Path) -> list[SpeculationSpec]:
+    """The request's speculations that the file does not hold yet."""
+    known = known_records(records) if records.exists() else {}
+    return [each for each in request.speculations if configuration_key(request, each) not in known]
 
 
 def measure_missing(
@@ -162,27 +143,24 @@ def measure_missing(
     records: Path,
     *,
     bandwidth_bytes_per_s: float,
-    clock: _Clock,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Record]:
     """The request's measured records, the autoregressive one first; those that the file lacks are measured."""
     known = known_records(records) if records.exists() else {}
     keys = {configuration_key(request, each): each for each in (AUTOREGRESSIVE, *request.speculations)}
-    todo = [each for key, each in keys.items() if key not in known and not each.is_autoregressive]
-    clock.skip(request, len(request.speculations) - len(todo))
+    todo = _missing(request, records)
     if todo or any(key not in known for key in keys):
-        started = time.perf_counter()
         session = BenchmarkSession(replace(request, speculations=tuple(todo)), progress=progress)
         references = ReferenceKernels(request.device)
         num_groups = max(1, ceil(len(todo) / GROUP_SIZE))
-        for group in (todo[number::num_groups] for number in range(num_groups)):
-            for measurement in measure(session, speculations=group, references=references, progress=progress):
+        stages = Stages(progress, [1.0] * num_groups)
+        for number in range(num_groups):
+            group, show = todo[number::num_groups], stages.stage(number)
+            for measurement in measure(session, speculations=group, references=references, progress=show):
                 record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
                 if record.key not in known:
                     known[record.key] = record
                     append_record(records, record)
-            clock.finish(request, len(group), time.perf_counter() - started)
-            started = time.perf_counter()
     return [known[key] for key in keys]
 
 
