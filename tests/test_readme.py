@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -26,6 +28,33 @@ def test_tables_and_picture_are_what_the_records_give() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "scripts" / "readme_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same"),
+    [
+        ("2.30 1.97-2.68 pays", "2.31 1.97-2.68 pays", True),
+        ("2.30 1.97-2.68 pays", "2.36 1.97-2.68 pays", False),
+        ("2.30 1.97-2.68 pays", "2.30 1.97-2.68 unclear", False),
+        ("streamingllm 512 5\neagle3 - 1", "eagle3 - 1\nstreamingllm 512 5", False),
+        ("gamma 5", "gamma 4", False),
+    ],
+)
+def test_a_plan_that_is_out_of_date_is_found(script: ModuleType, old: str, new: str, is_same: bool) -> None:
+    """Its words, rows and verdicts in their order, and its numbers to 2 %."""
+    texts = [f"# x\n<!-- plan -->\n{shown}\n<!-- /plan -->\nrest" for shown in (old, new)]
+    assert script.agree(*texts) == is_same
+    assert not script.agree(texts[0], texts[0].replace("rest", "2 rests"))
 
 
 def errors(path: Path) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from magicdec.naming import method_name
 from magicdec.plan_document import GammaTable
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, has_weak_baseline, median_pair
-from magicdec.reports.style import percent, thousands
+from magicdec.reports.style import GAMMA_IS, percent, thousands
 from magicdec.units import format_seconds
 
 
@@ -57,7 +57,7 @@ def _answer(reference: Record, measured: Record | None, predicted: Record | None
     place = _place(reference)
     if not reference.is_speculative:
         return f"Do not speculate with {_model(reference.model)} at {place}: no draft that was considered pays"
-    setting = f"{_draft(reference)} and γ = {reference.gamma}"
+    setting = f"{_draft(reference)} and {GAMMA_IS}{reference.gamma}"
     best = measured if measured is not None and measured.speedup else predicted or reference
     speedup = best.speedup or 0.0
     verdict = f"decodes {_model(reference.model)} {speedup:.2f}× as fast as autoregressive decoding at {place}"
@@ -105,7 +105,7 @@ def _facts(reference: Record, measured: Record | None, predicted: Record | None)
         if best.expected_tokens_per_step:
             detail = f"of at most {reference.gamma + 1}"
             facts.append(Fact(label="Tokens per step", value=f"{best.expected_tokens_per_step:.2f}", detail=detail))
-        facts.append(Fact(label="Drafted per step", value=f"γ = {reference.gamma}", detail=_draft(reference)))
+        facts.append(Fact(label="Drafted per step", value=f"{GAMMA_IS}{reference.gamma}", detail=_draft(reference)))
     best = measured or predicted or reference
     rate, base = median_pair(best)
     if rate:
@@ -127,7 +127,7 @@ def _better(data: ReportData, chosen: Record) -> str:
         return ""
     low, high = best.speedup_low or speedup, chosen.speedup_high or own
     doubt = "; their repetitions overlap" if low <= high else ""
-    text = f"{_draft(best)} and γ = {best.gamma}"
+    text = f"{_draft(best)} and {GAMMA_IS}{best.gamma}"
     return (
         f"{text[0].upper()}{text[1:]} measured better: {speedup:.2f}× ({_span(best)}) instead of {own:.2f}× "
         f"({_span(chosen)}){doubt}."

@@ -82,6 +82,8 @@ RC: Any = {
 }
 SVG_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
+GAMMA_IS = "γ\u00a0=\u00a0"
+"""With spaces at which no line breaks."""
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 

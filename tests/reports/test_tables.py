@@ -96,7 +96,7 @@ def test_the_headline_answers_with_the_plan_and_what_was_measured_of_it(data: Re
     real = data.find_measured(data.reference)  # type: ignore[arg-type]  # there is a plan
     assert real is not None
     summary = headline(data)
-    assert summary.answer.startswith("Self-speculation with StreamingLLM (budget 256) and γ = 3 decodes")
+    assert summary.answer.startswith("Self-speculation with StreamingLLM (budget 256) and γ\u00a0=\u00a03 decodes")
     assert f"{real.speedup:.2f}×" in summary.answer
     assert "90\u202f% interval" in summary.certainty
     assert summary.when_not.startswith("Leave it off at batch 1")
@@ -105,7 +105,7 @@ def test_the_headline_answers_with_the_plan_and_what_was_measured_of_it(data: Re
 def test_the_headline_does_not_pick_the_luckiest_measurement() -> None:
     """Without a plan the answer is the configuration predicted fastest, at its measured speedup."""
     rows = [*pair(1.2, 1.5, 3), *pair(1.9, 1.1, 5)]
-    assert "γ = 3" in headline(ReportData.from_records(rows)).answer
+    assert "γ\u00a0=\u00a03" in headline(ReportData.from_records(rows)).answer
     assert "1.20×" in headline(ReportData.from_records(rows)).answer
 
 

@@ -15,6 +15,7 @@ from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import (
     BLUE,
     GAMMA,
+    GAMMA_IS,
     GREY,
     MARKERS,
     MUTED,
@@ -31,8 +32,6 @@ from magicdec.reports.tables import Column, Table, Value
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-GAMMA_IS = "γ\u00a0=\u00a0"
-"""With spaces at which no line breaks."""
 NINETY_FIVE_PERCENT = 1.96
 
 
