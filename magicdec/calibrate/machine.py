@@ -49,7 +49,6 @@ from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES, Precision
 from magicdec.units import KIB, MIB
 
-
 STAGE_SHARES = (1.0, 12.0, 18.0, 3.0)
 """About how the time goes: ceilings, kernels, the engine's steps, the second pass and the fit."""
 CALIBRATION_SHARE = 0.6
@@ -124,7 +123,6 @@ def calibrate(
     show_last("second pass")
     linear_works = kernel_bench.linear_works([spec], device=device, dtype=dtype)
     again = kernel_bench.time_interleaved(linear_works, device=device, rounds=2, clock=clock)
-    first = [point for point in points if point.table == "linear"]
     before, during = median_times(first_references), median_times(references)
     show_last("fitting")
     base = msgspec.structs.replace(base, reference_s=during.memory_s, compute_reference_s=during.compute_s)
@@ -137,7 +135,7 @@ def calibrate(
         points=[*points, *timed],
         phase_error=fit.phase_error,
         references=during,
-        drift=_drift(before, during, first, again),
+        drift=_drift(before, during, [point for point in points if point.table == "linear"], again),
         elapsed_s=time.perf_counter() - started,
     )
 
