@@ -47,8 +47,8 @@ def test_a_control_moves_the_answer_and_the_address(page: webdriver.Chrome) -> N
     field.clear()
     field.send_keys("1")
     says(page, "batch 1 and")
-    Select(page.find_element(By.NAME, "draft")).select_by_visible_text("topk")
-    WebDriverWait(page, 20).until(lambda p: "draft=topk" in p.current_url)
+    Select(page.find_element(By.NAME, "draft")).select_by_visible_text("eagle3")
+    WebDriverWait(page, 20).until(lambda p: "draft=eagle3" in p.current_url)
     assert "batch=1" in page.current_url
     link, shown = page.current_url, None
     settled(page)
