@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,11 +12,15 @@ pytest.importorskip("vllm")
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.calibrate.points import EngineShape
 from magicdec.calibrate.vllm_bench import vllm_points
+from magicdec.measure.own_process import in_own_process
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.records import read_records
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.specs.speculation import SamplingSpec
+
+if TYPE_CHECKING:
+    from magicdec.validate.grid import GridRun
 
 SMALL, LARGE = EngineShape(1, 300, 200, 2), EngineShape(6, 1200, 200, 2)
 
@@ -35,8 +40,8 @@ def test_the_engines_steps_are_timed_phase_by_phase() -> None:
     assert 0 < large["draft"] < decoding < large["verify"] < 3 * decoding
 
 
-def test_a_grid_is_predicted_and_measured_in_the_engine(tmp_path: Path) -> None:
-    """Predictions are written first; records name the engine, and hold CPU times of both kinds of decoding."""
+def run_small_grid(records: Path) -> GridRun:
+    """In a process of its own: what it imports must not be loaded where other tests start an engine."""
     from magicdec.validate.grid import run_grid
     from magicdec.validate.grid_spec import GridSpec
 
@@ -45,7 +50,12 @@ def test_a_grid_is_predicted_and_measured_in_the_engine(tmp_path: Path) -> None:
     )
     acceptance = (constant_profile(0.7, model="embedded", draft_method="streamingllm"),)
     profile = LocalProfile(hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=acceptance)
-    run = run_grid(grid, profile=profile, records=tmp_path / "grid.jsonl")
+    return run_grid(grid, profile=profile, records=records)
+
+
+def test_a_grid_is_predicted_and_measured_in_the_engine(tmp_path: Path) -> None:
+    """Predictions are written first; records name the engine, and hold CPU times of both kinds of decoding."""
+    run = in_own_process(run_small_grid, tmp_path / "grid.jsonl")
     written = read_records(tmp_path / "grid.jsonl")
     assert [record.source for record in written] == ["calibrated"] * 3 + ["measured"] * 3
     for record in run.measured[1:]:
