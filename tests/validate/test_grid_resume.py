@@ -147,3 +147,12 @@ def test_acceptance_of_another_temperature_is_used_with_a_warning(tmp_path: Path
     with pytest.warns(UserWarning, match=r"measured at temperature 1; predictions at 0 use it"):
         run = run_grid(grid, profile=profile, records=tmp_path / "grid.jsonl")
     assert [record.gamma for record in run.measured] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["grid-2-cores", "demo-2-cores"])
+def test_shipped_predictions_are_what_was_committed_to(name: str) -> None:
+    """Each predicted row still has the hash that was written before the first measurement."""
+    records = read_records(Path(__file__).resolve().parents[2] / "results" / f"{name}.jsonl")
+    predicted = [each for each in records if each.notes and each.notes[0].startswith("prediction sha256")]
+    assert len(predicted) in (15, 135)
+    assert all(each.notes == [prediction_note(each)] for each in predicted)
