@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,13 +13,10 @@ from magicdec.calibrate.points import EngineShape
 from magicdec.calibrate.vllm_bench import vllm_points
 from magicdec.measure.own_process import in_own_process
 from magicdec.perfmodel.acceptance import constant_profile
-from magicdec.records import read_records
+from magicdec.records import Record, read_records
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.specs.speculation import SamplingSpec
-
-if TYPE_CHECKING:
-    from magicdec.validate.grid import GridRun
 
 SMALL, LARGE = EngineShape(1, 300, 200, 2), EngineShape(6, 1200, 200, 2)
 
@@ -40,8 +36,9 @@ def test_the_engines_steps_are_timed_phase_by_phase() -> None:
     assert 0 < large["draft"] < decoding < large["verify"] < 3 * decoding
 
 
-def run_small_grid(records: Path) -> GridRun:
-    """In a process of its own: what it imports must not be loaded where other tests start an engine."""
+def run_small_grid(records: Path) -> tuple[list[Record], list[float | None]]:
+    """What was measured, and the speedups that were compared. In a process of its own: what it imports must not be
+    loaded where other tests start an engine, so that it gives back nothing of it either."""
     from magicdec.validate.grid import run_grid
     from magicdec.validate.grid_spec import GridSpec
 
@@ -50,18 +47,19 @@ def run_small_grid(records: Path) -> GridRun:
     )
     acceptance = (constant_profile(0.7, model="embedded", draft_method="streamingllm"),)
     profile = LocalProfile(hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=acceptance)
-    return run_grid(grid, profile=profile, records=records)
+    run = run_grid(grid, profile=profile, records=records)
+    return run.measured, [pair.measured.speedup for pair in run.comparison.pairs]
 
 
 def test_a_grid_is_predicted_and_measured_in_the_engine(tmp_path: Path) -> None:
     """Predictions are written first; records name the engine, and hold CPU times of both kinds of decoding."""
-    run = in_own_process(run_small_grid, tmp_path / "grid.jsonl")
+    measured, compared = in_own_process(run_small_grid, tmp_path / "grid.jsonl")
     written = read_records(tmp_path / "grid.jsonl")
     assert [record.source for record in written] == ["calibrated"] * 3 + ["measured"] * 3
-    for record in run.measured[1:]:
+    for record in measured[1:]:
         assert record.engine.startswith("vllm ")
         assert record.step_cpu_s
         assert record.autoregressive_step_cpu_s
         assert set(record.breakdown_cpu_s or {}) == {"draft", "verify", "sample", "rest"}
         assert sum((record.breakdown_cpu_s or {}).values()) == pytest.approx(record.step_cpu_s, rel=0.2)
-    assert [pair.measured.speedup for pair in run.comparison.pairs] == [r.speedup_cpu for r in run.measured[1:]]
+    assert compared == [record.speedup_cpu for record in measured[1:]]
