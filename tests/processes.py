@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pty
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def _end_with_tests() -> None:
+    """Linux: the kernel kills the command if the tests are killed, before they can end it themselves."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 class Watched:
@@ -18,7 +26,9 @@ class Watched:
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._terminal, its_end = pty.openpty()
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=its_end, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=its_end, start_new_session=True, preexec_fn=_end_with_tests
+        )
         os.close(its_end)
         self.shown = ""
         self._descendants: set[int] = set()
