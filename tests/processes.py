@@ -27,7 +27,11 @@ class Watched:
     def __init__(self, command: tuple[str, ...]) -> None:
         self._terminal, its_end = pty.openpty()
         self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=its_end, start_new_session=True, preexec_fn=_end_with_tests
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=its_end,
+            start_new_session=True,
+            preexec_fn=_end_with_tests,  # noqa: PLW1509 - one system call, and no lock
         )
         os.close(its_end)
         self.shown = ""
