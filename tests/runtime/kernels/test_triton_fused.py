@@ -181,7 +181,7 @@ def test_each_layers_whole_output_is_inspected(checkpoints: dict[str, Path], fus
     tokens = torch.tensor([[5, 6, 7, 8]], device=DEVICE)
 
     def run(layers: int, inspect: Callable[[int, Tensor], None] | None) -> Tensor:
-        attention = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=4, window=None)
+        attention = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=4)
         return replace(model, layers=model.layers[:layers]).hidden(tokens, attention, inspect)
 
     seen: dict[int, Tensor] = {}
