@@ -100,7 +100,8 @@ def latent(keys: Keys, *, pairs: Literal["halves", "adjacent"] = "adjacent") -> 
     nope, rotated = keys.size("qk_nope_head_dim"), keys.size("qk_rope_head_dim")
     keys.require("qk_head_dim", nope + rotated)
     keys.ignore("num_key_value_heads", "head_dim")
-    rope = read_rope(keys, rotated, pairs=pairs if keys.flag("rope_interleave", default=True) else "halves")
+    pairs = pairs if keys.flag("rope_interleave", default=True) else "halves"
+    rope = read_rope(keys, rotated, partial=None, pairs=pairs)
     return LatentAttention(
         num_heads=keys.size("num_attention_heads"),
         q_lora_rank=keys.optional_size("q_lora_rank"),
