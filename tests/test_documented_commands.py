@@ -45,8 +45,9 @@ PREPARED = ("validate kernels", "validate serving")
 """Given tables that do not ship: tests/validate runs them on excerpts."""
 MAY_FAIL = ("validate",)
 """Exit with 1 where a threshold is missed, which on a busy machine a small grid may."""
-NEEDS = ("localhost", "--engine vllm")
-"""A command that names one of these needs a running server, or vLLM (tests/live, tests/vllm)."""
+NEEDS = ("localhost", "--engine vllm", "calibrate --results")
+"""A command that names one of these needs a running server, vLLM, or results of a load generator (tests/live,
+tests/vllm)."""
 
 
 def program() -> Any:
