@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from magicdec.perfmodel.collectives import all_gather_time, all_reduce_time, broadcast_time
@@ -42,7 +42,11 @@ def test_an_all_reduce_is_never_faster_than_the_link(device, ranks, size):
 @given(devices, st.sampled_from([2, 4, 8]), st.integers(2**24, 2**30), st.integers(2**24, 2**30))
 @settings(deadline=None)
 def test_larger_bulk_messages_take_longer(device, ranks, first, second):
-    times = all_reduce_time(load_hardware(device), message_bytes=np.sort([first, second]), tp_size=ranks)
+    """Of one algorithm: the tables' library leaves the switch later than would pay, on 4 H100s by a quarter."""
+    hw, sizes = load_hardware(device), np.sort([first, second])
+    leaves_at = hw.allreduce_curve().in_switch_bytes
+    assume(sizes[1] < leaves_at or sizes[0] >= leaves_at)
+    times = all_reduce_time(hw, message_bytes=sizes, tp_size=ranks)
     assert times[0] <= times[1]
 
 
