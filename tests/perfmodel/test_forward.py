@@ -31,31 +31,10 @@ FAMILIES: dict[str, dict[str, object]] = {
     "mistral": {"sliding_window": None},
     "qwen2": {},
     "qwen3": {"head_dim": 16},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
-    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
 }
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_flops_equal_those_counted_in_the_real_module(family: str) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from torch.utils.flop_counter import FlopCounterMode
-
-    fields = {**TINY, **FAMILIES[family]}
-    config = transformers.AutoConfig.for_model(family, **fields)
-    config._attn_implementation = "eager"
-    config._experts_implementation = "eager"  # grouped products are not counted
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    batch, tokens = 3, 7
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.zeros(batch, tokens, dtype=torch.long), use_cache=False)
-    spec = model_from_hf_config({"model_type": family, **fields}, name=family, where="test")
-    ours = forward_pass(spec, A100, ENGINE, batch=batch, query_len=tokens, kv_len=tokens).cost.flops
-    assert float(ours) == pytest.approx(counter.get_total_flops(), rel=1e-12)
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_weight_bytes_equal_the_real_modules_matrices(family: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
