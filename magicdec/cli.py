@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import warnings
-from functools import cache
+from importlib import import_module
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -55,43 +55,45 @@ def options(
     """Plan, run and check speculative decoding for long contexts and large batches."""
 
 
-@cache
-def register_commands() -> None:
-    """Adds each command, once; a command imports what it needs when it is called, so that starting is quick."""
-    from magicdec.commands import (
-        calibrate,
-        catalog,
-        demo,
-        explore,
-        export,
-        observe,
-        plan,
-        plot,
-        records,
-        report,
-        run,
-        sensitivity,
-        tune,
-        validate,
-    )
+COMMANDS = {
+    "plan": ("plan", "plan_command", "EPILOG"),
+    "run": ("run", "run_command", "EPILOG"),
+    "calibrate": ("calibrate", "calibrate_command", "CALIBRATE_EPILOG"),
+    "profile-acceptance": ("calibrate", "profile_acceptance_command", "PROFILE_EPILOG"),
+    "report": ("report", "report_command", "EPILOG"),
+    "plot": ("plot", "plot_command", "EPILOG"),
+    "export": ("export", "export_command", "EPILOG"),
+    "observe": ("observe", "observe_command", "EPILOG"),
+    "tune": ("tune", "tune_command", "EPILOG"),
+    "explore": ("explore", "explore_command", "EPILOG"),
+    "sensitivity": ("sensitivity", "sensitivity_command", "EPILOG"),
+    "models": ("catalog", "models_command", "MODELS_EPILOG"),
+    "hardware": ("catalog", "hardware_command", "HARDWARE_EPILOG"),
+    "engines": ("catalog", "engines_command", "ENGINES_EPILOG"),
+    "demo": ("demo", "demo_command", "EPILOG"),
+}
+"""By name: module in commands/, function, and what its help ends with. In the order that the help shows."""
+GROUPS = ("validate", "records")
+"""Modules in commands/ of commands that have commands of their own."""
 
-    app.command("plan", epilog=plan.EPILOG)(plan.plan_command)
-    app.command("run", epilog=run.EPILOG)(run.run_command)
-    app.command("calibrate", epilog=calibrate.CALIBRATE_EPILOG)(calibrate.calibrate_command)
-    app.command("profile-acceptance", epilog=calibrate.PROFILE_EPILOG)(calibrate.profile_acceptance_command)
-    app.add_typer(validate.app, name="validate")
-    app.command("report", epilog=report.EPILOG)(report.report_command)
-    app.command("plot", epilog=plot.EPILOG)(plot.plot_command)
-    app.command("export", epilog=export.EPILOG)(export.export_command)
-    app.command("observe", epilog=observe.EPILOG)(observe.observe_command)
-    app.command("tune", epilog=tune.EPILOG)(tune.tune_command)
-    app.command("explore", epilog=explore.EPILOG)(explore.explore_command)
-    app.command("sensitivity", epilog=sensitivity.EPILOG)(sensitivity.sensitivity_command)
-    app.add_typer(records.app, name="records")
-    app.command("models", epilog=catalog.MODELS_EPILOG)(catalog.models_command)
-    app.command("hardware", epilog=catalog.HARDWARE_EPILOG)(catalog.hardware_command)
-    app.command("engines", epilog=catalog.ENGINES_EPILOG)(catalog.engines_command)
-    app.command("demo", epilog=demo.EPILOG)(demo.demo_command)
+
+def register_commands(*names: str) -> None:
+    """Adds these commands, or all; one that is there already stays.
+
+    `main` adds the one that is called: importing all, and reading their options, takes as long as a small plan.
+    """
+    names = names or (*COMMANDS, *GROUPS)
+    there = {each.name for each in app.registered_commands} | {each.name for each in app.registered_groups}
+    for name in names:
+        if name in there:
+            continue
+        if name in GROUPS:
+            app.add_typer(import_module(f"magicdec.commands.{name}").app, name=name)
+        else:
+            module_name, function, epilog = COMMANDS[name]
+            module = import_module(f"magicdec.commands.{module_name}")
+            app.command(name, epilog=getattr(module, epilog))(getattr(module, function))
+    app.registered_commands.sort(key=lambda each: list(COMMANDS).index(str(each.name)))
 
 
 def main() -> None:
@@ -99,7 +101,8 @@ def main() -> None:
     warnings.formatwarning = _one_line
     try:
         signal.signal(signal.SIGTERM, _terminate)
-        register_commands()
+        called = sys.argv[1] if len(sys.argv) > 1 else ""
+        register_commands(*((called,) if called in COMMANDS or called in GROUPS else ()))
         code = app(prog_name="magicdec", standalone_mode=False)
         sys.stdout.flush()
     except MagicdecError as error:
