@@ -299,6 +299,7 @@ class Builder:
         spec, names, count = self._spec, self._spec.names, kind.num_experts
         router = f"{prefix}.{names.router}"
         corrected = f"{prefix}.{names.correction_bias}"
+        shape = (1, count) if names.correction_is_row else (count,)
         gate = f"{prefix}.{names.shared}_gate.weight"
         shared = kind.shared
         return Experts(
@@ -306,7 +307,7 @@ class Builder:
                 kind=kind,
                 weight_EH=self._source.read(f"{router}.weight", (count, spec.hidden_size)),
                 bias_E=self._source.read(f"{router}.bias", (count,)) if kind.router_bias else None,
-                correction_E=self._source.read(corrected, (count,)).float() if kind.correction_bias else None,
+                correction_E=self._source.read(corrected, shape).float().flatten() if kind.correction_bias else None,
             ),
             experts=[self._expert(f"{prefix}.experts", i, kind) for i in range(count)],
             tp=self._tp,

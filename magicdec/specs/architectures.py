@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-from magicdec.errors import ConfigError, unknown_choice
+from magicdec.errors import ConfigError
 from magicdec.specs.hf_families import (
     Details,
     alternating,
@@ -46,6 +47,20 @@ from magicdec.specs.hf_families import (
 )
 from magicdec.specs.hf_keys import Keys
 from magicdec.specs.hf_layers import GroupedQuery, experts, latent, leading_dense, listed_kinds, sparse_step
+from magicdec.specs.hf_variants import (
+    dots1_kinds,
+    dots1_mlp,
+    ernie_details,
+    ernie_experts,
+    exaone4_attention,
+    exaone4_kinds,
+    granite_hybrid_layers,
+    hunyuan_rope,
+    ministral3_attention,
+    phimoe_details,
+    phimoe_rope,
+    smollm3_layers,
+)
 from magicdec.specs.layers import Layer
 from magicdec.specs.model import Norm, TensorNames
 
@@ -125,6 +140,12 @@ GEMMA2_NAMES = TensorNames(
 )
 OLMO_NORM = Norm(placement="after")
 OLMO_NAMES = TensorNames(norms=("post_attention_layernorm", "post_feedforward_layernorm"))
+HUNYUAN_TOKENS = tuple(
+    """
+    add_classification_head cla_share_factor class_num dense_list eod_token_id im_end_id im_newline_id im_start_id
+    mask_init_id org_vocab_size pad_id pool_type text_end_id text_start_id
+    """.split()  # noqa: SIM905
+)
 QWEN3_NEXT_NAMES = TensorNames(shared="shared_expert")
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -395,6 +416,86 @@ ARCHITECTURES: dict[str, Architecture] = {
             "routed_scaling_factor",
         ),
     ),
+    "glm": Architecture(
+        layers=stacked(grouped(bias="attention_bias", head_dim=128, partial=0.5, pairs="adjacent"), plain_mlp()),
+        defaults={"attention_bias": True},
+        names=TensorNames(fused_gate_up=True),
+    ),
+    "smollm3": Architecture(layers=smollm3_layers, tied=True),
+    "seed_oss": Architecture(
+        layers=stacked(
+            grouped(bias="attention_bias", output_bias="attention_out_bias", head_dim=128), plain_mlp(bias="mlp_bias")
+        ),
+        defaults={"attention_bias": True},
+    ),
+    "ernie4_5": Architecture(
+        layers=stacked(
+            grouped(bias="use_bias", output_bias="use_bias", head_dim=128, theta=500_000.0, pairs="adjacent"),
+            plain_mlp(bias="use_bias"),
+        ),
+        tied=True,
+    ),
+    "ernie4_5_moe": Architecture(
+        layers=stacked(grouped(theta=500_000.0, pairs="adjacent"), ernie_experts),
+        tied=True,
+        fixed={"use_bias": (False,), "moe_use_aux_free": (True,), "moe_gate": ("topk",), "use_rmsnorm": (True,)},
+        ignored=("moe_norm_min", "moe_capacity"),
+        details=ernie_details,
+        names=TensorNames(correction_bias="moe_statics.e_score_correction_bias", correction_is_row=True),
+    ),
+    "exaone4": Architecture(
+        layers=stacked(exaone4_attention, plain_mlp(), exaone4_kinds),
+        norm=OLMO_NORM,
+        defaults={"sliding_window": 4096},
+        names=OLMO_NAMES,
+    ),
+    "dots1": Architecture(
+        layers=stacked(
+            grouped(bias="attention_bias", output_bias="attention_bias", qk_norm="head"), dots1_mlp, dots1_kinds
+        ),
+        defaults={"sliding_window": 4096},
+        ignored=("use_sliding_window",),
+    ),
+    "olmoe": Architecture(
+        layers=stacked(
+            grouped(bias="attention_bias", output_bias="attention_bias", qk_norm="layer"),
+            plain(partial(experts, width="intermediate_size")),
+        ),
+        fixed={"clip_qkv": (None,)},
+    ),
+    "ministral3": Architecture(layers=stacked(ministral3_attention, plain_mlp(), always_window)),
+    "hunyuan_v1_dense": Architecture(
+        layers=stacked(
+            grouped(bias="attention_bias", output_bias="attention_bias", qk_norm="head_after", rope=hunyuan_rope),
+            plain_mlp(),
+        ),
+        fixed={
+            "use_qk_norm": (True,),
+            "use_cla": (False,),
+            "mlp_bias": (False,),
+            "use_rotary_pos_emb": (True,),
+            "norm_type": ("rms", "hf_rms", "fused"),
+        },
+        ignored=HUNYUAN_TOKENS,
+    ),
+    "apertus": Architecture(
+        layers=stacked(
+            grouped(bias="attention_bias", output_bias="attention_bias", qk_norm="head", theta=12_000_000.0),
+            plain_mlp(default_activation="xielu", gated=False),
+        ),
+        fixed={"mlp_bias": (False,), "post_norm": (False,), "qk_norm": (True,)},
+    ),
+    "phimoe": Architecture(
+        layers=stacked(
+            grouped(bias="attention_bias", output_bias="attention_bias", theta=1_000_000.0, rope=phimoe_rope),
+            plain(partial(experts, width="intermediate_size", normalized=False, scoring="sparse_mixer")),
+            always_window,
+        ),
+        norm=Norm(kind="layernorm", has_bias=True),
+        details=phimoe_details,
+        ignored=("input_jitter_noise", "original_max_position_embeddings"),
+    ),
+    "granitemoehybrid": Architecture(layers=granite_hybrid_layers, details=granite_details),
     "nemotron-nas": Architecture(layers=nemotron_nas_layers),
 }
 """By `model_type`."""
@@ -421,9 +522,11 @@ def architecture(model_type: str, where: str) -> Architecture:
     """The row of an architecture. Raises ConfigError naming the nearest one, and how to describe another."""
     name = SAME.get(model_type, model_type)
     if name not in ARCHITECTURES:
-        error = unknown_choice(f"model_type in {where}", model_type, (*ARCHITECTURES, *WRAPPERS))
+        known = (*ARCHITECTURES, *WRAPPERS)
+        near = get_close_matches(model_type, known, n=1, cutoff=0.0)[0]
         raise ConfigError(
-            f"{error}; a model of layers that are known may be described in a file of magicdec's own schema "
-            "(docs/extending.md, Describe a model)"
+            f"{where}: model_type '{model_type}' is not known; the nearest by name is '{near}', and `magicdec models "
+            "--architectures` lists all. A model of layers that are known may be described in a file of magicdec's own "
+            "schema (docs/extending.md, Describe a model)"
         )
     return ARCHITECTURES[name]

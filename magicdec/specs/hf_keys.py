@@ -48,6 +48,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 """transformers' names of activation functions (transformers/activations.py)."""
 

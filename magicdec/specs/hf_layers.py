@@ -20,6 +20,8 @@ from magicdec.specs.layers import (
     LightningAttention,
     Mamba2,
     MixtureOfExperts,
+    QKNorm,
+    Rope,
 )
 
 KINDS = {
@@ -55,9 +57,10 @@ def every_nth(n: int, *, other: str = "sliding_attention") -> Callable[[int], st
 class GroupedQuery:
     """Grouped-query attention; what one architecture does in its own way."""
 
-    bias: bool | Literal["attention_bias"] = False
-    output_bias: bool | Literal["attention_bias"] = False
-    qk_norm: Literal["none", "head", "layer", "l2", "layernorm"] = "none"
+    bias: bool | str = False
+    """Or the key that says it."""
+    output_bias: bool | str = False
+    qk_norm: QKNorm = "none"
     head_dim: int | None = None
     theta: float = 10_000.0
     partial: float | None = None
@@ -67,6 +70,7 @@ class GroupedQuery:
     gated: bool = False
     rotated: Literal["all", "window", "none"] = "all"
     """Which layers rotate queries and keys."""
+    rope: Callable[..., Rope] = read_rope
 
     def read(self, keys: Keys, kind: str) -> Attention:
         hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads", "n_head")
@@ -77,7 +81,7 @@ class GroupedQuery:
             )
         head_dim = keys.size("head_dim", "attention_head_dim", default=self.head_dim or max(hidden // heads, 1))
         mask = KINDS[kind]
-        rope = read_rope(keys, head_dim, kind=kind, theta=self.theta, partial=self.partial, pairs=self.pairs)
+        rope = self.rope(keys, head_dim, kind=kind, theta=self.theta, partial=self.partial, pairs=self.pairs)
         is_rotated = self.rotated == "all" or (self.rotated == "window" and mask != "full")
         span = {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(mask)
         return Attention(
@@ -87,8 +91,8 @@ class GroupedQuery:
             mask=mask,  # type: ignore[arg-type]
             span=None if span is None else keys.size(span),
             rope=rope if is_rotated else None,
-            bias=keys.flag("attention_bias", "qkv_bias") if self.bias == "attention_bias" else self.bias,
-            output_bias=keys.flag("attention_bias") if self.output_bias == "attention_bias" else self.output_bias,
+            bias=keys.flag(self.bias, "qkv_bias") if isinstance(self.bias, str) else self.bias,
+            output_bias=keys.flag(self.output_bias) if isinstance(self.output_bias, str) else self.output_bias,
             qk_norm=self.qk_norm,
             sinks=self.sinks,
             gated=self.gated,
@@ -198,8 +202,8 @@ def experts(
     **changes: Any,
 ) -> MixtureOfExperts:
     """A mixture; `normalized` None reads norm_topk_prob, False where it is absent."""
-    count = keys.size("num_experts", "num_local_experts", "n_routed_experts")
-    chosen = keys.size("num_experts_per_tok", "num_experts_per_token", "experts_per_token")
+    count = keys.size("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    chosen = keys.size("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k")
     if chosen > count:
         raise ConfigError(f"{keys.where}: num_experts_per_tok {chosen} exceeds the {count} experts")
     return MixtureOfExperts(
@@ -214,13 +218,17 @@ def experts(
 
 
 def deepseek_experts(
-    keys: Keys, *, scoring: Literal["softmax", "sigmoid"] = "sigmoid", **changes: Any
+    keys: Keys,
+    *,
+    scoring: Literal["softmax", "sigmoid"] = "sigmoid",
+    scoring_names: tuple[str, ...] = (),
+    **changes: Any,
 ) -> MixtureOfExperts:
     """Shared and routed experts with the routing of DeepSeek-V3: sigmoid scores, a correction bias, groups."""
     width = keys.size("moe_intermediate_size")
     groups = keys.size("n_group", default=1)
     chosen = keys.size("topk_group", default=groups)
-    keys.require("scoring_func", scoring)
+    keys.require("scoring_func", *(scoring_names or (scoring,)))
     keys.require("ep_size", 1)
     keys.require("moe_layer_freq", 1)
     settings: dict[str, Any] = {

@@ -36,11 +36,12 @@ def read_rope(
     partial: float | None = 1.0,
     pairs: Literal["halves", "adjacent"] = "halves",
     scaling_key: str = "rope_scaling",
+    beside: tuple[str, ...] = (),
 ) -> Rope:
     """The rotary embedding of a layer of this kind, with an architecture's own default base and share of the head.
 
     `partial` None: the architecture's code rotates whole heads, whatever its configuration says; another share is
-    refused.
+    refused. `beside`: keys among the rope's that the architecture reads itself.
     """
     nested = _parameters(keys, scaling_key, kind)
     inside = Keys(nested, f"{keys.where}: rope")
@@ -52,7 +53,7 @@ def read_rope(
     dim = int(head_dim * share)
     if dim < 2 or dim % 2:
         raise ConfigError(f"{keys.where}: rotary embeddings need an even number of dimensions, not {dim} of {head_dim}")
-    inside.ignore("type", "mrope_section", "mrope_interleaved")
+    inside.ignore("type", "mrope_section", "mrope_interleaved", *beside)
     name = inside.raw("rope_type", default=nested.get("type", "default"))
     if not isinstance(name, str) or name not in ROPE_TYPES:
         raise unknown_choice(f"rope type in {keys.where}", name, ROPE_TYPES)

@@ -15,8 +15,10 @@ from typing import Literal
 
 import msgspec
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swigluoai"]
-"""`relu2` is relu(x)²; `swigluoai` is gpt-oss's clamped (up + 1) · gate · sigmoid(alpha · gate)."""
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swigluoai", "xielu"]
+"""`relu2` is relu(x)²; `swigluoai` is gpt-oss's clamped (up + 1) · gate · sigmoid(alpha · gate); `xielu` learns two
+numbers in each layer (arXiv 2411.13010)."""
+QKNorm = Literal["none", "head", "layer", "l2", "layernorm", "head_after"]
 RopeType = Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
 
 
@@ -129,10 +131,11 @@ class Attention(_Kind, frozen=True, kw_only=True, tag="attention"):
     bias: bool = False
     """Bias on q, k and v."""
     output_bias: bool = False
-    qk_norm: Literal["none", "head", "layer", "l2", "layernorm"] = "none"
+    qk_norm: QKNorm = "none"
     """Norm of queries and keys before they are rotated: RMSNorm of each head with one weight of D (`head`), of all
     heads together with weights of A·D and K·D (`layer`), LayerNorm of each head with a weight of its own (`layernorm`);
-    `l2`: RMSNorm of each head without weights, after rotation, on layers with rope."""
+    `l2`: RMSNorm of each head without weights, after rotation, on layers with rope; `head_after`: as `head`, after
+    rotation."""
     sinks: bool = False
     """A learned logit per head that takes part in the softmax and attends to nothing."""
     softcap: float | None = None
@@ -142,7 +145,8 @@ class Attention(_Kind, frozen=True, kw_only=True, tag="attention"):
     gated: bool = False
     """The output is multiplied with sigmoid of a projection as wide as q."""
     temperature: tuple[float, float] | None = None
-    """(c, n): queries at position p are multiplied with 1 + c·ln(1 + ⌊(p + 1)/n⌋)."""
+    """(c, n): queries at position p are multiplied with 1 + c·ln(1 + ⌊(p + o)/n⌋), with o `temperature_offset`."""
+    temperature_offset: int = 1
 
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
         query = Part(self.num_heads, self.head_dim * (2 if self.gated else 1))
@@ -166,6 +170,7 @@ class Attention(_Kind, frozen=True, kw_only=True, tag="attention"):
             "none": 0,
             "l2": 0,
             "head": 2 * self.head_dim,
+            "head_after": 2 * self.head_dim,
             "layer": q_size + kv_size,
             "layernorm": q_size + kv_size,
         }
@@ -430,7 +435,8 @@ class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
 
     def num_parameters(self, hidden_size: int) -> int:
         biases = self.num_inner * self.width + hidden_size if self.bias else 0
-        return _matrices(self.projections(hidden_size)) + biases
+        learned = 2 if self.activation == "xielu" else 0
+        return _matrices(self.projections(hidden_size)) + biases + learned
 
 
 class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts"):
@@ -451,8 +457,9 @@ class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts
     router_bias: bool = False
     correction_bias: bool = False
     """A bias per expert that takes part in choosing, not in weighting (DeepSeek-V3)."""
-    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_input"] = "softmax"
-    """How router logits become weights; `sigmoid_of_input` multiplies an expert's input rather than its output."""
+    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_input", "sparse_mixer"] = "softmax"
+    """How router logits become weights; `sigmoid_of_input` multiplies an expert's input rather than its output;
+    `sparse_mixer` chooses one after the other, each among those near the best (arXiv 2409.12136)."""
     normalized: bool = True
     """The chosen experts' weights are divided by their sum."""
     num_groups: int = 1

@@ -78,6 +78,8 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     router: str = "gate"
     shared: str = "shared_experts"
     correction_bias: str = "gate.e_score_correction_bias"
+    correction_is_row: bool = False
+    """Whether it is stored as a matrix of one row."""
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     """In the order in which a layer's norms are applied."""
     prefix: str = "model"
@@ -286,7 +288,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def _costing(mixer: Mixer) -> Mixer:
     """The mixer without what changes its values but neither its weights nor its work."""
     if isinstance(mixer, Attention):
-        return msgspec.structs.replace(mixer, rope=None, scale=None, temperature=None)
+        return msgspec.structs.replace(mixer, rope=None, scale=None, temperature=None, temperature_offset=1)
     return msgspec.structs.replace(mixer, rope=None, scale=None) if isinstance(mixer, LatentAttention) else mixer
 
 

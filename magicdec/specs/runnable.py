@@ -34,14 +34,22 @@ def _mixer(kind: Mixer | None) -> str | None:
         return "chunked attention"
     if kind.qk_norm == "l2":
         return "queries and keys normed after rotation"
+    if kind.qk_norm == "head_after":
+        return "queries and keys normed after rotation"
     if kind.gated:
         return "gated attention"
+    if kind.temperature_offset != 1:
+        return "queries scaled by their position"
     return "queries scaled by their position" if kind.temperature is not None else None
 
 
 def _feed_forward(kind: FeedForward | None) -> str | None:
     if kind is None:
         return "blocks of a mixer alone"
+    if kind.activation == "xielu":
+        return "feed-forwards with xIELU"
+    if isinstance(kind, MixtureOfExperts) and kind.scoring == "sparse_mixer":
+        return "experts that a sparse mixer chooses"
     if not kind.gated:
         return "feed-forwards that are not gated"
     if isinstance(kind, MixtureOfExperts) and kind.latent_size is not None:

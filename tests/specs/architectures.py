@@ -85,6 +85,75 @@ def _indexed(rng: random.Random) -> Config:
     return {"q_lora_rank": 12, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 6, "n_group": 1}
 
 
+OWN_HEAD_DIM = ("smollm3", "ernie4_5_moe", "exaone4", "olmoe", "apertus", "phimoe", "granitemoehybrid")
+"""Others whose classes take head_dim from hidden_size."""
+
+
+def variant(model_type: str, rng: random.Random) -> Config:
+    """What is drawn for the architectures of hf_variants.py."""
+    biased = rng.random() < 0.5
+    own: dict[str, Config] = {
+        "glm": {"attention_bias": biased, "partial_rotary_factor": 0.5},
+        "smollm3": {"no_rope_layer_interval": 2, "attention_bias": biased, "mlp_bias": not biased}
+        | ({**_window(rng), "use_sliding_window": True} if rng.random() < 0.5 else {}),
+        "seed_oss": {"attention_bias": biased, "attention_out_bias": not biased, "mlp_bias": rng.random() < 0.5},
+        "ernie4_5": {"use_bias": biased},
+        "ernie4_5_moe": {
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 24,
+            "moe_num_shared_experts": rng.choice((1, 2)),
+            "moe_layer_interval": rng.choice((1, 2)),
+            "moe_layer_end_index": rng.choice((-1, 3)),
+        },
+        "exaone4": {**_window(rng), "sliding_window_pattern": 2}
+        if biased
+        else {"sliding_window": None, "layer_types": ["full_attention"] * 5, "num_hidden_layers": 5},
+        "dots1": {
+            **_shared(rng),
+            "attention_bias": biased,
+            **({**_window(rng), "max_window_layers": 2} if rng.random() < 0.5 else {"sliding_window": None}),
+        },
+        "olmoe": {"num_experts": rng.choice((4, 6)), "num_experts_per_tok": 2, "norm_topk_prob": biased},
+        "ministral3": {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            }
+        },
+        "hunyuan_v1_dense": {
+            "attention_bias": biased,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 1.0, "alpha": 50.0},
+        },
+        "apertus": {"attention_bias": biased},
+        "phimoe": {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "attention_bias": biased,
+            "lm_head_bias": not biased,
+        },
+        "granitemoehybrid": {
+            "num_local_experts": rng.choice((0, 4)),
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 16,
+            "num_hidden_layers": 4,
+            "layer_types": ["mamba", "attention"] * 2,
+            "mamba_n_heads": 4,
+            "mamba_d_state": 16,
+            "mamba_n_groups": rng.choice((1, 2)),
+            "position_embedding_type": rng.choice(("nope", "rope")),
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 3.0,
+        },
+    }
+    return own[model_type]
+
+
 def draw(model_type: str, seed: int) -> Config:
     """A configuration of an architecture, as the keys of its `config.json`."""
     rng = random.Random(f"{model_type}{seed}")
@@ -151,8 +220,8 @@ def draw(model_type: str, seed: int) -> Config:
             "tie_word_embeddings": False,
         },
     }
-    config = {**base, **own[model_type]}
-    if model_type in ("qwen2", "phi3", "cohere", "cohere2", "olmo2", "olmo3", "granite", "qwen2_moe"):
+    config = {**base, **(own[model_type] if model_type in own else variant(model_type, rng))}
+    if model_type in ("qwen2", "phi3", "cohere", "cohere2", "olmo2", "olmo3", "granite", "qwen2_moe", *OWN_HEAD_DIM):
         config = _own_head_dim(config)
     return {"model_type": model_type, **config}
 
@@ -161,5 +230,6 @@ READ_BY_TRANSFORMERS = (
     "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text", "cohere",
     "cohere2", "olmo2", "olmo3", "granite", "glm4", "glm4_moe", "minimax_m2", "gpt_oss", "llama4_text", "deepseek_v2",
     "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "qwen2_moe", "qwen3_next", "qwen3_5_text",
-    "qwen3_5_moe_text", "minimax", "nemotron_h",
+    "qwen3_5_moe_text", "minimax", "nemotron_h", "glm", "smollm3", "seed_oss", "ernie4_5", "ernie4_5_moe", "exaone4",
+    "dots1", "olmoe", "ministral3", "hunyuan_v1_dense", "apertus", "phimoe", "granitemoehybrid",
 )  # fmt: skip

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from magicdec.errors import ConfigError
 from magicdec.specs.catalog import EMBEDDED, MODELS_DIRECTORY, load_model_spec, model_names
+from magicdec.specs.hf_config import model_from_hf_config
 
 PUBLISHED_PARAMETERS = {
     "llama-2-7b": 6_738_415_616,
@@ -95,6 +98,86 @@ def test_counted_parameters_are_those_of_the_module(name: str) -> None:
     buffers = [value for key, value in theirs.named_buffers() if "correction_bias" in key]
     counted = sum(each.numel() for each in (*theirs.parameters(), *buffers))
     assert counted == COUNTED_PARAMETERS[name]
+
+
+def dense(hidden: int, width: int, layers: int, heads: int, kv_heads: int, vocab: int, **more: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden, "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "vocab_size": vocab, "max_position_embeddings": 32768, **more,
+    }  # fmt: skip
+
+
+PUBLISHED_ELSEWHERE: dict[str, tuple[int, dict[str, Any]]] = {
+    "SmolLM3-3B": (
+        3_075_098_624,
+        dense(2048, 11008, 36, 16, 4, 128256, model_type="smollm3", no_rope_layers=[1, 1, 1, 0] * 9),
+    ),
+    "Seed-OSS-36B": (
+        36_151_104_512,
+        dense(5120, 27648, 64, 80, 8, 155136, model_type="seed_oss", head_dim=128, attention_bias=True),
+    ),
+    "EXAONE-4.0-32B": (
+        32_003_216_384,
+        dense(5120, 27392, 64, 40, 8, 102400, model_type="exaone4", head_dim=128, sliding_window_pattern="LLLG"),
+    ),
+    "Apertus-8B": (8_053_338_176, dense(4096, 21504, 32, 32, 8, 131072, model_type="apertus", hidden_act="xielu")),
+    "GLM-4-9B": (9_399_951_360, dense(4096, 13696, 40, 32, 2, 151552, model_type="glm", head_dim=128)),
+    "OLMoE-1B-7B": (
+        6_919_161_856,
+        dense(2048, 1024, 16, 16, 16, 50304, model_type="olmoe", num_experts=64, num_experts_per_tok=8),
+    ),
+    "Phi-3.5-MoE": (
+        41_873_153_344,
+        dense(
+            4096, 6400, 32, 32, 8, 32064, model_type="phimoe", num_local_experts=16, num_experts_per_tok=2,
+            attention_bias=True, lm_head_bias=True,
+        ),
+    ),
+    "ERNIE-4.5-21B-A3B": (
+        21_825_437_888,
+        dense(
+            2560, 12288, 28, 20, 4, 103424, model_type="ernie4_5_moe", moe_num_experts=64, moe_k=6,
+            moe_intermediate_size=1536, moe_num_shared_experts=2, head_dim=128,
+        ),
+    ),
+    "dots.llm1": (
+        142_774_381_696,
+        dense(
+            4096, 10944, 62, 32, 32, 152064, model_type="dots1", n_routed_experts=128, num_experts_per_tok=6,
+            n_shared_experts=2, moe_intermediate_size=1408, first_k_dense_replace=1, sliding_window=None,
+        ),
+    ),
+    "granite-4.0-h-small": (
+        32_207_337_984,
+        dense(
+            4096, 768, 40, 32, 8, 100352, model_type="granitemoehybrid", num_local_experts=72, num_experts_per_tok=10,
+            shared_intermediate_size=1536, mamba_d_state=128, tie_word_embeddings=True,
+            layer_types=(["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+        ),
+    ),
+}  # fmt: skip
+"""Tensor elements of checkpoints that the catalog lacks, on their pages, with what their config.json says of shapes."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED_ELSEWHERE)
+def test_models_that_are_not_in_the_catalog_have_their_published_count(name: str) -> None:
+    published, config = PUBLISHED_ELSEWHERE[name]
+    assert model_from_hf_config(config, name=name, where=name).num_parameters == published
+
+
+@pytest.mark.parametrize(
+    ("model_type", "near"), [("kimi_linear", "kimi_k2"), ("gemma3n", "gemma3"), ("longcat_flash", ""), ("xyz", "")]
+)
+def test_an_architecture_that_is_not_known_is_refused_with_the_nearest_and_what_to_do(
+    model_type: str, near: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        model_from_hf_config({"model_type": model_type}, name="a", where="config.json")
+    line = str(refusal.value)
+    assert f"config.json: model_type '{model_type}' is not known; the nearest by name is '{near}" in line
+    assert "docs/extending.md" in line
+    assert len(line) < 300
+    assert "\n" not in line
 
 
 def test_sliding_window_belongs_to_mistral_v01_only() -> None:
