@@ -28,6 +28,7 @@ from magicdec.runtime.layers import (
     HeadNorm,
     LayerNorm,
     Norm,
+    PlainHeadNorm,
     RMSNorm,
     RowParallelLinear,
     VocabParallelEmbedding,
@@ -61,6 +62,8 @@ NORM_PLACES = {
     "parallel": ("input_norm",),
 }
 """What TensorNames.norms lists, by the placement of the norms."""
+MIXER_NORMS = ("input_norm", "mixed_norm")
+"""Those of the mixer; a block without one lacks them."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Builder:
         model = Transformer(
             spec=spec,
             tp=tp,
-            kept={index: layer.mixer.kept for index, layer in enumerate(layers)},
+            kept={index: layer.mixer.kept for index, layer in enumerate(layers) if layer.mixer is not None},
             embedding=VocabParallelEmbedding(weight_VH=embedding, tp=tp),
             layers=layers,
             norm=self._norm(f"{self._root}.norm"),
@@ -127,15 +130,19 @@ class Builder:
     def _layer(self, prefix: str, layer: LayerSpec) -> Layer:
         norm = self._spec.norm
         places = zip(NORM_PLACES[norm.placement], self._spec.names.norms, strict=True)
-        norms = {place: self._norm(f"{prefix}.{name}") for place, name in places}
+        norms = {
+            place: self._norm(f"{prefix}.{name}")
+            for place, name in places
+            if (layer.mixer if place in MIXER_NORMS else layer.mlp) is not None
+        }
         return Layer(
-            mixer=self._mixer(f"{prefix}.self_attn", layer.mixer),
-            mlp=self._feed_forward(f"{prefix}.{self._spec.names.mlp}", layer),
+            mixer=None if layer.mixer is None else self._mixer(f"{prefix}.self_attn", layer.mixer),
+            mlp=None if layer.mlp is None else self._feed_forward(f"{prefix}.{self._spec.names.mlp}", layer.mlp),
             is_parallel=norm.placement == "parallel",
             **norms,
         )
 
-    def _mixer(self, prefix: str, kind: MixerSpec | None) -> Mixer:
+    def _mixer(self, prefix: str, kind: MixerSpec) -> Mixer:
         if isinstance(kind, LatentAttentionSpec):
             return self._latent(prefix, kind)
         assert isinstance(kind, Attention)
@@ -177,6 +184,10 @@ class Builder:
             rotary=self._rotary(kind.rope),
             num_rotated=0 if kind.rope is None else kind.rope.dim,
             norm=self._head_norm(prefix, kind, heads),
+            rotated_norm=PlainHeadNorm(eps=self._spec.norm.eps) if kind.qk_norm == "l2" and kind.rope else None,
+            temperature=kind.temperature,
+            temperature_offset=kind.temperature_offset,
+            gated=kind.gated,
         )
 
     def _latent(self, prefix: str, kind: LatentAttentionSpec) -> LatentAttention:
@@ -252,24 +263,34 @@ class Builder:
         return self._ropes.index(rope)
 
     def _qkv(self, prefix: str, kind: Attention, heads: _Heads) -> ColumnParallelLinear:
-        sizes = {"q": kind.num_heads, "k": kind.num_kv_heads, "v": kind.num_kv_heads}
-        weights, biases, offset = [], [], 0
-        for part, count in sizes.items():
-            chosen = heads.queries if part == "q" else heads.kv
-            name, total, first = f"{prefix}.{part}_proj", count * kind.head_dim, 0
+        bias = self._qkv_rows(prefix, kind, heads, "bias") if kind.bias else None
+        return ColumnParallelLinear(weight=self._qkv_rows(prefix, kind, heads, "weight"), bias=bias)
+
+    def _qkv_rows(self, prefix: str, kind: Attention, heads: _Heads, ending: str) -> Tensor:
+        """Of queries, keys and values, then of gates where there are any: of the matrix, or of its bias."""
+        counts = {"q": kind.num_heads, "k": kind.num_kv_heads, "v": kind.num_kv_heads}
+        sizes = {part: kind.head_dim * (2 if kind.gated and part == "q" else 1) for part in counts}
+        columns = (self._spec.hidden_size,) if ending == "weight" else ()
+        found: list[Tensor] = []
+        gates: list[Tensor] = []
+        offset = 0
+        for part, count in counts.items():
+            chosen, size = heads.queries if part == "q" else heads.kv, sizes[part]
+            name, total, first = f"{prefix}.{part}_proj", count * size, 0
             if self._spec.names.fused_qkv:
-                name, total, first = f"{prefix}.qkv_proj", sum(sizes.values()) * kind.head_dim, offset
-                offset += count * kind.head_dim
-            rows = slice(first + chosen.start * kind.head_dim, first + chosen.stop * kind.head_dim)
-            order = _rotated_order(kind.rope, kind.head_dim) if part != "v" else None
-            weights.append(_ordered(self._source.read(f"{name}.weight", (total, self._spec.hidden_size), rows), order))
-            if kind.bias:
-                biases.append(_ordered(self._source.read(f"{name}.bias", (total,), rows), order))
-        return ColumnParallelLinear(weight=torch.cat(weights), bias=torch.cat(biases) if biases else None)
+                name, total, first = f"{prefix}.qkv_proj", sum(counts[p] * sizes[p] for p in counts), offset
+                offset += count * size
+            rows = slice(first + chosen.start * size, first + chosen.stop * size)
+            read = self._source.read(f"{name}.{ending}", (total, *columns), rows)
+            if size > kind.head_dim:  # a head's gates stand behind its queries
+                read, gate = (each.flatten(0, 1) for each in read.unflatten(0, (-1, 2, kind.head_dim)).unbind(1))
+                gates.append(gate)
+            found.append(_ordered(read, _rotated_order(kind.rope, kind.head_dim) if part != "v" else None))
+        return torch.cat((*found, *gates))
 
     def _head_norm(self, prefix: str, kind: Attention, heads: _Heads) -> Callable[[Tensor], Tensor] | None:
         """The norm of query and key heads, its weights in the order of the heads' dimensions here."""
-        if kind.qk_norm == "none":
+        if kind.qk_norm in ("none", "l2"):
             return None
         weights, order = [], _rotated_order(kind.rope, kind.head_dim)
         counts = (kind.num_heads, kind.num_kv_heads)
@@ -289,11 +310,10 @@ class Builder:
             return AllHeadsNorm(weight_ND=weight_ND, eps=eps, num_heads=heads.counts[0], tp=self._tp)
         return (HeadNorm if kind.qk_norm == "head" else HeadLayerNorm)(weight_ND=weight_ND, eps=eps)
 
-    def _feed_forward(self, prefix: str, layer: LayerSpec) -> MLP | Experts:
-        if isinstance(layer.mlp, MixtureOfExperts):
-            return self._mixture(prefix, layer.mlp)
-        assert isinstance(layer.mlp, DenseMLP)
-        return self._mlp(prefix, layer.mlp, reduced_over=self._tp)
+    def _feed_forward(self, prefix: str, kind: DenseMLP | MixtureOfExperts) -> MLP | Experts:
+        if isinstance(kind, MixtureOfExperts):
+            return self._mixture(prefix, kind)
+        return self._mlp(prefix, kind, reduced_over=self._tp)
 
     def _mixture(self, prefix: str, kind: MixtureOfExperts) -> Experts:
         spec, names, count = self._spec, self._spec.names, kind.num_experts
@@ -317,31 +337,39 @@ class Builder:
 
     def _expert(self, prefix: str, index: int, kind: MixtureOfExperts) -> MLP:
         """This shard's part of an expert, whose output is summed over the shards with the other experts'."""
-        if self._spec.names.experts != "stacked":
+        if self._spec.names.experts == "each":
             return self._mlp(
                 f"{prefix}.{index}", kind.expert, reduced_over=SINGLE, matrices=EXPERT_MATRICES[self._spec.names.expert]
             )
         return self._stacked_expert(prefix, index, kind)
 
     def _stacked_expert(self, prefix: str, index: int, kind: MixtureOfExperts) -> MLP:
-        """Of tensors that hold all experts, inputs first, gate and up column by column (gpt-oss)."""
+        """Of tensors that hold all experts, inputs first."""
         hidden, width, read = self._spec.hidden_size, kind.width, self._source.read
         part, one = self._tp.slice_of(width), slice(index, index + 1)
-        both = slice(2 * part.start, 2 * part.stop)
-        shape = (kind.num_experts, hidden, 2 * width)
-        gate_up = read(f"{prefix}.gate_up_proj", shape, one, ALL, both)[0].T
         down = read(f"{prefix}.down_proj", (kind.num_experts, width, hidden), one, part)[0].T
-        gate_up_bias = down_bias = None
+        down_bias = read(f"{prefix}.down_proj_bias", (kind.num_experts, hidden), one)[0] if kind.bias else None
+        gate_up = self._stacked_inner(f"{prefix}.gate_up_proj", (kind.num_experts, hidden, 2 * width), one)
+        gate_up_bias = None
         if kind.bias:
-            gate_up_bias = _gates_first(
-                read(f"{prefix}.gate_up_proj_bias", (kind.num_experts, 2 * width), one, both)[0]
-            )
-            down_bias = read(f"{prefix}.down_proj_bias", (kind.num_experts, hidden), one)[0]
+            gate_up_bias = self._stacked_inner(f"{prefix}.gate_up_proj_bias", (kind.num_experts, 2 * width), one)
         return MLP(
-            gate_up=ColumnParallelLinear(weight=_gates_first(gate_up), bias=gate_up_bias),
+            gate_up=ColumnParallelLinear(weight=gate_up, bias=gate_up_bias),
             down=RowParallelLinear(weight=down.contiguous(), bias=down_bias if self._tp.rank == 0 else None, tp=SINGLE),
             activation=kind.activation,
+            gated=kind.gated,
         )
+
+    def _stacked_inner(self, name: str, shape: tuple[int, ...], one: slice) -> Tensor:
+        """An expert's gates and then its ups, of columns of both in turn (gpt-oss) or side by side (Llama 4)."""
+        width = shape[-1] // 2
+        part, rows = self._tp.slice_of(width), (one, *(ALL,) * (len(shape) - 2))
+        if self._spec.names.experts == "stacked_in_turn":
+            both = self._source.read(name, shape, *rows, slice(2 * part.start, 2 * part.stop))[0]
+            return torch.cat((both[..., ::2], both[..., 1::2]), dim=-1).movedim(-1, 0).contiguous()
+        starts = (part.start, width + part.start)
+        sides = [self._source.read(name, shape, *rows, slice(i, i + part.stop - part.start))[0] for i in starts]
+        return torch.cat(sides, dim=-1).movedim(-1, 0).contiguous()
 
     def _mlp(
         self,
@@ -354,9 +382,9 @@ class Builder:
         hidden, width = self._spec.hidden_size, kind.width
         part = self._tp.slice_of(width)
         weights, biases = [], []
-        for index, name in enumerate(matrices[:2]):
+        for index, name in enumerate(matrices[:2] if kind.gated else matrices[1:2]):
             matrix, total, rows = f"{prefix}.{name}", width, part
-            if self._spec.names.fused_gate_up:
+            if self._spec.names.fused_gate_up and kind.gated:
                 matrix, total = f"{prefix}.gate_up_proj", 2 * width
                 rows = slice(index * width + part.start, index * width + part.stop)
             weights.append(self._source.read(f"{matrix}.weight", (total, hidden), rows))
@@ -370,6 +398,7 @@ class Builder:
                 tp=reduced_over,
             ),
             activation=kind.activation,
+            gated=kind.gated,
         )
 
     def _shared_bias(self, name: str, wanted: bool) -> Tensor | None:
@@ -381,11 +410,6 @@ class Builder:
 def _present(names: tuple[str, ...], source: TensorSource, ending: str = "") -> str:
     """The first of these names that the checkpoint has; the first of all where it has none."""
     return next((name for name in names if name + ending in source), names[0])
-
-
-def _gates_first(rows: Tensor) -> Tensor:
-    """Rows of gate and up in turn, as those of all gates and then of all ups."""
-    return torch.cat((rows[::2], rows[1::2]))
 
 
 def _rotated_order(rope: Rope | None, head_dim: int) -> Tensor | None:

@@ -62,7 +62,8 @@ class LayerNorm:
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
+        bias = None if self.bias is None else self.bias.to(self.weight.dtype)
+        return F.layer_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, bias, self.eps).to(x.dtype)
 
     def after_adding_(self, x: Tensor, delta: Tensor | None) -> Tensor:
         return self(x if delta is None else x.add_(delta))
@@ -96,6 +97,16 @@ class HeadLayerNorm:
 
     def __call__(self, heads_BTND: Tensor) -> Tensor:
         return F.layer_norm(heads_BTND, (heads_BTND.shape[-1],), None, None, self.eps) * self.weight_ND
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainHeadNorm:
+    """RMSNorm of each query and key head over head_dim, without weights (Llama 4)."""
+
+    eps: float
+
+    def __call__(self, heads_BTND: Tensor) -> Tensor:
+        return F.rms_norm(heads_BTND, (heads_BTND.shape[-1],), None, self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,14 +185,17 @@ class VocabParallelEmbedding:
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """down(activation(gate(x)) · up(x)), with gate and up fused into one product."""
+    """down(activation(gate(x)) · up(x)), with gate and up fused into one product; or down(activation(up(x)))."""
 
     gate_up: ColumnParallelLinear
+    """Of `up` alone where it is not gated."""
     down: RowParallelLinear
     activation: Activation = "silu"
+    gated: bool = True
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(GATED[self.activation](self.gate_up(x)))
+        functions = GATED if self.gated else UNGATED
+        return self.down(functions[self.activation](self.gate_up(x)))
 
     def narrowed(self, narrow: Narrow) -> MLP:
         """With its linear layers in another format."""
@@ -210,12 +224,16 @@ def _clamped_swiglu(gate_up: Tensor) -> Tensor:
     return (up + 1) * (gate * torch.sigmoid(1.702 * gate))
 
 
+UNGATED: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+}
 GATED: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    **{name: partial(_gated, function) for name, function in UNGATED.items()},
     "silu": silu_mul,
-    "gelu": partial(_gated, F.gelu),
-    "gelu_tanh": partial(_gated, partial(F.gelu, approximate="tanh")),
-    "relu": partial(_gated, F.relu),
-    "relu2": partial(_gated, lambda gate: F.relu(gate).square()),
     "swigluoai": _clamped_swiglu,
 }
 """activation(gate) · up, of the two side by side in the last dimension."""

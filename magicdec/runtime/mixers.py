@@ -64,13 +64,31 @@ class GroupedAttention:
     """The first dimensions of each head, which it rotates."""
     norm: Callable[[Tensor], Tensor] | None = None
     """Of query and key heads, before rotation."""
+    rotated_norm: Callable[[Tensor], Tensor] | None = None
+    """The same after rotation; one that rotating changes nothing in, so that stored keys can be moved on."""
+    temperature: tuple[float, float] | None = None
+    """(c, n): queries at position p are multiplied with 1 + c·ln(1 + ⌊(p + o)/n⌋), with o `temperature_offset`."""
+    temperature_offset: int = 1
+    gated: bool = False
+    """`qkv` gives gates behind the values: the output is multiplied with their sigmoid."""
 
     def __call__(self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]) -> Tensor:
         heads = self.qkv(x_BTH).unflatten(-1, (-1, self.kept.head_dim))
         num_heads, kv_heads = self.num_heads, self.kept.num_heads
         self._norm_and_rotate_(heads[:, :, : num_heads + kv_heads], rotations)
-        kv_BT2KD = heads[:, :, num_heads:].unflatten(2, (2, kv_heads))
-        return self.output(attention.attend(layer, heads[:, :, :num_heads], kv_BT2KD, self.scoring))
+        query_BTAD, kv_BTND, gates_BTAD = heads.split((num_heads, 2 * kv_heads, num_heads * self.gated), dim=2)
+        if self.temperature is not None:
+            query_BTAD = self._tempered(query_BTAD, attention.positions_BT)
+        mixed_BTN = attention.attend(layer, query_BTAD, kv_BTND.unflatten(2, (2, kv_heads)), self.scoring)
+        return self.output(mixed_BTN * gates_BTAD.flatten(2).sigmoid() if self.gated else mixed_BTN)
+
+    def _tempered(self, query_BTAD: Tensor, positions_BT: Tensor) -> Tensor:
+        assert self.temperature is not None
+        strength, interval = self.temperature
+        scales_BT = 1.0 + strength * torch.log1p(
+            torch.floor((positions_BT + self.temperature_offset).float() / interval)
+        )
+        return (query_BTAD * scales_BT[..., None, None]).to(query_BTAD.dtype)
 
     def _norm_and_rotate_(self, heads_BTND: Tensor, rotations: Sequence[Tensor]) -> None:
         norm = self.norm
@@ -80,11 +98,13 @@ class GroupedAttention:
             and (norm is None or isinstance(norm, HeadNorm))
         ):
             rotate_(heads_BTND, rotations[self.rotary], norm)
-            return
-        if norm is not None:
-            heads_BTND.copy_(norm(heads_BTND))
-        if self.rotary is not None:
-            rotate_(heads_BTND[..., : self.num_rotated], rotations[self.rotary])
+        else:
+            if norm is not None:
+                heads_BTND.copy_(norm(heads_BTND))
+            if self.rotary is not None:
+                rotate_(heads_BTND[..., : self.num_rotated], rotations[self.rotary])
+        if self.rotated_norm is not None:
+            heads_BTND.copy_(self.rotated_norm(heads_BTND))
 
     def rotate_keys_(self, keys_BKSD: Tensor, rotations: Sequence[Tensor]) -> Tensor:
         if self.rotary is not None:

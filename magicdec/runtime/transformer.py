@@ -34,11 +34,12 @@ from magicdec.specs.model import ModelSpec
 class Layer:
     """A mixer and a feed-forward, added to the residual stream, with norms of what they read and of what they write.
 
-    Without a norm of its own in parallel, the feed-forward reads what the mixer reads.
+    A block may have only one of them. Without a norm of its own in parallel, the feed-forward reads what the mixer
+    reads.
     """
 
-    mixer: Mixer
-    mlp: MLP | Experts
+    mixer: Mixer | None = None
+    mlp: MLP | Experts | None = None
     input_norm: Norm | None = None
     mixed_norm: Norm | None = None
     mlp_norm: Norm | None = None
@@ -47,7 +48,8 @@ class Layer:
 
     def narrowed(self, narrow: Narrow) -> Layer:
         """With its linear layers in another format."""
-        return replace(self, mixer=self.mixer.narrowed(narrow), mlp=self.mlp.narrowed(narrow))
+        mixer = None if self.mixer is None else self.mixer.narrowed(narrow)
+        return replace(self, mixer=mixer, mlp=None if self.mlp is None else self.mlp.narrowed(narrow))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +108,17 @@ class Transformer:
             hidden_BTH = hidden_BTH * self.spec.embedding_scale
         delta_BTH: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            x_BTH = add_and_norm_(layer.input_norm, hidden_BTH, delta_BTH)
-            delta_BTH = layer.mixer(x_BTH, index, attention, rotations)
-            if layer.is_parallel:
-                delta_BTH = delta_BTH + layer.mlp(x_BTH)
-            else:
-                delta_BTH = _written(layer.mixed_norm, delta_BTH, scale)
+            if layer.mixer is not None:
+                x_BTH = add_and_norm_(layer.input_norm, hidden_BTH, delta_BTH)
+                delta_BTH = _written(layer.mixed_norm, layer.mixer(x_BTH, index, attention, rotations), scale)
+            if layer.mlp is not None and layer.is_parallel:
+                assert delta_BTH is not None
+                delta_BTH = delta_BTH + _written(None, layer.mlp(x_BTH), scale)
+            elif layer.mlp is not None:
                 x_BTH = add_and_norm_(layer.mlp_norm, hidden_BTH, delta_BTH)
                 delta_BTH = _written(layer.output_norm, layer.mlp(x_BTH), scale)
             if inspect is not None:
-                inspect(index, hidden_BTH + delta_BTH)
+                inspect(index, hidden_BTH if delta_BTH is None else hidden_BTH + delta_BTH)
         return self.norm.after_adding_(hidden_BTH, delta_BTH)
 
     def logits_of(self, hidden: Tensor) -> Tensor:

@@ -306,13 +306,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
         defaults={"sliding_window": 128, "attention_bias": True},
         ignored=("initial_context_length",),
-        names=TensorNames(router="router", experts="stacked"),
+        names=TensorNames(router="router", experts="stacked_in_turn"),
     ),
     "llama4_text": Architecture(
         layers=llama4_layers,
         defaults={"attention_chunk_size": 8192, "intermediate_size_mlp": 16384},
         ignored=("for_llm_compressor",),
-        names=TensorNames(mlp="feed_forward", router="router", shared="shared_expert"),
+        names=TensorNames(mlp="feed_forward", router="router", shared="shared_expert", experts="stacked"),
     ),
     "deepseek_v3": DEEPSEEK_V3,
     "kimi_k2": DEEPSEEK_V3,
@@ -496,6 +496,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         ignored=("input_jitter_noise", "original_max_position_embeddings"),
     ),
     "granitemoehybrid": Architecture(layers=granite_hybrid_layers, details=granite_details),
+    "nemotron": Architecture(
+        layers=stacked(
+            grouped(bias="attention_bias", output_bias="attention_bias", partial=0.5),
+            plain_mlp(default_activation="relu2", gated=False, bias="mlp_bias"),
+        ),
+        norm=Norm(kind="layernorm_plus_one", eps=1e-5, has_bias=True),
+        eps_key="norm_eps",
+    ),
     "nemotron-nas": Architecture(layers=nemotron_nas_layers),
 }
 """By `model_type`."""

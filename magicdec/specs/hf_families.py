@@ -93,6 +93,14 @@ def alternating(keys: Keys) -> list[str]:
 
 
 def linear_kinds(keys: Keys) -> list[str]:
+    """Every n-th layer attends fully, n given by `full_attention_interval`; or as `layer_types` says, maybe all."""
+    keys.ignore(
+        "linear_conv_kernel_dim",
+        "linear_key_head_dim",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_value_head_dim",
+    )
     return listed_kinds(keys, every_nth(keys.size("full_attention_interval", default=4), other="linear_attention"))
 
 
@@ -180,13 +188,16 @@ def llama4_layers(keys: Keys) -> list[Layer]:
     count = num_layers(keys)
     interval = keys.size("no_rope_layer_interval", default=4)
     default = [int((i + 1) % interval != 0) for i in range(count)]
-    rotated = keys.per_layer("no_rope_layers", count, lambda each: each in (0, 1), "zeros and ones") or default
+    if keys.raw("no_rope_layers", default=None) != []:  # an empty list says nothing
+        default = keys.per_layer("no_rope_layers", count, lambda each: each in (0, 1), "zeros and ones") or default
+    rotated = default
     kinds = listed_kinds(keys, lambda i: "chunked_attention" if rotated[i] else "full_attention")
     step = keys.size("interleave_moe_layer_step", default=1)
     sparse = keys.indices("moe_layers", count)
     sparse = frozenset(range(step - 1, count, step)) if sparse is None else sparse
     tuning = (keys.number("attn_scale", default=0.1), keys.number("floor_scale", default=8192.0))
-    is_tuned = keys.flag("attn_temperature_tuning", default=True) or keys.raw("attn_temperature_tuning", default=1) == 4
+    keys.require("attn_temperature_tuning", True, False, 4)  # 4 in the first published files
+    is_tuned = bool(keys.raw("attn_temperature_tuning", default=True))
     norm = "l2" if keys.flag("use_qk_norm", default=True) else "none"
     grouped = GroupedQuery(
         bias="attention_bias", output_bias="attention_bias", head_dim=128, theta=500_000.0, pairs="adjacent"

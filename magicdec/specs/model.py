@@ -73,8 +73,9 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     """The module of the feed-forward."""
     expert: Literal["gate_proj", "w1"] = "gate_proj"
     """The first matrix of an expert: gate_proj, up_proj, down_proj; or w1, w3, w2."""
-    experts: Literal["each", "stacked"] = "each"
-    """A tensor for each expert's matrix, or one for all experts', inputs first, with gate and up in turn."""
+    experts: Literal["each", "stacked", "stacked_in_turn"] = "each"
+    """A tensor for each expert's matrix, or one for all experts', inputs first, with all gates before all ups, or with
+    columns of gate and up in turn."""
     router: str = "gate"
     shared: str = "shared_experts"
     correction_bias: str = "gate.e_score_correction_bias"

@@ -15,6 +15,8 @@ def why_not_run(spec: ModelSpec) -> str | None:
     A part that a layer kind gains is refused until it is run: this names what is run.
     """
     for layer in spec.layers:
+        if spec.norm.placement == "parallel" and layer.num_sublayers < 2:
+            return "blocks of one sublayer behind a norm for two"
         reason = _mixer(layer.mixer) or _feed_forward(layer.mlp)
         if reason is not None:
             return reason
@@ -24,34 +26,24 @@ def why_not_run(spec: ModelSpec) -> str | None:
 
 
 def _mixer(kind: Mixer | None) -> str | None:
-    if kind is None:
-        return "blocks of a feed-forward alone"
     if isinstance(kind, LatentAttention):
         return None if kind.indexer is None else "attention to tokens that an indexer chooses"
-    if not isinstance(kind, Attention):
+    if kind is not None and not isinstance(kind, Attention):
         return f"layers of another kind than attention ({kind.label})"
-    if kind.mask == "chunk":
-        return "chunked attention"
-    if kind.qk_norm == "l2":
-        return "queries and keys normed after rotation"
-    if kind.qk_norm == "head_after":
-        return "queries and keys normed after rotation"
-    if kind.gated:
-        return "gated attention"
-    if kind.temperature_offset != 1:
-        return "queries scaled by their position"
-    return "queries scaled by their position" if kind.temperature is not None else None
+    if kind is not None and kind.qk_norm == "head_after":
+        return "queries and keys normed after rotation, with weights"
+    return None
 
 
 def _feed_forward(kind: FeedForward | None) -> str | None:
     if kind is None:
-        return "blocks of a mixer alone"
+        return None
     if kind.activation == "xielu":
         return "feed-forwards with xIELU"
+    if kind.activation == "swigluoai" and not kind.gated:
+        return "feed-forwards of an activation that has a gate, without one"
     if isinstance(kind, MixtureOfExperts) and kind.scoring == "sparse_mixer":
         return "experts that a sparse mixer chooses"
-    if not kind.gated:
-        return "feed-forwards that are not gated"
     if isinstance(kind, MixtureOfExperts) and kind.latent_size is not None:
         return "experts of a latent"
     return None

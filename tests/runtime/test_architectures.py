@@ -6,6 +6,7 @@ Configurations are drawn at random (tests/specs/architectures.py) and written as
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from magicdec.runtime.engine import Engine, Snapshot
 from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.launch import launch
 from magicdec.runtime.weights import check_divisible, load_model
+from magicdec.specs import architectures
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.runnable import why_not_run
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
@@ -32,15 +34,33 @@ PROMPT_LENGTHS = (1, 9, 40)
 NUM_TOKENS = 24
 TOLERANCE = 1e-4
 WEIGHTS = "model.safetensors"
+GUIDE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 
 def runs(model_type: str) -> bool:
     return why_not_run(model_from_hf_config(draw(model_type, 0), name=model_type, where=model_type)) is None
 
 
-RUN = tuple(name for name in READ_BY_TRANSFORMERS if runs(name))
+ATTENDING = ", attending"
+"""Behind the name of an architecture whose linear layers are not run: drawn without them."""
+RUN = (
+    *(name for name in READ_BY_TRANSFORMERS if runs(name)),
+    *(name + ATTENDING for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")),
+)
 NOT_RUN = tuple(name for name in READ_BY_TRANSFORMERS if name not in RUN)
-CASES = [(name, seed) for name in RUN for seed in SEEDS]
+CASES = [
+    pytest.param(name, seed, marks=[pytest.mark.slow] if name.endswith(ATTENDING) and seed else [])
+    for name in RUN
+    for seed in SEEDS
+]
+
+
+def drawn(name: str, seed: int) -> dict[str, Any]:
+    """A configuration of an architecture of RUN."""
+    config = draw(name.removesuffix(ATTENDING), seed)
+    if name.endswith(ATTENDING):
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    return config
 
 
 def write(directory: Path, config: dict[str, Any], *, seed: int) -> Any:
@@ -100,7 +120,7 @@ def greedy(engine: Engine, draft: SpeculationSpec | None) -> list[list[int]]:
 def test_tokens_and_logits_are_transformers_and_every_draft_is_lossless(
     model_type: str, seed: int, tmp_path: Path
 ) -> None:
-    config = draw(model_type, seed)
+    config = drawn(model_type, seed)
     engine, snapshot = check(tmp_path, write(tmp_path, config, seed=seed), prompts_for(config, seed))
     tokens = greedy(engine, None)
     for draft in DRAFTS.values():
@@ -191,6 +211,19 @@ def test_layers_of_prediction_heads_stored_behind_the_model_are_not_run(tmp_path
     check(tmp_path, reference, prompts_for(config, 2))
 
 
+def test_the_row_that_the_guide_adds_is_read_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the architecture is not known; with it, tokens and logits are transformers'."""
+    config = draw("olmo2", 3)
+    reference = write(tmp_path, config, seed=3)
+    monkeypatch.delitem(architectures.ARCHITECTURES, "olmo2")
+    with pytest.raises(ConfigError, match="olmo2"):
+        load_model(tmp_path)
+    (block,) = re.findall(r'```python\n("olmo2": .*?)```', GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    rows = eval(f"{{{block}}}", vars(architectures))
+    monkeypatch.setitem(architectures.ARCHITECTURES, "olmo2", rows["olmo2"])
+    check(tmp_path, reference, prompts_for(config, 3))
+
+
 def decode_all(tp: TensorParallel, directories: dict[str, Path]) -> dict[str, list[list[list[int]]]]:
     """Greedy tokens of each checkpoint on this rank's shard: alone, and with two drafts of its own."""
     found = {}
@@ -209,7 +242,7 @@ def decode_all(tp: TensorParallel, directories: dict[str, Path]) -> dict[str, li
 def divisible(model_type: str) -> dict[str, Any]:
     """The first drawn configuration that two ranks can share."""
     for seed in range(40):
-        config = draw(model_type, seed)
+        config = drawn(model_type, seed)
         try:
             check_divisible(model_from_hf_config(config, name=model_type, where=model_type), 2)
         except ConfigError:

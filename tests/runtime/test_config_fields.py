@@ -20,7 +20,7 @@ from magicdec.errors import MagicdecError
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.weights import load_model
 from tests.runtime.conftest import FAMILIES, write_checkpoint
-from tests.runtime.test_architectures import RUN, write
+from tests.runtime.test_architectures import RUN, drawn, write
 from tests.runtime.test_architectures import their_logits as logits_after_every_token
 from tests.specs.architectures import draw
 from tests.specs.test_oracle import their_model
@@ -31,7 +31,12 @@ ARCHITECTURES = ("llama-gqa-tied", "mistral-window", "qwen2", "qwen3")
 PROMPT = torch.randint(1, 90, (24,), generator=torch.Generator().manual_seed(1)).tolist()
 OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("gelu", "relu"),
-    "layer_types": (["sliding_attention", "full_attention", "full_attention"],),
+    "layer_types": (
+        ["sliding_attention", "full_attention", "full_attention"],
+        ["full_attention", "chunked_attention", "full_attention", "chunked_attention"],
+    ),
+    "no_rope_layers": ([], [1, 0, 0, 1, 1]),
+    "moe_layers": ([], [1]),
     "rope_parameters": (
         {"rope_type": "default", "rope_theta": 500.0},
         {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0},
@@ -113,7 +118,7 @@ def test_each_field_changed_gives_the_same_logits_or_a_refusal(family: str, tmp_
 @pytest.mark.parametrize("model_type", RUN)
 def test_each_field_of_every_architecture_that_runs(model_type: str, tmp_path: Path) -> None:
     """The same of drawn configurations, against the module that wrote the checkpoint."""
-    base, outcomes = their_model(draw(model_type, 0)).config, []
+    base, outcomes = their_model(drawn(model_type, 0)).config, []
     for index, (name, value) in enumerate(changes(base)):
         directory = tmp_path / str(index)
         try:
@@ -127,6 +132,36 @@ def test_each_field_of_every_architecture_that_runs(model_type: str, tmp_path: P
         print(f"\n{model_type:16} {name} = {value!r:.60}: {outcomes[-1]:.150}", end="")
     assert {each.partition(":")[0] for each in outcomes} <= {"equal", "refused in 1 line"}
     assert outcomes.count("equal") >= 15
+
+
+BLOCKS = {
+    ("attention", "no_op"): True,
+    ("attention", "n_heads_in_group"): 2,
+    ("attention", "replace_with_linear"): True,
+    ("attention", "sparsify"): [1],
+    ("attention", "window_length"): 4,
+    ("attention", "num_sink_tokens"): 2,
+    ("attention", "sliding"): 2,
+    ("ffn", "no_op"): True,
+    ("ffn", "ffn_mult"): 13.0,
+    ("ffn", "replace_with_linear"): True,
+    ("ffn", "hidden_act"): "gelu",
+}
+"""Fields of a block of DeciLM, and another value; those that the test's module does not know have to be refused."""
+UNDERSTOOD = ("no_op", "n_heads_in_group", "ffn_mult")
+
+
+@pytest.mark.parametrize(("part", "name"), BLOCKS)
+def test_each_field_of_a_block_of_its_own(part: str, name: str, tmp_path: Path) -> None:
+    config = draw("nemotron-nas", 2)
+    block = next(
+        each for each in config["block_configs"] if not each["attention"]["no_op"] and not each["ffn"]["no_op"]
+    )
+    assert block[part].get(name) != BLOCKS[part, name]
+    block[part][name] = BLOCKS[part, name]
+    expected = logits_after_every_token(write(tmp_path, config, seed=1), PROMPT)[-1]
+    found = outcome(tmp_path, expected)
+    assert found == "equal" if name in UNDERSTOOD else found.startswith("refused in 1 line")
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])

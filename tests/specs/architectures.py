@@ -154,6 +154,26 @@ def variant(model_type: str, rng: random.Random) -> Config:
     return own[model_type]
 
 
+def _block(rng: random.Random, num_heads: int) -> Config:
+    """Of DeciLM: attention in groups of its own size or none, a feed-forward of its own width or none."""
+    has_attention, has_mlp = rng.choice(((True, True), (True, True), (True, False), (False, True), (False, False)))
+    group = rng.choice([size for size in (1, 2, 3) if num_heads % size == 0])
+    return {
+        "attention": {
+            "no_op": not has_attention,
+            "n_heads_in_group": group if has_attention else None,
+            "replace_with_linear": False,
+            "sparsify": None,
+        },
+        "ffn": {
+            "no_op": not has_mlp,
+            "ffn_mult": rng.choice((1.3125, 9.0)) if has_mlp else None,
+            "replace_with_linear": False,
+            "sparsify": None,
+        },
+    }
+
+
 def draw(model_type: str, seed: int) -> Config:
     """A configuration of an architecture, as the keys of its `config.json`."""
     rng = random.Random(f"{model_type}{seed}")
@@ -186,11 +206,26 @@ def draw(model_type: str, seed: int) -> Config:
         "gpt_oss": {**_window(rng), "num_local_experts": 4, "num_experts_per_tok": 2},
         "llama4_text": {
             "num_local_experts": 4,
-            "num_experts_per_tok": 1,
             "intermediate_size_mlp": 48,
             "interleave_moe_layer_step": rng.choice((1, 2)),
-            "attention_chunk_size": 6,
-            "no_rope_layer_interval": 2,
+            "attention_chunk_size": rng.choice((6, 512)),
+            "no_rope_layer_interval": rng.choice((2, 3)),
+            "use_qk_norm": biased,
+            "attn_temperature_tuning": rng.random() < 0.7,
+            "attn_scale": 0.5,
+            "floor_scale": 3,
+            "num_experts_per_tok": rng.choice((1, 2)),
+        },
+        "nemotron": {
+            "hidden_act": rng.choice(("relu2", "gelu")),
+            "attention_bias": biased,
+            "mlp_bias": rng.random() < 0.5,
+            "partial_rotary_factor": rng.choice((0.5, 1.0)),
+        },
+        "nemotron-nas": {
+            "intermediate_size": None,
+            "num_key_value_heads": None,
+            "block_configs": [_block(rng, base["num_attention_heads"]) for _ in range(base["num_hidden_layers"])],
         },
         "deepseek_v2": {**_latent(rng), **_shared(rng), "norm_topk_prob": False},
         "deepseek_v3": {**_latent(rng), **_shared(rng), "attention_bias": biased},
@@ -228,7 +263,8 @@ def draw(model_type: str, seed: int) -> Config:
 
 READ_BY_TRANSFORMERS = (
     "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text", "cohere",
-    "cohere2", "olmo2", "olmo3", "granite", "glm4", "glm4_moe", "minimax_m2", "gpt_oss", "llama4_text", "deepseek_v2",
+    "cohere2", "olmo2", "olmo3", "granite", "glm4", "glm4_moe", "minimax_m2", "gpt_oss", "llama4_text", "nemotron",
+    "nemotron-nas", "deepseek_v2",
     "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "qwen2_moe", "qwen3_next", "qwen3_5_text",
     "qwen3_5_moe_text", "minimax", "nemotron_h", "glm", "smollm3", "seed_oss", "ernie4_5", "ernie4_5_moe", "exaone4",
     "dots1", "olmoe", "ministral3", "hunyuan_v1_dense", "apertus", "phimoe", "granitemoehybrid",

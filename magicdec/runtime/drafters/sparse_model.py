@@ -152,7 +152,9 @@ class SparseModelDrafter(Drafter):
         rotations = self._model.turns(moved_B[:, None])  # [B, 1, 1, D/2], for every head and sink alike
         for block, first, now in zip(self.cache.blocks, self._first_sinks, self._sinks(count), strict=True):
             for index, layer in enumerate(block.layers):
-                now[index] = self._model.layers[layer].mixer.rotate_keys_(first[index, :count].clone(), rotations)
+                mixer = self._model.layers[layer].mixer
+                assert mixer is not None
+                now[index] = mixer.rotate_keys_(first[index, :count].clone(), rotations)
 
     def graph_key(self, gamma: int) -> Hashable | None:
         if self._num_behind > 1:  # prefills again
