@@ -13,9 +13,10 @@ import argparse
 import secrets
 from pathlib import Path
 
+from magicdec.live.drive import drive
 from magicdec.live.http import parse_address
 from magicdec.live.loads import plan_loads
-from magicdec.live.server_calibration import base_engine, describe_server, save_fit, send_plan
+from magicdec.live.server_calibration import base_engine, describe_server, save_fit, send_plan, sent
 from magicdec.live.server_fit import fit_server
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
@@ -62,15 +63,24 @@ def main() -> None:
         seed=secrets.randbits(31),
     )
     points = send_plan(
-        address, plan, model=server.model, vocab_size=spec.vocab_size, clock=lambda: processor_clock(pids),
+        address,
+        plan,
+        lambda load, seed: drive(
+            address,
+            load,
+            model=server.model,
+            vocab_size=spec.vocab_size,
+            seed=seed,
+            clock=lambda: processor_clock(pids),
+        ),
         progress=lambda text: print(text, flush=True),
-    )  # fmt: skip
+    )
     fit = fit_server(points, setup=setup, tp_size=1, gamma=server.gamma, name=given.output.stem)
     for point, error in zip(points, fit.errors, strict=True):
         role = "judges" if point.measured.load.is_judge else "fitted"
         print(f"{point.measured.load}: {role}, {point.measured.tpot_s * 1e3:.1f} ms ± {point.spread:.0%}, {error:+.1%}")
     print(f"median error {fit.fitted_error:.1%} fitted, {fit.held_out_error:.1%} held out: {fit.constants}")
-    print(*save_fit(fit, points, plan, given.output))
+    print(*save_fit(fit, points, sent(plan), given.output))
 
 
 if __name__ == "__main__":

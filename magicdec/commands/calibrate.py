@@ -23,6 +23,9 @@ Model = Annotated[
     str, typer.Option(help="Catalog name, or a Hugging Face checkpoint directory.", autocompletion=completion.models)
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", autocompletion=completion.dtypes)]
+Formats = Annotated[
+    str | None, typer.Option(help="The server's, where --dtype does not say it.", autocompletion=completion.formats)
+]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", autocompletion=completion.devices)]
 
 LOCAL_PROFILE = Path("local.toml")
@@ -50,7 +53,13 @@ def calibrate_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Profile to write (TOML).")] = LOCAL_PROFILE,
     model: Model = "embedded",
     weights: Annotated[Literal["checkpoint", "random"], typer.Option(help="checkpoint, or random.")] = "checkpoint",
-    dtype: Dtype = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, bfloat16 or float16; default float32, of a server what is usual on its device.",
+            autocompletion=completion.dtypes,
+        ),
+    ] = None,
     device: DeviceOption = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds.")] = False,
     clock: Annotated[
@@ -72,10 +81,16 @@ def calibrate_command(
         ),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="The server's tensor-parallel size.")] = 1,
+    weight_dtype: Formats = None,
+    kv_dtype: Formats = None,
     concurrency: Annotated[str, typer.Option(help="Requests at once to send the server, a list.")] = "1,2,4,8,16",
     prompt_len: Annotated[str, typer.Option(help="Prompt lengths to send, a list.")] = "256,1024,2048",
     output_len: Annotated[int, typer.Option(help="Tokens to generate per request.")] = 48,
     rounds: Annotated[int, typer.Option(help="Times that every load is sent.")] = 3,
+    load_generator: Annotated[
+        str | None,
+        typer.Option(help="Have this AIPerf send the loads: aiperf, or the executable's path. Not needed."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be sent, and its cost; send none.")
     ] = False,
@@ -85,6 +100,7 @@ def calibrate_command(
 
     By micro-benchmarks of this machine, or by timing a running server from outside.
     """
+    require(load_generator is None or server is not None, "--load-generator goes with --server")
     require(server is None or not results, "--server is timed, --results are read: give one of them")
     if server is not None or results:
         from magicdec.commands.calibrate_server import (
@@ -99,12 +115,14 @@ def calibrate_command(
             ServerOptions(
                 server=server or "", results=tuple(results or ()), output=own, model=model,
                 hardware=hardware, engine=engine, tp_size=tp, dtype=dtype,
-                concurrency=concurrency, prompt_len=prompt_len, output_len=output_len, rounds=rounds, dry_run=dry_run,
-                quiet=quiet,
+                weight_dtype=weight_dtype, kv_dtype=kv_dtype,
+                concurrency=concurrency, prompt_len=prompt_len, output_len=output_len, rounds=rounds,
+                load_generator=load_generator, dry_run=dry_run, quiet=quiet,
             )
         )  # fmt: skip
         return
     require(not dry_run, "--dry-run goes with --server")
+    require(weight_dtype is None and kv_dtype is None, "--weight-dtype and --kv-dtype are a server's; give --dtype")
     runtime = RUNTIMES.get(engine or "ours")
     if runtime is None:
         raise unknown_choice("engine to calibrate", engine or "", RUNTIMES)
@@ -122,8 +140,8 @@ def calibrate_command(
     check_writable(output)
     with shown_progress(quiet) as show:
         result = calibrate(
-            model=model, weights=weights, dtype=dtype, device=device, quick=quick, engine=runtime, clock=clock,
-            progress=show,
+            model=model, weights=weights, dtype=dtype or "float32", device=device, quick=quick, engine=runtime,
+            clock=clock, progress=show,
         )  # fmt: skip
     files = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=()).save(output)
     files.append(save_points(result.points, output))

@@ -1,19 +1,21 @@
 """`magicdec calibrate --server`: says what it would send, sends it, fits, and prints how well the fit predicts.
-`magicdec calibrate --results` fits to what a load generator has measured already.
+`--load-generator` has AIPerf send it; `magicdec calibrate --results` fits to what a load generator has measured.
 """
 
 from __future__ import annotations
 
 import secrets
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from magicdec.commands.options import parse_ints, require
 from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
+    from magicdec.live.load_generator import LoadGenerator
     from magicdec.live.server_fit import ServerFit, ServerPoint
     from magicdec.perfmodel.setup import Setup
     from magicdec.specs.engine import EngineProfile
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_OUTPUT = Path("server.engine.toml")
 NOISE_TO_WARN_OF = 0.3
+SEVERAL_TOKENS = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +37,14 @@ class ServerOptions:
     hardware: str
     engine: str | None
     tp_size: int
-    dtype: str
+    dtype: str | None
+    weight_dtype: str | None
+    kv_dtype: str | None
     concurrency: str
     prompt_len: str
     output_len: int
     rounds: int
+    load_generator: str | None
     dry_run: bool
     quiet: bool
 
@@ -46,8 +52,10 @@ class ServerOptions:
 def calibrate_server(options: ServerOptions) -> None:
     """Fits an engine profile to a running server, as a black box."""
     from magicdec.files import check_writable
+    from magicdec.live.drive import Measured, drive
     from magicdec.live.http import parse_address
-    from magicdec.live.loads import plan_loads
+    from magicdec.live.load_generator import configuration, find_generator, send_by
+    from magicdec.live.loads import Load, plan_loads
     from magicdec.live.server_calibration import (
         base_engine,
         describe_server,
@@ -62,7 +70,13 @@ def calibrate_server(options: ServerOptions) -> None:
     address, spec = parse_address(options.server), load_model_spec(options.model)
     require(not address.path, "--server is the server's own address, without a path: http://localhost:8000")
     check_writable(options.output)
+    generator = find_generator(options.load_generator) if options.load_generator else None
     server = describe_server(address, spec)
+    require(
+        generator is None or not server.gamma,
+        f"{address} drafts: a load generator does not keep the events that steps are counted by. Leave out "
+        "--load-generator",
+    )
     setup = _setup(options, spec, base_engine(server, options.engine), gamma=server.gamma)
     plan = plan_loads(
         concurrencies=parse_ints(options.concurrency, "--concurrency"),
@@ -81,21 +95,41 @@ def calibrate_server(options: ServerOptions) -> None:
     )
     for load in plan.loads:
         print(f"  {load}" + ("  (judges)" if load.is_judge else ""))
+    if generator is not None:
+        _print_commands(generator, [configuration(address, load, model=server.model) for load in plan.loads])
     if options.dry_run:
         print("nothing was sent")
         return
+
+    def send(load: Load, seed: int) -> Measured:
+        if generator is not None:
+            return send_by(generator, address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed)
+        return drive(address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed)
+
     with shown_progress(options.quiet) as show:
-        points = send_plan(address, plan, model=server.model, vocab_size=spec.vocab_size, progress=show)
+        points = send_plan(address, plan, send, progress=show)
     fit = fit_server(points, setup=setup, tp_size=options.tp_size, gamma=server.gamma, name=options.output.stem)
     _print_fit(fit, points)
-    files = save_fit(fit, points, sent(plan), options.output)
+    by = f"aiperf {generator.version}" if generator else ""
+    files = save_fit(fit, points, sent(plan, by=by), options.output)
     print("sent as planned; wrote " + ", ".join(map(str, files)))
+
+
+def _print_commands(generator: LoadGenerator, told: list[dict[str, Any]]) -> None:
+    """The command of every load, and the configuration of the first; the others' differ in the phase's numbers."""
+    import json
+
+    from magicdec.live.load_generator import CONFIG
+
+    print(f"each load by AIPerf {generator.version}, in a folder of its own: {shlex.join(generator.command)}")
+    for number, each in enumerate(told):
+        print(f"  {CONFIG}: {json.dumps(each if not number else {'...': each['benchmark']['phases']})}")
 
 
 def calibrate_results(options: ServerOptions) -> None:
     """Fits an engine profile to the result files of a load generator."""
     from magicdec.files import check_writable
-    from magicdec.live.benchmark_results import points_of, read_runs
+    from magicdec.live.benchmark_results import points_of, read_runs, tokens_per_event
     from magicdec.live.server_calibration import save_fit
     from magicdec.live.server_fit import fit_server
     from magicdec.specs.catalog import load_model_spec
@@ -109,6 +143,8 @@ def calibrate_results(options: ServerOptions) -> None:
     fit = fit_server(points, setup=setup, tp_size=options.tp_size, gamma=0, name=options.output.stem)
     num_requests = sum(map(len, runs))
     print(f"{num_requests} requests in {len(runs)} runs, {len(points)} loads by batch and prompt length")
+    if (per_event := tokens_per_event(runs)) > SEVERAL_TOKENS:
+        print(f"{per_event:.2f} tokens came with each event: were these runs without a draft? The fit is of such")
     _print_fit(fit, points, between="requests")
     origin = {"read": {"files": [path.name for path in options.results], "requests": num_requests}}
     files = save_fit(fit, points, origin, options.output)
@@ -116,20 +152,25 @@ def calibrate_results(options: ServerOptions) -> None:
 
 
 def _setup(options: ServerOptions, spec: ModelSpec, engine: EngineProfile, *, gamma: int) -> Setup:
+    from magicdec.errors import unknown_choice
+    from magicdec.live.situation import DEFAULT_FORMATS
     from magicdec.perfmodel.setup import Setup
     from magicdec.specs.hardware import load_hardware
     from magicdec.specs.precision import PROFILE_DTYPES, Precision
     from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 
-    dtype = PROFILE_DTYPES[options.dtype]
+    hardware = load_hardware(options.hardware)
+    if options.dtype not in (None, *PROFILE_DTYPES):
+        raise unknown_choice("dtype", options.dtype, PROFILE_DTYPES)
+    usual = PROFILE_DTYPES[options.dtype] if options.dtype else DEFAULT_FORMATS[hardware.kind]
     ngram = SpeculationSpec(draft="ngram", draft_method="ngram", gamma=gamma)
     return Setup(
         model=spec,
-        hardware=load_hardware(options.hardware),
+        hardware=hardware,
         engine=engine,
         speculation=ngram if gamma else SpeculationSpec(),
         sampling=SamplingSpec(temperature=0.0),
-        precision=Precision(weight_dtype=dtype, kv_dtype=dtype),
+        precision=Precision(weight_dtype=options.weight_dtype or usual, kv_dtype=options.kv_dtype or usual),
     )
 
 

@@ -4,10 +4,10 @@ Prompts are random token ids, so that lengths are exact without the model's toke
 are streamed; an engine that streams sends one event per sequence and step. Sent: what the plan says and nothing else;
 the first error stops everything. No redirects, no proxies; answers are bounded in size and time.
 
-Why not a load generator: GuideLLM (0.8) depends on torch and on another click than ours, AIPerf (0.13) on another
-pandas and rich, and did not load a tokenizer from a directory offline. Neither starts all requests of a load at once
-and times only the window in which all of them decode, which is what keeps prefill out of a step's time. What they have
-measured is read by benchmark_results.
+Why not only a load generator: GuideLLM (0.8) depends on torch and on another click than ours, AIPerf (0.13) on another
+pandas and rich, and each takes 5 to 15 s to start, for every load. AIPerf can send the same bodies at once, and its
+records hold the time of every event with text: load_generator runs it where that is wanted. Where a server drafts it
+cannot tell a step, for which events without text are needed too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MIN_STEPS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One load's window. Seconds by the clock that was given."""
+    """One load's window. Seconds by the clock that was given. `step_s` is the time between events."""
 
     load: Load
     step_s: float
@@ -53,7 +53,9 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answer:
+class Answer:
+    """One request's answer, by the clock of its load."""
+
     sent_s: float
     events_s: list[float]
     """The times of its events; each holds the tokens of one step."""
@@ -73,23 +75,18 @@ def drive(
 
 async def _send_all(
     address: Address, load: Load, *, model: str, vocab_size: int, seed: int, clock: Clock
-) -> list[_Answer]:
+) -> list[Answer]:
     import httpx
 
     secret = token()
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-    generator = random.Random(seed)
-    prompts = [
-        [generator.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(load.prompt_len)]
-        for _ in range(load.concurrency)
-    ]
     limits = httpx.Limits(max_connections=load.concurrency, max_keepalive_connections=0)
     async with httpx.AsyncClient(
         timeout=httpx.Timeout(SILENCE_S, connect=10.0), limits=limits, trust_env=False, headers=headers
     ) as client:
         tasks = [
-            asyncio.create_task(_send(client, address, prompt, load.output_len, model=model, clock=clock))
-            for prompt in prompts
+            asyncio.create_task(_send(client, address, body, clock=clock))
+            for body in bodies(load, model=model, vocab_size=vocab_size, seed=seed)
         ]
         try:
             return list(await asyncio.gather(*tasks))
@@ -100,13 +97,21 @@ async def _send_all(
                 task.cancel()
 
 
-async def _send(
-    client: httpx.AsyncClient, address: Address, prompt: list[int], output_len: int, *, model: str, clock: Clock
-) -> _Answer:
-    body = {
-        "model": model, "prompt": prompt, "max_tokens": output_len, "min_tokens": output_len, "ignore_eos": True,
-        "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
+def bodies(load: Load, *, model: str, vocab_size: int, seed: int) -> list[dict[str, Any]]:
+    """What is posted to /v1/completions, one body for each request of the load."""
+    generator = random.Random(seed)
+    return [
+        {
+            "model": model, "prompt": [generator.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(load.prompt_len)],
+            "max_tokens": load.output_len, "min_tokens": load.output_len, "ignore_eos": True,
+            "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
+        }
+        for _ in range(load.concurrency)
+    ]  # fmt: skip
+
+
+async def _send(client: httpx.AsyncClient, address: Address, body: dict[str, Any], *, clock: Clock) -> Answer:
+    output_len: int = body["max_tokens"]
     events: list[float] = []
     num_tokens = 0
     sent = clock()
@@ -125,7 +130,7 @@ async def _send(
         raise ServerError(
             f"{address} generated {num_tokens} tokens where {output_len} were asked for: it does not know ignore_eos"
         )
-    return _Answer(sent_s=sent, events_s=events, num_tokens=num_tokens)
+    return Answer(sent_s=sent, events_s=events, num_tokens=num_tokens)
 
 
 def _event(line: str, address: Address) -> dict[str, Any]:
@@ -141,7 +146,7 @@ def _event(line: str, address: Address) -> dict[str, Any]:
     return event
 
 
-def measure(load: Load, answers: list[_Answer]) -> Measured:
+def measure(load: Load, answers: list[Answer]) -> Measured:
     """The window from the last first token to the first end: all decode, none prefills.
 
     Raises ServerError where it holds fewer than `MIN_STEPS` steps of some sequence.

@@ -6,7 +6,6 @@ PROFILE.loads.json   every load: what was sent, its times, its error, and whethe
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 
 from magicdec.errors import ServerError
 from magicdec.files import write_atomic
-from magicdec.live.drive import Clock, Measured, drive
+from magicdec.live.drive import Measured
 from magicdec.live.http import Address, get
 from magicdec.live.loads import Load, LoadPlan
 from magicdec.live.metrics import Scrape, choose_target, read_address
@@ -29,6 +28,8 @@ from magicdec.progress import Step
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine, save_engine
 from magicdec.specs.model import ModelSpec
 
+Sender = Callable[[Load, int], Measured]
+"""Sends a load whose prompts follow from a seed, and times it."""
 Round = tuple[Measured, float]
 """A load's window, and the share of steps that verified a draft."""
 
@@ -83,13 +84,11 @@ def estimated_seconds(plan: LoadPlan, setup: Setup, *, tp_size: int) -> float:
 def send_plan(
     address: Address,
     plan: LoadPlan,
+    send: Sender,
     *,
-    model: str,
-    vocab_size: int,
-    clock: Clock = time.perf_counter,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[ServerPoint]:
-    """Sends every load of every round, in its order, and stops at the first error.
+    """Has every load of every round sent, in its order, and stops at the first error.
 
     Raises ServerError.
     """
@@ -98,7 +97,7 @@ def send_plan(
     for number, load in enumerate(order, 1):
         progress(Step(f"load {number} of {len(order)}: {load}", done=number - 1, total=len(order)))
         before = _scrape(address)
-        measured = drive(address, load, model=model, vocab_size=vocab_size, seed=plan.seed + number, clock=clock)
+        measured = send(load, plan.seed + number)
         rounds[load].append((measured, _drafted_share(before, _scrape(address))))
     return [median_of(rounds[load]) for load in plan.loads]
 
@@ -126,10 +125,10 @@ def median_of(rounds: Sequence[Round]) -> ServerPoint:
     return ServerPoint(measured=measured, spread=width / 2.0 / measured.step_s, drafted_share=share)
 
 
-def sent(plan: LoadPlan) -> dict[str, Any]:
-    """What a calibration's file says of what was sent."""
-    told = {"requests": plan.num_requests, "tokens": plan.num_tokens, "rounds": plan.rounds, "seed": plan.seed}
-    return {"sent": told}
+def sent(plan: LoadPlan, *, by: str = "") -> dict[str, Any]:
+    """What a calibration's file says of what was sent; `by` a load generator and its version."""
+    told: dict[str, Any] = {"requests": plan.num_requests, "tokens": plan.num_tokens, "rounds": plan.rounds}
+    return {"sent": told | {"seed": plan.seed} | ({"by": by} if by else {})}
 
 
 def save_fit(fit: ServerFit, points: Sequence[ServerPoint], origin: dict[str, Any], path: Path) -> list[Path]:

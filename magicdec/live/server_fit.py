@@ -62,7 +62,7 @@ def fit_server(points: Sequence[ServerPoint], *, setup: Setup, tp_size: int, gam
     from scipy.optimize import least_squares
 
     chosen = [point for point in points if not point.measured.load.is_judge]
-    measured = np.log([point.measured.step_s for point in chosen])
+    measured = np.log(_measured_steps(chosen, gamma))
 
     def residuals(x: Array) -> Array:
         engine = _engine(x, setup)
@@ -76,9 +76,8 @@ def fit_server(points: Sequence[ServerPoint], *, setup: Setup, tp_size: int, gam
     solved = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac")
     x = np.asarray(solved.x, dtype=np.float64)
     engine = _engine(x, setup)
-    missed = np.log(predicted_steps(points, setup, engine, tp_size=tp_size, gamma=gamma)) - np.log(
-        [point.measured.step_s for point in points]
-    )
+    predicted = predicted_steps(points, setup, engine, tp_size=tp_size, gamma=gamma)
+    missed = np.log(predicted) - np.log(_measured_steps(points, gamma))
     judges = np.array([point.measured.load.is_judge for point in points])
     unexplained = float(np.sqrt(np.sum(missed[~judges] ** 2) / max(len(chosen) - size, 1)))
     constants = _with_intervals(x, np.asarray(solved.jac, dtype=np.float64), unexplained)
@@ -102,6 +101,11 @@ def fit_server(points: Sequence[ServerPoint], *, setup: Setup, tp_size: int, gam
         fitted_error=float(np.median(np.abs(errors[~judges]))),
         held_out_error=float(np.median(np.abs(errors[judges]))),
     )
+
+
+def _measured_steps(points: Sequence[ServerPoint], gamma: int) -> list[float]:
+    """Without drafts a step makes one token, and an event of two is two steps that came together."""
+    return [point.measured.step_s if gamma else point.measured.tpot_s for point in points]
 
 
 def predicted_steps(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError, ServerError
-from magicdec.live.drive import Measured, _Answer, drive, measure
+from magicdec.live.drive import Answer, Measured, drive, measure
 from magicdec.live.http import parse_address
 from magicdec.live.loads import Load, plan_loads
 from magicdec.live.server_calibration import estimated_seconds, median_of, save_fit, sent
@@ -138,7 +138,7 @@ def test_the_window_has_neither_prefill_nor_the_end_in_it():
     """Three sequences whose first tokens come at 1, 2 and 5 s: only steps after 5 s and before the first end count."""
     step = 0.1
     answers = [
-        _Answer(
+        Answer(
             sent_s=0.0,
             events_s=[first + stall + step * i for i, stall in enumerate([0.0] + [wait] * 49)],
             num_tokens=50,
@@ -158,20 +158,20 @@ def test_a_reader_that_lags_does_not_change_the_step():
     """The first six events are read late and at once: the times between the others say what a step takes."""
     events = [max(0.1 * i, 0.6) for i in range(60)]
     found = measure(
-        Load(concurrency=1, prompt_len=10, output_len=60), [_Answer(sent_s=0.0, events_s=events, num_tokens=60)]
+        Load(concurrency=1, prompt_len=10, output_len=60), [Answer(sent_s=0.0, events_s=events, num_tokens=60)]
     )
     assert found.step_s == pytest.approx(0.1, rel=0.01)
 
 
 def test_a_step_of_several_tokens_is_one_event():
-    answers = [_Answer(sent_s=0.0, events_s=[0.2 * i for i in range(21)], num_tokens=41)] * 2
+    answers = [Answer(sent_s=0.0, events_s=[0.2 * i for i in range(21)], num_tokens=41)] * 2
     found = measure(Load(concurrency=2, prompt_len=10, output_len=41), answers)
     assert (found.step_s, found.tokens_per_step) == (pytest.approx(0.2), pytest.approx(2.0))
     assert found.tpot_s == pytest.approx(0.1)
 
 
 def test_a_window_with_hardly_a_step_is_refused():
-    answers = [_Answer(sent_s=0.0, events_s=[at + 0.1 * i for i in range(10)], num_tokens=10) for at in (0.0, 0.8)]
+    answers = [Answer(sent_s=0.0, events_s=[at + 0.1 * i for i in range(10)], num_tokens=10) for at in (0.0, 0.8)]
     with pytest.raises(ServerError, match="too few steps"):
         measure(Load(concurrency=2, prompt_len=10, output_len=10), answers)
 
@@ -196,15 +196,17 @@ class Engine(BaseHTTPRequestHandler):
                 self.send_error(self.server.status)
             return
         self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
         number = self.server.short or body["max_tokens"]
         for _ in range(number):
             time.sleep(self.STEP_S)
-            self.wfile.write(b'data: {"choices": [{"text": "a"}]}\n\n')
+            self.wfile.write(b'data: {"object": "text_completion", "choices": [{"text": "a"}]}\n\n')
             self.wfile.flush()
-        self.wfile.write(b'data: {"choices": [], "usage": {"completion_tokens": %d}}\n\ndata: [DONE]\n\n' % number)
+        usage = b'"usage": {"prompt_tokens": %d, "completion_tokens": %d}' % (len(body["prompt"]), number)
+        self.wfile.write(b'data: {"object": "text_completion", "choices": [], %s}\n\ndata: [DONE]\n\n' % usage)
 
     def log_message(self, *_: object) -> None:
         pass
