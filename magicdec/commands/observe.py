@@ -14,6 +14,7 @@ from magicdec.progress import shown_progress
 if TYPE_CHECKING:
     from magicdec.live.http import Address
     from magicdec.live.observation import Observation
+    from magicdec.live.served_draft import Draft
     from magicdec.live.view import View
 
 EPILOG = """\b
@@ -33,7 +34,11 @@ def observe_command(
     source: Annotated[
         list[str], typer.Argument(help="A server's address, two saved scrapes of its /metrics, or a trace.")
     ],
-    draft: Annotated[str, typer.Option(help="What the server drafts with: ngram, eagle, or a model.")] = "ngram",
+    draft: Annotated[
+        str | None, typer.Option(help="What it drafts with: ngram, eagle, self, or a model; else as it says, or ngram.")
+    ] = None,
+    draft_method: Annotated[str | None, typer.Option(help="Of a sparse draft: streamingllm, snapkv, topk.")] = None,
+    draft_budget: Annotated[int | None, typer.Option(min=1, help="KV slots that a sparse draft reads.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -68,31 +73,39 @@ def observe_command(
     Acceptance by position, batch, context and times come from its metrics, from saved ones, or from a trace.
     """
     from magicdec.files import check_writable
+    from magicdec.live.served_draft import agreed, parse_draft
 
     for path in (output, records):
         if path is not None:
             check_writable(path)
+    require(
+        draft is not None or (draft_method is None and draft_budget is None),
+        "--draft-method and --draft-budget go with --draft",
+    )
+    given = None if draft is None else parse_draft(draft, method=draft_method, budget=draft_budget)
     if len(source) == 1 and Path(source[0]).is_file():
         require(records is None and not watch, "a trace holds acceptance only: --records and --watch need a server")
-        _print_imported(Path(source[0]), draft=draft, model=model, context=context, dataset=dataset, output=output)
+        _print_imported(
+            Path(source[0]), draft=agreed(given, None), model=model, context=context, dataset=dataset, output=output
+        )
         return
     from magicdec.live.http import Address
-    from magicdec.live.profile import acceptance_profile, parse_draft, record
+    from magicdec.live.profile import acceptance_profile, record
     from magicdec.live.scraping import parse_source
     from magicdec.live.situation import Serving
     from magicdec.live.view import View
     from magicdec.perfmodel.acceptance import load_profile, save_profile
     from magicdec.records import append_record
 
-    kind, where = parse_draft(draft), parse_source(source)
+    where = parse_source(source)
     serving = None
     if hardware is not None:
         serving = Serving(
             model=model or "", hardware=hardware, engine=engine, tp_size=tp, temperature=temperature,
             weight_dtype=weight_dtype, kv_dtype=kv_dtype,
         )  # fmt: skip
-    given = load_profile(acceptance) if acceptance is not None else None
-    view = View(draft=kind, serving=serving, acceptance=given, context=context)
+    known = load_profile(acceptance) if acceptance is not None else None
+    view = View(draft=given, serving=serving, acceptance=known, context=context)
     if watch:
         require(
             isinstance(where, Address) and not output and not records, "--watch shows an address, and writes nothing"
@@ -102,7 +115,7 @@ def observe_command(
         return
     seen = _look(where, target=target, seconds=seconds, interval=interval, quiet=quiet)
     print("\n".join(view.lines(seen)))
-    name = model or seen.target.model
+    kind, name = agreed(given, seen.announced), model or seen.target.model
     if output is not None:
         save_profile(acceptance_profile(seen, kind, model=name, context=context, dataset=dataset), output)
         print(f"wrote {output}")
@@ -157,9 +170,9 @@ def _watch(where: Address, view: View, *, target: str | None, seconds: float, in
 
 
 def _print_imported(
-    path: Path, *, draft: str, model: str | None, context: float | None, dataset: str, output: Path | None
+    path: Path, *, draft: Draft, model: str | None, context: float | None, dataset: str, output: Path | None
 ) -> None:
-    from magicdec.live.profile import imported_profile, parse_draft
+    from magicdec.live.profile import imported_profile
     from magicdec.live.show import rates_text
     from magicdec.perfmodel.acceptance import save_profile
     from magicdec.perfmodel.acceptance_import import read_acceptance
@@ -167,7 +180,7 @@ def _print_imported(
     require(context is not None, "a trace does not say how long its sequences are; give their length with --context")
     assert context is not None
     found = read_acceptance(path)
-    profile = imported_profile(found, parse_draft(draft), model=model or "", context=context, dataset=dataset)
+    profile = imported_profile(found, draft, model=model or "", context=context, dataset=dataset)
     print(f"{found.kind}: {found.num_steps:.0f} steps of {len(found.sequences)} sequences")
     print(f"  accepted     {rates_text(profile.measured[0])}")
     if output is not None:

@@ -21,7 +21,9 @@ def tune_command(
     restart: Annotated[str, typer.Option(help="Command that restarts it, with {gamma} in it; 0 is no draft.")],
     model: Annotated[str, typer.Option(help="The target, as plans call it.", autocompletion=completion.models)],
     hardware: Annotated[str, typer.Option(help="The server's device.", autocompletion=completion.hardware)],
-    draft: Annotated[str, typer.Option(help="What the server drafts with: ngram, eagle, or a model.")] = "ngram",
+    draft: Annotated[
+        str | None, typer.Option(help="What it drafts with: ngram, eagle, or a model; else as it says, or ngram.")
+    ] = None,
     engine: Annotated[str | None, typer.Option(help="Engine profile.", autocompletion=completion.engines)] = None,
     tp: Annotated[int, typer.Option(min=1, help="The server's tensor-parallel size.")] = 1,
     temperature: Annotated[float, typer.Option(help="Of its requests; 0 is greedy.")] = 1.0,
@@ -39,16 +41,17 @@ def tune_command(
     from magicdec.live.http import parse_address
     from magicdec.live.metrics import choose_target
     from magicdec.live.observation import observe
-    from magicdec.live.profile import parse_draft
     from magicdec.live.scraping import scrapes
+    from magicdec.live.served_draft import agreed, parse_draft
     from magicdec.live.show import advice_lines
     from magicdec.live.situation import Serving, situation_of
     from magicdec.live.tune import candidates, check_command, regret, try_gamma
 
     check_command(restart)
-    address, kind = parse_address(server), parse_draft(draft)
+    address, given = parse_address(server), None if draft is None else parse_draft(draft)
     taken = list(scrapes(address, seconds=seconds, interval_s=interval))
     seen = observe(taken, choose_target(taken[-1], target))
+    kind = agreed(given, seen.announced)
     serving = Serving(model=model, hardware=hardware, engine=engine, tp_size=tp, temperature=temperature)
     advice = advise(situation_of(seen, kind, serving))
     print("\n".join(advice_lines(advice, seen.counts.tpot_s)))

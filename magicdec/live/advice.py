@@ -1,17 +1,20 @@
 """Which gamma would serve the observed load best now, what it would gain, and how sure that is.
 
-    goodput(γ) = b · E(γ) / step(γ)             step(γ) = (1 − s) · T_autoregressive + s · T_step(γ)
+    goodput(γ) = b · E(γ) / step(γ)             step(γ) = Σ_n P(n) · T_step(γ · n / b)
 
-E from the acceptance profile, times from perfmodel/steps.py at the observed batch b and context; s is the share of
-steps with a draft, 1 but for n-gram, whose look-up may find nothing (the batch then verifies fewer tokens). gamma 0 is
-among the choices. The gain is goodput over that of the gamma in use; its error is that of a speedup
-(perfmodel/intervals.py): terms that both steps have cancel, and so do the rates of positions that both draft.
+E from the acceptance profile (perfmodel/acceptance_runs.py where counted rates rise with the position), times from
+perfmodel/steps.py at the observed batch b and context. n of the b sequences have a draft: all, but for n-gram, whose
+look-up may find nothing (the others verify one token; without any the step is autoregressive), in the share of steps
+that was observed. gamma 0 is among the choices.
+The gain is goodput over that of the gamma in use; its error is that of a speedup (perfmodel/intervals.py): terms that
+both steps have cancel, and so do the rates of positions that both draft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -19,10 +22,12 @@ import numpy as np
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
+from magicdec.perfmodel.acceptance_runs import Runs, fit_runs
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.intervals import Z_90, relative_errors
 from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.steps import looked_up_terms
 
 MAX_GAMMA = 12
 WORTH_A_CHANGE = 1.02
@@ -47,9 +52,14 @@ class Situation:
 
     @property
     def gammas(self) -> tuple[int, ...]:
-        """0 and what acceptance is known for, half as deep again."""
-        measured = self.acceptance.measured_gamma or MAX_GAMMA
-        return tuple(range(max(min(round(1.5 * measured), MAX_GAMMA), self.gamma) + 1))
+        """0 to the largest; those deeper than what was observed have the wider intervals."""
+        return tuple(range(max(MAX_GAMMA, self.gamma) + 1))
+
+    @cached_property
+    def runs(self) -> Runs | None:
+        """What counted rates say of other gammas, where they show runs; else the profile's law does."""
+        counted = self.acceptance.measured
+        return fit_runs(counted[0].rates, counted[0].stderr) if len(counted) == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,20 +139,27 @@ class _Points:
         gammas = np.array(situation.gammas)
         at = Points(batch=batch[0], context=context[0], tp=float(situation.tp_size), gamma=gammas)
         self.prediction: Prediction = predict(situation.setup, situation.acceptance, at)
-        share = np.where(gammas > 0, situation.drafted_share, 0.0)
-        alone = self.prediction.autoregressive_step_s
-        self.step_s = np.broadcast_to((1.0 - share) * alone + share * self.prediction.step_s, gammas.shape)
-        self.tokens = np.broadcast_to(self.prediction.expected_tokens_per_step, gammas.shape)
-        self.shares = self._shares(share)
+        terms, probability = self.prediction.terms, np.ones(())
+        if situation.drafted_share < 1.0:
+            terms, probability = looked_up_terms(
+                situation.setup, batch=batch[0], kv_len=context[0], gamma=gammas, share=situation.drafted_share,
+                tp_size=float(situation.tp_size),
+            )  # fmt: skip
 
-    def _shares(self, share: Array) -> dict[str, Array]:
-        """Of each step's time, the share of each kind of term."""
-        alone = {str(group): seconds for group, seconds in self.prediction.terms.autoregressive.group_seconds().items()}
-        step = self.prediction.terms.step_seconds("group")
-        return {
-            group: np.broadcast_to((1.0 - share) * alone[group] + share * step[group], share.shape) / self.step_s
-            for group in relative_errors(self.situation.setup.hardware, self.situation.setup.engine)
-        }
+        def mean(values: Array) -> Array:
+            """Over the numbers of sequences that have a draft."""
+            if not probability.ndim:
+                return np.broadcast_to(values, gammas.shape)
+            weighted: Array = np.sum(probability * values, axis=-1)
+            return weighted
+
+        self.step_s = mean(terms.step_s)
+        runs = situation.runs
+        if runs is not None:
+            self.tokens = np.array([runs.tokens(gamma) for gamma in situation.gammas])
+        else:
+            self.tokens = np.broadcast_to(self.prediction.expected_tokens_per_step, gammas.shape)
+        self.shares = {group: mean(seconds) / self.step_s for group, seconds in terms.step_seconds("group").items()}
 
     def choice(self, gamma: int, *, over: int) -> Choice:
         tpot = self.step_s / self.tokens
@@ -175,6 +192,8 @@ class _Points:
     def _tokens_error(self, gamma: int, over: int) -> float:
         """Of E(gamma) / E(over), with rates one standard deviation up and down, and sequences that differ."""
         situation = self.situation
+        if situation.runs is not None:
+            return situation.runs.log_ratio_error(gamma, over)
         context = float(self.prediction.points.context)
         deepest = max(situation.gammas)
 

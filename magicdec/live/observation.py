@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields
 
 from magicdec.errors import ConfigError
 from magicdec.live.metrics import Scrape, Target, cache_tokens, restarted
+from magicdec.live.served_draft import Draft, announced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,15 +134,19 @@ class Observation:
     """Seconds of the segments; None of saved dumps."""
     num_scrapes: int
     num_restarts: int = 0
+    announced: Draft | None = None
+    """What the server's own metrics name as its draft."""
 
     @property
     def gamma(self) -> int | None:
-        """Drafted tokens per step at most: the positions counted, else the engine's own word, else the mean."""
-        if self.counts.accepted_by_position:
-            return len(self.counts.accepted_by_position)
+        """Drafted tokens per step at most: the positions counted, else the engine's own word, else the mean. Positions
+        without an accepted draft that lie beyond the mean are not used: of a K table, other batches' ones."""
+        mean = _ratio(self.counts.draft_tokens, self.counts.drafts)
+        if by_position := self.counts.accepted_by_position:
+            used = max((number for number, accepted in enumerate(by_position, 1) if accepted), default=0)
+            return max(used, min(math.ceil(mean), len(by_position))) if mean else len(by_position)
         if self.load.gamma:
             return self.load.gamma
-        mean = _ratio(self.counts.draft_tokens, self.counts.drafts)
         return math.ceil(mean) if mean else None
 
     @property
@@ -198,6 +203,7 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
         window_s=window if all(None not in pair for pair in times) else None,
         num_scrapes=len(scrapes),
         num_restarts=len(pairs) - len(kept),
+        announced=announced(scrapes[-1], target),
     )
 
 

@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.live.observation import Counts, Observation
+from magicdec.live.served_draft import Draft
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
 from magicdec.perfmodel.acceptance_fit import MeasuredRates, Measurement, measured_rates
 from magicdec.perfmodel.acceptance_import import ImportedAcceptance
 from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
 from magicdec.records import Record, current_environment
-from magicdec.specs.speculation import SELF, DraftMethod
 
 MIN_DRAFTS = 20
 """Fewer drafts than this say next to nothing; a profile is not written from them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Draft:
-    """What the server drafts with, as the user says: no engine's metrics tell."""
-
-    name: str
-    method: DraftMethod
-
-    @property
-    def may_be_absent(self) -> bool:
-        """Whether a step may have no draft for want of one, which then counts as a draft that was not accepted."""
-        return self.method == "ngram"
-
-
-def parse_draft(text: str) -> Draft:
-    """ "ngram", "eagle", or a draft model's name (with its full cache). Raises ConfigError for a self-draft."""
-    if text == SELF:
-        raise ConfigError(
-            "a self-draft is named by its method on serving engines: ngram, eagle, or a draft model's name"
-        )
-    return Draft(name=text, method=text if text in ("ngram", "eagle") else "full")  # type: ignore[arg-type]
 
 
 def measurements(observation: Observation, draft: Draft, *, context: float) -> list[Measurement]:
@@ -52,7 +29,7 @@ def measurements(observation: Observation, draft: Draft, *, context: float) -> l
                 rows.append(
                     Measurement(
                         draft_method=draft.method,
-                        budget=context,
+                        budget=_budget(draft, context),
                         context=context,
                         position=position,
                         trials=reached,
@@ -64,6 +41,11 @@ def measurements(observation: Observation, draft: Draft, *, context: float) -> l
     return rows
 
 
+def _budget(draft: Draft, context: float) -> float:
+    """KV slots that a draft step reads of sequences of this length."""
+    return min(float(draft.budget), context) if draft.budget else context
+
+
 def _blocks(counts: Counts, draft: Draft) -> float:
     """Trials of position 1: verified drafts, or all steps where a draft may be absent."""
     drafts = counts.drafts or 0.0
@@ -72,9 +54,9 @@ def _blocks(counts: Counts, draft: Draft) -> float:
 
 def _survivors(observation: Observation, counts: Counts) -> tuple[float, ...]:
     """Drafts accepted at each position; where only their sum is counted, as one rate for all positions would."""
-    if counts.accepted_by_position:
-        return counts.accepted_by_position
     drafts, gamma = counts.drafts, observation.gamma
+    if counts.accepted_by_position:
+        return counts.accepted_by_position[:gamma]
     if not drafts or not gamma or counts.accepted is None:
         return ()
     rate = constant_rate(1.0 + counts.accepted / drafts, gamma)
@@ -166,7 +148,7 @@ def imported_profile(
     found: ImportedAcceptance, draft: Draft, *, model: str, context: float, dataset: str = ""
 ) -> AcceptanceProfile:
     """The profile of a file's counts, at one length of sequences."""
-    rows = found.measurements(draft_method=draft.method, budget=context, context=context)
+    rows = found.measurements(draft_method=draft.method, budget=_budget(draft, context), context=context)
     source = f"{found.kind}: {found.num_steps:.0f} steps of {len(found.sequences)} sequences"
     profile = fit_profile(rows, model=model, draft=draft.name, dataset=dataset, source=source)
     return _described(profile, f"conditional rate by position, from {found.kind}")
@@ -194,6 +176,7 @@ def record(observation: Observation, draft: Draft | None, *, model: str, hardwar
         engine=observation.target.series.engine,
         draft=draft.name if draft and found else "none",
         draft_method=draft.method if draft and found else "none",
+        draft_budget=draft.budget if draft and found else None,
         gamma=(observation.gamma or 0) if found else 0,
         tp_size=tp_size,
         batch_size=max(round(batch), 1),

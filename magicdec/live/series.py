@@ -150,4 +150,6 @@ LLAMA_CPP = Series(
 ENGINES = (VLLM, SGLANG, TRTLLM, LLAMA_CPP)
 CACHE_INFO = "vllm:cache_config_info"
 """A gauge of 1 whose labels hold vLLM's `num_gpu_blocks` and `block_size`."""
+DRAFT_INFO = "magicdec:draft_info"
+"""A gauge of 1 whose labels hold the method and the budget of magicdec's draft in vLLM (vllm/draft_info.py)."""
 PROCESS_START = "process_start_time_seconds"

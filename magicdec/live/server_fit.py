@@ -1,14 +1,16 @@
 """Fits an engine profile to a server's timed loads: what its steps take beyond the kernels of the hardware profile.
 
-    step(load) = (1 − s) · T_autoregressive + s · (T_verify + T_accept + T_upkeep + γ · T_draft)
+    step(load) = Σ_n P(n) · (T_verify + T_accept + T_upkeep)(γ · n / b)         n = 0: T_autoregressive
 
-as perfmodel/steps.py predicts it, the formula of plans; s is the share of steps that verified a draft (0 without
-speculation), which the server counts. Fitted in log scale, robustly: factors on the kernels' times (a priori 1), the
-fixed cost of a step, and that of each of its sequences (both at least 0).
+as perfmodel/steps.py predicts it, the formula of plans, for looked-up drafts: n of the batch's b sequences have one, by
+the share of steps with a draft (0 without speculation), which the server counts.
+Fitted in log scale, robustly: factors on the kernels' times (a priori 1), the fixed cost of a step, and that of each
+of its sequences (both at least 0).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,11 +18,10 @@ import msgspec
 import numpy as np
 
 from magicdec.live.drive import Measured
-from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.intervals import Z_90
-from magicdec.perfmodel.prediction import predict
-from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.steps import looked_up_terms
 from magicdec.specs.engine import EngineProfile
 from magicdec.units import MICRO, MILLI
 
@@ -112,17 +113,15 @@ def predicted_steps(
     points: Sequence[ServerPoint], setup: Setup, engine: EngineProfile, *, tp_size: int, gamma: int
 ) -> Array:
     """Seconds of each point's step."""
-    import dataclasses
-
-    at = Points(
+    terms, probability = looked_up_terms(
+        dataclasses.replace(setup, engine=engine),
         batch=np.array([float(point.measured.load.concurrency) for point in points]),
-        context=np.array([point.measured.context_len for point in points]),
-        tp=float(tp_size),
+        kv_len=np.array([point.measured.context_len for point in points]),
         gamma=np.full(len(points), gamma),
+        share=np.array([point.drafted_share for point in points]),
+        tp_size=float(tp_size),
     )
-    prediction = predict(dataclasses.replace(setup, engine=engine), constant_profile(0.5), at)
-    share = np.array([point.drafted_share for point in points])
-    steps: Array = (1.0 - share) * prediction.autoregressive_step_s + share * prediction.step_s
+    steps: Array = np.sum(probability * terms.step_s, axis=-1)
     return steps
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from magicdec.live.advice import Advice
 from magicdec.live.observation import Observation
-from magicdec.live.profile import Draft, rates, tokens_stderr
+from magicdec.live.profile import rates, tokens_stderr
+from magicdec.live.served_draft import Draft
 from magicdec.perfmodel.acceptance_fit import MeasuredRates
 from magicdec.perfmodel.intervals import Z_90
 from magicdec.units import format_seconds
@@ -58,7 +59,7 @@ def _speculation_lines(observation: Observation, draft: Draft) -> list[str]:
     lines = [
         _row(
             "drafts",
-            f"{counts.drafts:.0f}",
+            f"{counts.drafts:.0f} by {draft}" + (" (as the server says)" if observation.announced else ""),
             _value(observation.gamma, "gamma {:.0f}"),
             _value(mean, "{:.2f} tokens each"),
             _value(observation.drafted_share, "in {:.1%} of the steps"),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from magicdec.errors import ConfigError
 from magicdec.live.advice import Situation
 from magicdec.live.observation import Observation
-from magicdec.live.profile import MIN_DRAFTS, Draft, acceptance_profile
+from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
+from magicdec.live.served_draft import Draft
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.drafts import check_profiles
 from magicdec.perfmodel.setup import Setup
@@ -15,7 +16,7 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import engine_names, load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.specs.precision import Precision
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import OWN_METHOD, SELF, SamplingSpec, SpeculationSpec
 
 DEFAULT_FORMATS = {"cpu": "fp32", "gpu": "bf16"}
 
@@ -41,8 +42,10 @@ class Serving:
             model=load_model_spec(self.model),
             hardware=hardware,
             engine=load_engine(engine),
-            speculation=SpeculationSpec(draft=draft.name, draft_method=draft.method, gamma=1),
-            draft_model=load_model_spec(draft.name) if draft.method == "full" else None,
+            speculation=SpeculationSpec(
+                draft=draft.name, draft_method=draft.method, draft_budget=draft.budget, gamma=1
+            ),
+            draft_model=None if draft.name in (SELF, *OWN_METHOD) else load_model_spec(draft.name),
             sampling=SamplingSpec(temperature=self.temperature),
             precision=Precision(weight_dtype=self.weight_dtype or default, kv_dtype=self.kv_dtype or default),
         )
@@ -55,12 +58,14 @@ def situation_of(
     *,
     acceptance: AcceptanceProfile | None = None,
     context: float | None = None,
+    batch: float | None = None,
 ) -> Situation:
-    """The observed load with the observed acceptance, or with a given one where none was observed.
+    """The observed load with the observed acceptance, or with a given one where none was observed. `context` and
+    `batch` replace what was observed.
 
     Raises ConfigError where the batch or the sequences' length is not known, or there is no acceptance at all.
     """
-    length, batch = context or observation.context_len, observation.batch_size
+    length, batch = context or observation.context_len, batch or observation.batch_size
     if not length or not batch:
         raise ConfigError("no advice without a load: this window does not show a running batch, or sequences' length")
     drafted = observation.is_speculative and (observation.counts.drafts or 0.0) >= MIN_DRAFTS

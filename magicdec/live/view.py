@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from magicdec.live.advice import advise
 from magicdec.live.observation import Observation
-from magicdec.live.profile import Draft
+from magicdec.live.served_draft import Draft, agreed
 from magicdec.live.setting import setting
 from magicdec.live.show import advice_lines, observation_lines
 from magicdec.live.situation import Serving, situation_of
@@ -16,20 +16,21 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """`serving` without a model takes the server's own name for it; None: no advice."""
+    """`serving` without a model takes the server's own name for it; None: no advice. `draft` None: what it says."""
 
-    draft: Draft
+    draft: Draft | None = None
     serving: Serving | None = None
     acceptance: AcceptanceProfile | None = None
     context: float | None = None
 
     def lines(self, seen: Observation, *, with_setting: bool = True) -> list[str]:
-        """Raises ConfigError where advice is asked for and cannot be given."""
-        lines = observation_lines(seen, self.draft)
+        """Raises ConfigError where advice is asked for and cannot be given, or the server drafts with another draft."""
+        draft = agreed(self.draft, seen.announced)
+        lines = observation_lines(seen, draft)
         if self.serving is None:
             return lines
         serving = dataclasses.replace(self.serving, model=self.serving.model or seen.target.model)
-        situation = situation_of(seen, self.draft, serving, acceptance=self.acceptance, context=self.context)
+        situation = situation_of(seen, draft, serving, acceptance=self.acceptance, context=self.context)
         advice = advise(situation)
         lines += advice_lines(advice, seen.counts.tpot_s)
         return [*lines, setting(advice, seen.target.series.engine)] if with_setting else lines

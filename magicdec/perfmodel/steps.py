@@ -162,6 +162,30 @@ def step_terms(
     )
 
 
+def looked_up_terms(
+    setup: Setup, *, batch: Any, kv_len: Any, gamma: Any, share: Any, tp_size: Any = 1
+) -> tuple[StepTerms, Array]:
+    """The terms of a step with looked-up drafts, which each sequence has with probability `share`: by the number n of
+    sequences that have one, 0 to the largest batch on a last axis, and the probability of each.
+
+    A pass has one token for each sequence and gamma more for each that has a draft, gamma · n / batch per sequence on
+    average; without any draft it is autoregressive. n is binomial: sequences are taken as independent.
+    """
+    from scipy.special import gammaln, xlog1py, xlogy
+
+    batch, kv_len, gamma, share = (
+        np.asarray(value, dtype=np.float64)[..., None] for value in (batch, kv_len, gamma, share)
+    )
+    count = np.maximum(np.round(batch), 1.0)
+    number = np.arange(int(count.max()) + 1.0)
+    having = np.minimum(number, count)
+    ways = gammaln(count + 1.0) - gammaln(having + 1.0) - gammaln(count - having + 1.0)
+    probability = np.exp(ways + xlogy(having, share) + xlog1py(count - having, -share)) * (number <= count)
+    drafted = gamma * having / count
+    terms = step_terms(setup, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=drafted, tp_size=tp_size)
+    return terms, probability
+
+
 def idle_step_s(setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, tp_size: Any) -> Array:
     """A step of an engine that has this draft set up and drafts nothing (K = 0): an autoregressive one with the
     bookkeeping of speculation, and one step of a draft with a cache of its own, which must know every token."""

@@ -12,6 +12,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
+from scipy.stats import binom
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
@@ -20,7 +21,7 @@ from magicdec.live.advice import Advice, Situation, advise, bands
 from magicdec.live.http import parse_address
 from magicdec.live.metrics import choose_target, parse
 from magicdec.live.observation import observe
-from magicdec.live.profile import parse_draft
+from magicdec.live.served_draft import parse_draft
 from magicdec.live.setting import setting
 from magicdec.live.show import advice_lines
 from magicdec.live.situation import Serving, situation_of
@@ -29,6 +30,7 @@ from magicdec.perfmodel.acceptance import constant_profile, fit_profile, save_pr
 from magicdec.perfmodel.intervals import relative_errors
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.steps import step_terms
 from tests.live.servers import Request, Vllm, random_requests
 from tests.live.test_server_http import serve  # noqa: F401  # a fixture
 
@@ -54,23 +56,35 @@ def brute_force(at: Situation) -> dict[int, float]:
     for gamma in range(13):
         point = Points(batch=at.batch_size, context=at.context_len, gamma=gamma)
         one = predict(at.setup, at.acceptance, point)
-        step = float(one.autoregressive_step_s)
-        if gamma:
-            step += at.drafted_share * (float(one.step_s) - step)
-        found[gamma] = step / float(one.expected_tokens_per_step)
+        found[gamma] = float(one.step_s) / float(one.expected_tokens_per_step)
     return found
 
 
 @pytest.mark.parametrize("batch", [1.0, 16.0, 64.0, 300.0])
-@pytest.mark.parametrize("share", [1.0, 0.4])
-def test_the_advised_gamma_is_the_best_of_all(batch, share):
-    at = situation(batch_size=batch, drafted_share=share)
+def test_the_advised_gamma_is_the_best_of_all(batch):
+    at = situation(batch_size=batch)
     tpot, advice = brute_force(at), advise(at)
     assert [choice.gamma for choice in advice.choices] == list(tpot)
     assert [choice.tpot_s for choice in advice.choices] == pytest.approx(list(tpot.values()), rel=1e-12)
     assert advice.best.gamma == min(tpot, key=tpot.__getitem__)
     assert advice.best.gain == pytest.approx(tpot[3] / min(tpot.values()))
     assert advice.speedup.gain == pytest.approx(tpot[0] / min(tpot.values()))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16, 64])
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.9])
+def test_a_batch_verifies_the_drafts_of_those_that_have_one(batch, share):
+    """Against the mean over how many sequences of the batch have a draft: such a step's pass has one token for each
+    sequence, and gamma more for each that has a draft; without any it is autoregressive."""
+    at = dataclasses.replace(situation(), setup=SERVING.setup(NGRAM, "vllm"), batch_size=batch, drafted_share=share)
+    for choice in advise(at).choices[1:]:
+        numbers = np.arange(batch + 1)
+        terms = step_terms(
+            at.setup, batch=float(batch), kv_len=at.context_len, draft_kv_len=at.context_len,
+            gamma=choice.gamma * numbers / batch,
+        )  # fmt: skip
+        mean = float(np.sum(binom.pmf(numbers, batch, share) * terms.step_s))
+        assert choice.tpot_s * choice.tokens_per_step == pytest.approx(mean, rel=1e-9)
 
 
 def test_with_poor_drafts_at_a_large_batch_it_says_zero():

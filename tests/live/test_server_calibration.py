@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.drive import Answer, Measured, drive, measure
@@ -18,9 +19,8 @@ from magicdec.live.http import parse_address
 from magicdec.live.loads import Load, plan_loads
 from magicdec.live.server_calibration import estimated_seconds, median_of, save_fit, sent
 from magicdec.live.server_fit import ServerPoint, fit_server
-from magicdec.perfmodel.acceptance import constant_profile
-from magicdec.perfmodel.prediction import predict
-from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.steps import step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import load_hardware
@@ -48,9 +48,14 @@ def true_points(gamma: int = 0, share: float = 0.0, *, noise: float, seed: int =
     rng = np.random.default_rng(seed)
     points = []
     for load in plan_loads(**PLAN, max_len=131072).loads:
-        at = Points(batch=float(load.concurrency), context=load.prompt_len + 32.0, gamma=gamma)
-        true = predict(dataclasses.replace(setup_of(gamma), engine=engine), constant_profile(0.5), at)
-        step = (1 - share) * float(true.autoregressive_step_s) + share * float(true.step_s)
+        numbers = np.arange(load.concurrency + 1)  # sequences of the batch that have a draft
+        drafted = gamma * numbers / load.concurrency
+        held = load.prompt_len + 32.0
+        true = step_terms(
+            dataclasses.replace(setup_of(gamma), engine=engine), batch=float(load.concurrency), kv_len=held,
+            draft_kv_len=held, gamma=drafted,
+        )  # fmt: skip
+        step = float(np.sum(binom.pmf(numbers, load.concurrency, share) * true.step_s))
         step *= float(np.exp(noise * rng.standard_normal()))
         measured = Measured(
             load=load, step_s=step, tpot_s=step, tokens_per_step=1.0, context_len=load.prompt_len + 32.0, ttft_s=1.0,
