@@ -48,6 +48,12 @@ class PlanOptions(TypedDict, total=False):
     engine: str | Path | EngineProfile | None
     tp: int | None
     gpus: int | None
+    pp: int | None
+    """Stages of a pipeline."""
+    ep: int | None
+    """Ranks that whole experts are divided over."""
+    dp_attention: bool
+    """Data-parallel attention: groups of tp ranks hold sequences of their own."""
     batch: Many[Tokens] | None
     context: Many[Tokens] | None
     gen_len: Tokens | None
@@ -73,7 +79,14 @@ class PlanOptions(TypedDict, total=False):
     workload: str | Path | WorkloadSpec | None
 
 
-RENAMED = {"tp": "tp_size", "gpus": "num_gpus", "draft_tp": "draft_tp_size", "price": "price_per_hour_usd"}
+RENAMED = {
+    "tp": "tp_size",
+    "pp": "pp_size",
+    "ep": "ep_size",
+    "gpus": "num_gpus",
+    "draft_tp": "draft_tp_size",
+    "price": "price_per_hour_usd",
+}
 COUNTS = {"batch": "batch_sizes", "context": "context_lens", "draft_budget": "draft_budgets"}
 LIMITS = {"tpot_ms": "tpot_limit_s", "ttft_ms": "ttft_limit_s"}
 SAMPLING = ("temperature", "top_p", "top_k")

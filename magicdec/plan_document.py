@@ -57,6 +57,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     tp_size: Count
     num_replicas: Count
     batch_size: Count
+    """Of one replica, over all its groups and stages."""
     context_len: Count
     autoregressive_step_s: Positive
     draft_step_s: Number
@@ -118,6 +119,24 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Of all replicas."""
     gpu_hours_per_million_requests: Number | None = None
     cost_per_million_requests_usd: Number | None = None
+    pp_size: Count = 1
+    """Stages of a pipeline."""
+    dp_size: Count = 1
+    """Groups of tp ranks that hold sequences of their own (data-parallel attention)."""
+    ep_size: Count = 1
+    """Ranks that whole experts are divided over; 1: each expert is cut by tp."""
+
+    @property
+    def num_gpus(self) -> int:
+        """Of one replica."""
+        return self.tp_size * self.dp_size * self.pp_size
+
+    @property
+    def layout(self) -> str:
+        """How one replica is spread, for people: "tp 8 x pp 2"."""
+        parts = [("dp", self.dp_size), ("tp", self.tp_size), ("pp", self.pp_size)]
+        named = [f"{name} {size}" for name, size in parts if size > 1 or (name == "tp" and self.dp_size == 1)]
+        return " x ".join(named) + (f", ep {self.ep_size}" if self.ep_size > 1 else "")
 
     @property
     def is_speculative(self) -> bool:
@@ -271,6 +290,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ttft_limit_s: float | None
     workload: Any
     price_per_hour_usd: float | None
+    pp_size: int | None = None
+    ep_size: int | None = None
+    dp_attention: bool = False
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,6 +315,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """Operations of each pass of the best configuration."""
     memory: MemoryUse
     ceilings: Ceilings | None = None
+    layouts: list[Candidate] = []
+    """Where several ways to spread a replica were compared: the best of each, the most tokens per second and device
+    first."""
 
 
 class Plan(Case, frozen=True, kw_only=True):

@@ -37,6 +37,11 @@ def plan_command(
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel size; default: the node.")] = None,
     gpus: Annotated[int | None, typer.Option(help="Devices to use: searches tp and replicas.")] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline stages; default: 1, or searched over nodes.")] = None,
+    ep: Annotated[int | None, typer.Option(help="Ranks that whole experts are divided over.")] = None,
+    dp_attention: Annotated[
+        bool, typer.Option("--dp-attention", help="Groups of tp ranks hold sequences of their own.")
+    ] = False,
     batch: Annotated[str | None, typer.Option(help="Sequences per replica, a list; default 64, or searched.")] = None,
     context: Annotated[str, typer.Option(help="Prompt lengths, a list.")] = "32768",
     gen_len: Annotated[int, typer.Option(help="Tokens generated after the prompt.")] = 0,
@@ -88,6 +93,9 @@ def plan_command(
         engine=engine,
         tp=tp,
         gpus=gpus,
+        pp=pp,
+        ep=ep,
+        dp_attention=dp_attention,
         batch=parse_ints(batch, "--batch") if batch else (),
         context=parse_ints(context, "--context"),
         gen_len=gen_len,

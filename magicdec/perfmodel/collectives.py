@@ -19,6 +19,16 @@ rank's share across them by a ring, with NCCL's constants for a network (an esti
 
     T(S, q) + base + 2(n-1)·hop + 2(n-1)/n·S / (q·B_n)         n nodes
 
+Sending each token to the ranks of its k experts (or their outputs back), of S bytes per rank in all, over p ranks of
+which q share the link:
+
+    a + a_n + max(min(q, p)/p · S / (e·B), (1 − q/p) · S / (e_n·B_n))       a_n, and the second term, beyond q ranks
+
+as measured by DeepEP's low-latency kernels, which send every copy on its own. Prefill's kernels send a token once to
+each further node, n−1 of them, that holds any of its experts: (n−1)·(1 − (1 − 1/n)^k) copies instead of k·(1 − q/p).
+
+Sending hidden states to the next stage of a pipeline: SEND_BASE_S, and their bytes over the link or the network.
+
 Ignored: links shared with other traffic.
 """
 
@@ -43,10 +53,14 @@ RING_BASE_S = 6.6e-6
 NETWORK_HOP_S = 2.7e-6
 """The same model's latency of one hop over a network."""
 
+SEND_BASE_S = 1e-5
+"""Latency of sending to one other rank: p2p_latency of aiconfigurator-core's system files, which calls it its own
+correction."""
+
 
 def _across_nodes(hw: HardwareProfile, size: Array, ranks: Array) -> Array:
     """What several nodes add to a sum; 0 within one, and where the network is not known."""
-    rate, local = hw.link.between_nodes_bytes_per_s, float(hw.link.num_gpus_per_node)
+    rate, local = hw.link.between_nodes_bytes_per_s, float(hw.link.reach)
     if rate is None or ranks.max(initial=0.0) <= local:
         return np.zeros(())
     nodes = np.ceil(ranks / local)
@@ -70,7 +84,7 @@ def all_reduce_time(hw: HardwareProfile, *, message_bytes: Any, tp_size: Any, ke
     size, ranks = _inputs(message_bytes, tp_size)
     across = _across_nodes(hw, size, ranks)
     if hw.link.between_nodes_bytes_per_s is not None:
-        ranks = np.minimum(ranks, float(hw.link.num_gpus_per_node))
+        ranks = np.minimum(ranks, float(hw.link.reach))
     time = _by_algorithm(hw, curve, size, ranks)
     if kernels in hw.allreduce_engines:
         switches = (ONE_SHOT_BYTES_MANY_RANKS, ONE_SHOT_BYTES_FEW_RANKS, curve.direct_bytes, curve.direct_bytes_wide)
@@ -132,3 +146,37 @@ def _one_way(hw: HardwareProfile, message_bytes: Any, tp_size: Any, *, share: An
     widening = (np.maximum(ranks, 2.0) / 2.0) ** curve.rank_exponent
     result: Array = latency + np.where(ranks > 1, share(ranks) * size * widening / (curve.bulk_efficiency * link), 0.0)
     return result
+
+
+def exchange_time(
+    hw: HardwareProfile,
+    *,
+    tokens: Any,
+    token_bytes: float,
+    num_experts_per_tok: int,
+    num_ranks: Any,
+    once_per_node: bool = False,
+) -> Array:
+    """Every rank sends each of its `tokens` to the ranks of its experts; 0 with one rank. `once_per_node`: a token
+    crosses to a further node once, however many of its experts are there (prefill)."""
+    curve, link = hw.exchange_curve(), hw.link
+    sent, ranks = np.broadcast_arrays(as_array(tokens) * token_bytes, as_array(num_ranks, least=1.0))
+    near = np.minimum(link.reach, ranks) / ranks
+    seconds = num_experts_per_tok * near * sent / (curve.link_efficiency * link.bytes_per_s)
+    if link.between_nodes_bytes_per_s is not None:
+        copies: Array = num_experts_per_tok * (1.0 - near)
+        if once_per_node:
+            nodes = np.ceil(ranks / link.reach)
+            copies = np.minimum(copies, (nodes - 1.0) * (1.0 - (1.0 - 1.0 / nodes) ** num_experts_per_tok))
+        network_s = copies * sent / (curve.network_efficiency * link.between_nodes_bytes_per_s)
+        seconds = np.maximum(seconds, network_s) + np.where(near < 1, curve.network_overhead_s, 0.0)
+    result: Array = np.where(ranks > 1, curve.overhead_s + seconds, 0.0)
+    return result
+
+
+def send_time(hw: HardwareProfile, *, message_bytes: Any, is_far: Any) -> Array:
+    """One rank sends to another, over the network where `is_far`."""
+    link = hw.link
+    rate = np.where(is_far, link.between_nodes_bytes_per_s or link.bytes_per_s, link.bytes_per_s)
+    seconds: Array = SEND_BASE_S + as_array(message_bytes) / rate
+    return seconds

@@ -17,11 +17,12 @@ import numpy as np
 
 from magicdec.perfmodel import ops
 from magicdec.perfmodel.cost import Array, Cost, total
-from magicdec.perfmodel.layer_ops import Pass, elementwise_size, expert_ops, mixer_ops, projection_ops
+from magicdec.perfmodel.layer_ops import Pass, elementwise_size, expert_ops, mixer_ops, num_reduced, projection_ops
 from magicdec.perfmodel.ops import BOUNDS, GROUPS, BoundBy, Group, Op
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import Precision
 
 
@@ -89,8 +90,10 @@ def forward_pass(
     logit_rows: Any = None,
     num_passes: Any = 1.0,
     is_prefill: bool = False,
+    spread: Parallelism = TENSOR_PARALLEL,
 ) -> ForwardTime:
-    """Time of one pass.
+    """Time of one pass of one group of tp ranks, through all stages of the layers in turn, while every group has as
+    much to do.
 
     `full_kv_len` is what layers of full attention see of `kv_len`, in a sparse draft's pass (None: all).
     `logit_rows` is for how many tokens logits are computed (None: all). `num_passes` counts the fixed costs and the
@@ -104,11 +107,11 @@ def forward_pass(
     p = Pass(
         hardware=hw, engine=engine, precision=precision, batch=arrays[0], query_len=arrays[1], kv_len=arrays[2],
         full_kv_len=arrays[3], tp=arrays[4], num_passes=arrays[5], attention_factor=np.asarray(attention_factor),
-        is_prefill=is_prefill, dense_precision=model.dense_precision(precision),
+        is_prefill=is_prefill, dense_precision=model.dense_precision(precision), spread=spread,
     )  # fmt: skip
     tokens, layers = p.tokens, model.num_hidden_layers * p.num_passes
     activation = 4.0 if precision.compute_dtype == "fp32" else 2.0
-    sublayers = sum(layer.num_sublayers for layer in model.layers) * p.num_passes
+    sublayers = num_reduced(model, spread) * p.num_passes
     operations = [
         *projection_ops(model, p),
         *(op for mixer, count in model.mixers for op in mixer_ops(mixer, p, count=count)),
@@ -123,7 +126,10 @@ def forward_pass(
         _lm_head(
             model, hw, engine, precision, rows=p.batch * p.query_len if logit_rows is None else logit_rows, tp=p.tp
         ),
-        ops.fixed("overhead", "overhead", layers * engine.layer_overhead_s + p.num_passes * engine.forward_overhead_s),
+        ops.fixed(
+            "overhead", "overhead",
+            layers * engine.layer_overhead_s + spread.pp * p.num_passes * engine.forward_overhead_s,
+        ),
     ]  # fmt: skip
     return ForwardTime(ops.merged(operations))
 
@@ -145,6 +151,7 @@ def prefill(
     tp_size: Any = 1,
     weight_dtype: str = "bf16",
     kv_dtype: str = "bf16",
+    spread: Parallelism = TENSOR_PARALLEL,
 ) -> ForwardTime:
     """Prefill of `batch` prompts in passes of at most `engine.prefill_tokens` tokens.
 
@@ -165,6 +172,7 @@ def prefill(
         logit_rows=batch,
         num_passes=np.maximum(passes, 1.0),
         is_prefill=True,
+        spread=spread,
     )
 
 

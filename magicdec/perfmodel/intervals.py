@@ -26,7 +26,11 @@ Z_90 = NormalDist().inv_cdf(0.95)
 OTHER_DEVICE_ERROR = 0.2
 """Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and clocks differ."""
 ACROSS_NODES_ERROR = 0.5
-"""Relative error of collectives over several nodes, of which nothing was measured."""
+"""Relative error of collectives over several nodes, and of sends between stages, of which nothing was measured."""
+EXCHANGE_ERROR = 0.15
+"""Least relative error of sending tokens to their experts: of the fits, with each number of ranks left out in turn."""
+EXPERTS_ERROR = 0.15
+"""Relative error of matrix products where whole experts are divided over ranks: how unevenly they are chosen."""
 SOURCE_ERROR = 0.05
 """Acceptance rates of two harnesses on one task differ by about this much."""
 
@@ -86,10 +90,9 @@ def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interv
     step = terms.step_seconds("group")
     difference: Array = np.asarray(0.0)
     own: Array = np.asarray(0.0)
-    link = setup.hardware.link
-    if setup.hardware.kind == "gpu" and np.any(prediction.points.tp > link.num_gpus_per_node):
-        far = np.maximum(errors["link"], ACROSS_NODES_ERROR)
-        errors["link"] = np.where(prediction.points.tp > link.num_gpus_per_node, far, errors["link"])
+    errors["link"] = _link_error(prediction, errors["link"])
+    if setup.spread.whole_experts:
+        errors["gemm"] = np.hypot(errors["gemm"], EXPERTS_ERROR)
     for group, error in errors.items():
         share = step[group] / prediction.step_s
         alone_share = alone[group] / prediction.autoregressive_step_s  # type: ignore[index]  # the keys are the groups
@@ -112,6 +115,18 @@ def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interv
         tpot_low_s=prediction.tpot_s * np.exp(-Z_90 * of_tpot),
         tpot_high_s=prediction.tpot_s * np.exp(Z_90 * of_tpot),
     )
+
+
+def _link_error(prediction: Prediction, near: float) -> Any:
+    """Of what is sent between devices, by how far it goes."""
+    setup = prediction.setup
+    if setup.hardware.kind != "gpu":
+        return near
+    if setup.spread.dp > 1:
+        near = max(near, EXCHANGE_ERROR)
+    tp = prediction.points.tp
+    estimated = (tp > setup.hardware.link.reach) | (setup.spread.pp > 1)
+    return np.where(estimated, max(near, ACROSS_NODES_ERROR), near) if np.any(estimated) else near
 
 
 def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None, source_error: float = 0.0) -> Array:

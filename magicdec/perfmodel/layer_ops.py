@@ -30,7 +30,14 @@ from magicdec.specs.layers import (
     Projection,
 )
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import Precision
+
+EXPERT_IMBALANCE = 1.2
+"""Tokens of the fullest rank of whole experts, over the mean: an estimate. 1 is what routing that is balanced with
+copies of busy experts comes near to; intervals.py has its error."""
+FP8_SCALES = 1.0 + 4.0 / 128.0
+"""Bytes of a dispatched number in fp8, with a scale in 32 bits per 128 of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +62,7 @@ class Pass:
     is_prefill: bool
     dense_precision: Precision
     """Of what every token passes; the routed experts are in `precision`."""
+    spread: Parallelism = TENSOR_PARALLEL
 
     @property
     def tokens(self) -> Array:
@@ -230,13 +238,44 @@ def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
     """The routed experts of every layer that has them."""
     found: list[Op] = []
     for mlp, count in model.feed_forwards:
-        if isinstance(mlp, MixtureOfExperts):
+        if isinstance(mlp, MixtureOfExperts) and p.spread.whole_experts:
+            found += _whole_experts(mlp, p, hidden_size=mlp.inner_size(model.hidden_size), count=count * p.num_passes)
+        elif isinstance(mlp, MixtureOfExperts):
             found += ops.experts(
                 p.hardware, p.engine, p.precision, tokens=p.tokens, hidden_size=mlp.inner_size(model.hidden_size),
                 width=mlp.width / p.tp, num_experts=mlp.num_experts, num_experts_per_tok=mlp.num_experts_per_tok,
                 num_inner=mlp.expert.num_inner, count=count * p.num_passes,
             )  # fmt: skip
     return found
+
+
+def _whole_experts(mlp: MixtureOfExperts, p: Pass, *, hidden_size: int, count: Any) -> list[Op]:
+    """Experts divided over the ranks of a stage: one rank has ceil(E / ranks) of them, and of all groups' tokens k /
+    ranks copies each, EXPERT_IMBALANCE times as many on the fullest. With one group its ranks have the tokens already;
+    with more, tokens are sent to their experts and back, each rank of a group sending its part of the group's."""
+    ranks = np.asarray(p.spread.ep_size(p.tp), dtype=np.float64)
+    uneven = np.where(ranks > 1, EXPERT_IMBALANCE, 1.0)
+    held = np.ceil(mlp.num_experts / ranks)
+    found = ops.experts(
+        p.hardware, p.engine, p.precision, tokens=p.tokens * p.spread.dp, hidden_size=hidden_size, width=mlp.width,
+        num_experts=held, num_experts_per_tok=np.minimum(uneven * mlp.num_experts_per_tok / ranks, held),
+        num_inner=mlp.expert.num_inner, own_tokens=p.tokens, count=count,
+    )  # fmt: skip
+    if p.spread.dp > 1:
+        is_narrow = ops.matrix_dtype(p.hardware, p.engine, p.precision) != p.precision.compute_dtype
+        found += ops.exchange(
+            p.hardware, tokens=p.tokens / p.tp, hidden_size=hidden_size, num_experts_per_tok=mlp.num_experts_per_tok,
+            num_ranks=ranks, dispatch_element=FP8_SCALES if is_narrow else 2.0, once_per_node=p.is_prefill, count=count,
+        )  # fmt: skip
+    return found
+
+
+def num_reduced(model: ModelSpec, spread: Parallelism) -> int:
+    """Sublayers whose outputs a group of tp ranks adds up. Where tokens are sent to whole experts, scattering before
+    and gathering after them take the place of two such sums: one is left per layer."""
+    sublayers = sum(layer.num_sublayers for layer in model.layers)
+    exchanged = sum(count for mlp, count in model.feed_forwards if isinstance(mlp, MixtureOfExperts))
+    return sublayers - (exchanged if spread.dp > 1 else 0)
 
 
 def elementwise_size(model: ModelSpec, p: Pass) -> Array:

@@ -2,6 +2,9 @@
 
     weights / tp + KV(context + generated) + draft weights / draft tp + draft KV(budget) + workspace
 
+Of a stage of a pipeline its share of the layers; of whole experts ceil(E / ranks) of E; of data-parallel groups the
+weights of all else, and the caches of the group's own sequences.
+
 The caches and the logits grow with the batch, so the need is affine in it and the largest batch follows in closed form.
 A rank keeps at least one KV head, so beyond tp = KV heads the cache per rank no longer shrinks.
 """
@@ -19,6 +22,7 @@ from magicdec.perfmodel.setup import ModelSetup, draft_kv_tokens, draft_tp
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SPARSE_METHODS, SamplingSpec
 
@@ -48,9 +52,9 @@ class Memory:
         return self.total_bytes <= self.capacity_bytes
 
 
-def weights_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
+def weights_bytes(model: ModelSpec, precision: Precision, tp_size: Any, spread: Parallelism = TENSOR_PARALLEL) -> Array:
     """One rank's weights: heads, widths, experts and vocabulary rows split; what has none of these replicated, as are
-    heads where there are more ranks than heads.
+    heads where there are more ranks than heads. Of a pipeline's first stage: one of the tables is on the last.
 
     Embeddings and head are in 16 bits where the other weights are narrower.
     """
@@ -61,10 +65,28 @@ def weights_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array
         for projection in part.projections(model.hidden_size):
             held = ops.size(projection.outputs, tp) * ops.size((projection.inputs,), tp)
             elements = elements + count * (held - projection.num_parameters / tp)
-    experts = model.expert_parameters / tp
+    cut = model.expert_parameters / tp
+    experts = model.expert_parameters * expert_share(model, tp, spread)
     dense = model.dense_precision(precision)
-    others = (elements - experts) * dense.weight_bytes + tables / tp * precision.tables.weight_bytes
-    return experts * precision.weight_bytes + others
+    layers = (elements - cut) * dense.weight_bytes + experts * precision.weight_bytes
+    if spread.pp > 1:
+        tables, layers = model.embedding_parameters, layers * spread.stage_share(model.num_hidden_layers)
+    held_bytes: Array = layers + tables / tp * precision.tables.weight_bytes
+    return held_bytes
+
+
+def expert_share(model: ModelSpec, tp_size: Any, spread: Parallelism) -> Any:
+    """One rank's share of the routed experts' weights."""
+    if not spread.whole_experts or not model.is_moe:
+        return 1.0 / np.asarray(tp_size, dtype=np.float64)
+    return np.ceil(model.most_experts / spread.ep_size(np.asarray(tp_size, dtype=np.float64))) / model.most_experts
+
+
+def exchange_bytes(model: ModelSpec, *, tokens: Any) -> Array:
+    """The buffers in which a rank's `tokens` are sent to all experts and received from all ranks, two of each, as
+    DeepEP's low-latency kernels have them, in 16 bits."""
+    size: Array = 4.0 * model.most_experts * np.asarray(tokens, dtype=np.float64) * model.hidden_size * 2.0
+    return size
 
 
 def kv_bytes(model: ModelSpec, engine: EngineProfile, precision: Precision, length: Any, tp_size: Any) -> Array:
@@ -151,18 +173,23 @@ def attention_scores_bytes(model: ModelSpec, *, batch: Any, length: Any, gamma: 
 def memory_need(
     setup: ModelSetup, *, batch: Any, max_len: Any, budget: Any, gamma: Any, tp_size: Any, capacity: float = np.inf
 ) -> Memory:
-    """Bytes per device when each of `batch` sequences grows to `max_len` tokens (the block in flight comes on top)."""
+    """Bytes of the fullest device when each of `batch` sequences grows to `max_len` tokens (the block in flight on
+    top)."""
     tp, batch = np.asarray(tp_size, dtype=np.float64), np.asarray(batch, dtype=np.float64)
-    gamma = np.asarray(gamma, dtype=np.float64)
+    gamma, spread = np.asarray(gamma, dtype=np.float64), setup.spread
+    batch = np.ceil(batch / spread.dp) if spread.dp > 1 else batch  # of the fullest group
+    of_stage = spread.stage_share(setup.model.num_hidden_layers)
     length = np.asarray(max_len, dtype=np.float64) + gamma + 1.0
     draft_weights: Any = 0.0
     draft_kv: Any = 0.0
     ranks, precision = draft_tp(setup, tp), setup.drafting_precision
     if setup.kind == "standalone" or (setup.kind == "self" and precision.weight_dtype != setup.precision.weight_dtype):
-        draft_weights = weights_bytes(setup.drafter, precision, ranks)
+        draft_weights = weights_bytes(setup.drafter, precision, ranks, setup.draft_spread)
     elif setup.kind == "eagle":
         own = setup.drafter.layer_parameters(setup.drafter.layers[0]) + 2.0 * setup.model.hidden_size**2
-        draft_weights = own / ranks * precision.weight_bytes
+        experts = setup.drafter.expert_parameters
+        held = (own - experts) / ranks + experts * expert_share(setup.drafter, ranks, setup.draft_spread)
+        draft_weights = held * precision.weight_bytes
     tokens = draft_kv_tokens(setup, length, budget)
     if setup.speculation.draft_method in SPARSE_METHODS:
         tokens = tokens + gamma + 1.0
@@ -172,18 +199,20 @@ def memory_need(
     elif setup.keeps_draft_cache:
         draft_kv = (
             batch * (tokens + setup.engine.spare_slots) * sparse_kv_bytes_per_token(setup.drafter, precision, ranks)
-        )
+        ) * of_stage
     # A recurrence keeps the state after each token of a block, to go back to the one that a rejection needs.
     states = gamma + 1.0 if setup.kind != "none" else 1.0
     workspace = workspace_bytes(
-        setup.model, setup.engine, setup.precision, batch=batch, gamma=gamma, tp_size=tp,
+        setup.model, setup.engine, setup.precision, batch=batch / spread.pp, gamma=gamma, tp_size=tp,
         sampling=setup.sampling,
     )  # fmt: skip
+    if spread.dp > 1:
+        workspace = workspace + exchange_bytes(setup.model, tokens=batch / spread.pp * (gamma + 1.0) / tp)
     if setup.speculation.draft_method == "topk":
         workspace = workspace + attention_scores_bytes(setup.model, batch=batch, length=length, gamma=gamma, tp_size=tp)
     return Memory(
-        weights_bytes=weights_bytes(setup.model, setup.precision, tp),
-        kv_bytes=batch * (
+        weights_bytes=weights_bytes(setup.model, setup.precision, tp, spread),
+        kv_bytes=of_stage * batch * (
             kv_bytes(setup.model, setup.engine, setup.precision, length, tp)
             + states * state_bytes(setup.model, setup.precision, tp)
         ),

@@ -17,7 +17,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from magicdec.perfmodel.collectives import all_gather_time, all_reduce_time, broadcast_time
+from magicdec.perfmodel.collectives import (
+    all_gather_time,
+    all_reduce_time,
+    broadcast_time,
+    exchange_time,
+    send_time,
+)
 from magicdec.perfmodel.cost import Array, Cost, total
 from magicdec.perfmodel.roofline import (
     OpTime,
@@ -129,15 +135,17 @@ def experts(
     tokens: Any,
     hidden_size: Any,
     width: Any,
-    num_experts: int,
-    num_experts_per_tok: int,
+    num_experts: Any,
+    num_experts_per_tok: Any,
     num_inner: int = 2,
+    own_tokens: Any = None,
     count: Any = 1.0,
 ) -> list[Op]:
     """`count` layers of routed experts, of which one rank holds `width` of each; `num_inner` matrices before the last.
 
-    By the curve of fused kernels where the engine has them and the device's were measured; else the touched experts'
-    weights side by side, each for its share of tokens.
+    Of whole experts divided over ranks, `num_experts` and `num_experts_per_tok` are one rank's share, and `own_tokens`
+    those of `tokens` whose hidden states it has itself. By the curve of fused kernels where the engine has them and the
+    device's were measured; else the touched experts' weights side by side, each for its share of tokens.
     """
     tokens = np.asarray(tokens, dtype=np.float64)
     curve = _experts_curve(hw, precision.weight_dtype) if engine.fused_experts else None
@@ -153,7 +161,7 @@ def experts(
     time = moe_time(
         hw, curve, tokens=tokens, hidden_size=hidden_size, width=width, num_experts=num_experts,
         num_experts_per_tok=num_experts_per_tok, num_matrices=num_inner + 1.0, weight_dtype=precision.weight_dtype,
-        compute_dtype=compute_dtype,
+        compute_dtype=compute_dtype, own_tokens=own_tokens,
     )  # fmt: skip
     cost = total([part.cost for part in parts])
     cost = cost.times(1.0 / np.asarray(count))
@@ -410,6 +418,39 @@ def all_gather(hw: HardwareProfile, engine: EngineProfile, *, message_bytes: Any
     seconds = seconds + np.where(ranks > 1, engine.collective_overhead_s, 0.0)
     sent = np.where(ranks > 1, np.asarray(message_bytes, dtype=np.float64), 0.0)
     return fixed("all_gather", "link", seconds, Cost(collective_bytes=sent))
+
+
+def exchange(
+    hw: HardwareProfile,
+    *,
+    tokens: Any,
+    hidden_size: int,
+    num_experts_per_tok: int,
+    num_ranks: Any,
+    dispatch_element: float,
+    once_per_node: bool,
+    count: Any,
+) -> list[Op]:
+    """`count` times: each of a rank's `tokens` sent to the ranks of its experts, and their outputs back in 16 bits."""
+    found = []
+    for name, element in (("dispatch", dispatch_element), ("combine", 2.0)):
+        token_bytes = hidden_size * element
+        seconds = exchange_time(
+            hw, tokens=tokens, token_bytes=token_bytes, num_experts_per_tok=num_experts_per_tok, num_ranks=num_ranks,
+            once_per_node=once_per_node,
+        )  # fmt: skip
+        sent = np.where(np.asarray(num_ranks) > 1, tokens * token_bytes * num_experts_per_tok, 0.0)
+        found.append(fixed(name, "link", count * seconds, Cost(collective_bytes=count * sent)))
+    return found
+
+
+def send(hw: HardwareProfile, engine: EngineProfile, *, message_bytes: Any, tp_size: Any, is_far: Any) -> Op:
+    """Hidden states to the next stage: each rank sends its share, which the ranks there then gather."""
+    ranks = np.asarray(tp_size, dtype=np.float64)
+    size = np.asarray(message_bytes, dtype=np.float64)
+    seconds = send_time(hw, message_bytes=size / ranks, is_far=is_far)
+    gathered = engine.collective_factor * all_gather_time(hw, message_bytes=size, tp_size=ranks)
+    return fixed("send", "link", seconds + gathered, Cost(collective_bytes=size / ranks))
 
 
 def broadcast(hw: HardwareProfile, engine: EngineProfile, *, message_bytes: Any, tp_size: Any) -> Op:

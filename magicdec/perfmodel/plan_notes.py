@@ -4,21 +4,64 @@ from __future__ import annotations
 
 from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.intervals import is_engine_fitted_on
+from magicdec.perfmodel.layer_ops import EXPERT_IMBALANCE
 from magicdec.perfmodel.plan_request import Device
-from magicdec.plan_document import Candidate
+from magicdec.plan_document import Candidate, Case
 from magicdec.specs.speculation import draft_kind
-from magicdec.units import GIGA
+from magicdec.units import GIGA, MILLI
 
 
-def notes(devices: list[Device], device: Device, best: Candidate, drafted: list[Candidate]) -> list[str]:
-    """The notes on a plan whose first case is answered by `best`, on `device`, out of `drafted`."""
-    return [*_on_devices(devices), *_on_engine(device, best), *_on_drafts(device, best, drafted)]
+def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candidate]) -> list[str]:
+    """The notes on a plan whose first case is answered on `device`, out of `drafted`; `devices` of all cases."""
+    best = case.best
+    return [
+        *_on_devices(devices), *_on_spread(device, case), *_on_engine(device, best), *_on_drafts(device, best, drafted)
+    ]  # fmt: skip
+
+
+def _on_spread(device: Device, case: Case) -> list[str]:
+    """How the best is spread over devices, and what else would be quicker."""
+    best, spread, found = case.best, device.spread, []
+    if case.layouts and case.layouts[0].layout != best.layout:
+        other = case.layouts[0]
+        found.append(
+            f"{other.layout} is predicted to give {other.rate_per_gpu / best.rate_per_gpu:.2f} times the tokens per "
+            f"second and device ({_ms(other)} ms per token at batch {other.batch_size}, {_ms(best)} ms here)"
+        )
+    link, gpus = device.hardware.link, best.num_gpus
+    if spread.is_spread and gpus > link.reach:
+        rate = link.between_nodes_bytes_per_s
+        over = "a network that is not known" if rate is None else f"a network of {rate / GIGA:.0f} GB/s per device"
+        found.append(
+            f"{best.layout} spans nodes over {over}: "
+            + (
+                "sends between stages are an estimate of which nothing was measured, with wider intervals"
+                if spread.pp > 1
+                else "sending tokens to their experts is priced as DeepEP's kernels were measured"
+            )
+        )
+    if spread.pp > 1:
+        able = ", ".join(device.engine.staged_drafts)
+        found.append(
+            f"with stages engine {device.engine.name} runs {f'{able} alone' if able else 'no draft'}"
+            + ("" if able else ": decoding is autoregressive")
+        )
+    if spread.whole_experts:
+        found.append(
+            f"the fullest rank's experts are taken to get {EXPERT_IMBALANCE:g} times the mean of tokens: an estimate, "
+            "within the interval from none to half as many more"
+        )
+    return found
+
+
+def _ms(row: Candidate) -> str:
+    return f"{row.between_tokens_s / MILLI:.3g}"
 
 
 def _on_devices(devices: list[Device]) -> list[str]:
     notes = []
     for each in devices:
-        node = each.hardware.link.num_gpus_per_node
+        node = each.hardware.link.reach
         if not each.hardware.is_measured:
             notes.append(
                 f"no kernels were measured on {each.hardware.name}: its curves are estimates, with wider intervals"

@@ -13,11 +13,12 @@ from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import DraftOption, Wanted
+from magicdec.perfmodel.layouts import Asked, Layout, layouts
 from magicdec.perfmodel.setup import AT_TEMPERATURE_ONE, Setup
 from magicdec.specs.engine import DEFAULT_CPU_ENGINE, DEFAULT_ENGINE, EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.parallel import MAX_TP_SIZE, check_tp, largest_tp_at_most, valid_tp_sizes
+from magicdec.specs.parallel import MAX_EP_SIZE, MAX_PP_SIZE, MAX_TP_SIZE, TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import MAX_GAMMA, SamplingSpec
 from magicdec.specs.workload import WorkloadSpec
@@ -38,6 +39,11 @@ class PlanRequest:
     """None: "vllm" on GPUs, "ours" on a CPU."""
     tp_size: int | None = None
     num_gpus: int | None = None
+    pp_size: int | None = None
+    ep_size: int | None = None
+    """Ranks of a stage that whole experts are divided over."""
+    dp_attention: bool = False
+    """Whether groups of tp ranks hold sequences of their own (tp is 1 unless given)."""
     batch_sizes: tuple[int, ...] = ()
     context_lens: tuple[int, ...] = (32_768,)
     gen_len: int = 0
@@ -81,6 +87,9 @@ class PlanRequest:
             raise ConfigError(f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}")
         if self.num_gpus is not None and not 1 <= self.num_gpus <= 10**6:
             raise ConfigError(f"gpus must be at least 1, not {self.num_gpus}")
+        for what, size, most in (("pp", self.pp_size, MAX_PP_SIZE), ("ep", self.ep_size, MAX_EP_SIZE)):
+            if size is not None and not 1 <= size <= most:
+                raise ConfigError(f"{what} must be between 1 and {most}, not {size}")
         if self.draft_tp_size is not None and not 1 <= self.draft_tp_size <= MAX_TP_SIZE:
             raise ConfigError(f"draft tp must be between 1 and {MAX_TP_SIZE}, not {self.draft_tp_size}")
         price = self.price_per_hour_usd
@@ -130,6 +139,13 @@ class Device:
     draft_precision: Precision
     searches_batch: bool
     options: tuple[DraftOption, ...] = ()
+    spread: Parallelism = TENSOR_PARALLEL
+
+    @property
+    def spread_name(self) -> str:
+        """For messages: nothing for tensor parallelism alone."""
+        parts = [f"{name} {size}" for name, size in (("pp", self.spread.pp), ("dp", self.spread.dp)) if size > 1]
+        return f" ({', '.join(parts)})" if parts else ""
 
     def setup(self, option: DraftOption | None) -> Setup:
         common: dict[str, Any] = {
@@ -138,6 +154,7 @@ class Device:
             "engine": self.engine,
             "sampling": self.request.sampling,
             "precision": self.precision,
+            "spread": self.spread,
         }
         if option is None:
             return Setup(**common)
@@ -163,18 +180,19 @@ class Device:
     def largest_batches(
         self, lengths: Lengths, *, option: DraftOption | None = None, budget: Any = None, gamma: int = 0
     ) -> Array:
-        """The largest batch that fits, per tp size; autoregressive unless a draft is given."""
-        setup, held = self.setup(option), lengths.max_len(1.0)
+        """The largest batch that fits, per tp size; autoregressive unless a draft is given. Groups of ranks hold as
+        many sequences each."""
+        setup, held, groups = self.setup(option), lengths.max_len(1.0), self.spread.dp
         capacity = memory.capacity_bytes(self.hardware, self.engine)
         batch = np.ones(len(self.tp_sizes))
         for _ in range(3 if lengths.workload is not None else 1):  # the tail of a batch shrinks as it grows
 
             def need(count: float, held: Array = held) -> Array:
                 return memory.memory_need(
-                    setup, batch=count, max_len=held, budget=budget, gamma=gamma, tp_size=self.tp
+                    setup, batch=count * groups, max_len=held, budget=budget, gamma=gamma, tp_size=self.tp
                 ).total_bytes
 
-            batch = memory.largest_batch(need(0.0), need(1.0), capacity)
+            batch = groups * memory.largest_batch(need(0.0), need(1.0), capacity)
             held = lengths.max_len(np.maximum(batch, 1.0))
         per_tp: Array = np.broadcast_to(batch, (len(self.tp_sizes),))
         return per_tp
@@ -206,38 +224,53 @@ def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EnginePr
     return engine if isinstance(engine, EngineProfile) else load_engine(engine)
 
 
+def asked_for(request: PlanRequest) -> Asked:
+    """What a request says about how a replica is spread."""
+    return Asked(
+        tp_size=request.tp_size, pp_size=request.pp_size, ep_size=request.ep_size, dp_attention=request.dp_attention,
+        num_gpus=request.num_gpus,
+    )  # fmt: skip
+
+
 def resolve(
     request: PlanRequest,
     model: ModelSpec,
     hardware: str | HardwareProfile,
     options: list[DraftOption],
-) -> Device:
-    """What a request means on one device: tp sizes, formats, and whether the batch is to be found.
+) -> list[Device]:
+    """What a request means on one device, for each way to spread a replica that it compares, the usual one first.
 
     Raises ConfigError for what cannot be split, or a draft that does not go with the target or the engine.
     """
     hw = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
     engine = engine_of(request, hw)
+    ways = layouts(asked_for(request), model, hw, engine)
+    return [_resolved(request, model, hw, engine, options, layout) for layout in ways]
+
+
+def _resolved(
+    request: PlanRequest,
+    model: ModelSpec,
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    options: list[DraftOption],
+    layout: Layout,
+) -> Device:
+    """One of them: formats, and whether the batch is to be found."""
     if request.price_per_hour_usd is not None:
         hw = msgspec.structs.replace(hw, price_per_hour_usd=request.price_per_hour_usd)
     on_cpu = hw.kind == "cpu"
-    node = 1 if on_cpu else hw.link.num_gpus_per_node
-    if request.tp_size is not None:
-        check_tp(model, request.tp_size)
-        if request.num_gpus is not None and request.tp_size > request.num_gpus:
-            raise ConfigError(f"tp {request.tp_size} needs more than the {request.num_gpus} GPUs given")
-        if request.draft_tp_size is not None and request.draft_tp_size > request.tp_size:
-            raise ConfigError(f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}")
-        tp_sizes: tuple[int, ...] = (request.tp_size,)
-    elif request.num_gpus is not None:
-        tp_sizes = tuple(valid_tp_sizes(model, min(request.num_gpus, node)))
-    else:
-        tp_sizes = (largest_tp_at_most(model, node),)
-    if options and engine.draft_on_all_ranks and request.draft_tp_size not in (None, *tp_sizes):
+    if request.tp_size is not None and request.draft_tp_size is not None and request.draft_tp_size > request.tp_size:
+        raise ConfigError(f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}")
+    if options and engine.draft_on_all_ranks and request.draft_tp_size not in (None, *layout.tp_sizes):
         raise ConfigError(
             f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp out, or plan for --engine "
             f"{DEFAULT_CPU_ENGINE}"
         )
+    staged = [each for each in options if engine.runs_staged(each.draft, each.method, layout.spread.pp)]
+    if request.draft not in (None, "none") and options and not staged and request.pp_size is not None:
+        able = ", ".join(engine.staged_drafts) or "no draft"
+        raise ConfigError(f"engine {engine.name} runs {able} with pp {request.pp_size}, not {request.draft}")
     limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
     limited = any(limit is not None for limit in limits)
     default = "fp32" if on_cpu else "bf16"
@@ -250,13 +283,14 @@ def resolve(
         model=model,
         hardware=hw,
         engine=engine,
-        tp_sizes=tp_sizes,
+        tp_sizes=layout.tp_sizes,
+        spread=layout.spread,
         precision=Precision(weight_dtype=weights, kv_dtype=kv),
         draft_precision=Precision(
             weight_dtype=request.draft_weight_dtype or weights, kv_dtype=request.draft_kv_dtype or kv
         ),
         searches_batch=not request.batch_sizes and limited,
-        options=tuple(options),
+        options=tuple(staged),
     )
     for option in options:
         device.setup(option)  # a draft of another vocabulary is refused here

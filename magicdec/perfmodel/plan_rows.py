@@ -15,6 +15,7 @@ from magicdec.perfmodel.plan_request import Device, Lengths
 from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Setup, draft_tp
+from magicdec.perfmodel.stages import microbatch
 from magicdec.plan_document import Candidate, Ceilings, Operation, verdict_of
 from magicdec.units import MEGA
 
@@ -48,6 +49,7 @@ def candidates(
         "batch_size": points.batch.astype(np.int64),
         "context_len": points.context.astype(np.int64),
         "tp_size": points.tp.astype(np.int64),
+        "ep_size": np.asarray(prediction.setup.spread.ep_size(points.tp), dtype=np.int64),
         "gamma": points.gamma,
         "draft_budget": np.zeros(()) if points.budget is None else points.budget,
         "draft_tp_size": draft_tp(prediction.setup, points.tp),
@@ -63,7 +65,7 @@ def candidates(
         "tpot_high_s": bounds.tpot_high_s,
         "ttft_s": prediction.ttft_s,
         "tokens_per_s": prediction.tokens_per_s,
-        "tokens_per_s_per_gpu": prediction.tokens_per_s / points.tp,
+        "tokens_per_s_per_gpu": prediction.tokens_per_s / prediction.num_gpus,
         "speedup": prediction.speedup,
         "speedup_low": bounds.speedup_low,
         "speedup_high": bounds.speedup_high,
@@ -104,10 +106,11 @@ def _candidate(
     per_second = value["output_tokens_per_s_per_gpu" if whole else "tokens_per_s_per_gpu"]
     gain = per_second / baseline if baseline is not None else None
     price = setup.hardware.price_per_hour_usd
-    num_replicas = max(1, (request.num_gpus or value["tp_size"]) // value["tp_size"])
+    num_gpus = value["tp_size"] * setup.spread.groups
+    num_replicas = max(1, (request.num_gpus or num_gpus) // num_gpus)
     if whole:
         gpu_s = lengths.output_len / per_second
-        value["requests_per_s"] = num_replicas * value["tp_size"] / gpu_s
+        value["requests_per_s"] = num_replicas * num_gpus / gpu_s
         value["gpu_hours_per_million_requests"] = gpu_s / SECONDS_PER_HOUR * MEGA
         value["cost_per_million_requests_usd"] = price / SECONDS_PER_HOUR * gpu_s * MEGA if price else None
     between_s = value["request_tpot_s" if whole else "tpot_s"]
@@ -115,8 +118,12 @@ def _candidate(
     return Candidate(
         **value,
         hardware=setup.hardware.name,
+        pp_size=setup.spread.pp,
+        dp_size=setup.spread.dp,
         num_replicas=num_replicas,
-        is_captured=setup.engine.is_captured(batch=value["batch_size"], gamma=value["gamma"], tp_size=value["tp_size"]),
+        is_captured=setup.engine.is_captured(
+            batch=int(microbatch(setup, value["batch_size"])), gamma=value["gamma"], tp_size=value["tp_size"]
+        ),
         speedup_vs_best_autoregressive=gain,
         verdict=verdict_of(
             speedup_low=value["speedup_low"], speedup_high=value["speedup_high"], gain_over_best_autoregressive=gain
@@ -141,7 +148,7 @@ def _of_requests(lengths: Lengths, prediction: Prediction, bounds: Interval) -> 
         "request_speedup_low": whole.speedup_at(bounds.speedup_low),
         "request_speedup_high": whole.speedup_at(bounds.speedup_high),
         "prefill_share": drafted.prefill_share,
-        "output_tokens_per_s_per_gpu": whole.output_tokens_per_s / prediction.points.tp,
+        "output_tokens_per_s_per_gpu": whole.output_tokens_per_s / prediction.num_gpus,
     }
 
 

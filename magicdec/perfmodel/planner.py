@@ -70,7 +70,7 @@ def plan(request: PlanRequest) -> Plan:
     request, refused = _readable(request, model)
     shortest, longest = _prompt_lens(request)
     wanted = wanted_drafts(request)
-    devices: list[Device] = []
+    devices: list[list[Device]] = []
     lacking: list[NeedsAcceptance] = []
     for hardware in request.hardware:
         options, unknown = draft_options(
@@ -79,10 +79,10 @@ def plan(request: PlanRequest) -> Plan:
         devices.append(resolve(request, model, hardware, options))
         lacking = lacking or unknown
     answers: list[Answer] = []
-    for device in devices:
-        for lengths in device.lengths:
+    for ways in devices:
+        for lengths in ways[0].lengths:
             try:
-                found = _answer(device, lengths)
+                found = _best_of(ways, lengths)
             except CapacityError as error:
                 refused.append(str(error))
                 continue
@@ -99,10 +99,16 @@ def plan(request: PlanRequest) -> Plan:
         precision=_formats(first.device),
         other_cases=[each.case for each in answers[1:]],
         needs_acceptance=[_with_paying_rate(first, each) for each in lacking],
-        notes=[*notes(devices, first.device, first.case.best, first.drafted), *refused],
+        notes=[*notes(_answering(devices, answers), first.device, first.case, first.drafted), *refused],
         autoregressive_rows=[row for each in answers for row in each.alone],
         candidates=[row for each in answers for row in each.drafted],
     )
+
+
+def _answering(devices: list[list[Device]], answers: list[Answer]) -> list[Device]:
+    """Of each device the way in which it was spread, the usual one where it answered nothing."""
+    used = [each.device for each in answers]
+    return [next((way for way in ways if any(way is each for each in used)), ways[0]) for ways in devices]
 
 
 def _too_slow(request: PlanRequest) -> CapacityError:
@@ -147,6 +153,29 @@ def _prompt_lens(request: PlanRequest) -> tuple[int, int]:
     if request.workload is not None:
         return int(request.workload.mean_prompt_len), int(request.workload.mean_prompt_len)
     return min(request.context_lens), max(request.context_lens)
+
+
+def _best_of(ways: list[Device], lengths: Lengths) -> Answer | None:
+    """One case, spread in the usual way where that holds the model and keeps the limits, else in the best of the
+    others. Raises CapacityError where nothing fits."""
+    found: list[Answer] = []
+    usual, refused = None, None
+    for device in ways:
+        try:
+            answer = _answer(device, lengths)
+        except CapacityError as error:
+            refused = refused or error
+            continue
+        found += [answer] if answer is not None else []
+        usual = answer if device is ways[0] else usual
+    if not found and refused is not None:
+        raise refused
+    if not found or len(ways) == 1:
+        return found[0] if found else None
+    ranked = sorted(found, key=lambda each: _objective(each.case.best), reverse=True)
+    chosen = usual if usual is not None and usual.case.best.fits else ranked[0]
+    case = msgspec.structs.replace(chosen.case, layouts=[each.case.best for each in ranked])
+    return dataclasses.replace(chosen, case=case)
 
 
 def _answer(device: Device, lengths: Lengths) -> Answer | None:

@@ -113,6 +113,12 @@ class Prediction:
         return ratio
 
     @property
+    def num_gpus(self) -> Array:
+        """Of one replica."""
+        gpus: Array = self.points.tp * self.setup.spread.groups
+        return gpus
+
+    @property
     def valid(self) -> BoolArray:
         """False where a sparse draft's budget is not below the context."""
         is_sparse = self.setup.speculation.draft_method in SPARSE_METHODS
@@ -137,7 +143,7 @@ class Prediction:
     def break_even_gen_len(self) -> Array:
         """Generated tokens per sequence from which the draft's own prefill is paid back, one request after another;
         infinite where a step saves nothing."""
-        extra = self.points.batch * self.draft_prefill_s
+        extra = self.points.batch * self.draft_prefill_s / self.setup.spread.groups
         saved = self.autoregressive_step_s - self.tpot_s
         paid: Array = np.where(saved > 0, np.ceil(extra / np.where(saved > 0, saved, 1.0)), np.inf)
         return paid

@@ -364,6 +364,7 @@ def moe_time(
     weight_dtype: str = "bf16",
     compute_dtype: str = "bf16",
     is_balanced: Any = False,
+    own_tokens: Any = None,
 ) -> OpTime:
     """One layer's routed experts; `width` is one rank's share of an expert's.
 
@@ -371,7 +372,8 @@ def moe_time(
 
     The touched experts' weights are read once. Their tokens, rows = tokens · k / touched, take the time of no fewer
     than `tile_rows`, as √(rows² + tile²), and of the fullest expert's as they grow. `is_balanced`: every expert is
-    chosen as often as every other, as some tables were timed.
+    chosen as often as every other, as some tables were timed. `own_tokens`: those whose hidden states are read and
+    whose sums are written here (None: all); the others' copies come from other ranks.
     """
     tokens, hidden, width, experts, chosen = np.broadcast_arrays(
         as_array(tokens), as_array(hidden_size), as_array(width), as_array(num_experts), as_array(num_experts_per_tok)
@@ -385,7 +387,8 @@ def moe_time(
     fullest = np.where(is_balanced, 1.0, 1.0 + curve.imbalance * np.minimum(np.sqrt(rows / FULL_ROWS), 1.0))
     padded = np.sqrt(rows**2 + curve.tile_rows**2) * fullest
     compute_s = 2.0 * touched * per_expert * padded / (curve.flops_efficiency * hw.compute_rate(compute_dtype))
-    moved = 2.0 * tokens * (2.0 * hidden + chosen * (2.0 * hidden + num_matrices * width))
+    own = tokens if own_tokens is None else as_array(own_tokens)
+    moved = 2.0 * (own * 2.0 * hidden + tokens * chosen * (2.0 * hidden + num_matrices * width))
     moved_s = moved / (curve.activation_efficiency * hw.memory_bytes_per_s)
     busy_s = soft_max(memory_s, compute_s, curve.ridge_power) + moved_s
     fixed_s = curve.overhead_s + hidden * curve.hidden_overhead_s

@@ -132,7 +132,7 @@ class SeenByUsers:
     @property
     def rate_per_gpu(self) -> Array:
         replica = self.prediction.tokens_per_s if self.whole is None else self.whole.output_tokens_per_s
-        rate: Array = replica / self.prediction.points.tp
+        rate: Array = replica / self.prediction.num_gpus
         return rate
 
 
@@ -175,10 +175,11 @@ def _check_capacity(device: Device, lengths: Lengths, batches: Array) -> None:
     name, hw, context = device.model.name, device.hardware.name, round(lengths.prompt_len)
     if largest.max(initial=0) < 1:
         raise CapacityError(
-            f"{name} with context {context} does not fit on {device.tp_sizes[-1]} x {hw}; {_what_fits(device, lengths)}"
+            f"{name} with context {context} does not fit on {device.tp_sizes[-1] * device.spread.groups} x {hw}"
+            f"{device.spread_name}; {_what_fits(device, lengths)}"
         )
     if len(batches) and batches.min() > largest.max():
-        tp = device.tp_sizes[int(np.argmax(largest))]
+        tp = device.tp_sizes[int(np.argmax(largest))] * device.spread.groups
         raise CapacityError(
             f"batch {int(batches.min())} of {name} at context {context} does not fit on {tp} x {hw}; "
             f"the largest batch that fits is {int(largest.max())}"

@@ -130,7 +130,11 @@ def _state(request: PlanRequest, best: Candidate) -> tuple[State, Points]:
     options, _ = draft_options(
         model, asked, engine=engine_of(request, hardware), context=context, longest_context=context
     )
-    device = resolve(request, model, hardware, options)
+    device = next(
+        each
+        for each in resolve(request, model, hardware, options)
+        if best.tp_size in each.tp_sizes and (each.spread.pp, each.spread.dp) == (best.pp_size, best.dp_size)
+    )
     acceptance = options[0].acceptance
     assert acceptance is not None  # the row was predicted with it
     points = Points(

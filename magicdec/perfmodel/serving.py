@@ -38,6 +38,7 @@ from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
 from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens
+from magicdec.perfmodel.stages import send_op
 from magicdec.perfmodel.steps import step_terms
 
 
@@ -53,6 +54,8 @@ class Cycle:
     """D."""
     between_share: float
     """w."""
+    groups: int = 1
+    """Groups and stages that prefill beside each other: a prompt takes one of them so many times `prompt_s`."""
 
     @property
     def _spread_s(self) -> Array:
@@ -63,7 +66,7 @@ class Cycle:
     @cached_property
     def _rest_s(self) -> Array:
         """D · t + F."""
-        first = self.prompt_s * (1.0 + (self.active - 1.0) * (1.0 - self.between_share)) + 1.5 * self.step_s
+        first = self.prompt_s * (self.groups + (self.active - 1.0) * (1.0 - self.between_share)) + 1.5 * self.step_s
         rest: Array = self.gaps * self.token_s + first
         return rest
 
@@ -119,13 +122,15 @@ def largest_active(setup: Setup, *, prompt_len: Any, output_len: Any, tp_size: A
     grown = 1.0 if setup.engine.admission == "whole" else 0.5
     held = np.asarray(prompt_len, dtype=np.float64) + grown * np.asarray(output_len, dtype=np.float64)
 
+    groups = setup.spread.dp
+
     def need(batch: float) -> Array:
         return memory.memory_need(
-            setup, batch=batch, max_len=held, budget=budget, gamma=gamma, tp_size=tp_size
+            setup, batch=batch * groups, max_len=held, budget=budget, gamma=gamma, tp_size=tp_size
         ).total_bytes
 
     capacity = memory.capacity_bytes(setup.hardware, setup.engine)
-    batch: Array = np.maximum(memory.largest_batch(need(0.0), need(1.0), capacity), 1.0)
+    batch: Array = np.maximum(groups * memory.largest_batch(need(0.0), need(1.0), capacity), 1.0)
     return batch
 
 
@@ -135,21 +140,26 @@ def _without_attention(time: ForwardTime) -> Array:
 
 
 def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any) -> Array:
-    """What one prompt adds to the time of `active` requests that decode.
+    """What one prompt adds to the time of `active` requests that decode; of a replica of several groups and stages, to
+    that of all, while every one of them has prompts.
 
     The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor` does.
     """
-    model, precision = setup.model, setup.precision
+    model, precision, spread = setup.model, setup.precision, setup.spread
     engine = msgspec.structs.replace(setup.engine, gemm_factor=1.0, narrow_gemm_factor=1.0, elementwise_factor=1.0)
-    formats: dict[str, Any] = {"weight_dtype": precision.weight_dtype, "kv_dtype": precision.kv_dtype}
-    prompt, active = np.asarray(prompt_len, dtype=np.float64), np.asarray(active, dtype=np.float64)
+    formats: dict[str, Any] = {
+        "weight_dtype": precision.weight_dtype, "kv_dtype": precision.kv_dtype, "spread": spread
+    }  # fmt: skip
+    prompt, active = np.asarray(prompt_len, dtype=np.float64), np.asarray(active, dtype=np.float64) / spread.groups
     alone = prefill(model, setup.hardware, engine, batch=1.0, prompt_len=prompt, tp_size=tp_size, **formats)
     room = np.maximum(engine.prefill_tokens - active, engine.prefill_tokens / 4.0)
     chunks = np.maximum(np.ceil(prompt / room), 1.0)
     uncaptured_s = chunks * model.num_hidden_layers * engine.prefill_layer_overhead_s
+    if spread.pp > 1:
+        uncaptured_s = uncaptured_s + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
     if not engine.mixes_prefill:
         whole: Array = engine.prefill_factor * alone.total_s + uncaptured_s
-        return whole
+        return whole / spread.groups
 
     def linear(tokens: Any) -> Array:
         return _without_attention(
@@ -162,7 +172,7 @@ def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any)
     added = chunks * (linear(active + prompt / chunks) - linear(active))
     added = np.maximum(added, 0.0) + alone.group_seconds()["attention"]
     seconds: Array = engine.prefill_factor * added + uncaptured_s
-    return seconds
+    return seconds / spread.groups
 
 
 def serving_time(
@@ -194,7 +204,7 @@ def serving_time(
     one_prompt_s = prefill_seconds(setup, active=active, prompt_len=prompt, tp_size=tp_size)
     cycle = Cycle(
         token_s=token_s, step_s=step_s, prompt_s=one_prompt_s, active=active, gaps=output - 1.0,
-        between_share=setup.engine.prefill_share,
+        between_share=setup.engine.prefill_share, groups=setup.spread.groups,
     )  # fmt: skip
     waiting_s = np.maximum(concurrency / active - 1.0, 0.0) * cycle.in_slot_s
     return ServingTime(
@@ -247,10 +257,11 @@ def whole_requests(
     else:
         prompt_s = prefill_seconds(setup, active=points.batch, prompt_len=points.context, tp_size=points.tp)
     common: dict[str, Any] = {
-        "active": points.batch, "gaps": max(output_len - 1.0, 0.0), "between_share": setup.engine.prefill_share
+        "active": points.batch, "gaps": max(output_len - 1.0, 0.0), "between_share": setup.engine.prefill_share,
+        "groups": setup.spread.groups,
     }  # fmt: skip
     alone_s = prediction.autoregressive_step_s
-    drafts_s = np.where(points.gamma > 0, prediction.draft_prefill_s, 0.0)
+    drafts_s = np.where(points.gamma > 0, prediction.draft_prefill_s / setup.spread.groups, 0.0)
     return WholeRequests(
         prediction=prediction,
         alone=Cycle(token_s=alone_s, step_s=alone_s, prompt_s=prompt_s, **common),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from magicdec.perfmodel.cost import Array
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.parallel import valid_tp_sizes
+from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism, valid_tp_sizes
 from magicdec.specs.precision import BF16, Precision
 from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
@@ -41,6 +42,7 @@ class ModelSetup:
     sampling: SamplingSpec = AT_TEMPERATURE_ONE
     precision: Precision = BF16
     draft_precision: Precision | None = None
+    spread: Parallelism = TENSOR_PARALLEL
 
     def __post_init__(self) -> None:
         if self.kind == "standalone":
@@ -81,6 +83,11 @@ class ModelSetup:
         if self.speculation.draft_tp_size is not None or self.kind != "standalone":
             return self.speculation.draft_tp_size
         return self.engine.standalone_draft_tp_size
+
+    @property
+    def draft_spread(self) -> Parallelism:
+        """Where the draft runs: the target itself in all stages, any other on the last."""
+        return self.spread if self.kind in ("self", "none") else dataclasses.replace(self.spread, pp=1)
 
     @property
     def drafting_precision(self) -> Precision:

@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from magicdec.perfmodel import memory, ops
+from magicdec.perfmodel import memory, ops, stages
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
 from magicdec.perfmodel.ops import Op
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens, draft_tp
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import Parallelism
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SPARSE_METHODS
 
@@ -125,19 +126,26 @@ def step_terms(
     full_acceptance: Any = 1.0,
 ) -> StepTerms:
     """The terms of one step for `batch` sequences that hold `kv_len` tokens each, of which the draft reads
-    `draft_kv_len`. `full_acceptance` is the probability that a sequence accepts all its drafts."""
+    `draft_kv_len`. `full_acceptance` is the probability that a sequence accepts all its drafts. Spread over groups and
+    stages, the operations are those of one microbatch of the fullest group, through all stages."""
     batch, kv_len, gamma = (np.asarray(value, dtype=np.float64) for value in (batch, kv_len, gamma))
+    whole, batch = batch, stages.microbatch(setup, batch)
     engine, precision, tp = setup.engine, setup.precision, np.asarray(tp_size, dtype=np.float64)
 
     def target_pass(query_len: Any) -> ForwardTime:
         return forward_pass(
             setup.model, setup.hardware, engine, batch=batch, query_len=query_len, kv_len=kv_len + query_len - 1.0,
-            tp_size=tp, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype,
+            tp_size=tp, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype, spread=setup.spread,
         )  # fmt: skip
 
-    autoregressive = target_pass(1.0).plus(
+    alone = target_pass(1.0)
+    autoregressive = alone.plus(
         *sampling_ops(setup, rows=batch, tp_size=tp, vocab_size=setup.model.vocab_size),
         ops.fixed("step overhead", "overhead", engine.autoregressive_overhead_s + batch * engine.sequence_overhead_s),
+    )
+    once = [(alone, np.ones(()), np.ones(()))]
+    autoregressive = autoregressive.plus(
+        *_in_stages(setup, autoregressive.total_s, once, whole=whole, batch=batch, tp=tp)
     )
     if setup.kind == "none":
         nothing = ForwardTime(())
@@ -145,7 +153,8 @@ def step_terms(
             autoregressive=autoregressive, draft=nothing, verify=nothing, accept=nothing, upkeep=nothing,
             gamma=np.zeros_like(gamma),
         )  # fmt: skip
-    verify = target_pass(gamma + 1.0).plus(ops.fixed("verify overhead", "overhead", engine.verify_overhead_s))
+    verified = target_pass(gamma + 1.0)
+    verify = verified.plus(ops.fixed("verify overhead", "overhead", engine.verify_overhead_s))
     accept = ForwardTime(tuple(accept_ops(setup, rows=batch * (gamma + 1.0), tp_size=tp)))
     draft = _draft_step(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
     upkeep = _upkeep(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
@@ -157,6 +166,12 @@ def step_terms(
         )
         extra = some_sequence * np.maximum(of_two.total_s - draft.total_s, 0.0)
         upkeep = upkeep.plus(ops.fixed("catch-up", "gemm", extra))
+    passes = [(verified, np.ones(()), gamma + 1.0)]
+    if setup.kind == "self" and setup.spread.pp > 1:
+        own = _draft_pass(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
+        passes.append((own, gamma, np.ones(())))
+    step_s = gamma * draft.total_s + verify.total_s + accept.total_s + upkeep.total_s
+    upkeep = upkeep.plus(*_in_stages(setup, step_s, passes, whole=whole, batch=batch, tp=tp))
     return StepTerms(
         autoregressive=autoregressive, draft=draft, verify=verify, accept=accept, upkeep=upkeep, gamma=gamma
     )
@@ -186,6 +201,30 @@ def looked_up_terms(
     return terms, probability
 
 
+def _in_stages(
+    setup: Setup,
+    step_s: Array,
+    passes: list[tuple[ForwardTime, Array, Array]],
+    *,
+    whole: Array,
+    batch: Array,
+    tp: Array,
+) -> list[Op]:
+    """What stages add to a step of `step_s`: sends, and waiting for the slowest. `passes` go through all stages: each
+    with how often, and its tokens per sequence. The rest of the step is the last stage's."""
+    if setup.spread.pp == 1:
+        return []
+    layers_s: Array = np.asarray(0.0)
+    sends: list[Op] = []
+    for time, count, tokens in passes:
+        send = stages.send_op(setup, tokens=batch * tokens, tp_size=tp)
+        layers_s = layers_s + count * (time.total_s - stages.head_s(time))
+        sends.append(ops.fixed("send", "link", count * send.time_s, send.cost.times(count)))
+    sends_s: Array = sum((op.time_s for op in sends), np.asarray(0.0))
+    waiting = stages.waiting_op(setup, batch=whole, layers_s=layers_s, last_s=step_s - layers_s, sends_s=sends_s)
+    return [*sends, waiting]
+
+
 def idle_step_s(setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, tp_size: Any) -> Array:
     """A step of an engine that has this draft set up and drafts nothing (K = 0): an autoregressive one with the
     bookkeeping of speculation, and one step of a draft with a cache of its own, which must know every token."""
@@ -205,17 +244,10 @@ def _draft_step(
     engine = setup.engine
     if setup.kind == "ngram":
         return ForwardTime(())
-    ranks, precision, drafter = draft_tp(setup, tp), setup.drafting_precision, setup.drafter
-    own = np.maximum(gamma - 1.0, 0.0) / 2.0
-    is_sparse = setup.speculation.draft_method in SPARSE_METHODS
-
-    drafted = forward_pass(
-        drafter, setup.hardware, engine, batch=batch, query_len=query_len, kv_len=kv_len + own,
-        full_kv_len=np.asarray(draft_kv_len) + own,
-        tp_size=ranks, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype, logit_rows=batch,
-        attention_factor=engine.draft_attention_factor if is_sparse else 1.0,
-    )  # fmt: skip
-    vocabulary = drafter.vocab_size
+    drafted = _draft_pass(
+        setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp, query_len=query_len
+    )
+    ranks, vocabulary = draft_tp(setup, tp), setup.drafter.vocab_size
     extra = [
         *sampling_ops(setup, rows=batch, tp_size=ranks, vocab_size=vocabulary),
         ops.fixed("draft overhead", "overhead", engine.draft_step_overhead_s),
@@ -226,6 +258,21 @@ def _draft_step(
         stored = batch * vocabulary * ops.FP32_BYTES / (ranks if engine.vocabulary == "sharded" else 1.0)
         extra.append(ops.streaming("store distribution", setup.hardware, engine, num_bytes=stored))
     return drafted.plus(*extra)
+
+
+def _draft_pass(
+    setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array, query_len: float = 1.0
+) -> ForwardTime:
+    """The network's pass of a draft step."""
+    ranks, precision, drafter = draft_tp(setup, tp), setup.drafting_precision, setup.drafter
+    own = np.maximum(gamma - 1.0, 0.0) / 2.0
+    is_sparse = setup.speculation.draft_method in SPARSE_METHODS
+    return forward_pass(
+        drafter, setup.hardware, setup.engine, batch=batch, query_len=query_len, kv_len=kv_len + own,
+        full_kv_len=np.asarray(draft_kv_len) + own,
+        tp_size=ranks, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype, logit_rows=batch,
+        attention_factor=setup.engine.draft_attention_factor if is_sparse else 1.0, spread=setup.draft_spread,
+    )  # fmt: skip
 
 
 def _head_input(setup: Setup, *, batch: Array, ranks: Array) -> list[Op]:
@@ -289,7 +336,7 @@ def _topk_refresh(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: An
 
 
 def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1, budget: Any = None) -> ForwardTime:
-    """Prefill of `batch` prompts, the draft's share included.
+    """Prefill of `batch` prompts on one group of tp ranks, the draft's share included, while every group has as many.
 
     A standalone draft reads the prompt too; a sparse cache is selected (SnapKV, top-k: the observation window's scores
     over the prompt) and copied.
@@ -298,15 +345,17 @@ def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1
     batch, prompt = np.asarray(batch, dtype=np.float64), np.asarray(prompt_len, dtype=np.float64)
     engine, hw = setup.engine, setup.hardware
 
-    def of(model: ModelSpec, precision: Precision, ranks: Array) -> ForwardTime:
+    def of(model: ModelSpec, precision: Precision, ranks: Array, spread: Parallelism) -> ForwardTime:
         return prefill(
             model, hw, engine, batch=batch, prompt_len=prompt, tp_size=ranks, weight_dtype=precision.weight_dtype,
-            kv_dtype=precision.kv_dtype,
+            kv_dtype=precision.kv_dtype, spread=spread,
         )  # fmt: skip
 
-    time = of(setup.model, setup.precision, tp)
+    time = of(setup.model, setup.precision, tp, setup.spread)
+    if setup.spread.pp > 1:
+        time = time.plus(stages.send_op(setup, tokens=batch * prompt, tp_size=tp))
     if setup.kind in ("standalone", "eagle"):
-        time = time.plus(of(setup.drafter, setup.drafting_precision, draft_tp(setup, tp)))
+        time = time.plus(of(setup.drafter, setup.drafting_precision, draft_tp(setup, tp), setup.draft_spread))
     if setup.keeps_draft_cache:
         kept = draft_kv_tokens(setup, prompt, budget)
         copied = 2.0 * batch * kept * memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, tp)

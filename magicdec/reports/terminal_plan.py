@@ -48,8 +48,9 @@ def _print_case(console: Console, answer: Plan, case: Case) -> None:
     """One device and context: what was compared, the best, and the best gamma around it."""
     best, alone, ceiling = case.best, case.autoregressive, case.best_autoregressive
     console.print(
-        f"[bold]{answer.model}[/bold] on {best.tp_size} x {case.hardware}, engine {answer.engine}, "
-        f"batch {best.batch_size}, context {case.context_len}"
+        f"[bold]{answer.model}[/bold] on {best.num_gpus} x {case.hardware}"
+        + (f" ({best.layout})" if best.num_gpus != best.tp_size or best.ep_size > 1 else "")
+        + f", engine {answer.engine}, batch {best.batch_size}, context {case.context_len}"
     )
     rate = f"{alone.tokens_per_s:.0f} tokens/s"
     console.print(f"autoregressive: {_ms(alone.tpot_s)} ms per token, {rate}, bound by {alone.bound_by}")
@@ -77,6 +78,8 @@ def _print_case(console: Console, answer: Plan, case: Case) -> None:
     of_each_draft = _first_of_each_draft(of_case)
     if len(of_each_draft) > 1 and (len(case.best_by_batch) > 1 or not case.best_by_batch):
         _print(console, f"each draft at its best{of}", _cases_table(of_each_draft, console.width))
+    if case.layouts:
+        _print(console, f"layouts of a replica, each at its best{of}", _layouts_table(case.layouts))
     console.print(_verdict(answer, case, has_candidates=bool(of_case)))
     if best.speedup_static_batch is not None:
         console.print(f"with a static batch, which waits for its slowest sequence: {best.speedup_static_batch:.2f}x")
@@ -193,6 +196,21 @@ def _candidates_table(rows: Sequence[Candidate], width: int, limit: int = 12) ->
     if width >= WIDE:
         columns += WIDE_COLUMNS
     return _candidate_rows(list(best.values())[:limit], columns)
+
+
+def _layouts_table(rows: Sequence[Candidate]) -> Table:
+    columns: list[Cell] = [
+        ("layout", "left", lambda row: row.layout),
+        ("GPUs", "right", lambda row: str(row.num_gpus)),
+        ("batch", "right", lambda row: str(row.batch_size)),
+        (DRAFT, "left", _draft_name),
+        ("gamma", "right", lambda row: str(row.gamma)),
+        ("ms/tok", "right", lambda row: _ms(row.between_tokens_s)),
+        ("tok/s/GPU", "right", lambda row: f"{row.rate_per_gpu:.3g}"),
+        ("x", "right", lambda row: f"{row.speedup:.2f}"),
+        ("bound by", "left", lambda row: row.bound_by),
+    ]
+    return _candidate_rows(rows, columns)
 
 
 def _budget(row: Candidate) -> str:

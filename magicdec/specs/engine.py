@@ -135,6 +135,10 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """By kind of draft: what to know before it is run there."""
     draft_on_all_ranks: bool = False
     """Whether a draft model must be split over the target's ranks."""
+    spreads: bool = True
+    """Whether it runs the stages of a pipeline, and whole experts with data-parallel attention."""
+    staged_drafts: tuple[str, ...] = ()
+    """What it runs with stages, of `DRAFT_KINDS`."""
     standalone_draft_tp_size: int | None = None
     """Ranks that a standalone draft runs on unless the speculation says otherwise; None: all."""
     catch_up: Literal["none", "standalone", "always"] = "standalone"
@@ -207,8 +211,12 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def runs(self, draft: str, method: str) -> bool:
         return draft_kind(draft, method) in self.drafts
 
+    def runs_staged(self, draft: str, method: str, pp_size: int) -> bool:
+        """Whether it runs a draft with so many stages."""
+        return pp_size == 1 or draft_kind(draft, method) in self.staged_drafts
+
     def __post_init__(self) -> None:
-        for kind in self.drafts:
+        for kind in (*self.drafts, *self.staged_drafts):
             if kind not in DRAFT_KINDS:
                 raise ValueError(f"'drafts' must be of {', '.join(DRAFT_KINDS)}, not '{kind}'")
         for name in self.__struct_fields__:

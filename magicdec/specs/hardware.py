@@ -61,6 +61,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "between_nodes_bytes_per_s": (1, 1e18),
     "num_multiprocessors": (1, 1e6),
     "num_gpus_per_node": (1, 1e6),
+    "num_gpus_linked": (1, 1e6),
     "bandwidth_efficiency": (1e-6, 1e3),
     "flops_efficiency": (1e-6, 1e3),
     "l2_fraction": (0, 16),
@@ -74,6 +75,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "in_switch_efficiency": (1e-6, 1e3),
     "in_switch_ranks": (2, 1e6),
     "bulk_efficiency": (1e-6, 1e3),
+    "link_efficiency": (1e-6, 1e3),
+    "network_efficiency": (1e-6, 1e3),
     "rank_exponent": (-4, 4),
     "ridge_power": (1, 64),
     "wave_weight": (0, 1),
@@ -259,8 +262,23 @@ class ElementwiseCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=T
     bandwidth_efficiency: float = 0.75
 
 
+class ExchangeCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of sending tokens to the ranks of their experts, or back; the equation is in perfmodel/collectives.py. The
+    defaults are those of Hopper on InfiniBand."""
+
+    fit: Fit = Fit()
+    library: str = "generic"
+    overhead_s: float = 1.2e-5
+    link_efficiency: float = 0.6
+    """Of the link's bandwidth, for what stays among the devices that it joins."""
+    network_overhead_s: float = 1.2e-5
+    """On top, where there are further ones."""
+    network_efficiency: float = 0.9
+    """Of the network's bandwidth."""
+
+
 class Link(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What joins the devices of a node. `bytes_per_s` is per device and direction."""
+    """What joins the devices. `bytes_per_s` is per device and direction."""
 
     bytes_per_s: float
     latency_s: float = 2e-6
@@ -268,6 +286,13 @@ class Link(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     num_gpus_per_node: int = 8
     between_nodes_bytes_per_s: float | None = None
     """Of the network, per device and direction; None: not known."""
+    num_gpus_linked: int | None = None
+    """Devices that the link joins, where it reaches beyond a node (72 in a rack of GB200); None: those of a node."""
+
+    @property
+    def reach(self) -> int:
+        """Devices that the link joins: beyond them is the network."""
+        return self.num_gpus_linked or self.num_gpus_per_node
 
 
 class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -306,6 +331,8 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allreduce: AllReduceCurve | None = None
     allreduce_engines: dict[str, AllReduceCurve] = {}
     """Of engines with kernels of their own; `allreduce` is vLLM's."""
+    exchange: ExchangeCurve | None = None
+    """Of tokens between the ranks of whole experts."""
     elementwise: ElementwiseCurve | None = None
 
     def __post_init__(self) -> None:
@@ -341,6 +368,9 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def prefill_curve(self) -> PrefillCurve:
         return self.prefill or PrefillCurve()
+
+    def exchange_curve(self) -> ExchangeCurve:
+        return self.exchange or ExchangeCurve()
 
     def computes_in(self, dtype: str) -> bool:
         """Whether products of two operands in `dtype` have a rate of their own here."""

@@ -219,6 +219,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return any(isinstance(mlp, MixtureOfExperts) for mlp, _ in self.feed_forwards)
 
     @property
+    def most_experts(self) -> int:
+        """Routed experts of the layer that has the most; 0 without any."""
+        return max((mlp.num_experts for mlp, _ in self.feed_forwards if isinstance(mlp, MixtureOfExperts)), default=0)
+
+    @property
     def has_window(self) -> bool:
         """Whether every layer that attends sees a window or a chunk only."""
         return bool(self.caches) and all(cache.max_tokens is not None for cache, _ in self.caches)

@@ -1,12 +1,86 @@
-"""Which tensor-parallel sizes split a model."""
+"""How a model is split over devices: tensor-parallel sizes, stages, and data-parallel attention with whole experts."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.specs.layers import Attention, LatentAttention
 from magicdec.specs.model import ModelSpec
 
 MAX_TP_SIZE = 1024
+MAX_PP_SIZE = 64
+MAX_EP_SIZE = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """How one replica is spread, beside the tensor parallelism (tp) within each group of its ranks.
+
+    A stage holds a share of the layers and has `dp` groups of tp ranks, which hold sequences of their own:
+    data-parallel attention. Routed experts are cut by tp, or with `whole_experts` divided over all ranks of a stage.
+    """
+
+    pp: int = 1
+    """Stages."""
+    dp: int = 1
+    """Groups that hold sequences of their own; above 1 with whole experts only."""
+    whole_experts: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Groups of tp ranks in all stages."""
+        return self.pp * self.dp
+
+    @property
+    def is_spread(self) -> bool:
+        return self.groups > 1 or self.whole_experts
+
+    def ep_size(self, tp_size: Any) -> Any:
+        """Ranks that the whole experts are divided over; 1: each is cut."""
+        return tp_size * self.dp if self.whole_experts else 1
+
+    def stage_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Layers of each stage: as even as can be, the last stage, which has the head too, and then the first with
+        fewer (as vLLM divides them)."""
+        even, rest = divmod(num_layers, self.pp)
+        counts = [even] * self.pp
+        for place in range(rest):
+            counts[-(place + 2)] += 1
+        return tuple(counts)
+
+    def stage_share(self, num_layers: int) -> float:
+        """The largest stage's share of the layers."""
+        return max(self.stage_layers(num_layers)) / num_layers if self.pp > 1 else 1.0
+
+    def check(self, model: ModelSpec, tp_size: int) -> None:
+        """Raises ConfigError for a split that the model does not allow, with what does."""
+        if self.pp > model.num_hidden_layers:
+            raise ConfigError(f"pp {self.pp} is more than the {model.num_hidden_layers} layers of {model.name}")
+        if self.whole_experts and not model.is_moe:
+            raise ConfigError(f"{model.name} has no experts to divide; leave --ep and --dp-attention out, or use --pp")
+        most = model.most_experts
+        if self.whole_experts and self.ep_size(tp_size) > most:
+            raise ConfigError(f"ep {self.ep_size(tp_size)} is more than the {most} experts of {model.name}")
+
+
+TENSOR_PARALLEL = Parallelism()
+"""Tensor parallelism alone."""
+
+
+def spread_for(*, tp_size: int, pp_size: int, ep_size: int | None, dp_attention: bool) -> Parallelism:
+    """What the options of a plan mean. Without data-parallel attention experts are divided over the tp ranks."""
+    if ep_size is None and not dp_attention:
+        return Parallelism(pp=pp_size)
+    ranks = ep_size if ep_size is not None else tp_size
+    if not dp_attention and ranks != tp_size:
+        raise ConfigError(
+            f"ep {ranks} without data-parallel attention needs tp {ranks}, not {tp_size}; or add --dp-attention"
+        )
+    if ranks % tp_size:
+        raise ConfigError(f"ep {ranks} is not a multiple of tp {tp_size}: each of its groups has tp ranks")
+    return Parallelism(pp=pp_size, dp=ranks // tp_size, whole_experts=True)
 
 
 def divides(model: ModelSpec, tp_size: int) -> bool:

@@ -210,7 +210,7 @@ def plan(**changes: Any) -> Plan:
     alone = candidate(32, 4096, 256, 0)
     request = dict.fromkeys(Request.__struct_fields__) | {
         "model": "embedded", "hardware": ["local-cpu"], "batch_sizes": [32], "context_lens": [4096], "gen_len": 0,
-        "draft_budgets": [], "temperature": 1.0, "acceptance": [],
+        "draft_budgets": [], "temperature": 1.0, "acceptance": [], "dp_attention": False,
     }  # fmt: skip
     whole = Plan(
         model="embedded",

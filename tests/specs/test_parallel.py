@@ -1,12 +1,21 @@
-"""Which tensor-parallel sizes split a model."""
+"""Which tensor-parallel sizes split a model, and how a replica is spread over groups and stages."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.parallel import check_tp, divides, largest_tp_at_most, valid_tp_sizes
+from magicdec.specs.parallel import (
+    Parallelism,
+    check_tp,
+    divides,
+    largest_tp_at_most,
+    spread_for,
+    valid_tp_sizes,
+)
 
 
 def test_sizes_up_to_the_heads_split_llama() -> None:
@@ -27,3 +36,42 @@ def test_a_bad_size_is_refused_with_the_nearest_that_work() -> None:
 
 def test_a_draft_takes_the_largest_size_that_splits_it() -> None:
     assert largest_tp_at_most(load_model_spec("llama-68m"), 8) == 6
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "stages"),
+    [(126, 2, (63, 63)), (61, 2, (31, 30)), (61, 4, (15, 15, 16, 15)), (80, 3, (27, 27, 26)), (5, 5, (1,) * 5)],
+)
+def test_stages_are_even_with_fewer_layers_beside_the_tables(layers: int, pp: int, stages: tuple[int, ...]) -> None:
+    """As vLLM's get_pp_indices, by its own description."""
+    spread = Parallelism(pp=pp)
+    assert spread.stage_layers(layers) == stages
+    assert spread.stage_share(layers) == pytest.approx(max(stages) / layers)
+
+
+@pytest.mark.parametrize(
+    ("options", "groups", "ranks"),
+    [
+        ({"tp_size": 8, "pp_size": 2, "ep_size": None, "dp_attention": False}, 2, 1),
+        ({"tp_size": 8, "pp_size": 1, "ep_size": 8, "dp_attention": False}, 1, 8),
+        ({"tp_size": 1, "pp_size": 1, "ep_size": 16, "dp_attention": True}, 16, 16),
+        ({"tp_size": 4, "pp_size": 2, "ep_size": 16, "dp_attention": True}, 8, 16),
+    ],
+)
+def test_what_the_options_mean(options: dict[str, Any], groups: int, ranks: int) -> None:
+    spread = spread_for(**options)
+    assert spread.groups == groups
+    assert spread.ep_size(options["tp_size"]) == ranks
+
+
+def test_what_cannot_be_spread_is_refused_with_what_can() -> None:
+    with pytest.raises(ConfigError, match="or add --dp-attention"):
+        spread_for(tp_size=8, pp_size=1, ep_size=16, dp_attention=False)
+    with pytest.raises(ConfigError, match="not a multiple of tp 8"):
+        spread_for(tp_size=8, pp_size=1, ep_size=12, dp_attention=True)
+    with pytest.raises(ConfigError, match="has no experts"):
+        Parallelism(dp=8, whole_experts=True).check(load_model_spec("llama-3.1-8b"), 1)
+    with pytest.raises(ConfigError, match="more than the 256 experts"):
+        Parallelism(dp=512, whole_experts=True).check(load_model_spec("deepseek-v3"), 1)
+    with pytest.raises(ConfigError, match="more than the 32 layers"):
+        Parallelism(pp=33).check(load_model_spec("llama-3.1-8b"), 1)
