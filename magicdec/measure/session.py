@@ -21,7 +21,7 @@ from magicdec.runtime.adaptive import AdaptiveGamma, GammaPolicy
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.drafters.base import Drafter
-from magicdec.runtime.engine import Engine
+from magicdec.runtime.engine import MAX_BACK, Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.prompts import PromptRequest, generation_eos_token_ids, load_prompts, load_tokenizer
 from magicdec.runtime.transformer import Transformer
@@ -59,7 +59,10 @@ class BenchmarkSession:
         self._eos_token_ids = self._load_eos_token_ids()
         self.tokenizer = self._load_tokenizer()
         self.prompts = self._load_prompts()
-        self.engine = Engine(self.model, batch_size=request.batch_size, max_len=request.max_len)
+        observed = max((s.observation_window for s in request.speculations), default=0)
+        self.engine = Engine(
+            self.model, batch_size=request.batch_size, max_len=request.max_len, max_back=max(observed, MAX_BACK)
+        )
         progress(f"prefilling {request.batch_size} prompts of {request.context_len} tokens")
         self.prefill_s = self._prefill()
         self.snapshot = self.engine.snapshot()

@@ -91,12 +91,12 @@ def exchange_bytes(model: ModelSpec, *, tokens: Any) -> Array:
 
 def kv_bytes(model: ModelSpec, engine: EngineProfile, precision: Precision, length: Any, tp_size: Any) -> Array:
     """One rank's slots for the keys and values of a sequence of `length` tokens: a window or a chunk needs no more than
-    itself, where the engine keeps it so."""
+    itself and the engine's `window_slots`, where the engine keeps it so."""
     slots = np.asarray(length, dtype=np.float64) + engine.spare_slots
     elements: Array = np.asarray(0.0)
     for cache, count in model.caches:
         is_bounded = cache.max_tokens is not None and engine.window_cache == "window"
-        kept = np.minimum(slots, float(cache.max_tokens or 0)) if is_bounded else slots
+        kept = np.minimum(slots, float((cache.max_tokens or 0) + engine.window_slots)) if is_bounded else slots
         elements = elements + count * ops.share(cache.num_heads, tp_size) * cache.elements_per_token * kept
     return elements * precision.kv_bytes
 

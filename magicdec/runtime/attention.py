@@ -23,7 +23,10 @@ from magicdec.runtime.kernels import cpu_attention, has_triton
 
 @dataclass(frozen=True, kw_only=True)
 class Visible:
-    """Which slots each query sees: those up to its last one, at most `window` of them, that are not empty."""
+    """Which slots each query sees: those up to its last one, at most `window` of them, that are not empty.
+
+    In a ring, all of this is said of positions, and position p is in slot p mod `ring`.
+    """
 
     last_BT: Tensor
     """The last slot that each query sees, int64."""
@@ -36,6 +39,8 @@ class Visible:
     window: int | None = None
     chunk: int | None = None
     """A query sees slots of its own chunk of so many only."""
+    ring: int | None = None
+    """The slots of a ring, which are then all read: `first` is 0, `stop` this, and none is open."""
     empty: tuple[Tensor, int] | None = None
     """(first_B, stop): in sequence b, slots first_B[b]..stop-1 hold nothing, as where it is shorter than a budget."""
 
@@ -45,6 +50,8 @@ class Visible:
         if self.first + self.num_open == self.stop:
             return None
         slots_S = torch.arange(self.first + self.num_open, self.stop, device=self.last_BT.device)
+        if self.ring is not None:
+            return self._is_hidden_in_ring(slots_S, self.ring)
         hidden_BTS = slots_S > self.last_BT[..., None]
         if self.window is not None:
             hidden_BTS |= slots_S <= self.last_BT[..., None] - self.window
@@ -54,6 +61,16 @@ class Visible:
             first_B, stop = self.empty
             hidden_BTS |= ((slots_S >= first_B[:, None]) & (slots_S < stop))[:, None]
         return hidden_BTS
+
+    def _is_hidden_in_ring(self, slots_S: Tensor, ring: int) -> Tensor:
+        """A slot holds the token so many places back from a query as it is behind the query's slot; or a later one, of
+        the block or rejected, where that is too far back to be seen."""
+        num_seen_BT = self.last_BT + 1
+        if self.window is not None:
+            num_seen_BT = num_seen_BT.clamp_max(self.window)
+        if self.chunk is not None:
+            num_seen_BT = self.last_BT % self.chunk + 1
+        return (self.last_BT[..., None] - slots_S) % ring >= num_seen_BT[..., None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +85,12 @@ class Scoring:
     """Scores become softcap · tanh(score / softcap)."""
     sinks_A: Tensor | None = None
     """Of each query head, a logit that takes part in the softmax and attends to nothing."""
+
+    def num_seen_before(self, position: int) -> int:
+        """Of the tokens before this position, how many its query sees."""
+        if self.chunk is not None:
+            return position % self.chunk
+        return position if self.window is None else min(position, self.window - 1)
 
     @property
     def is_plain(self) -> bool:
@@ -126,6 +149,7 @@ def decode_attention(
         visible.last_BT,
         scale=scoring.scale,
         window=visible.window,
+        ring=visible.ring,
         empty=visible.empty,
         probabilities=probabilities,
     )

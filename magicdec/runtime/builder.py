@@ -176,7 +176,7 @@ class Builder:
             tp=tp,
         )
         return GroupedAttention(
-            kept=Kept(num_heads=num_kv_heads, head_dim=head_dim, is_sparsifiable=kind.mask == "full"),
+            kept=Kept(num_heads=num_kv_heads, head_dim=head_dim, span=kind.span if kind.mask != "full" else None),
             num_heads=num_heads,
             qkv=self._qkv(prefix, kind, heads),
             output=output,

@@ -24,19 +24,27 @@ from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import MAX_GAMMA
 
 DEFAULT_PREFILL_CHUNK = 4096
+MAX_BACK = 32
+"""Tokens before a sequence's end that a pass may begin with where layers keep their windows only: SnapKV's observation
+window, as a rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The state after a prefill. The cache itself is not copied: decoding writes only behind the prompts."""
+    """The state after a prefill. Of the cache, only rings are copied, to the host: elsewhere decoding writes behind the
+    prompts only."""
 
     lengths: np.ndarray
     """Cached tokens of each sequence."""
     prefill_count: int
+    rings: tuple[Tensor, ...]
 
 
 class Engine:
     """`batch_size` sequences of at most `max_len` tokens each (prompt and generated together).
+
+    A layer of a window keeps so many tokens, and as many more as a pass may write beyond (`max_gamma`) or begin before
+    (`max_back`) a sequence's end.
 
     With `static_shapes` (None: on a CUDA device) a pass reads the whole extent of the cache, and the lengths on the
     device hide what is beyond a sequence's end: no shape depends on the lengths, as captured graphs need it.
@@ -49,6 +57,7 @@ class Engine:
         batch_size: int,
         max_len: int,
         max_gamma: int = MAX_GAMMA,
+        max_back: int = MAX_BACK,
         static_shapes: bool | None = None,
     ) -> None:
         limit = model.spec.max_position_embeddings
@@ -57,7 +66,7 @@ class Engine:
         if batch_size < 1 or max_len < 1:
             raise ConfigError(f"batch size {batch_size} and length {max_len} must be at least 1")
         self.model = model
-        self.batch_size, self.max_len, self.max_gamma = batch_size, max_len, max_gamma
+        self.batch_size, self.max_len, self.max_gamma, self.max_back = batch_size, max_len, max_gamma, max_back
         self.static_shapes = model.device.type == "cuda" if static_shapes is None else static_shapes
         num_slots = max_len + max_gamma  # a block drafted at the very end reaches this far
         model.reserve(num_slots, longest=max_len)
@@ -67,6 +76,7 @@ class Engine:
             num_slots=num_slots,
             dtype=model.dtype,
             device=model.device,
+            spare=max_gamma + max_back,
         )
         self.workspace = Workspace()
         self.num_active = 0
@@ -180,6 +190,7 @@ class Engine:
         return Snapshot(
             lengths=self._lengths[order],
             prefill_count=self.prefill_count,
+            rings=tuple(data[:, :, order].to("cpu", copy=True) for data in self.cache.rings),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -187,6 +198,8 @@ class Engine:
         assert snapshot.prefill_count == self.prefill_count, "the prompts of this snapshot have been overwritten"
         self._lengths = snapshot.lengths[self.sequence_of_slot].copy()
         self._device_lengths.copy_(torch.from_numpy(self._lengths))
+        for data, held in zip(self.cache.rings, snapshot.rings, strict=True):
+            data.copy_(held[:, :, self.sequence_of_slot])
         self.num_active = self.batch_size
 
     @torch.inference_mode()
@@ -228,7 +241,14 @@ class Engine:
         """Shows the observer how `num_tokens` cached tokens, the first of them `num_back` before the end, attend.
 
         Nothing is written. A sequence shorter than `num_back` takes part from its beginning, to no purpose.
+
+        Raises ConfigError where a layer's window no longer holds what they see.
         """
+        if num_back > self.max_back and self.cache.rings:
+            raise ConfigError(
+                f"{self.model.spec.name} keeps the windows of the last {self.max_back} tokens here; observe at most so "
+                f"many, not {num_back}"
+            )
         lengths_B = (self.lengths_B - num_back).clamp_min(0)
         attention = DecodePass(
             self.cache,

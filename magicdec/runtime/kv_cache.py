@@ -1,5 +1,8 @@
 """Storage for keys and values, allocated once; the lengths grow, the shapes do not.
 
+A layer that sees the last tokens only may keep them in a *ring* of R slots: the token at position p is in slot p mod R,
+where the one at p - R was. Which position a slot holds for a query follows from the query's own.
+
 Shape suffixes: L layers, P parts (keys and values, or one latent), B sequences, T tokens, K KV heads of this shard,
 S slots, D head_dim.
 """
@@ -22,8 +25,13 @@ class Kept:
     num_heads: int
     head_dim: int
     latent_value_dim: int | None = None
-    is_sparsifiable: bool = True
-    """A sparse draft may leave tokens of it out: not those of a window, whose layers it reads as they are."""
+    span: int | None = None
+    """No query sees more tokens than the last so many, its own included; None: all."""
+
+    @property
+    def is_sparsifiable(self) -> bool:
+        """A sparse draft may leave tokens of it out: not those of a window, whose layers it reads as they are."""
+        return self.span is None
 
     @property
     def num_parts(self) -> int:
@@ -43,7 +51,9 @@ class Block:
 class KVCache:
     """Keys and values of `num_slots` tokens per sequence and layer. Users say what a slot means.
 
-    Layers go by their number in the model; those that keep alike share a block of storage.
+    Layers go by their number in the model; those that keep alike share a block of storage. With `spare`, a slot is a
+    position, and a layer that sees `span` tokens has a ring of span + spare slots, where that is shorter: so many
+    tokens may be written ahead of a query, or lie behind it, before one that it sees is overwritten.
     """
 
     def __init__(
@@ -54,9 +64,10 @@ class KVCache:
         num_slots: int,
         dtype: torch.dtype,
         device: torch.device,
+        spare: int | None = None,
     ) -> None:
         self.kept, self._batch_size, self._dtype = dict(kept), batch_size, dtype
-        self.num_slots, self.device = num_slots, device
+        self.num_slots, self.device, self.spare = num_slots, device, spare
         layers: dict[Kept, list[int]] = {}
         for layer, each in kept.items():
             layers.setdefault(each, []).append(layer)
@@ -65,8 +76,23 @@ class KVCache:
         self._rows = torch.arange(batch_size, device=device)[:, None]
 
     def _block(self, layers: tuple[int, ...], kept: Kept) -> Block:
-        shape = (len(layers), kept.num_parts, self._batch_size, kept.num_heads, self.num_slots, kept.head_dim)
+        num_slots = self._ring(kept) or self.num_slots
+        shape = (len(layers), kept.num_parts, self._batch_size, kept.num_heads, num_slots, kept.head_dim)
         return Block(layers, kept, _zeros(shape, self._dtype, self.device))
+
+    def _ring(self, kept: Kept) -> int | None:
+        if self.spare is None or kept.span is None or kept.span + self.spare >= self.num_slots:
+            return None
+        return kept.span + self.spare
+
+    def ring(self, layer: int) -> int | None:
+        """The slots of a layer that keeps its last tokens in a ring; None where it keeps them all."""
+        return self._ring(self.kept[layer])
+
+    @property
+    def rings(self) -> Sequence[Tensor]:
+        """The storage of all rings: what decoding overwrites of a prompt."""
+        return [block.data for block in self.blocks if self._ring(block.kept) is not None]
 
     def sparse(self, *, num_slots: int) -> KVCache:
         """An empty cache for the layers that a sparse draft may thin out, with another number of slots."""
@@ -99,6 +125,11 @@ class KVCache:
     def read_row(self, layer: int, row: int, stop: int) -> tuple[Tensor, Tensor]:
         """Views of one sequence's keys and values [1, K, S, D], the slots before `stop`."""
         return self._parts(layer, self._layers[layer][:, row : row + 1, :, :stop])
+
+    def last_of_row(self, layer: int, row: int, stop: int, count: int) -> Tensor:
+        """A copy of a sequence's last `count` tokens before position `stop`, from a ring: [P, 1, K, T, D]."""
+        slots_T = torch.arange(stop - count, stop, device=self.device) % self._layers[layer].shape[3]
+        return self._layers[layer][:, row : row + 1].index_select(3, slots_T)
 
     def _parts(self, layer: int, data_PBKSD: Tensor) -> tuple[Tensor, Tensor]:
         return keys_and_values(data_PBKSD, self.kept[layer])

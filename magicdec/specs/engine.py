@@ -156,7 +156,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # Memory and prefill
     window_cache: Literal["all", "window"] = "all"
-    """What is allocated for the layers of a sliding window: slots for all tokens, or for the window alone."""
+    """What is allocated for layers of a sliding window or of chunks: slots for all tokens, or for the window alone."""
+    window_slots: int = 0
+    """Slots beyond a window or chunk that is kept alone, as for tokens that may yet be rejected."""
     spare_slots: int = 0
     """Slots that each cache has beyond the longest sequence and the block in flight."""
     memory_fraction: float = 0.9

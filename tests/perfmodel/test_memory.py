@@ -90,19 +90,19 @@ def test_a_sliding_window_caps_the_cache_where_the_engine_keeps_it_so() -> None:
         assert float(need.kv_bytes) == 8 * tokens * 128 * 1024
 
 
-@pytest.mark.parametrize("model", ["embedded", "mistral-7b-v0.1"])
-def test_the_runtime_allocates_what_is_planned(model: str) -> None:
-    """The cache that an engine of this package makes for these lengths, counted: all slots, despite a window."""
+@pytest.mark.parametrize(("model", "context", "kept"), [("embedded", 4000, None), ("mistral-7b-v0.1", 8000, 4096)])
+def test_the_runtime_allocates_what_is_planned(model: str, context: int, kept: int | None) -> None:
+    """The cache that an engine of this package makes for these lengths, counted: of a window, itself and 64 slots."""
     pytest.importorskip("torch")
     from magicdec.measure.configuration import BenchmarkRequest, session_bytes
 
-    request = BenchmarkRequest(model=model, batch_size=8, context_len=4000, gen_len=64)
+    request = BenchmarkRequest(model=model, batch_size=8, context_len=context, gen_len=64)
     spec = load_model_spec(model)
-    slots = request.max_len + MAX_GAMMA  # runtime/engine.py
+    slots = request.max_len + MAX_GAMMA if kept is None else kept + MAX_GAMMA + 32  # runtime/engine.py
     assert session_bytes(request)[1] == slots * spec.kv_elements_per_token() * 4
     planned = memory_need(
         Setup(model=spec, hardware=A100, engine=ENGINE, precision=Precision(weight_dtype="fp32", kv_dtype="fp32")),
-        batch=8, max_len=4064, budget=None, gamma=0, tp_size=1,
+        batch=8, max_len=context + 64, budget=None, gamma=0, tp_size=1,
     )  # fmt: skip
     fixed, per_sequence = session_bytes(request)
     assert float(planned.total_bytes - planned.workspace_bytes) == pytest.approx(fixed + 8 * per_sequence)

@@ -33,6 +33,8 @@ SEEDS = (0, 1, 2)
 PROMPT_LENGTHS = (1, 9, 40)
 NUM_TOKENS = 24
 TOLERANCE = 1e-4
+NARROW = {"max_gamma": 5, "max_back": 5}
+"""Of an engine: rings of a window and little more, so that these texts go around in them."""
 WEIGHTS = "model.safetensors"
 GUIDE = Path(__file__).parents[2] / "docs" / "extending.md"
 
@@ -93,9 +95,10 @@ def their_logits(model: Any, tokens: list[int]) -> torch.Tensor:
 
 
 def check(directory: Path, reference: Any, prompts: list[list[int]], *, max_len: int = 80) -> tuple[Engine, Snapshot]:
-    """A ragged batch, prefilled in parts: each greedy token is the argmax of transformers' logits after the ones before
-    it, and a verification's logits agree with theirs. The engine, and its state after the prompts."""
-    engine = Engine(load_model(directory), batch_size=len(prompts), max_len=max_len)
+    """A ragged batch, prefilled in parts, its windows in rings: each greedy token is the argmax of transformers' logits
+    after the ones before it, and a verification's logits agree with theirs. The engine, and its state after the
+    prompts."""
+    engine = Engine(load_model(directory), batch_size=len(prompts), max_len=max_len, **NARROW)
     engine.prefill(prompts, chunk=7)
     snapshot = engine.snapshot()
     tokens = greedy(engine, None)
@@ -228,7 +231,7 @@ def decode_all(tp: TensorParallel, directories: dict[str, Path]) -> dict[str, li
     """Greedy tokens of each checkpoint on this rank's shard: alone, and with two drafts of its own."""
     found = {}
     for name, directory in directories.items():
-        engine = Engine(load_model(directory, tp=tp), batch_size=len(PROMPT_LENGTHS), max_len=80)
+        engine = Engine(load_model(directory, tp=tp), batch_size=len(PROMPT_LENGTHS), max_len=80, **NARROW)
         engine.prefill(prompts_for({"vocab_size": engine.model.spec.vocab_size}, 5), chunk=16)
         snapshot = engine.snapshot()
         tokens = [greedy(engine, None)]

@@ -53,7 +53,7 @@ def run(
     draft_model = None if spec is None else draft_model_for(spec, 64)
     if gpu is not None:
         model, draft_model = gpu.put(model), gpu.put(draft_model)
-    engine = Engine(model, batch_size=2, max_len=64)
+    engine = Engine(model, batch_size=2, max_len=64, max_gamma=3, max_back=5)
     engine.prefill(PROMPTS)
     drafter = None if spec is None else build_drafter(spec, engine, draft_model)
     options = {"max_new_tokens": [9, 14], "gamma": 0 if spec is None else 2, **options}
@@ -85,6 +85,15 @@ def test_a_queue_and_changing_gammas_do_too(draft: str, model: Transformer, gpu:
         result = run(model, draft, gpu=gpu, max_new_tokens=9, queue=[[1, 2, 3]], policy=TakesTurns())
     assert result.tokens == expected.tokens
     assert gpu.captured
+
+
+@pytest.mark.parametrize("draft", [None, "snapkv", "model"])
+def test_rings_do_too(draft: str | None, gpu: PretendGPU) -> None:
+    """A layer of full attention and one of a window, which the prompts have long left."""
+    spec = tiny_spec(model_type="qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=1)
+    model = load_model(spec, weights="random", seed=3)
+    assert Engine(model, batch_size=1, max_len=64, max_gamma=3, max_back=5).cache.ring(1) == 14
+    both(model, draft, gpu)
 
 
 def test_simulated_acceptance_does_too(model: Transformer, gpu: PretendGPU) -> None:

@@ -72,7 +72,7 @@ def run(
 ) -> DecodeResult:
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, 64, n).tolist() for n in (33, 5, 60, 17)]
-    engine = Engine(model, batch_size=4, max_len=160, static_shapes=static)
+    engine = Engine(model, batch_size=4, max_len=160, max_gamma=3, max_back=5, static_shapes=static)
     engine.prefill(prompts)
     drafter = None if draft is None else build_drafter(draft, engine, draft_model_for(draft, 64))
     gamma = 0 if drafter is None else 3
@@ -105,6 +105,18 @@ def test_a_queue_and_simulated_acceptance_are_replayed_too(
     expected = run(tiny_model, DRAFTS["streamingllm"], SamplingSpec(), static=False, **options)
     result = run(tiny_model, DRAFTS["streamingllm"], SamplingSpec(), static=True, **options)
     assert recordings
+    assert np.array_equal(result.num_accepted, expected.num_accepted)
+
+
+@pytest.mark.parametrize("draft", [None, "streamingllm", "model"])
+def test_steps_over_rings_are_replayed_too(draft: str | None, recordings: list[Recording]) -> None:
+    """A layer of full attention and one of a window of 6, in a ring of 14."""
+    spec = tiny_spec(model_type="qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=1)
+    model, options = load_model(spec, weights="random", seed=3), {"max_new_tokens": 60, "queue": [[1, 2, 3], [4] * 40]}
+    expected = run(model, None if draft is None else DRAFTS[draft], SamplingSpec(), static=False, **options)
+    result = run(model, None if draft is None else DRAFTS[draft], SamplingSpec(), static=True, **options)
+    assert recordings
+    assert result.tokens == expected.tokens
     assert np.array_equal(result.num_accepted, expected.num_accepted)
 
 

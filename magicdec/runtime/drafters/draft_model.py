@@ -35,6 +35,7 @@ class DraftModelDrafter(Drafter):
             batch_size=engine.batch_size,
             max_len=engine.max_len,
             max_gamma=engine.max_gamma,
+            max_back=engine.max_back,
             static_shapes=engine.static_shapes,
         )
         self._chooser = TokenChooser(sampling=SamplingSpec(), tp=model.tp)
@@ -50,6 +51,8 @@ class DraftModelDrafter(Drafter):
         is_kept = self._prefilled is not None and np.array_equal(self._prefilled.lengths, lengths)
         if self._prefilled is None or not is_kept or self._prefill_count != self.engine.prefill_count:
             self._prefill()
+        else:
+            self._own.restore(self._prefilled)
         self._follow_order()
 
     def _prefill(self) -> None:
@@ -83,6 +86,11 @@ class DraftModelDrafter(Drafter):
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         engine, num_back = self.engine, self._num_back
         builder = ProposalBuilder(self._own.model, self._chooser, uniforms)
+        most = engine.max_gamma + 1  # tokens of a pass, where a window is kept alone
+        while num_back >= most:
+            attention = self._pass(-num_back, num_tokens=most)
+            self._own.model.hidden(engine.tokens_BS.gather(1, attention.positions_BT), attention)
+            num_back -= most
         attention = self._pass(-num_back, num_tokens=num_back + 1)
         tokens_BT = engine.tokens_BS.gather(1, attention.positions_BT)
         for step in range(gamma):

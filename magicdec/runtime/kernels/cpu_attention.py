@@ -78,17 +78,20 @@ def decode_attention(
     *,
     scale: float | None = None,
     window: int | None = None,
+    ring: int | None = None,
     empty: tuple[Tensor, int] | None = None,
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """softmax(scale·q·kᵀ)·v over the slots that each query sees: output [B, T, A·D]. The scale is 1/√D if not given.
 
     Query t of sequence b sees slots up to `last_BT[b, t]`, at most `window` of them, without those that are empty:
-    from `empty[0][b]` up to but not including `empty[1]`. With `probabilities`, also the attention paid to each slot by
-    each query, summed over the query heads of a KV head, [B, K, T, S].
+    from `empty[0][b]` up to but not including `empty[1]`. In a ring these are positions, and position p is in slot
+    p mod `ring`; the windows of all tokens fit. With `probabilities`, which a ring does not give, also the attention
+    paid to each slot by each query, summed over the query heads of a KV head, [B, K, T, S].
     """
     num_sequences, num_tokens, num_heads, head_dim = query_BTAD.shape
     kv_heads, num_slots = keys_BKSD.shape[1:3]
+    assert ring is None or (window is not None and not probabilities)
     rows, units = num_tokens * num_heads // kv_heads, num_sequences * kv_heads
     tile = -(-rows // -(-rows // 4))  # rows at a time: at most 4, and as even as can be
     padded_rows = -(-rows // tile) * tile
@@ -129,6 +132,7 @@ def decode_attention(
             window or num_slots + 1,
             empty_stop,
             probabilities,
+            ring or num_slots,
         ]
     )
     numba.set_num_threads(threads)
@@ -196,11 +200,12 @@ def _kernel(rows: int, head_dim: int) -> Any:  # noqa: PLR0915
         width -= LANES
 
     def attend(first_item, stop_item, arguments):  # noqa: PLR0915
-        given = numba.carray(_integers_at(arguments), 21)
+        given = numba.carray(_integers_at(arguments), 22)
         query_base, output_base, keys, values = given[0], given[1], given[6], given[7]
         key_batch, key_head, value_batch, value_head = given[8], given[9], given[10], given[11]
         num_sequences, kv_heads, num_rows, padded_rows = given[12], given[13], given[14], given[15]
         num_slots, splits, window, empty_stop, keep_scores = given[16], given[17], given[18], given[19], given[20]
+        ring = given[21]
         units, row_bytes = num_sequences * kv_heads, 4 * head_dim
         output_UIMD = numba.carray(_floats_at(output_base), (units, splits, padded_rows, head_dim))
         log_sums_UIM = numba.carray(_floats_at(given[2]), (units, splits, padded_rows))
@@ -231,17 +236,18 @@ def _kernel(rows: int, head_dim: int) -> Any:  # noqa: PLR0915
                 if hole <= position < empty_stop:
                     position = empty_stop
                     continue
-                count = min(block, (hole if position < hole else end) - position, end - position)
+                slot = position % ring
+                count = min(block, (hole if position < hole else end) - position, end - position, ring - slot)
                 for first_row in range(0, padded_rows, rows):
                     tile, tile_weights = query_at + first_row * row_bytes, weights_base + first_row * 4 * block
                     whole = count // LANES * LANES
                     for j in range(0, whole, LANES):
-                        at = (position + j) * row_bytes
+                        at = (slot + j) * row_bytes
                         if first_row == 0:
                             _prefetch(values_at + at, group_floats)
                         _dot_products(tile, keys_at + at, tile_weights + 4 * j, rows, head_dim, block, LANES)
                     for j in range(whole, count):
-                        at = (position + j) * row_bytes
+                        at = (slot + j) * row_bytes
                         if first_row == 0:
                             _prefetch(values_at + at, head_dim)
                         _dot_products(tile, keys_at + at, tile_weights + 4 * j, rows, head_dim, block, 1)
@@ -271,12 +277,12 @@ def _kernel(rows: int, head_dim: int) -> Any:  # noqa: PLR0915
                     for first in range(0, head_dim, width):
                         tile = output_at + first_row * row_bytes + 4 * first
                         tile_weights = weights_base + first_row * 4 * block
-                        value_at = values_at + position * row_bytes + 4 * first
+                        value_at = values_at + slot * row_bytes + 4 * first
                         whole = count // 8 * 8
                         for j in range(0, whole, 8):
                             if first_row == 0 and first == 0:
                                 for i in range(8):
-                                    _prefetch(keys_at + (position + block + j + i) * row_bytes, head_dim)
+                                    _prefetch(keys_at + (slot + block + j + i) * row_bytes, head_dim)
                             at = value_at + j * row_bytes
                             _accumulate(tile, tile_weights + 4 * j, at, rows, head_dim, width, block, 8)
                         for j in range(whole, count):

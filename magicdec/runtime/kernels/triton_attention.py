@@ -47,6 +47,15 @@ def _dot(a, b, WIDEN: tl.constexpr):
 
 
 @triton.jit
+def _slots(positions_N, RING: tl.constexpr):
+    """Where the tokens at these positions are stored."""
+    slots_N = positions_N
+    if RING > 0:
+        slots_N = positions_N % RING
+    return slots_N
+
+
+@triton.jit
 def _is_visible(slots_N, last_R, empty_first, empty_stop, WINDOW: tl.constexpr, HAS_EMPTY: tl.constexpr):
     seen_RN = slots_N[None, :] <= last_R[:, None]
     if WINDOW > 0:
@@ -59,12 +68,14 @@ def _is_visible(slots_N, last_R, empty_first, empty_stop, WINDOW: tl.constexpr, 
 @triton.jit
 def _block_scores(
     query_RD, keys, slots_N, inside_N, last_R, empty_first, empty_stop, scale, slot_stride,
-    HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, WINDOW: tl.constexpr, HAS_EMPTY: tl.constexpr, WIDEN: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr, HAS_EMPTY: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Scores [R, N] of a block of slots, -inf where a row does not see the slot."""
     dims_D = tl.arange(0, DIM_PAD)
     key_mask_ND = inside_N[:, None] & (dims_D < HEAD_DIM)[None, :]
-    keys_ND = tl.load(keys + slots_N[:, None] * slot_stride + dims_D[None, :], mask=key_mask_ND, other=0.0)
+    key_N = keys + _slots(slots_N, RING) * slot_stride
+    keys_ND = tl.load(key_N[:, None] + dims_D[None, :], mask=key_mask_ND, other=0.0)
     scores_RN = _dot(query_RD, tl.trans(keys_ND), WIDEN) * scale
     seen_RN = _is_visible(slots_N, last_R, empty_first, empty_stop, WINDOW, HAS_EMPTY) & inside_N[None, :]
     return tl.where(seen_RN, scores_RN, float("-inf"))
@@ -88,7 +99,8 @@ def _split_kernel(
     value_stride_b, value_stride_k, value_stride_s, last_stride_b, last_stride_t,
     num_sequences, num_kv_heads, num_tokens, num_slots, empty_stop,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP_PAD: tl.constexpr, TOKENS_PAD: tl.constexpr,
-    DIM_PAD: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, HAS_EMPTY: tl.constexpr, WIDEN: tl.constexpr,
+    DIM_PAD: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr, HAS_EMPTY: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     """One split of one (sequence, KV head): normalised output [.., D] and log2-sum-exp2 of each row."""
     sequence, kv_head, token_R, group_R = _tile(tl.program_id(0), num_kv_heads, num_tokens, TOKENS_PAD, GROUP_PAD)
@@ -106,10 +118,11 @@ def _split_kernel(
     if HAS_EMPTY:
         hole = tl.load(empty_first + sequence).to(tl.int32)
 
-    stop = tl.minimum(tl.max(last_R, axis=0) + 1, num_slots)
+    end = tl.max(last_R, axis=0) + 1
+    stop = end if RING > 0 else tl.minimum(end, num_slots)
     begin = 0
     if WINDOW > 0:
-        begin = tl.maximum(tl.min(tl.where(is_token_R, last_R, num_slots), axis=0) + 1 - WINDOW, 0)
+        begin = tl.maximum(tl.min(tl.where(is_token_R, last_R, end), axis=0) + 1 - WINDOW, 0)
     share = tl.cdiv(tl.cdiv(tl.maximum(stop - begin, 0), tl.num_programs(1)), BLOCK) * BLOCK
     begin = begin + split * share
     stop = tl.minimum(begin + share, stop)
@@ -124,10 +137,11 @@ def _split_kernel(
         inside_N = slots_N < stop
         scores_RN = _block_scores(
             query_RD, keys, slots_N, inside_N, last_R, hole, empty_stop, scale, key_stride_s,
-            HEAD_DIM, DIM_PAD, WINDOW, HAS_EMPTY, WIDEN,
+            HEAD_DIM, DIM_PAD, WINDOW, RING, HAS_EMPTY, WIDEN,
         )  # fmt: skip
         value_mask_ND = inside_N[:, None] & (dims_D < HEAD_DIM)[None, :]
-        values_ND = tl.load(values + slots_N[:, None] * value_stride_s + dims_D[None, :], mask=value_mask_ND, other=0.0)
+        value_N = values + _slots(slots_N, RING) * value_stride_s
+        values_ND = tl.load(value_N[:, None] + dims_D[None, :], mask=value_mask_ND, other=0.0)
         new_R = tl.maximum(highest_R, tl.max(scores_RN, axis=1))
         shift_R = tl.where(new_R == float("-inf"), 0.0, new_R)  # a row that has seen nothing yet
         rescale_R = tl.exp2(highest_R - shift_R)
@@ -206,7 +220,7 @@ def _weigh_kernel(
         slots_N = first + tl.arange(0, BLOCK)
         scores_RN = _block_scores(
             query_RD, keys, slots_N, slots_N < stop, last_R, hole, empty_stop, scale, key_stride_s,
-            HEAD_DIM, DIM_PAD, WINDOW, HAS_EMPTY, WIDEN,
+            HEAD_DIM, DIM_PAD, WINDOW, 0, HAS_EMPTY, WIDEN,
         )  # fmt: skip
         weights_RN = tl.exp2(scores_RN - log_sum_R[:, None])
         weights_TN = tl.sum(tl.reshape(weights_RN, [TOKENS_PAD, GROUP_PAD, BLOCK]), axis=1)
@@ -287,6 +301,7 @@ def decode_attention(
     *,
     scale: float | None = None,
     window: int | None = None,
+    ring: int | None = None,
     empty: tuple[Tensor, int] | None = None,
     probabilities: bool = False,
     num_splits: int | None = None,
@@ -294,7 +309,9 @@ def decode_attention(
     """softmax(scale·q·kᵀ)·v for a few query tokens over a long cache; the scale is 1/√D if not given.
 
     Query token t of sequence b sees slots last_BT[b, t] - window < s <= last_BT[b, t], except those that are empty,
-    empty[0][b] <= s < empty[1]. A row that sees nothing gives zeros. Keys and values may be strided views.
+    empty[0][b] <= s < empty[1]. A row that sees nothing gives zeros. Keys and values may be strided views. In a ring
+    these are positions, and position s is in slot s mod `ring`; the windows of all tokens fit. It gives no
+    probabilities.
 
     Returns the output [B, T, A·D], and with `probabilities` each slot's, summed over the query heads of a KV head:
     fp32 [B, K, T, S], 0 where not seen. They cost a second reading of the keys.
@@ -302,6 +319,7 @@ def decode_attention(
     num_sequences, num_tokens, num_heads, head_dim = query_BTAD.shape
     kv_heads, num_slots = keys_BKSD.shape[1], keys_BKSD.shape[2]
     device = query_BTAD.device
+    assert ring is None or (window is not None and not probabilities)
     tiling = _Tiling(
         group=num_heads // kv_heads, head_dim=head_dim, num_tokens=num_tokens, element_bytes=keys_BKSD.element_size()
     )
@@ -327,7 +345,7 @@ def decode_attention(
     _split_kernel[(num_programs, num_splits)](
         query_BTAD, keys_BKSD, values_BKSD, last_BT, hole_B, partial, partial_log_sum, scale,
         *query_BTAD.stride()[:3], *keys_BKSD.stride()[:3], *values_BKSD.stride()[:3], *last_BT.stride(),
-        num_sequences, kv_heads, num_tokens, num_slots, empty_stop, **constants,
+        num_sequences, kv_heads, num_tokens, num_slots, empty_stop, **constants, RING=ring or 0,
     )  # fmt: skip
     if num_splits > 1:
         _combine_kernel[(math.prod(rows),)](

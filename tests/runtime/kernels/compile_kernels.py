@@ -36,6 +36,7 @@ def main() -> None:
     for capability, dtype, tokens, group, head_dim, extra in (
         (90, "bf16", 1, 4, 128, {"num_tokens": 1, "num_kv_heads": 1, "num_sequences": 1}),
         (90, "bf16", 8, 4, 128, {"WINDOW": 4096, "HAS_EMPTY": True}),
+        (90, "bf16", 8, 4, 128, {"WINDOW": 1024, "RING": 1088}),
         (90, "bf16", 16, 8, 128, {}),
         (90, "fp32", 4, 4, 64, {}),
         (80, "bf16", 4, 2, 80, {}),
@@ -43,7 +44,7 @@ def main() -> None:
         tiling = triton_attention._Tiling(
             group=group, head_dim=head_dim, num_tokens=tokens, element_bytes=2 if dtype == "bf16" else 4
         )
-        constants = {"WINDOW": 0, "HAS_EMPTY": False, "WIDEN": False, "NUM_BLOCKS": 8, "SPLITS_PAD": 64}
+        constants = {"WINDOW": 0, "RING": 0, "HAS_EMPTY": False, "WIDEN": False, "NUM_BLOCKS": 8, "SPLITS_PAD": 64}
         constants |= tiling.constants() | extra
         for kernel in (
             triton_attention._split_kernel,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ class Case:
     sequences: int = 3
     window: int | None = None
     hole_stop: int | None = None
+    ring: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,19 @@ class Inputs:
     last_BT: Tensor
     window: int | None
     empty: tuple[Tensor, int] | None
+    ring: int | None = None
+
+    def in_ring(self, ring: int | None) -> Inputs:
+        """The same, but with keys and values in a ring of so many slots, in the order in which they came."""
+        if ring is None:
+            return self
+        keys, values = (kv[:, :, :ring].clone() for kv in (self.keys_BKSD, self.values_BKSD))
+        for row, stop in enumerate((self.last_BT.amax(1) + 1).tolist()):
+            for start in range(0, stop, ring):
+                part = slice(start, min(start + ring, stop))
+                keys[row, :, : part.stop - start] = self.keys_BKSD[row, :, part]
+                values[row, :, : part.stop - start] = self.values_BKSD[row, :, part]
+        return replace(self, keys_BKSD=keys, values_BKSD=values, ring=ring)
 
 
 def random_inputs(case: Case, dtype: torch.dtype, *, seed: int = 0, device: str = "cpu") -> Inputs:

@@ -16,6 +16,9 @@ CASES = [
     Case(heads=4, kv_heads=4, head_dim=32, tokens=2, slots=90, hole_stop=50),
     Case(heads=8, kv_heads=1, head_dim=64, tokens=17, slots=200, sequences=2),
     Case(heads=6, kv_heads=3, head_dim=16, tokens=3, slots=40, window=7),
+    Case(heads=8, kv_heads=2, head_dim=64, tokens=5, slots=333, window=100, ring=104),
+    Case(heads=6, kv_heads=3, head_dim=16, tokens=3, slots=40, window=7, ring=9, sequences=7),
+    Case(heads=1, kv_heads=1, head_dim=64, tokens=2, slots=1000, window=300, ring=340, sequences=1),
     Case(heads=1, kv_heads=1, head_dim=96, tokens=1, slots=1000, sequences=1),  # split along the context
 ]
 
@@ -24,21 +27,27 @@ CASES = [
 @pytest.mark.parametrize("kernel", ["cpu", "reference"])
 def test_agrees_with_exact_attention(case: Case, kernel: str) -> None:
     inputs = random_inputs(case, torch.float32)
-    query, keys, values = inputs.query_BTAD, inputs.keys_BKSD.contiguous(), inputs.values_BKSD.contiguous()
+    stored = inputs.in_ring(case.ring)
+    query, keys, values = inputs.query_BTAD, stored.keys_BKSD.contiguous(), stored.values_BKSD.contiguous()
     if kernel == "cpu":
         assert cpu_attention.supports(query, keys, values)
         output, paid = cpu_attention.decode_attention(
-            query, keys, values, inputs.last_BT, window=case.window, empty=inputs.empty, probabilities=True
-        )
+            query, keys, values, inputs.last_BT, window=case.window, empty=inputs.empty, ring=case.ring,
+            probabilities=case.ring is None,
+        )  # fmt: skip
     else:
-        visible = Visible(last_BT=inputs.last_BT, stop=case.slots, window=case.window, empty=inputs.empty)
+        visible = Visible(
+            last_BT=inputs.last_BT, stop=case.ring or case.slots, window=case.window, empty=inputs.empty, ring=case.ring
+        )
         output, paid = reference_attention(
             query, keys, values, visible, scoring=Scoring(scale=case.head_dim**-0.5), workspace=Workspace(),
-            probabilities=True,
+            probabilities=case.ring is None,
         )  # fmt: skip
-    assert paid is not None
     exact, exact_paid = exact_attention(inputs)
     torch.testing.assert_close(output.double(), exact, rtol=0, atol=TOLERANCE[torch.float32])
+    if case.ring is not None:
+        return
+    assert paid is not None
     torch.testing.assert_close(paid.double(), exact_paid, rtol=0, atol=TOLERANCE[torch.float32])
 
 
