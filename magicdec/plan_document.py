@@ -125,6 +125,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Groups of tp ranks that hold sequences of their own (data-parallel attention)."""
     ep_size: Count = 1
     """Ranks that whole experts are divided over; 1: each expert is cut by tp."""
+    num_nodes: Count = 1
+    """Of one replica."""
 
     @property
     def num_gpus(self) -> int:

@@ -120,6 +120,7 @@ def _candidate(
         hardware=setup.hardware.name,
         pp_size=setup.spread.pp,
         dp_size=setup.spread.dp,
+        num_nodes=1 if setup.hardware.kind == "cpu" else -(-num_gpus // setup.hardware.link.num_gpus_per_node),
         num_replicas=num_replicas,
         is_captured=setup.engine.is_captured(
             batch=int(microbatch(setup, value["batch_size"])), gamma=value["gamma"], tp_size=value["tp_size"]

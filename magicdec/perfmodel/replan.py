@@ -16,7 +16,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile_nam
 from magicdec.perfmodel.plan_request import PlanRequest
 from magicdec.perfmodel.planner import plan
 from magicdec.plan_document import Candidate, Plan
-from magicdec.specs.engine import load_engine
+from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.speculation import SPARSE_METHODS, SamplingSpec
 
@@ -49,11 +49,12 @@ def for_engine(
     profile = load_engine(engine)
     chosen = _chosen(original, number)
     reason = ""
-    if chosen.is_speculative and not profile.runs(chosen.draft, chosen.draft_method):
+    if chosen.is_speculative and not _runs(profile, chosen):
         wanted = f"{chosen.draft}/{chosen.draft_method}"
+        wanted += f" with pp {chosen.pp_size}" if chosen.pp_size > 1 else ""
         if number is not None:
             raise ConfigError(f"engine {engine} does not run {wanted}; choose a candidate with another draft")
-        able = [row for row in _of_case(original) if row.fits and profile.runs(row.draft, row.draft_method)]
+        able = [row for row in _of_case(original) if row.fits and _runs(profile, row)]
         reason = f"{engine} does not run the plan's best draft, {wanted}"
         if not able:
             reason += ", nor another that it ranked"
@@ -66,6 +67,10 @@ def for_engine(
         if best.verdict == "does not pay":
             reason, best = _losing(best, reason), again.autoregressive
     return Replanned(plan=msgspec.structs.replace(again, best=best), reason=reason)
+
+
+def _runs(profile: EngineProfile, row: Candidate) -> bool:
+    return profile.runs(row.draft, row.draft_method) and profile.runs_staged(row.draft, row.draft_method, row.pp_size)
 
 
 def _losing(row: Candidate, before: str) -> str:

@@ -51,8 +51,15 @@ class Deployment:
         return self.candidate is None or self.candidate.is_captured
 
     @property
+    def rank_batch(self) -> int:
+        """Sequences of each group of ranks that holds its own."""
+        groups = 1 if self.candidate is None else self.candidate.dp_size
+        return -(-self.best.batch_size // groups)
+
+    @property
     def max_pass_tokens(self) -> int:
-        return self.best.batch_size * (self.max_gamma + 1 if self.best.is_speculative else 1)
+        stages = 1 if self.candidate is None else self.candidate.pp_size
+        return -(-self.rank_batch // stages) * (self.max_gamma + 1 if self.best.is_speculative else 1)
 
     @property
     def varies(self) -> bool:
@@ -105,7 +112,8 @@ def heading(engine: str, plan: Deployment, *, version: str | None = None) -> lis
     """What it was written for, what is to be run, and what was predicted of it."""
     best = plan.best
     lines = [f"Written by magicdec for {version or VERSIONS[engine]}."]
-    where = f"batch {best.batch_size}, context {best.context_len}, tp {best.tp_size}"
+    layout = plan.candidate.layout if plan.candidate is not None else f"tp {best.tp_size}"
+    where = f"batch {best.batch_size}, context {best.context_len}, {layout}"
     where += f", {best.hardware}" if best.hardware else ""
     lines.append(f"Plan: {plan.model}, {where}: {describe(best)}.")
     if best.is_speculative:

@@ -31,6 +31,7 @@ from magicdec.reports.deployment import (
     schedule_note,
     sparse_note,
 )
+from magicdec.reports.parallel_flags import sglang_words, trtllm_flags, vllm_words
 
 PLUGIN_VERSION = "vLLM 0.32"
 PLUGIN_CLASS = "magicdec.vllm.draft.SparseDraft"
@@ -77,18 +78,22 @@ def _vllm(plan: Deployment) -> str:
         return _vllm_plugin(plan)
     lines = heading("vllm", plan) + off_note(plan)
     serve = ["vllm", "serve", shlex.quote(plan.model)]
-    words = [serve, ["--tensor-parallel-size", str(best.tp_size)], *_vllm_limits(plan, lines)]
+    words = [serve, *vllm_words(plan, lines), *_vllm_limits(plan, lines)]
     if best.is_speculative and plan.is_sparse:
         lines += sparse_note("vllm", plan)
     if not can_speculate(plan):
         return comment(lines + (schedule_note(plan) if best.is_speculative else [])) + command(words)
-    config: dict[str, Any] = _vllm_draft(plan, lines) | {"num_speculative_tokens": plan.max_gamma}
+    by_batch = plan.varies and plan.rank_batch == best.batch_size  # not with data parallelism
+    gamma = plan.max_gamma if by_batch else best.gamma
+    config: dict[str, Any] = _vllm_draft(plan, lines) | {"num_speculative_tokens": gamma}
     if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
         config["draft_tensor_parallel_size"] = best.draft_tp_size
     if best.temperature > 0 and config["method"] != "ngram":
         config["draft_sample_method"] = "probabilistic"
         lines.append("Supported: sampling from the draft (draft_sample_method), as the planned acceptance assumes.")
-    if plan.varies:
+    if plan.varies and not by_batch:
+        lines += ["Not supported with data parallelism: gamma by batch size.", *schedule_note(plan)]
+    elif by_batch:
         config["num_speculative_tokens_per_batch_size"] = [list(band) for band in plan.bands]
         lines += [
             "Supported: gamma by batch size (num_speculative_tokens_per_batch_size; not with data parallelism).",
@@ -101,7 +106,7 @@ def _vllm(plan: Deployment) -> str:
 
 def _vllm_limits(plan: Deployment, lines: list[str]) -> list[list[str]]:
     """As many sequences at a time as were priced, in captured graphs, with the cache in the format that was priced."""
-    words = [["--max-num-seqs", str(plan.best.batch_size)]]
+    words = [["--max-num-seqs", str(plan.rank_batch)]]
     if not plan.is_captured:
         words.append(["--max-cudagraph-capture-size", str(plan.max_pass_tokens)])
     if plan.kv_dtype == "fp8":
@@ -145,7 +150,7 @@ def _vllm_plugin(plan: Deployment) -> str:
         config["draft_sample_method"] = "probabilistic"
     words = [
         ["vllm", "serve", shlex.quote(plan.model)],
-        ["--tensor-parallel-size", str(best.tp_size)],
+        *vllm_words(plan, lines),
         *_vllm_limits(plan, lines),
         ["--block-size", str(PLUGIN_PAGE_SIZE)],
         ["--speculative-config", shlex.quote(json.dumps(config))],
@@ -180,11 +185,11 @@ def _sglang(plan: Deployment) -> str:
     words = [
         ["python3", "-m", "sglang.launch_server"],
         ["--model-path", shlex.quote(plan.model)],
-        ["--tp-size", str(best.tp_size)],
+        *sglang_words(plan, lines),
         ["--max-running-requests", str(best.batch_size)],  # speculation would reset it to 48
     ]
     if not plan.is_captured:
-        words.append(["--cuda-graph-max-bs", str(best.batch_size)])
+        words.append(["--cuda-graph-max-bs", str(plan.rank_batch)])
     if plan.kv_dtype == "fp8":
         words.append(["--kv-cache-dtype", "fp8_e4m3"])
     lines += _other_cache_note(plan)
@@ -228,8 +233,9 @@ def _sglang(plan: Deployment) -> str:
 def _trtllm(plan: Deployment) -> str:
     best = plan.best
     lines = heading("trtllm", plan) + off_note(plan)
-    serve = f"trtllm-serve {shlex.quote(plan.model)} --tp_size {best.tp_size} --max_batch_size {best.batch_size}"
-    body = _trtllm_limits(plan)
+    flags, spread = trtllm_flags(plan, lines)
+    serve = f"trtllm-serve {shlex.quote(plan.model)} {flags} --max_batch_size {plan.rank_batch}"
+    body = [*spread, *_trtllm_limits(plan)]
     lines += _other_cache_note(plan)
     if best.is_speculative and plan.is_sparse:
         lines += sparse_note("trtllm", plan)
@@ -282,7 +288,7 @@ def _trtllm_serve(command: str, *, has_file: bool) -> list[str]:
 def _trtllm_limits(plan: Deployment) -> list[str]:
     body = []
     if not plan.is_captured:
-        body += ["cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {plan.best.batch_size}"]
+        body += ["cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {plan.rank_batch}"]
     if plan.kv_dtype == "fp8":
         body += ["kv_cache_config:", "  dtype: fp8"]
     return body

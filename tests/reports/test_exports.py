@@ -195,3 +195,46 @@ def test_comments_fit_a_terminal_and_state_the_whole_request(engine: str) -> Non
     text = " ".join(line[2:] for line in comments)
     assert f"${document.best.cost_per_million_tokens_usd:.2f} per million tokens" in text
     assert f"{document.best.request_speedup:.2f} times as fast as without" in text
+
+
+def spread_plan(model: str, **how: Any) -> Plan:
+    case: dict[str, Any] = {"context_lens": (4096,), "batch_sizes": (32,), "hardware": ("h100-sxm-80gb",)}
+    return make_plan(PlanRequest(model=model, draft="none", **case, **how))
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("vllm", "--tensor-parallel-size 8|--pipeline-parallel-size 2|--nnodes 2|--max-num-seqs 32"),
+        ("sglang", "--tp-size 8|--pp-size 2|--nnodes 2|--max-running-requests 32"),
+        ("trtllm", "--tp_size 8 --pp_size 2 --max_batch_size 32"),
+    ],
+)
+def test_stages_are_written_for_each_engine(engine: str, flags: str) -> None:
+    text = export(engine, spread_plan("llama-3.1-405b", tp_size=8, pp_size=2))
+    assert all(each in text for each in flags.split("|")), text
+    assert "tp 8 x pp 2" in text
+    assert "2 nodes" in text
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        (
+            "vllm",
+            "--tensor-parallel-size 1|--enable-expert-parallel|--data-parallel-size 16|--data-parallel-size-local 8"
+            "|--all2all-backend deepep_low_latency|--max-num-seqs 2",
+        ),
+        (
+            "sglang",
+            "--tp-size 16|--dp-size 16|--enable-dp-attention|--enable-dp-lm-head|--moe-dense-tp-size 1|--ep-size 16"
+            "|--moe-a2a-backend deepep|--max-running-requests 32",
+        ),
+        ("trtllm", "--tp_size 16 --ep_size 16 --max_batch_size 2|enable_attention_dp: true"),
+    ],
+)
+def test_data_parallel_attention_is_written_for_each_engine(engine: str, flags: str) -> None:
+    """32 sequences over 16 groups: the engines that count by group are told 2."""
+    text = export(engine, spread_plan("deepseek-v3", ep_size=16, dp_attention=True))
+    assert all(each in text for each in flags.split("|")), text
+    assert "2 nodes" in text
