@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from magicdec.errors import CheckpointError
@@ -22,6 +23,7 @@ from magicdec.runtime.experts import Experts, Router
 from magicdec.runtime.kv_cache import Kept
 from magicdec.runtime.layers import (
     MLP,
+    XIELU,
     AllHeadsNorm,
     ColumnParallelLinear,
     HeadLayerNorm,
@@ -170,6 +172,7 @@ class Builder:
         heads = _Heads(slice(first, first + num_heads), slice(first_kv, first_kv + num_kv_heads))
         columns = slice(heads.queries.start * head_dim, heads.queries.stop * head_dim)
         o_shape = (self._spec.hidden_size, kind.num_heads * head_dim)
+        norm, is_normed_after = self._head_norm(prefix, kind, heads), kind.qk_norm in ("l2", "head_after")
         output = RowParallelLinear(
             weight=self._source.read(f"{prefix}.o_proj.weight", o_shape, ALL, columns),
             bias=self._shared_bias(f"{prefix}.o_proj.bias", kind.output_bias),
@@ -183,8 +186,8 @@ class Builder:
             scoring=self._scoring(prefix, kind, heads.queries),
             rotary=self._rotary(kind.rope),
             num_rotated=0 if kind.rope is None else kind.rope.dim,
-            norm=self._head_norm(prefix, kind, heads),
-            rotated_norm=PlainHeadNorm(eps=self._spec.norm.eps) if kind.qk_norm == "l2" and kind.rope else None,
+            norm=None if is_normed_after else norm,
+            rotated_norm=norm if is_normed_after else None,
             temperature=kind.temperature,
             temperature_offset=kind.temperature_offset,
             gated=kind.gated,
@@ -290,12 +293,14 @@ class Builder:
 
     def _head_norm(self, prefix: str, kind: Attention, heads: _Heads) -> Callable[[Tensor], Tensor] | None:
         """The norm of query and key heads, its weights in the order of the heads' dimensions here."""
-        if kind.qk_norm in ("none", "l2"):
+        if kind.qk_norm == "none" or (kind.qk_norm == "l2" and kind.rope is None):
             return None
+        if kind.qk_norm == "l2":
+            return PlainHeadNorm(eps=self._spec.norm.eps)
         weights, order = [], _rotated_order(kind.rope, kind.head_dim)
         counts = (kind.num_heads, kind.num_kv_heads)
-        for name, total, chosen in zip(("q_norm", "k_norm"), counts, (heads.queries, heads.kv), strict=True):
-            if kind.qk_norm == "head":
+        for name, total, chosen in zip(self._spec.names.qk_norms, counts, (heads.queries, heads.kv), strict=True):
+            if kind.qk_norm.startswith("head"):
                 weight = self._norm_weight(f"{prefix}.{name}.weight", (kind.head_dim,))
                 weight_ND = weight.expand(chosen.stop - chosen.start, -1)
             elif kind.qk_norm == "layer":
@@ -308,7 +313,7 @@ class Builder:
         weight_ND, eps = torch.cat(weights), self._spec.norm.eps
         if kind.qk_norm == "layer":
             return AllHeadsNorm(weight_ND=weight_ND, eps=eps, num_heads=heads.counts[0], tp=self._tp)
-        return (HeadNorm if kind.qk_norm == "head" else HeadLayerNorm)(weight_ND=weight_ND, eps=eps)
+        return (HeadNorm if kind.qk_norm.startswith("head") else HeadLayerNorm)(weight_ND=weight_ND, eps=eps)
 
     def _feed_forward(self, prefix: str, kind: DenseMLP | MixtureOfExperts) -> MLP | Experts:
         if isinstance(kind, MixtureOfExperts):
@@ -399,7 +404,18 @@ class Builder:
             ),
             activation=kind.activation,
             gated=kind.gated,
+            learned=self._xielu(f"{prefix}.act_fn") if kind.activation == "xielu" else None,
         )
+
+    def _xielu(self, prefix: str) -> XIELU:
+        """Of the numbers that softplus makes the learned ones of; the others may be stored too."""
+        names = ("beta", "eps") if isinstance(self._source, CheckpointDirectory) else ()
+        stored = {name: f"{prefix}.{name}" for name in names if f"{prefix}.{name}" in self._source}
+        fixed = {name: float(self._source.read(tensor, ())) for name, tensor in stored.items()}
+        positive, negative = (
+            F.softplus(self._source.read(f"{prefix}.{name}", (1,)).float()) for name in ("alpha_p", "alpha_n")
+        )
+        return XIELU(positive_1=positive, negative_1=fixed.get("beta", XIELU.beta) + negative, **fixed)
 
     def _shared_bias(self, name: str, wanted: bool) -> Tensor | None:
         """The bias of a row-parallel layer: added once, by the first shard."""

@@ -74,7 +74,7 @@ class CheckpointDirectory:
         elif name + MX_BLOCKS in self._files and len(shape) == 3:
             wanted = self._read_mxfp4(name, shape, *part)
         else:
-            wanted = self._view(name, shape, FLOAT_DTYPES)[part or (ALL,)]
+            wanted = self._view(name, shape, FLOAT_DTYPES)[part or ...]
         # Into memory of torch's own alignment, whatever the file's.
         return torch.empty(wanted.shape, device=self._device, dtype=self._dtype).copy_(wanted)
 

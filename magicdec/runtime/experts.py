@@ -33,6 +33,8 @@ class Router:
         """The chosen experts' weights and numbers, both [M, C]."""
         kind, bias = self.kind, self.bias_E
         logits_ME = F.linear(x_MH.float(), self.weight_EH.float(), None if bias is None else bias.float())
+        if kind.scoring == "sparse_mixer":
+            return self._one_by_one(logits_ME)
         if kind.scoring in ("softmax_of_chosen", "sigmoid_of_input"):
             chosen_MC, experts_MC = logits_ME.topk(kind.num_experts_per_tok, dim=-1)
             return chosen_MC.softmax(-1) if kind.scoring == "softmax_of_chosen" else chosen_MC.sigmoid(), experts_MC
@@ -43,6 +45,17 @@ class Router:
         if kind.normalized:
             weights_MC = weights_MC / (weights_MC.sum(-1, keepdim=True) + 1e-20)
         return weights_MC * kind.scaling_factor, experts_MC
+
+    def _one_by_one(self, logits_ME: Tensor) -> tuple[Tensor, Tensor]:
+        """The best expert, by a softmax among those that are near it; then the best of the others, and so on."""
+        left_ME, weights, experts = logits_ME, [], []
+        for _ in range(self.kind.num_experts_per_tok):
+            best_M1, expert_M1 = left_ME.max(-1, keepdim=True)
+            is_far_ME = (best_M1 - logits_ME) / logits_ME.abs().maximum(best_M1) > 2 * self.kind.nearness
+            weights.append(left_ME.masked_fill(is_far_ME, float("-inf")).softmax(-1).gather(1, expert_M1))
+            experts.append(expert_M1)
+            left_ME = left_ME.scatter(1, expert_M1, float("-inf"))
+        return torch.cat(weights, dim=1), torch.cat(experts, dim=1)
 
     def _among_best_groups(self, choice_ME: Tensor) -> Tensor:
         """The scores, with those of experts outside the best groups at -inf."""

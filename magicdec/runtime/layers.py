@@ -184,6 +184,20 @@ class VocabParallelEmbedding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class XIELU:
+    """positive·x² + beta·x above 0, negative·(exp(min(x, eps)) - 1 - x) + beta·x below (arXiv 2411.13010)."""
+
+    positive_1: Tensor
+    negative_1: Tensor
+    beta: float = 0.5
+    eps: float = -1e-6
+
+    def __call__(self, x: Tensor) -> Tensor:
+        below = (torch.expm1(x.clamp(max=self.eps)) - x) * self.negative_1
+        return (torch.where(x > 0, self.positive_1 * x * x, below) + self.beta * x).to(x.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MLP:
     """down(activation(gate(x)) · up(x)), with gate and up fused into one product; or down(activation(up(x)))."""
 
@@ -192,10 +206,12 @@ class MLP:
     down: RowParallelLinear
     activation: Activation = "silu"
     gated: bool = True
+    learned: XIELU | None = None
+    """What takes the activation's place, where the layer has learned it."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        functions = GATED if self.gated else UNGATED
-        return self.down(functions[self.activation](self.gate_up(x)))
+        activate = self.learned or (GATED if self.gated else UNGATED)[self.activation]
+        return self.down(activate(self.gate_up(x)))
 
     def narrowed(self, narrow: Narrow) -> MLP:
         """With its linear layers in another format."""

@@ -65,7 +65,7 @@ class GroupedAttention:
     norm: Callable[[Tensor], Tensor] | None = None
     """Of query and key heads, before rotation."""
     rotated_norm: Callable[[Tensor], Tensor] | None = None
-    """The same after rotation; one that rotating changes nothing in, so that stored keys can be moved on."""
+    """The same after rotation."""
     temperature: tuple[float, float] | None = None
     """(c, n): queries at position p are multiplied with 1 + c·ln(1 + ⌊(p + o)/n⌋), with o `temperature_offset`."""
     temperature_offset: int = 1
@@ -107,9 +107,15 @@ class GroupedAttention:
             heads_BTND.copy_(self.rotated_norm(heads_BTND))
 
     def rotate_keys_(self, keys_BKSD: Tensor, rotations: Sequence[Tensor]) -> Tensor:
-        if self.rotary is not None:
-            rotate_(keys_BKSD[..., : self.num_rotated], rotations[self.rotary])
-        return keys_BKSD
+        """A norm's weights on rotated keys are taken off meanwhile: its mean square does not change."""
+        if self.rotary is None:
+            return keys_BKSD
+        weight_K1D = None
+        if isinstance(self.rotated_norm, HeadNorm):
+            weight_K1D = self.rotated_norm.weight_ND[self.num_heads :, None]
+            keys_BKSD.div_(weight_K1D.masked_fill(weight_K1D == 0, 1.0))
+        rotate_(keys_BKSD[..., : self.num_rotated], rotations[self.rotary])
+        return keys_BKSD if weight_K1D is None else keys_BKSD.mul_(weight_K1D)
 
     def narrowed(self, narrow: Narrow) -> GroupedAttention:
         return replace(self, qkv=narrow(self.qkv), output=narrow(self.output))

@@ -58,6 +58,7 @@ from magicdec.specs.hf_variants import (
     hunyuan_rope,
     ministral3_attention,
     phimoe_details,
+    phimoe_experts,
     phimoe_rope,
     smollm3_layers,
 )
@@ -477,6 +478,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "norm_type": ("rms", "hf_rms", "fused"),
         },
         ignored=HUNYUAN_TOKENS,
+        names=TensorNames(qk_norms=("query_layernorm", "key_layernorm")),
     ),
     "apertus": Architecture(
         layers=stacked(
@@ -484,16 +486,19 @@ ARCHITECTURES: dict[str, Architecture] = {
             plain_mlp(default_activation="xielu", gated=False),
         ),
         fixed={"mlp_bias": (False,), "post_norm": (False,), "qk_norm": (True,)},
+        names=TensorNames(norms=("attention_layernorm", "feedforward_layernorm")),
     ),
     "phimoe": Architecture(
         layers=stacked(
             grouped(bias="attention_bias", output_bias="attention_bias", theta=1_000_000.0, rope=phimoe_rope),
-            plain(partial(experts, width="intermediate_size", normalized=False, scoring="sparse_mixer")),
+            plain(phimoe_experts),
             always_window,
         ),
         norm=Norm(kind="layernorm", has_bias=True),
         details=phimoe_details,
+        fixed={"num_experts_per_tok": (2,)},
         ignored=("input_jitter_noise", "original_max_position_embeddings"),
+        names=TensorNames(mlp="block_sparse_moe", expert="w1"),
     ),
     "granitemoehybrid": Architecture(layers=granite_hybrid_layers, details=granite_details),
     "nemotron": Architecture(

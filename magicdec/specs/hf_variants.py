@@ -22,7 +22,7 @@ from magicdec.specs.hf_layers import (
     num_layers,
 )
 from magicdec.specs.hf_rope import read_rope
-from magicdec.specs.layers import MLP, Attention, FeedForward, Layer, Mamba2, Rope
+from magicdec.specs.layers import MLP, Attention, FeedForward, Layer, Mamba2, MixtureOfExperts, Rope
 
 
 def smollm3_layers(keys: Keys) -> list[Layer]:
@@ -135,6 +135,12 @@ def phimoe_rope(keys: Keys, head_dim: int, **options: Any) -> Rope:
         return rope
     factor = Keys(given, f"{keys.where}: rope").number("long_mscale")
     return msgspec.structs.replace(rope, scaling=msgspec.structs.replace(rope.scaling, attention_factor=factor))
+
+
+def phimoe_experts(keys: Keys) -> MixtureOfExperts:
+    """What trains with noise chooses among the experts that noise might have chosen."""
+    nearness = keys.number("router_jitter_noise", default=0.01, least=-1e-9, most=1.0)
+    return experts(keys, width="intermediate_size", normalized=False, scoring="sparse_mixer", nearness=nearness)
 
 
 def phimoe_details(keys: Keys) -> Details:

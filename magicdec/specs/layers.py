@@ -466,6 +466,8 @@ class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts
     num_chosen_groups: int = 1
     """Experts are chosen among those of the best groups only (DeepSeek-V3)."""
     group_score: Literal["top2", "max"] = "top2"
+    nearness: float = 0.01
+    """Of a sparse mixer: an expert is near the best that is not further away than twice this share of its score."""
     scaling_factor: float = 1.0
 
     @property

@@ -83,7 +83,7 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is stored as a matrix of one row."""
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     """In the order in which a layer's norms are applied."""
-    prefix: str = "model"
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):

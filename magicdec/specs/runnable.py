@@ -30,20 +30,16 @@ def _mixer(kind: Mixer | None) -> str | None:
         return None if kind.indexer is None else "attention to tokens that an indexer chooses"
     if kind is not None and not isinstance(kind, Attention):
         return f"layers of another kind than attention ({kind.label})"
-    if kind is not None and kind.qk_norm == "head_after":
-        return "queries and keys normed after rotation, with weights"
     return None
 
 
 def _feed_forward(kind: FeedForward | None) -> str | None:
     if kind is None:
         return None
-    if kind.activation == "xielu":
-        return "feed-forwards with xIELU"
     if kind.activation == "swigluoai" and not kind.gated:
         return "feed-forwards of an activation that has a gate, without one"
-    if isinstance(kind, MixtureOfExperts) and kind.scoring == "sparse_mixer":
-        return "experts that a sparse mixer chooses"
+    if kind.activation == "xielu" and (kind.gated or isinstance(kind, MixtureOfExperts)):
+        return "feed-forwards with xIELU that are gated or experts"
     if isinstance(kind, MixtureOfExperts) and kind.latent_size is not None:
         return "experts of a latent"
     return None

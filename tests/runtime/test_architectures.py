@@ -75,8 +75,10 @@ def write(directory: Path, config: dict[str, Any], *, seed: int) -> Any:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if "norm" in name and name.endswith("weight"):
                 tensor.uniform_(0.5, 1.5)
-            elif name.endswith(("bias", "sinks")):
+            elif name.endswith(("bias", "sinks", "alpha_p", "alpha_n")):
                 tensor.normal_(std=0.3)
+            elif name.endswith("act_fn.beta"):
+                tensor.fill_(0.25)
             elif tensor.dim() > 1:
                 tensor.normal_(std=1.5 * tensor.shape[-1] ** -0.5)
     model.save_pretrained(directory)
@@ -129,6 +131,33 @@ def test_tokens_and_logits_are_transformers_and_every_draft_is_lossless(
     for draft in DRAFTS.values():
         engine.restore(snapshot)
         assert greedy(engine, draft) == tokens, draft.draft_method
+
+
+class KeysOf:
+    """A pass that keeps the keys it is given, and attends to nothing."""
+
+    def __init__(self, positions: list[int]) -> None:
+        self.positions_BT, self.keys_BKTD = torch.tensor([positions]), torch.empty(0)
+
+    def attend(self, layer: int, query_BTAD: torch.Tensor, kv_BTPKD: torch.Tensor, scoring: Any) -> torch.Tensor:
+        self.keys_BKTD = kv_BTPKD[:, :, 0].transpose(1, 2).clone()
+        return torch.zeros(*query_BTAD.shape[:2], query_BTAD[0, 0].numel())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "cohere", "llama4_text", "hunyuan_v1_dense"])
+def test_stored_keys_move_on_as_if_they_had_been_computed_there(model_type: str, tmp_path: Path) -> None:
+    """Whether they were normed before or after they were rotated."""
+    config = {**draw(model_type, 0), "use_qk_norm": True} if model_type == "cohere" else draw(model_type, 0)
+    write(tmp_path, config, seed=0)
+    model = load_model(tmp_path)
+    model.reserve(64, longest=64)
+    mixer, x = model.layers[0].mixer, torch.randn(1, 3, config["hidden_size"])
+    here, there = KeysOf([0, 1, 2]), KeysOf([7, 8, 9])
+    for attention in (here, there):
+        mixer(x, 0, attention, model.rotations(attention.positions_BT))
+    moved = mixer.rotate_keys_(here.keys_BKTD.clone(), model.turns(torch.tensor([[7]])))
+    assert not torch.allclose(here.keys_BKTD, there.keys_BKTD, atol=0.01)
+    torch.testing.assert_close(moved, there.keys_BKTD, atol=1e-5, rtol=1e-5)
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}

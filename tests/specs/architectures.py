@@ -136,6 +136,7 @@ def variant(model_type: str, rng: random.Random) -> Config:
             "num_experts_per_tok": 2,
             "attention_bias": biased,
             "lm_head_bias": not biased,
+            "router_jitter_noise": rng.choice((0.01, 0.4)),
         },
         "granitemoehybrid": {
             "num_local_experts": rng.choice((0, 4)),
