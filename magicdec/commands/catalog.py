@@ -11,9 +11,9 @@ from magicdec.commands.options import table_console
 from magicdec.units import GIGA, MEGA, TERA, format_bytes
 
 Format = Annotated[Literal["table", "json"], typer.Option("--format", help="table or json.")]
-MODELS_EPILOG = "\b\nExamples:\n  magicdec models\n  magicdec models --format json"
+MODELS_EPILOG = "\b\nExamples:\n  magicdec models\n  magicdec models --format json\n  magicdec models --architectures"
 HARDWARE_EPILOG = "\b\nExamples:\n  magicdec hardware"
-PROSE = ("layers", "fitted_on")
+PROSE = ("layers", "fitted_on", "models", "runs")
 """Columns that wrap; in the others a name or a number would be cut."""
 WIDTH_WITH_LAYERS = 110
 HEADINGS = {
@@ -24,14 +24,22 @@ HEADINGS = {
 ENGINES_EPILOG = "\b\nExamples:\n  magicdec engines"
 
 
-def models_command(output: Format = "table") -> None:
-    """List the models that can be planned by name.
+def models_command(
+    architectures: Annotated[
+        bool, typer.Option("--architectures", help="The architectures that are understood, instead.")
+    ] = False,
+    output: Format = "table",
+) -> None:
+    """List the models that can be planned by name, or the architectures that a config.json may have.
 
     With their weights, layers by kind, what a token takes in the cache, the longest context, and whether `magicdec run`
     runs them.
     """
     from magicdec.specs.catalog import load_model_spec, model_names
 
+    if architectures:
+        _show_architectures(output)
+        return
     rows = [_model_row(load_model_spec(name)) for name in model_names()]
     if is_narrow := output == "table" and table_console().width < WIDTH_WITH_LAYERS:
         for row in rows:
@@ -39,6 +47,36 @@ def models_command(output: Format = "table") -> None:
     _show(rows, output)
     if is_narrow:
         print(f"layers by kind: in a terminal of {WIDTH_WITH_LAYERS} columns, or with --format json")
+
+
+def _show_architectures(output: str) -> None:
+    """By model_type: all are planned; those that are run are tested against transformers."""
+    import msgspec
+
+    from magicdec.specs.catalog import architecture_facts
+
+    facts = architecture_facts()
+    if output == "json":
+        print(json.dumps([msgspec.to_builtins(each) for each in facts], indent=1))
+        return
+    rows: list[dict[str, Any]] = [
+        {
+            "architecture": each.architecture,
+            "layers": ", ".join(each.layers),
+            "runs": "yes" if each.why_not_run is None else f"no: {each.why_not_run}",
+            "parity": each.parity_configurations or "-",
+            "oracle": "yes" if each.oracle else "no",
+            "models": len(each.models) or "-",
+        }
+        for each in facts
+    ]
+    _show(rows, output)
+    num_run = sum(each.why_not_run is None for each in facts)
+    print(
+        f"planned: all {len(facts)}; run: {num_run}. parity: drawn configurations whose tokens are\n"
+        "transformers'; oracle: weights, caches and FLOPs are held against transformers;\n"
+        "models: of the catalog, with their parameters with --format json"
+    )
 
 
 def _model_row(spec: Any) -> dict[str, Any]:

@@ -18,12 +18,37 @@ from magicdec.specs.model_file import load_model_file
 
 PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
 MODELS_DIRECTORY = PACKAGE_DIRECTORY / "specs" / "data" / "models"
+ARCHITECTURES_FILE = PACKAGE_DIRECTORY / "specs" / "data" / "architectures.json"
+"""What is known of every architecture; written by scripts/architectures_table.py."""
 EMBEDDED = "embedded"
 EMBEDDED_DIRECTORY = PACKAGE_DIRECTORY / "data" / "embedded"
 
 
 def model_names() -> list[str]:
     return [EMBEDDED, *sorted(path.stem for path in MODELS_DIRECTORY.glob("*.json"))]
+
+
+class ArchitectureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of an architecture: the kinds of its layers, whether it is run, how it is tested."""
+
+    architecture: str
+    layers: tuple[str, ...]
+    planned: bool
+    why_not_run: str | None
+    parity_configurations: int
+    """Drawn ones whose tokens and logits are held against transformers' when it is run."""
+    oracle: str | None
+    """What weights, caches and FLOPs are held against."""
+    models: dict[str, int]
+    """Of the catalog, with their parameters."""
+
+
+class _Facts(msgspec.Struct):
+    architectures: tuple[ArchitectureFacts, ...]
+
+
+def architecture_facts() -> tuple[ArchitectureFacts, ...]:
+    return msgspec.json.decode(ARCHITECTURES_FILE.read_bytes(), type=_Facts).architectures
 
 
 def checkpoint_directory(model: str) -> Path | None:

@@ -139,7 +139,7 @@ def variant(model_type: str, rng: random.Random) -> Config:
             "router_jitter_noise": rng.choice((0.01, 0.4)),
         },
         "granitemoehybrid": {
-            "num_local_experts": rng.choice((0, 4)),
+            "num_local_experts": 4 if biased else 0,
             "num_experts_per_tok": 2,
             "shared_intermediate_size": 16,
             "num_hidden_layers": 4,
@@ -262,11 +262,15 @@ def draw(model_type: str, seed: int) -> Config:
     return {"model_type": model_type, **config}
 
 
+VARIANTS = (
+    "glm", "smollm3", "seed_oss", "ernie4_5", "ernie4_5_moe", "exaone4", "dots1", "olmoe", "ministral3",
+    "hunyuan_v1_dense", "apertus", "phimoe", "granitemoehybrid",
+)  # fmt: skip
+"""What `variant` draws."""
 READ_BY_TRANSFORMERS = (
     "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text", "cohere",
     "cohere2", "olmo2", "olmo3", "granite", "glm4", "glm4_moe", "minimax_m2", "gpt_oss", "llama4_text", "nemotron",
     "nemotron-nas", "deepseek_v2",
     "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "qwen2_moe", "qwen3_next", "qwen3_5_text",
-    "qwen3_5_moe_text", "minimax", "nemotron_h", "glm", "smollm3", "seed_oss", "ernie4_5", "ernie4_5_moe", "exaone4",
-    "dots1", "olmoe", "ministral3", "hunyuan_v1_dense", "apertus", "phimoe", "granitemoehybrid",
+    "qwen3_5_moe_text", "minimax", "nemotron_h", *VARIANTS,
 )  # fmt: skip
