@@ -22,17 +22,20 @@ from magicdec.specs.hardware import (
     AllReduceCurve,
     AttentionCurve,
     HardwareProfile,
+    lent,
     load_hardware,
     save_hardware,
 )
 from magicdec.units import KIB, MIB
 from magicdec.validate.kernel_tables import Group, Table, curve_of, held_out, predict, read_table, refit, with_curve
 from magicdec.validate.kernels import extrapolation_error, refit_error
+from magicdec.validate.layer_kinds import KINDS
 
 FILES = (
     "gemm_bf16.csv.gz", "gemm_quantized.csv.gz", "decode_attention_bf16.csv.gz", "decode_attention_fp8.csv.gz",
     "mla_decode.csv.gz", "prefill_attention_bf16.csv.gz", "moe.csv.gz", "allreduce_bf16.csv.gz",
-    "allreduce_engines.csv.gz",
+    "allreduce_engines.csv.gz", "linear_attention.csv.gz", "linear_prefill.csv.gz", "indexer.csv.gz", "top_k.csv.gz",
+    "sparse_attention.csv.gz", "window_attention.csv.gz",
 )  # fmt: skip
 SOURCE = "aiconfigurator-core 0.12.0 measured-kernel tables, {lane} lane, {dtype}"
 ENGINE_LANES = {
@@ -73,6 +76,27 @@ The tables here hold two and eight ranks. What only lies between, the two-shot k
 its growth with the ranks on Blackwell, is from the timings in https://github.com/vllm-project/vllm/pull/24111, less the
 1 us by which that benchmark exceeds the tables where both have a row.
 """
+LATENT_TILES = {
+    "a100-sxm-80gb": AttentionCurve(tile_rows=64.0),
+    "l40s-48gb": AttentionCurve(tile_rows=64.0),
+    "h100-sxm-80gb": AttentionCurve(tile_rows=64.0, combine_traffic=1.0),
+    "h200-sxm-141gb": AttentionCurve(tile_rows=64.0, combine_traffic=1.0),
+    "b200-sxm-192gb": AttentionCurve(tile_rows=128.0, narrow_heads=32.0, combine_traffic=1.0),
+}
+"""Query rows of TensorRT-LLM's kernels for latents: instructions of 64 rows; on Blackwell a kernel of 16 rows up to 32
+heads and above it one of 64 rows, or 128 on two multiprocessors (its selectMlaGenerationKernel). On Ampere and Ada one
+block walks over a whole context."""
+LAYER_LANES = {
+    "linear": "vLLM 0.24.0 and, verifying, 0.1.dev19262", "linear_prefill": "vLLM 0.24.0", "indexer": "vLLM 0.24.0",
+    "top_k": "SGLang 0.5.14", "sparse": "SGLang 0.5.14",
+}  # fmt: skip
+LAYER_LIBRARIES = {
+    "linear": "vLLM's packed decode kernel of gated delta nets, and its recurrence of several tokens",
+    "linear_prefill": "FlashInfer's chunked gated delta rule, as vLLM calls it (L40S: Triton's)",
+    "indexer": "DeepGEMM's paged scores", "top_k": "SGLang's fused top-k", "sparse": "FlashMLA's sparse kernel",
+}  # fmt: skip
+LENT = {"linear": ("a100-sxm-80gb", "h100-sxm-80gb"), "linear_prefill": ("a100-sxm-80gb", "l40s-48gb")}
+"""Devices whose curve is another's: that table has none of vLLM's kernels of theirs."""
 MAX_ROWS = 6000
 """Rows that a curve is fitted to, evenly thinned."""
 ERROR_TO_DEVIATION = 1.25
@@ -87,6 +111,8 @@ def source_of(table: Table, key: Group) -> str:
     if table.kind == "latent":
         version = LATENT_VERSIONS.get(key.device, "1.3.0rc20")
         return SOURCE.format(lane=f"TensorRT-LLM {version}", dtype=key.variant or "bf16")
+    if table.kind in LAYER_LANES:
+        return SOURCE.format(lane=LAYER_LANES[table.kind], dtype=key.variant or "bf16")
     versions = ALL_REDUCE_VERSIONS if table.kind == "allreduce" else VERSIONS
     default = "0.19.0" if table.kind == "allreduce" else "0.24.0"
     return SOURCE.format(lane=f"vLLM {versions.get(key.device, default)}", dtype=key.variant or "bf16")
@@ -107,6 +133,8 @@ def fit_table(profile: HardwareProfile, table: Table, key: Group, rows: dict[str
         f"held out {error or float('nan'):.2%}, extrapolated {extrapolated or float('nan'):.2%}",
         flush=True,
     )
+    if table.kind == "window":
+        return fitted
     relative_error = ERROR_TO_DEVIATION * float(error if error is not None else deviation[counted].mean())
     fit = msgspec.structs.replace(
         curve.fit, num_rows=int(rows["time_s"].size), error=round(float(error), 4) if error is not None else None,
@@ -130,7 +158,12 @@ def start(profile: HardwareProfile, table: Table, key: Group) -> HardwareProfile
             library, splits = "vLLM 0.24.0's default decode kernel for the device, fp8 cache", "always"
         return with_curve(table, profile, key.variant, AttentionCurve(library=library, splits=splits))
     if table.kind == "latent":
-        return with_curve(table, profile, key.variant, AttentionCurve(library="TensorRT-LLM's kernel for latents"))
+        tiles = LATENT_TILES[key.device]
+        curve = msgspec.structs.replace(tiles, library="TensorRT-LLM's kernel for latents")
+        return with_curve(table, profile, key.variant, curve)
+    if table.kind in LAYER_LIBRARIES:
+        known = msgspec.structs.replace(KINDS[table.kind].default, library=LAYER_LIBRARIES[table.kind])
+        return with_curve(table, profile, key.variant, known)
     if table.kind != "allreduce":
         return profile
     if not key.variant:
@@ -150,6 +183,10 @@ def main(directory: Path, files: Sequence[str]) -> None:
                 fitted = with_curve(table, fitted, "vllm", curve_of(table, fitted, key.variant))
             profiles[key.device] = fitted
             save_hardware(profiles[key.device], HARDWARE_DIRECTORY / f"{key.device}.toml")
+    for kind, (device, donor) in LENT.items():
+        profile = profiles.get(device) or load_hardware(device)
+        curve = lent(getattr(profiles.get(donor) or load_hardware(donor), kind), donor)
+        save_hardware(msgspec.structs.replace(profile, **{kind: curve}), HARDWARE_DIRECTORY / f"{device}.toml")
 
 
 if __name__ == "__main__":

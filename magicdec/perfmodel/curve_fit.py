@@ -37,12 +37,20 @@ from magicdec.specs.hardware import (
     Fit,
     GemmCurve,
     HardwareProfile,
+    IndexerCurve,
+    LinearCurve,
+    LinearPrefillCurve,
     MoeCurve,
     PrefillCurve,
+    SparseCurve,
+    TopKCurve,
 )
 
 Rows = Mapping[str, Any]
-Curve = TypeVar("Curve", GemmCurve, AttentionCurve, PrefillCurve, MoeCurve, AllReduceCurve, ElementwiseCurve)
+Curve = TypeVar(
+    "Curve", GemmCurve, AttentionCurve, PrefillCurve, MoeCurve, AllReduceCurve, ElementwiseCurve,
+    LinearCurve, LinearPrefillCurve, IndexerCurve, TopKCurve, SparseCurve,
+)  # fmt: skip
 MAX_PARAMETERS = 12
 LOSS_SCALE = 0.05
 MIN_ROW_TIMINGS = 4
@@ -355,12 +363,20 @@ def fit_attention(
 
 
 def fit_latent(
-    rows: Rows, hw: HardwareProfile, *, kv_dtype: str = "bf16", library: str = "measured", fitted_on: str = ""
+    rows: Rows,
+    hw: HardwareProfile,
+    *,
+    kv_dtype: str = "bf16",
+    tiles: AttentionCurve | None = None,
+    library: str = "measured",
+    fitted_on: str = "",
 ) -> AttentionCurve:
     """Fits decoding of latent attention: columns batch_size, num_heads, kv_len, time_s; row, flops_per_pair; weight.
 
-    The compute ceiling shows where many heads read one latent. Splits have no price of their own: more query
-    tokens, which need fewer of them, could take less time.
+    The compute ceiling shows where many heads read one latent. `tiles` is a curve whose tiles of query rows are known,
+    and whether the kernel splits contexts (`combine_traffic` > 0): what the parts found is then added up at a price for
+    each query row. Splits have no other: more query tokens, which need fewer of them, could take less time. A cache in
+    a narrow format is read at the bandwidth that one in 16 bits showed; kernels of narrow tiles compute in its format.
     """
     names = ("batch_size", "num_heads", "kv_len", "row", "flops_per_pair", "time_s")
     batch, heads, kv_len, row, flops_per_pair, seconds = columns(rows, names)
@@ -371,13 +387,24 @@ def fit_latent(
             kv_dtype=kv_dtype, curve=curve, working_set_bytes="own",
         ).time_s  # fmt: skip
 
-    parameters = {**ATTENTION_PARAMETERS, "flops_efficiency": Free(prior=0.6, spread=0.2)}
+    start = msgspec.structs.replace(tiles or AttentionCurve(), library=library, split_overhead_s=0.0)
+    has_narrow = start.narrow_heads > 0
+    rate = hw.compute_rate(kv_dtype) / hw.compute_rate("bf16") if has_narrow else 1.0
+    parameters = {**ATTENTION_PARAMETERS, "flops_efficiency": Free(prior=0.65 * rate, spread=0.2)}
     del parameters["split_overhead_s"]
-    start = AttentionCurve(library=library, split_overhead_s=0.0)
+    if start.combine_traffic > 0:
+        parameters["combine_traffic"] = Free(prior=0.5, spread=0.7)
+        del parameters["wave_weight"]
+    if has_narrow:
+        parameters["tile_traffic"] = Free(prior=0.3, spread=0.7)
+        del parameters["block_overhead_s"]
+    if kv_dtype != "bf16" and "bf16" in hw.latent and start.combine_traffic > 0:
+        parameters["bandwidth_efficiency"] = Free(prior=hw.latent["bf16"].bandwidth_efficiency, spread=0.03)
+    starts = [{name: value for name, value in each.items() if name in parameters} for each in LATENT_STARTS]
     candidates = [
         minimise(
             msgspec.structs.replace(start, blocks_per_multiprocessor=blocks), parameters, predict, seconds,
-            row_weights(rows, seconds), starts=LATENT_STARTS,
+            row_weights(rows, seconds), starts=starts,
         )
         for blocks in LATENT_BLOCKS
     ]  # fmt: skip

@@ -20,11 +20,15 @@ from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import draft_kv_tokens
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
+from magicdec.specs.layers import Attention, GatedDeltaNet, LatentAttention, Mixer
+from magicdec.specs.model import ModelSpec
 
 Z_90 = NormalDist().inv_cdf(0.95)
 """A normal variable lies within ± this many standard deviations with probability 0.9."""
 OTHER_DEVICE_ERROR = 0.2
 """Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and clocks differ."""
+UNMEASURED_ERROR = 0.3
+"""Of kernels that no table holds: lightning attention's, Mamba-2's recurrence, sparse attention over a narrow cache."""
 ACROSS_NODES_ERROR = 0.5
 """Relative error of collectives over several nodes, and of sends between stages, of which nothing was measured."""
 EXCHANGE_ERROR = 0.15
@@ -50,11 +54,37 @@ def is_engine_fitted_on(hw: HardwareProfile, engine: EngineProfile) -> bool:
     return engine.fitted_device in ("", hw.name)
 
 
-def relative_errors(hw: HardwareProfile, engine: EngineProfile) -> dict[str, float]:
-    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs."""
+def attention_error(hw: HardwareProfile, model: ModelSpec | None, kv_dtype: str = "bf16") -> float:
+    """One standard deviation, relative, of what mixes tokens: of the least sure of the model's kinds of layers. A kind
+    whose kernels no table holds, or only some of them, has `UNMEASURED_ERROR`."""
+    if model is None:
+        return hw.attention_curve().fit.relative_error
+    own = [_mixer_error(hw, mixer, kv_dtype) for mixer, _ in model.mixers]
+    return max(own, default=hw.attention_curve().fit.relative_error)
+
+
+def _mixer_error(hw: HardwareProfile, mixer: Mixer, kv_dtype: str) -> float:
+    if isinstance(mixer, Attention):
+        return hw.attention_curve().fit.relative_error
+    if isinstance(mixer, LatentAttention):
+        own = hw.latent_curve(kv_dtype).fit.relative_error
+        if mixer.indexer is None:
+            return own
+        curves = (hw.indexer, hw.sparse.get(kv_dtype))
+        return max(own, *(UNMEASURED_ERROR if curve is None else curve.fit.relative_error for curve in curves))
+    if hw.linear is None or not isinstance(mixer, GatedDeltaNet):
+        return UNMEASURED_ERROR
+    return hw.linear.fit.relative_error
+
+
+def relative_errors(
+    hw: HardwareProfile, engine: EngineProfile, model: ModelSpec | None = None, kv_dtype: str = "bf16"
+) -> dict[str, float]:
+    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs. Without
+    a `model`, of one whose layers are all attention."""
     return {
         "gemm": hw.gemm_curve().fit.relative_error,
-        "attention": hw.attention_curve().fit.relative_error,
+        "attention": attention_error(hw, model, kv_dtype),
         "elementwise": hw.elementwise_curve().fit.relative_error,
         "link": hw.allreduce_curve().fit.relative_error,
         "overhead": engine.relative_error
@@ -85,7 +115,7 @@ def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interv
     σ_machine = (σ_memory + σ_processor) · |share_AR,attention − share_SD,attention|.
     """
     setup, terms = prediction.setup, prediction.terms
-    errors: dict[str, Any] = {**relative_errors(setup.hardware, setup.engine)}
+    errors: dict[str, Any] = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision.kv_dtype)
     alone = terms.autoregressive.group_seconds()
     step = terms.step_seconds("group")
     difference: Array = np.asarray(0.0)

@@ -1,14 +1,26 @@
-"""Fits the curves of whole layers' kernels: prefill attention, mixtures of experts. As in curve_fit.py."""
+"""Fits the curves of whole layers' kernels: prefill attention, mixtures of experts, recurrences, indexers and what
+they choose for. As in curve_fit.py."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
 from magicdec.perfmodel.arrays import Array
-from magicdec.perfmodel.curve_fit import Free, Parameters, Rows, columns, minimise, row_weights, with_fit
+from magicdec.perfmodel.curve_fit import Curve, Free, Parameters, Rows, columns, minimise, row_weights, with_fit
 from magicdec.perfmodel.roofline import moe_time, prefill_attention_time
-from magicdec.specs.hardware import HardwareProfile, MoeCurve, PrefillCurve
+from magicdec.specs.hardware import (
+    HardwareProfile,
+    IndexerCurve,
+    LinearCurve,
+    LinearPrefillCurve,
+    MoeCurve,
+    PrefillCurve,
+    SparseCurve,
+    TopKCurve,
+)
 
 PREFILL_PARAMETERS: Parameters = {
     "overhead_s": Free(prior=1e-5, spread=1.0),
@@ -33,6 +45,60 @@ MOE_PARAMETERS: Parameters = {
     "independence": Free(prior=0.93, spread=0.7, scale="unit"),
     "imbalance": Free(prior=0.15, spread=0.7),
 }
+
+
+LAYER_PARAMETERS: dict[type, Parameters] = {
+    LinearCurve: {
+        "overhead_s": Free(prior=6e-6, spread=1.0),
+        "bandwidth_efficiency": Free(prior=0.8, spread=0.15),
+        "l2_fraction": Free(prior=0.8, spread=0.3),
+        "l2_bandwidth_ratio": Free(prior=2.0, scale="above_one"),
+        "token_s": Free(prior=6e-7, spread=1.0),
+        "ridge_power": Free(prior=2.5, scale="above_one"),
+    },
+    LinearPrefillCurve: {
+        "overhead_s": Free(prior=1e-5, spread=1.0),
+        "chunk_s": Free(prior=3e-6, spread=1.0),
+        "block_s": Free(prior=4e-6, spread=1.0),
+        "wave_weight": Free(prior=0.8, spread=1.0, scale="unit"),
+        "passes": Free(prior=2.0, spread=1.0),
+        "bandwidth_efficiency": Free(prior=0.5, spread=0.3),
+        "l2_fraction": Free(prior=0.5, spread=0.5),
+        "l2_bandwidth_ratio": Free(prior=2.0, scale="above_one"),
+        "ridge_power": Free(prior=3.0, scale="above_one"),
+    },
+    IndexerCurve: {
+        "overhead_s": Free(prior=4e-6, spread=0.5),
+        "bandwidth_efficiency": Free(prior=0.8, spread=0.1),
+        "flops_efficiency": Free(prior=0.4, spread=0.5),
+        "l2_bandwidth_ratio": Free(prior=2.0, scale="above_one"),
+        "row_s": Free(prior=5e-9, spread=1.0),
+        "ridge_power": Free(prior=2.0, scale="above_one"),
+    },
+    TopKCurve: {
+        "overhead_s": Free(prior=4e-6, spread=0.5),
+        "row_s": Free(prior=4e-6, spread=1.0),
+        "score_s": Free(prior=3e-10, spread=1.0),
+        "wave_weight": Free(prior=0.2, spread=1.0, scale="unit"),
+        "bandwidth_efficiency": Free(prior=0.3, spread=0.7),
+        "ridge_power": Free(prior=3.0, scale="above_one"),
+    },
+    SparseCurve: {
+        "overhead_s": Free(prior=8e-6, spread=0.7),
+        "flops_efficiency": Free(prior=0.6, spread=0.2),
+        "wave_weight": Free(prior=0.9, spread=1.0, scale="unit"),
+        "bandwidth_efficiency": Free(prior=0.8, spread=0.1),
+        "ridge_power": Free(prior=4.0, scale="above_one"),
+    },
+}
+
+
+def fit_layer(start: Curve, rows: Rows, predict: Callable[[Curve], Array], *, fitted_on: str = "") -> Curve:
+    """Fits a curve of layer_times.py to `time_s`; `predict` gives its times of the rows."""
+    (seconds,) = columns(rows, ("time_s",))
+    parameters = LAYER_PARAMETERS[type(start)]
+    curve, _ = minimise(start, parameters, predict, seconds, row_weights(rows, seconds))
+    return with_fit(curve, len(parameters), seconds, predict(curve), fitted_on)
 
 
 def fit_moe(rows: Rows, hw: HardwareProfile, *, weight_dtype: str, compute_dtype: str, fitted_on: str = "") -> MoeCurve:

@@ -132,6 +132,10 @@ def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
         return [*found, _prefill_attention(mixer, p, count=count)]
     several = np.where(p.query_len > 1, p.engine.verify_attention_factor, 1.0)
     factor = several * (p.attention_factor if mixer.mask == "full" else 1.0)
+    read = attended(mixer, p)
+    if mixer.mask == "window":  # in whole tiles, of which it begins within one
+        tile = p.hardware.attention_curve(p.precision.kv_dtype).window_tile_tokens
+        read = np.minimum(p.kv_len, read + tile)
     return [
         *found,
         ops.attention(
@@ -140,7 +144,7 @@ def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
             p.precision,
             batch=p.batch,
             query_len=p.query_len,
-            kv_len=attended(mixer, p),
+            kv_len=read,
             num_heads=mixer.num_heads / p.tp,
             num_kv_heads=ops.share(mixer.num_kv_heads, p.tp),
             head_dim=mixer.head_dim,
@@ -179,11 +183,9 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
     if mixer.indexer is not None:
         index = mixer.indexer
         if not index.is_shared:
-            found.append(
-                ops.indexer(
-                    p.hardware, p.engine, p.precision, batch=p.batch, query_len=p.query_len, kv_len=kv_len,
-                    num_heads=index.num_heads, head_dim=index.head_dim, count=count,
-                )
+            found += ops.indexer(
+                p.hardware, p.engine, p.precision, batch=p.batch, query_len=p.query_len, kv_len=kv_len,
+                num_heads=index.num_heads, head_dim=index.head_dim, top_k=index.top_k, count=count,
             )  # fmt: skip
         kv_len = np.minimum(kv_len, float(index.top_k))
     arguments: dict[str, Any] = {
@@ -212,15 +214,23 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
 
 def _linear_attention(mixer: GatedDeltaNet | LightningAttention | Mamba2, p: Pass, *, count: int) -> list[Op]:
     """The state is read and written once per pass in prefill; verification keeps the state after every token, so that a
-    rejection goes back to the one it needs."""
+    rejection goes back to the one it needs, and in some engines copies that one."""
     states = mixer.states()
     recurrent = sum((ops.share(each.num_heads, p.tp) * each.recurrent_elements for each in states), np.asarray(0.0))
     conv = sum((ops.share(each.num_heads, p.tp) * each.conv_elements for each in states), np.asarray(0.0))
-    written = p.num_passes if p.is_prefill else p.query_len
+    shared: dict[str, Any] = {"batch": p.batch, "state_elements": recurrent, "conv_elements": conv}
+    if p.is_prefill:
+        kernel = 1 if isinstance(mixer, LightningAttention) else mixer.conv_kernel
+        prefill = ops.linear_prefill(
+            p.hardware, p.engine, p.precision, query_len=p.query_len / p.num_passes, conv_kernel=kernel,
+            count=count * p.num_passes, **shared,
+        )  # fmt: skip
+        return [prefill]
+    copied = np.where(p.query_len > 1, 2.0 * p.engine.states_beside, 0.0)  # read and written
     return [
         ops.linear_attention(
-            p.hardware, p.engine, p.precision, batch=p.batch, query_len=p.query_len, state_elements=recurrent,
-            conv_elements=conv, states_written=written, count=count,
+            p.hardware, p.engine, p.precision, query_len=p.query_len, states_written=p.query_len + copied, count=count,
+            **shared,
         )
     ]  # fmt: skip
 

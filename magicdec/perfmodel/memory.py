@@ -201,7 +201,7 @@ def memory_need(
             batch * (tokens + setup.engine.spare_slots) * sparse_kv_bytes_per_token(setup.drafter, precision, ranks)
         ) * of_stage
     # A recurrence keeps the state after each token of a block, to go back to the one that a rejection needs.
-    states = gamma + 1.0 if setup.kind != "none" else 1.0
+    states = gamma + 1.0 + setup.engine.states_beside if setup.kind != "none" else 1.0
     workspace = workspace_bytes(
         setup.model, setup.engine, setup.precision, batch=batch / spread.pp, gamma=gamma, tp_size=tp,
         sampling=setup.sampling,

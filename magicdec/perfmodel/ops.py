@@ -25,6 +25,14 @@ from magicdec.perfmodel.collectives import (
     send_time,
 )
 from magicdec.perfmodel.cost import Array, Cost, total
+from magicdec.perfmodel.layer_times import (
+    KEY_BYTES,
+    indexer_time,
+    linear_prefill_time,
+    linear_time,
+    sparse_time,
+    top_k_time,
+)
 from magicdec.perfmodel.roofline import (
     OpTime,
     attention_time,
@@ -269,12 +277,42 @@ def latent_attention(
     (`is_sparse`) once per query token, whose choices differ.
     """
     batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in (batch, query_len, kv_len))
+    if is_sparse and precision.kv_dtype in hw.sparse:
+        return _sparse(
+            hw, precision, tokens=batch * query_len, num_chosen=kv_len, num_heads=num_heads, row=latent_dim,
+            flops_per_pair=2.0 * (latent_dim + value_dim), count=count, factor=factor,
+        )  # fmt: skip
     if is_sparse:
         batch, query_len = batch * query_len, np.minimum(query_len, 1.0)
     return _one_latent(
         "attention", hw, engine, precision, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=num_heads,
         row=latent_dim, flops_per_pair=2.0 * (latent_dim + value_dim), count=count, factor=factor,
     )  # fmt: skip
+
+
+def _sparse(
+    hw: HardwareProfile,
+    precision: Precision,
+    *,
+    tokens: Array,
+    num_chosen: Array,
+    num_heads: Any,
+    row: int,
+    flops_per_pair: float,
+    count: Any,
+    factor: Any,
+) -> Op:
+    """Attention of each query token to latents chosen for it alone, by the kernel's own curve."""
+    row_bytes = row * precision.kv_bytes
+    cost = Cost(
+        flops=tokens * num_chosen * np.asarray(num_heads, dtype=np.float64) * flops_per_pair,
+        kv_bytes=tokens * num_chosen * row_bytes,
+    )
+    time = sparse_time(
+        hw, hw.sparse[precision.kv_dtype], tokens=tokens, num_chosen=num_chosen, num_heads=num_heads,
+        flops_per_pair=flops_per_pair, row_bytes=row_bytes,
+    )  # fmt: skip
+    return _op("attention", "attention", cost, time, count=count, factor=factor)
 
 
 def latent_prefill_attention(
@@ -316,14 +354,36 @@ def indexer(
     kv_len: Any,
     num_heads: int,
     head_dim: int,
+    top_k: int,
     count: Any = 1.0,
-) -> Op:
-    """`count` layers of an indexer's scores: each query token's small heads over one key of each cached token."""
+) -> list[Op]:
+    """`count` layers of an indexer's scores, each query token's small heads over one key of each cached token, and of
+    choosing the `top_k` best where there are more. By the curves of their kernels, whose keys are fp8; where none was
+    measured as attention over one row, and choosing costs nothing."""
     batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in (batch, query_len, kv_len))
-    return _one_latent(
-        "indexer", hw, engine, precision, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=num_heads,
-        row=head_dim, flops_per_pair=2.0 * (head_dim + 1), count=count, factor=1.0,
-    )  # fmt: skip
+    if hw.indexer is None:
+        return [
+            _one_latent(
+                "indexer", hw, engine, precision, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=num_heads,
+                row=head_dim, flops_per_pair=2.0 * (head_dim + 1), count=count, factor=1.0,
+            )
+        ]  # fmt: skip
+    cost = Cost(
+        flops=batch * query_len * kv_len * num_heads * 2.0 * (head_dim + 1),
+        kv_bytes=batch * kv_len * head_dim * KEY_BYTES,
+    )
+    time = indexer_time(
+        hw, hw.indexer, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=num_heads, head_dim=head_dim
+    )
+    scores = _op("indexer", "attention", cost, time, count=count)
+    if not hw.top_k:
+        return [scores]
+    rows = batch * query_len
+    chosen = [top_k_time(hw, curve, rows=rows, kv_len=kv_len) for curve in hw.top_k.values()]
+    mean = OpTime(*(np.mean(np.stack(part), axis=0) for part in zip(*chosen, strict=True)))
+    needed = np.where(kv_len > top_k, 1.0, 0.0)
+    choosing = _op("top k", "attention", Cost(activation_bytes=4.0 * rows * kv_len), mean, count=count * needed)
+    return [scores, choosing]
 
 
 def _one_latent(
@@ -371,13 +431,45 @@ def linear_attention(
     count: Any = 1.0,
 ) -> Op:
     """`count` layers of a recurrence: each sequence's state read once and `states_written` of them written, in fp32; a
-    decay, an outer product and a read-out per token and element (6 FLOPs)."""
+    decay, an outer product and a read-out per token and element (6 FLOPs). By the kernels' curve, or, where none was
+    measured, as streaming."""
     batch, query_len = np.asarray(batch, dtype=np.float64), np.asarray(query_len, dtype=np.float64)
     state = np.asarray(state_elements, dtype=np.float64) * FP32_BYTES
     num_bytes = batch * (state + np.asarray(conv_elements) * precision.kv_bytes) * (1.0 + states_written)
-    time = elementwise_time(hw, num_bytes=num_bytes, num_kernels=2.0)
     cost = Cost(flops=6.0 * batch * query_len * state / FP32_BYTES, kv_bytes=num_bytes)
-    return _op("linear attention", "attention", cost, time, count=count, factor=engine.attention_factor)
+    if hw.linear is None:
+        time = elementwise_time(hw, num_bytes=num_bytes, num_kernels=2.0)
+        return _op("linear attention", "attention", cost, time, count=count, factor=engine.attention_factor)
+    time = linear_time(
+        hw, hw.linear, batch=batch, query_len=query_len, state_elements=state_elements, conv_elements=conv_elements,
+        states_written=states_written,
+    )  # fmt: skip
+    return _op("linear attention", "attention", cost, time, count=count)
+
+
+def linear_prefill(
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    precision: Precision,
+    *,
+    batch: Any,
+    query_len: Any,
+    state_elements: Any,
+    conv_elements: Any,
+    conv_kernel: int,
+    count: Any = 1.0,
+) -> Op:
+    """`count` layers of a recurrence over `query_len` tokens of prompts, chunk by chunk; the state is read and written
+    once. Where no kernel was measured, as reading and writing the state."""
+    shared = {"batch": batch, "query_len": query_len, "state_elements": state_elements}
+    once = linear_attention(
+        hw, engine, precision, **shared, conv_elements=conv_elements, states_written=1.0, count=count
+    )
+    if hw.linear_prefill is None:
+        return once
+    channels = np.asarray(conv_elements, dtype=np.float64) / max(conv_kernel, 1)
+    time = linear_prefill_time(hw, hw.linear_prefill, **shared, channels=channels)
+    return replace(_op("linear attention", "attention", Cost(), time, count=count), cost=once.cost)
 
 
 def _last_wave(hw: HardwareProfile, engine: EngineProfile, *, blocks: Any) -> Array:

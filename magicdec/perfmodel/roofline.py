@@ -45,6 +45,7 @@ RESIDENT_FRACTION = 0.8
 """Part of the L2 that can hold a working set; the timing loops behind `GemmCurve.l2_fraction` rotate buffers."""
 REDUCTION_BANDWIDTH_RATIO = 3.0
 QUERY_ROWS_PER_BLOCK = 128
+PARTIAL_BYTES = 4.0
 BLOCK_RIDGE_POWER = 4.0
 FULL_ROWS = 16.0
 """Tokens per expert from which the fullest expert is what the others wait for."""
@@ -70,7 +71,7 @@ def soft_max(first: Array, second: Array, power: float) -> Array:
     return result
 
 
-def _cache_speedup(
+def cache_speedup(
     hw: HardwareProfile, fraction: float, ratio: float, own_bytes: Array, working_set_bytes: Any
 ) -> Array | float:
     """How many times shorter reading data again is: `ratio` if it stayed in the cache's share, 1 if not."""
@@ -89,10 +90,10 @@ def _cache_speedup(
     return speedup
 
 
-def _waves(filling: Array, weight: float) -> Array:
+def waves(filling: Array, weight: float) -> Array:
     """Time in waves for work that fills the device `filling` times; a part of one wave takes a whole one's time."""
-    waves: Array = np.where(filling <= 1.0, 1.0, filling + weight * (np.ceil(filling) - filling))
-    return waves
+    passed: Array = np.where(filling <= 1.0, 1.0, filling + weight * (np.ceil(filling) - filling))
+    return passed
 
 
 def gemm_time(
@@ -117,7 +118,7 @@ def gemm_time(
     bandwidth = curve.bandwidth_efficiency * hw.memory_bytes_per_s
     in_a_pass = not isinstance(working_set_bytes, str)
     fraction = max(curve.l2_fraction, RESIDENT_FRACTION) if curve.tiled and in_a_pass else curve.l2_fraction
-    speedup = _cache_speedup(hw, fraction, curve.l2_bandwidth_ratio, num_bytes, working_set_bytes)
+    speedup = cache_speedup(hw, fraction, curve.l2_bandwidth_ratio, num_bytes, working_set_bytes)
     memory_s = num_bytes / bandwidth / speedup
     rate = curve.flops_efficiency * hw.compute_rate(compute_dtype)
     overhead_s = np.full(memory_s.shape, curve.overhead_s)
@@ -183,11 +184,23 @@ def _tiled_gemm(
     operands_s = (np.minimum(m, rows) + columns) * element / stream_rate
     per_k_s = soft_max(2.0 * np.minimum(used_rows, rows) * columns / tile_rate, operands_s, TILE_RIDGE_POWER)
     k_per_split = np.maximum(k / splits, MIN_SPLIT_K)
-    tiles_s = np.min(_waves(filling, curve.wave_weight) * k_per_split * per_k_s, axis=0)
+    tiles_s = np.min(waves(filling, curve.wave_weight) * k_per_split * per_k_s, axis=0)
     reduction_s = curve.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
     splitting_s = np.where(splits > 1, curve.split_overhead_s + splits * reduction_s, 0.0)
     best: Array = np.min(soft_max(memory_s, tiles_s, curve.ridge_power) + splitting_s, axis=0)
     return best
+
+
+class Tiles(NamedTuple):
+    """How query rows are cut in tiles: their number per KV head, the padded rows over the real ones, how often the
+    cache is read from memory, and the fp32 bytes that each part of a split context writes for another kernel to add.
+
+    Those are of one tile: more of them fill the device with fewer parts."""
+
+    count: Any
+    padding: Any
+    reads: Any
+    part_bytes: Any
 
 
 def attention_time(
@@ -203,14 +216,15 @@ def attention_time(
     kv_reads: KvReads = "per_sequence",
     kernel: AttentionKernel = "measured",
     curve: AttentionCurve | None = None,
+    tiles: Tiles | None = None,
     working_set_bytes: WorkingSet = None,
 ) -> OpTime:
     """One layer's attention of `query_len` tokens per sequence, each over all of `kv_len` cached ones.
 
     `kv_reads` "per_query" is a kernel that reads the cache again for each query token. `kernel` "split" is one that
     splits the context over blocks even where the device's measured kernel does not. `curve`: of another kernel than
-    the device's for ordinary attention. Causal savings within the query
-    tokens are the caller's to account for.
+    the device's for ordinary attention. `tiles`: how its query rows are cut, where that is known. Causal savings within
+    the query tokens are the caller's to account for.
     """
     curve = curve or hw.attention_curve(kv_dtype)
     batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = np.broadcast_arrays(
@@ -222,15 +236,20 @@ def attention_time(
     kv_bytes = batch * num_kv_heads * kv_len * row_bytes
     activation_bytes = 4.0 if kv_dtype == "fp32" else 2.0
     query_bytes = 2.0 * batch * query_len * num_heads * head_dim * activation_bytes
-    speedup = _cache_speedup(hw, curve.l2_fraction, curve.l2_bandwidth_ratio, kv_bytes, working_set_bytes)
-    memory_s = (kv_bytes + query_bytes) / (curve.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
-    rate = curve.flops_efficiency * hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
-    compute_s = 4.0 * batch * query_len * kv_len * num_heads * head_dim / rate
-
+    speedup = cache_speedup(hw, curve.l2_fraction, curve.l2_bandwidth_ratio, kv_bytes, working_set_bytes)
     group = num_heads / np.maximum(num_kv_heads, 1.0)
-    blocks = batch * num_kv_heads * np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK)
+    if tiles is None:
+        tiles = Tiles(np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK), 1.0, 1.0, 0.0)
+    memory_s = (kv_bytes * tiles.reads + query_bytes) / (curve.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
+    rate = curve.flops_efficiency * hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
+    compute_s = 4.0 * batch * query_len * kv_len * num_heads * head_dim * tiles.padding / rate
+
+    blocks = batch * num_kv_heads * tiles.count
     can_split = (group > 1.0) | (curve.splits == "always" or kernel == "split")
     busy_s, splitting_s = _blocks(hw, curve, blocks, kv_len, row_bytes, can_split=can_split, memory_s=memory_s)
+    parts = _splits(hw, curve, batch * num_kv_heads, kv_len)
+    moved = 2.0 * batch * num_kv_heads * (parts - 1.0) * tiles.part_bytes
+    splitting_s = splitting_s + curve.combine_traffic * moved / hw.memory_bytes_per_s
     busy_s = np.where(kv_bytes > 0, soft_max(busy_s, compute_s, curve.ridge_power), 0.0)
     if curve.row_factors:
         busy_s = busy_s * np.interp(query_len * group, np.arange(len(curve.row_factors)) + 1.0, curve.row_factors)
@@ -254,13 +273,39 @@ def latent_attention_time(
 ) -> OpTime:
     """One layer's attention of many heads over one row of `row` numbers per cached token, with `flops_per_pair` of a
     head and a token: grouped-query attention over one KV head, of the same bytes and FLOPs. Several query tokens are to
-    the kernel what as many times the heads are."""
+    the kernel what as many times the heads are, cut in tiles of `curve.tile_rows`."""
     heads = as_array(num_heads) * as_array(flops_per_pair) / (2.0 * as_array(row))
+    tiles = None if curve is None else _latent_tiles(curve, as_array(num_heads), as_array(query_len), as_array(row))
     return attention_time(
         hw, batch=batch, query_len=query_len, kv_len=kv_len, num_heads=heads, num_kv_heads=1.0,
-        head_dim=as_array(row) / 2.0, kv_dtype=kv_dtype, kv_reads=kv_reads, curve=curve,
+        head_dim=as_array(row) / 2.0, kv_dtype=kv_dtype, kv_reads=kv_reads, curve=curve, tiles=tiles,
         working_set_bytes=working_set_bytes,
     )  # fmt: skip
+
+
+def _latent_tiles(curve: AttentionCurve, heads: Array, query_len: Array, value_dim: Array) -> Tiles | None:
+    """Rows are padded to whole tiles, but not in a kernel of narrow ones."""
+    if curve.tile_rows <= 0:
+        return None
+    rows = np.maximum(heads * query_len, 1e-9)
+    if curve.narrow_heads > 0:
+        is_narrow = heads <= curve.narrow_heads
+        size = np.where(is_narrow, curve.narrow_tile_rows, curve.tile_rows)
+        count = query_len * np.ceil(heads / size)
+        padding = np.where(is_narrow, 1.0, count * size / rows)
+    else:
+        count = np.ceil(rows / curve.tile_rows)
+        padding = count * curve.tile_rows / rows
+    reads = 1.0 + curve.tile_traffic * np.maximum(count - 1.0, 0.0)
+    return Tiles(count, padding, reads, np.minimum(rows, curve.tile_rows) * value_dim * PARTIAL_BYTES)
+
+
+def _splits(hw: HardwareProfile, curve: AttentionCurve, blocks: Array, kv_len: Array) -> Array:
+    """Parts that each of so many blocks is split into, to fill the device."""
+    slots = hw.num_multiprocessors * curve.blocks_per_multiprocessor
+    most = np.minimum(curve.max_splits, np.maximum(kv_len / curve.min_split_tokens, 1.0))
+    splits: Array = np.clip(slots / np.maximum(blocks, 1e-9), 1.0, most)
+    return splits
 
 
 def _blocks(
@@ -275,8 +320,7 @@ def _blocks(
 ) -> tuple[Array, Array]:
     """Time of reading the cache with so many blocks on the device's multiprocessors, and of splitting and combining."""
     slots = hw.num_multiprocessors * curve.blocks_per_multiprocessor
-    most = np.minimum(curve.max_splits, np.maximum(kv_len / curve.min_split_tokens, 1.0))
-    splits = np.where(can_split, np.clip(slots / np.maximum(blocks, 1e-9), 1.0, most), 1.0)
+    splits = np.where(can_split, _splits(hw, curve, blocks, kv_len), 1.0)
     filling = blocks * splits / slots
     block_s = kv_len / splits * row_bytes * slots / (curve.stream_ratio * hw.memory_bytes_per_s)
     even_s = soft_max(memory_s, block_s * np.maximum(filling, 1.0), curve.ridge_power)

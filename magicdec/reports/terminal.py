@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 GROUP_FRACTIONS = {
     "mape", "mape_all", "mape_shipped_held_out", "mape_held_out", "mape_extrapolated", "mape_8_from_2", "bias",
+    "median_held_out", "p90_held_out", "mape_nearest_device", "mape_farthest_device",
     "latency_mape", "latency_mape_unfitted", "speculative_latency_mape", "speedup_mape", "speedup_mape_unfitted",
     "speedup_coverage", "gamma_exact", "gamma_within_1", "gamma_regret", "tokens_per_step_mape",
     "tokens_per_step_mape_iid", "acceptance_rate_mape", "acceptance_rate_mape_constant",

@@ -96,6 +96,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Per draft step of an EAGLE-3 head on top of that (its logits are scattered to the target's vocabulary)."""
     eagle3_step_overhead_s: float = 0.0
     """Per speculative step with an EAGLE-3 head (three layers' hidden states are kept and joined)."""
+    states_beside: int = 0
+    """States of a layer without a cache, per sequence, that are kept beside one for each verified token; the accepted
+    token's is copied there (SGLang). 0: the next step reads it where it is (vLLM)."""
     verify_overhead_s: float = 0.0
     """Per verification pass."""
     step_overhead_s: float = 0.0

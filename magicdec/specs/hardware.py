@@ -70,6 +70,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "blocks_per_multiprocessor": (1e-2, 1e3),
     "min_split_tokens": (1, 1e9),
     "max_splits": (1, 1e6),
+    "passes": (0, 1e3),
     "one_shot_efficiency": (1e-6, 1e3),
     "two_shot_efficiency": (1e-6, 1e3),
     "in_switch_efficiency": (1e-6, 1e3),
@@ -162,6 +163,20 @@ class AttentionCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Cost of splitting and combining: of every call of the splitting kernel if `splits` is "grouped"."""
     min_split_tokens: float = 256.0
     max_splits: float = 32.0
+    window_tile_tokens: float = 0.0
+    """Cached tokens that are read beyond a sliding window, which begins within a tile."""
+    tile_rows: float = 0.0
+    """Of latent attention: query rows (heads times query tokens) that one matrix instruction takes; fewer cost as much.
+    0: work grows smoothly."""
+    narrow_heads: float = 0.0
+    """Up to so many heads another kernel takes `narrow_tile_rows` at a time. Where there are two kernels, a tile
+    holds one query token's heads. 0: there is one, whose tiles hold several tokens'."""
+    narrow_tile_rows: float = 16.0
+    tile_traffic: float = 0.0
+    """How much of the reading of the cache is repeated by each further tile of query rows (0: all of it is found in the
+    L2; 1: none)."""
+    combine_traffic: float = 0.0
+    """Cost of adding up what the parts of a split context found, relative to its fp32 traffic at the memory's peak."""
     row_factors: tuple[float, ...] = ()
     """Time with 1, 2, 3, ... query rows per KV head relative to the smooth curve: CPU matrix libraries have a kernel of
     its own for each small number of rows, and four may take no longer than three."""
@@ -208,6 +223,86 @@ class MoeCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     """Exponent below 1: t tokens touch as many experts as t to this power that choose evenly."""
     imbalance: float = 0.2
     """How much longer the fullest expert makes products of many tokens."""
+
+
+class LinearCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of one layer's recurrence over a few tokens, and of its short convolution; equation in
+    perfmodel/layer_times.py."""
+
+    fit: Fit = Fit()
+    library: str = "generic"
+    overhead_s: float = 6e-6
+    """Of both kernels."""
+    bandwidth_efficiency: float = 0.75
+    l2_fraction: float = 0.8
+    l2_bandwidth_ratio: float = 2.0
+    token_s: float = 6e-7
+    """Of one token after the other in a sequence, however little is read."""
+    ridge_power: float = 2.5
+
+
+class LinearPrefillCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of one layer's recurrence over whole prompts, chunk by chunk; equation in perfmodel/layer_times.py."""
+
+    fit: Fit = Fit()
+    library: str = "generic"
+    overhead_s: float = 1.5e-5
+    chunk_s: float = 3e-6
+    """Of 64 tokens of one state, which wait for the 64 before them."""
+    block_s: float = 4e-6
+    """Of one state, before its first chunk."""
+    wave_weight: float = 0.8
+    passes: float = 2.0
+    """How often queries, keys, values and outputs go through memory."""
+    bandwidth_efficiency: float = 0.5
+    """Of the convolution."""
+    l2_fraction: float = 0.5
+    l2_bandwidth_ratio: float = 1.5
+    ridge_power: float = 3.0
+
+
+class IndexerCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of an indexer's scores over a paged cache of fp8 keys; equation in perfmodel/layer_times.py."""
+
+    fit: Fit = Fit()
+    library: str = "generic"
+    overhead_s: float = 4e-6
+    bandwidth_efficiency: float = 0.8
+    flops_efficiency: float = 0.4
+    """Of the fp8 rate (of 16 bits where the device has none)."""
+    l2_fraction: float = 0.8
+    l2_bandwidth_ratio: float = 2.0
+    row_s: float = 5e-9
+    """Of each query token, whatever it scores."""
+    ridge_power: float = 2.0
+
+
+class TopKCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of choosing the tokens that a sparse attention reads; equation in perfmodel/layer_times.py."""
+
+    fit: Fit = Fit()
+    library: str = "generic"
+    overhead_s: float = 4e-6
+    row_s: float = 5e-6
+    """Of a block, which chooses for one query token."""
+    score_s: float = 3e-10
+    """Of each score, in a block."""
+    wave_weight: float = 0.1
+    bandwidth_efficiency: float = 0.3
+    ridge_power: float = 3.0
+
+
+class SparseCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Time of attention to chosen latents where a block takes one query token's; equation in
+    perfmodel/layer_times.py."""
+
+    fit: Fit = Fit()
+    library: str = "generic"
+    overhead_s: float = 8e-6
+    flops_efficiency: float = 0.6
+    wave_weight: float = 0.9
+    bandwidth_efficiency: float = 0.8
+    ridge_power: float = 4.0
 
 
 class AllReduceCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -326,6 +421,14 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     latent: dict[str, AttentionCurve] = {}
     """Decoding of multi-head latent attention, by the format of the cache."""
     prefill: PrefillCurve | None = None
+    linear: LinearCurve | None = None
+    """Decoding and verification of gated delta nets, and of what else keeps a state of fixed size."""
+    linear_prefill: LinearPrefillCurve | None = None
+    indexer: IndexerCurve | None = None
+    top_k: dict[str, TopKCurve] = {}
+    """By how the scores that were timed are distributed."""
+    sparse: dict[str, SparseCurve] = {}
+    """Attention to the tokens that an indexer chose, by the format of the cache."""
     moe: dict[str, MoeCurve] = {}
     """Mixtures of experts, by the format of the experts' weights."""
     allreduce: AllReduceCurve | None = None
@@ -337,7 +440,9 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (*self.gemm_formats, *self.attention_formats, *self.latent, *self.moe):
+        for name in (
+            *self.gemm_formats, *self.attention_formats, *self.latent, *self.sparse, *self.moe,
+        ):  # fmt: skip
             if name not in DTYPE_BYTES:
                 raise ValueError(f"curves for the unknown dtype '{name}' (known: {', '.join(DTYPE_BYTES)})")
         if not self.flops_per_s:
@@ -481,7 +586,7 @@ def profile_from_document(document: dict[str, Any], *, where: str) -> HardwarePr
         raise ConfigError(f"{where}: " + (f"key '{key}': " if key else "") + message.replace("`", "'")) from error
 
 
-def _lent(curve: Any, donor: str) -> Any:
+def lent(curve: Any, donor: str) -> Any:
     """A curve measured on another device, marked so and with a wider error."""
     wider = min(10.0, max(0.1, BORROWED_ERROR_FACTOR * curve.fit.relative_error))
     fit = msgspec.structs.replace(curve.fit, relative_error=wider, borrowed_from=donor)
@@ -491,24 +596,27 @@ def _lent(curve: Any, donor: str) -> Any:
 def _borrow(profile: HardwareProfile, donor: HardwareProfile) -> HardwareProfile:
     """`profile` with the donor's curves where it has none, marked so and with a wider error."""
     changes: dict[str, Any] = {}
-    for name in ("gemm", "attention", "prefill", "allreduce", "elementwise"):
+    for name in ("gemm", "attention", "prefill", "linear", "linear_prefill", "indexer", "allreduce", "elementwise"):
         curve = getattr(donor, name)
         if name == "allreduce" and profile.link.topology != donor.link.topology:
             continue
         if getattr(profile, name) is None and curve is not None:
-            changes[name] = _lent(curve, donor.name)
+            changes[name] = lent(curve, donor.name)
     if profile.link.topology == donor.link.topology and not profile.allreduce_engines:
         changes["allreduce_engines"] = {
-            engine: _lent(curve, donor.name) for engine, curve in donor.allreduce_engines.items()
+            engine: lent(curve, donor.name) for engine, curve in donor.allreduce_engines.items()
         }
+    for name in ("top_k", "sparse"):
+        borrowed = {key: lent(curve, donor.name) for key, curve in getattr(donor, name).items()}
+        changes[name] = borrowed | getattr(profile, name)
     for name in ("gemm_formats", "attention_formats", "moe"):
         own: dict[str, Any] = getattr(profile, name)
-        lent = {
+        alike = {
             dtype: curve
             for dtype, curve in getattr(donor, name).items()
             if profile.computes_in(dtype) or dtype in WEIGHT_ONLY
         }
-        changes[name] = {dtype: _lent(curve, donor.name) for dtype, curve in lent.items()} | own
+        changes[name] = {dtype: lent(curve, donor.name) for dtype, curve in alike.items()} | own
     return msgspec.structs.replace(profile, **changes)
 
 

@@ -9,6 +9,13 @@ A table is a CSV file (gzip or not) with a column `device`, `latency_us`, and
     experts            num_tokens, hidden_size, moe_intermediate_size, num_experts_per_tok, num_experts, tp_size,
                        distribution; dtype                                        a layer's routed experts on one rank
     all-reduce         tp_size, message_bytes; engine                             payload per rank, in a captured graph
+    windowed attention batch_size, num_heads, num_kv_heads, head_dim, kv_len, window_size; kv_dtype
+    recurrence         batch_size, query_len, num_key_heads, num_value_heads      decoding and verification, with its
+                                                                                  convolution
+    of prompts         batch_size, prompt_len, num_key_heads, num_value_heads
+    indexer            batch_size, query_len, kv_len, num_index_heads             scores over a paged fp8 cache
+    top-k              batch_size, query_len, kv_len, top_k; scores               choosing by those scores
+    sparse attention   batch_size, query_len, num_heads, num_chosen; kv_dtype     of the latents that were chosen
 
 Columns after the semicolon may be missing: bf16, and vLLM's kernels. Each value of them has a curve of its own.
 """
@@ -40,8 +47,10 @@ from magicdec.perfmodel.roofline import (
 )
 from magicdec.specs.hardware import WEIGHT_ONLY, HardwareProfile, MoeCurve
 from magicdec.units import MIB, MICRO
+from magicdec.validate import layer_kinds
+from magicdec.validate.layer_kinds import KINDS, LATENT_FLOPS_PER_PAIR, LATENT_ROW, LayerKind
 
-TableKind = Literal["gemm", "attention", "prefill", "latent", "moe", "allreduce"]
+TableKind = Literal["gemm", "attention", "prefill", "latent", "moe", "allreduce"] | LayerKind
 Mask = npt.NDArray[np.bool_]
 Columns = Mapping[str, Array]
 HELD_OUT_ONE_IN = 4
@@ -52,8 +61,6 @@ WINDOWED_SHARE = 0.25
 """Share of shapes with several rows from which a table of attention is taken to hold windows too."""
 KERNEL_ALONE = "attention kernel"
 LATENT_LANE = "TensorRT-LLM"
-LATENT_ROW, LATENT_FLOPS_PER_PAIR = 512 + 64, 2.0 * (512 + 64 + 512)
-"""Of DeepSeek-V3's layers, whose kernels the table holds."""
 EAGER = "eager"
 VARIANTS = {
     "bf16": "", "bfloat16": "", "vLLM": "", "SGLang_CustomAllReduce_graph": "sglang", "TRTLLM": "trtllm",
@@ -89,7 +96,7 @@ class Table:
     """Weight in the fit of rows that do not count."""
 
 
-TABLES = (
+PLAIN_TABLES = (
     Table(
         kind="gemm",
         columns=("m", "n", "k"),
@@ -145,6 +152,17 @@ TABLES = (
         other_weight=0.2,
     ),
 )
+TABLES = (
+    *(
+        Table(
+            kind=kind, columns=each.columns, shape=each.shape, variant=each.variant, counted=each.counted,
+            is_near=each.is_near, other_weight=0.3,
+        )
+        for kind, each in KINDS.items()
+    ),
+    *PLAIN_TABLES,
+)  # fmt: skip
+"""A file is read as the first whose columns it has."""
 
 
 def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
@@ -228,6 +246,8 @@ def _full_attention(table: Table, rows: Columns) -> dict[str, Array]:
 def predict(table: Table, hw: HardwareProfile, rows: Columns, variant: str = "") -> Array:
     """Seconds of each row. Operands that fit stay in the L2, as where kernels are timed in a loop."""
     dtype = variant or "bf16"
+    if table.kind in KINDS:
+        return KINDS[table.kind].predict(hw, curve_of(table, hw, variant), rows, variant)
     if table.kind == "gemm":
         return gemm_time(
             hw, m=rows["m"], n=rows["n"], k=rows["k"], weight_dtype=dtype, compute_dtype=dtype, working_set_bytes="own"
@@ -281,6 +301,8 @@ def _hash(values: Sequence[float]) -> int:
 
 def curve_of(table: Table, hw: HardwareProfile, variant: str = "") -> Any:
     """The curve that predicts the table's rows of this variant."""
+    if table.kind in KINDS:
+        return layer_kinds.curve_of(table.kind, hw, variant)
     if table.kind == "gemm":
         return hw.gemm_curve(variant or "bf16")
     if table.kind == "attention":
@@ -294,6 +316,8 @@ def curve_of(table: Table, hw: HardwareProfile, variant: str = "") -> Any:
 
 def with_curve(table: Table, hw: HardwareProfile, variant: str, curve: Any) -> HardwareProfile:
     """The profile with that curve in its place."""
+    if table.kind in KINDS:
+        return layer_kinds.with_curve(table.kind, hw, variant, curve)
     if table.kind in ("moe", "latent"):
         return msgspec.structs.replace(hw, **{table.kind: {**getattr(hw, table.kind), variant or "bf16": curve}})
     if not variant:
@@ -320,7 +344,9 @@ def refit(
     weighted: dict[str, Any] = {**rows, "weight": np.where(table.counted(rows), 1.0, table.other_weight)}
     dtype, known = variant or "bf16", curve_of(table, hw, variant)
     curve: Any
-    if table.kind == "gemm":
+    if table.kind in KINDS:
+        curve = layer_kinds.refitted(table.kind, hw, weighted, variant, fitted_on)
+    elif table.kind == "gemm":
         curve = fit_gemm(weighted, hw, weight_dtype=dtype, compute_dtype=dtype, fitted_on=fitted_on)
     elif table.kind == "attention":
         curve = fit_attention(
@@ -328,7 +354,7 @@ def refit(
         )
     elif table.kind == "latent":
         weighted |= {"row": LATENT_ROW, "flops_per_pair": LATENT_FLOPS_PER_PAIR}
-        curve = fit_latent(weighted, hw, kv_dtype=dtype, library=known.library, fitted_on=fitted_on)
+        curve = fit_latent(weighted, hw, kv_dtype=dtype, tiles=known, library=known.library, fitted_on=fitted_on)
     elif table.kind == "moe":
         curve = fit_moe(weighted, hw, weight_dtype=dtype, compute_dtype=_compute_dtype(dtype), fitted_on=fitted_on)
     elif table.kind == "prefill":

@@ -5,7 +5,9 @@ shipped profile's error on the rows that matter (`counted`): GEMM with m ≤ 102
 kv_len ≥ 1024 and batch ≥ 8; prefill attention of 512 tokens and more with heads of at most 128; all-reduce up to 16 MB.
 `mape_held_out` refits the same form on three quarters of the file's shapes and scores it on the others;
 `mape_extrapolated` refits on m ≤ 256 (kv_len ≤ 16k, prompts ≤ 4k) and scores it on the counted rows above;
-`mape_8_from_2` refits on two ranks and scores it on more.
+`mape_8_from_2` refits on two ranks and scores it on more. `median_held_out` and `p90_held_out` are of the errors behind
+`mape_held_out`. `mape_nearest_device` and `mape_farthest_device` (recurrences, indexers, windows) are by the shipped
+curves of the file's other devices, the best and the worst of them: what a device without a table borrows.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError
+from magicdec.perfmodel.arrays import Array
 from magicdec.perfmodel.curve_fit import mean_absolute_error
 from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.validate.kernel_tables import (
@@ -32,19 +35,39 @@ from magicdec.validate.kernel_tables import (
     read_table,
     refit,
     select,
+    with_curve,
 )
+from magicdec.validate.layer_kinds import KINDS
 
 
-def refit_error(
+def refit_deviations(
     table: Table, hw: HardwareProfile, rows: Columns, train: Mask, test: Mask, variant: str = ""
-) -> float | None:
-    """Error on the counted `test` rows of the form fitted to `train`; None with too few rows of either."""
+) -> Array | None:
+    """|predicted / measured − 1| of the counted `test` rows by the form fitted to `train`; None: too few of either."""
     test = test & table.counted(rows)
     if np.count_nonzero(train) < 3 * 12 // (2 if table.kind == "allreduce" else 1) or not test.any():
         return None
     fitted = refit(table, hw, select(rows, train), variant=variant)
     wanted = select(rows, test)
-    return mean_absolute_error(predict(table, fitted, wanted, variant), wanted["time_s"])
+    deviations: Array = np.abs(predict(table, fitted, wanted, variant) / wanted["time_s"] - 1.0)
+    return deviations
+
+
+def refit_error(
+    table: Table, hw: HardwareProfile, rows: Columns, train: Mask, test: Mask, variant: str = ""
+) -> float | None:
+    """Mean error on the counted `test` rows of the form fitted to `train`; None with too few rows of either."""
+    deviations = refit_deviations(table, hw, rows, train, test, variant)
+    return None if deviations is None else float(np.mean(deviations))
+
+
+def other_device_errors(
+    table: Table, hw: HardwareProfile, rows: Columns, variant: str, others: Sequence[str]
+) -> list[float]:
+    """Mean error on the counted rows with each other device's shipped curve, in order of the errors."""
+    wanted = select(rows, table.counted(rows))
+    profiles = [with_curve(table, hw, variant, curve_of(table, load_hardware(other), variant)) for other in others]
+    return sorted(mean_absolute_error(predict(table, each, wanted, variant), wanted["time_s"]) for each in profiles)
 
 
 def extrapolation_error(table: Table, hw: HardwareProfile, rows: Columns, variant: str = "") -> float | None:
@@ -80,11 +103,17 @@ def validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool)
         "borrowed_from": fit.borrowed_from,
         "mape_shipped_held_out": fit.error,
         "mape_held_out": None,
+        "median_held_out": None,
+        "p90_held_out": None,
         "mape_extrapolated": None,
     }
     if with_refit:
         test = held_out(table, rows)
-        group["mape_held_out"] = refit_error(table, hw, rows, ~test, test, key.variant)
+        deviations = refit_deviations(table, hw, rows, ~test, test, key.variant)
+        if deviations is not None:
+            group["mape_held_out"] = float(np.mean(deviations))
+            group["median_held_out"] = float(np.median(deviations))
+            group["p90_held_out"] = float(np.quantile(deviations, 0.9))
         name = "mape_8_from_2" if table.kind == "allreduce" else "mape_extrapolated"
         group[name] = extrapolation_error(table, hw, rows, key.variant)
     return group
@@ -110,6 +139,11 @@ def validate_kernels(paths: Sequence[Path], *, with_refit: bool = True) -> dict[
                 groups.append({"name": key.name(table.kind), "rows": int(rows["time_s"].size), **unknown})
                 continue
             groups.append(validate_group(table, key, rows, with_refit=with_refit))
+            if table.kind in KINDS:
+                others = [each.device for each in by_group if each != key and each.variant == key.variant]
+                errors = other_device_errors(table, load_hardware(key.device), rows, key.variant, others)
+                groups[-1]["mape_nearest_device"] = _number(errors[0]) if errors else None
+                groups[-1]["mape_farthest_device"] = _number(errors[-1]) if errors else None
     if len(refused) == len(groups):
         raise ConfigError(refused[0])
     return {"groups": groups}

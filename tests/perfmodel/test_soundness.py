@@ -8,6 +8,13 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.forward import forward_pass
+from magicdec.perfmodel.layer_times import (
+    indexer_time,
+    linear_prefill_time,
+    linear_time,
+    sparse_time,
+    top_k_time,
+)
 from magicdec.perfmodel.roofline import (
     attention_time,
     gemm_time,
@@ -92,6 +99,51 @@ def test_latent_attention_takes_at_least_its_bytes_and_no_less_with_more_query_t
         assert np.all(
             time * hw.compute_rate("fp8" if dtype == "fp8" and "fp8" in hw.flops_per_s else "bf16") * 1.2 >= flops
         )
+
+
+@pytest.mark.parametrize("device", [name for name in GPUS if load_hardware(name).linear])
+def test_a_recurrence_takes_at_least_its_states_and_more_with_every_token(device):
+    """States read once and written after every token; prompts no less than one chunk after the other."""
+    hw = load_hardware(device)
+    batch, heads, queries = grid(BATCH, 2.0 ** np.arange(1, 8), np.arange(1.0, 17.0))
+    state, conv = heads * 128**2, heads * 128 * 6
+    time = linear_time(
+        hw, hw.linear, batch=batch, query_len=queries, state_elements=state, conv_elements=conv, states_written=queries
+    ).time_s
+    num_bytes = batch * state * 4.0 * (1.0 + queries)
+    assert np.all(time * hw.memory_bytes_per_s * ABOVE_DATASHEET >= num_bytes)
+    assert np.all(np.diff(time, axis=0) >= 0)
+    assert np.all(np.diff(time, axis=2) > 0)
+    prompt = 64.0 * 2.0 ** np.arange(10)
+    batch, heads, length = grid(BATCH, 2.0 ** np.arange(1, 8), prompt)
+    time = linear_prefill_time(
+        hw, hw.linear_prefill, batch=batch, query_len=length, state_elements=heads * 128**2, channels=heads * 256
+    ).time_s
+    assert np.all(np.diff(time, axis=0) >= 0)
+    assert np.all(np.diff(time, axis=2) > 0)
+    assert np.all(time * hw.compute_rate("bf16") >= 6.0 * batch * length * heads * 128**2)
+
+
+@pytest.mark.parametrize("device", [name for name in GPUS if load_hardware(name).indexer])
+def test_an_indexer_and_what_it_chooses_take_at_least_their_work(device):
+    hw = load_hardware(device)
+    batch, length, queries = grid(BATCH, CONTEXT, np.array([1.0, 2.0, 4.0, 8.0]))
+    time = indexer_time(
+        hw, hw.indexer, batch=batch, query_len=queries, kv_len=length, num_heads=64, head_dim=128
+    ).time_s
+    assert np.all(time * hw.memory_bytes_per_s * ABOVE_DATASHEET >= batch * length * 128)
+    assert np.all(time * hw.compute_rate("fp8") >= 2.0 * batch * queries * length * 64 * 128)
+    assert np.all(np.diff(time, axis=2) > 0)
+    for curve in hw.top_k.values():
+        chosen = top_k_time(hw, curve, rows=batch * queries, kv_len=length).time_s
+        assert np.all(chosen * hw.memory_bytes_per_s * ABOVE_DATASHEET >= 4.0 * batch * queries * length)
+        assert np.all(np.diff(chosen, axis=1) > 0)
+    for curve in hw.sparse.values():
+        time = sparse_time(
+            hw, curve, tokens=batch * queries, num_chosen=np.minimum(length, 2048.0), num_heads=64,
+            flops_per_pair=2176.0, row_bytes=1152.0,
+        ).time_s  # fmt: skip
+        assert np.all(time * hw.compute_rate("bf16") >= batch * queries * np.minimum(length, 2048.0) * 64 * 2176.0)
 
 
 @pytest.mark.parametrize("device", [name for name in GPUS if load_hardware(name).moe])

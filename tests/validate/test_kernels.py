@@ -23,14 +23,23 @@ TARGETS = {
     "gemm/nvfp4": {"b200-sxm-192gb": 11},
     "attention": {"a100-sxm-80gb": 7, "h100-sxm-80gb": 5, "h200-sxm-141gb": 5, "b200-sxm-192gb": 7, "l40s-48gb": 12},
     "attention/fp8": {"h100-sxm-80gb": 7, "h200-sxm-141gb": 8, "b200-sxm-192gb": 9, "l40s-48gb": 14},
-    "latent": {"a100-sxm-80gb": 6, "h100-sxm-80gb": 7, "h200-sxm-141gb": 8, "b200-sxm-192gb": 13, "l40s-48gb": 6},
-    "latent/fp8": {"a100-sxm-80gb": 6, "h100-sxm-80gb": 8, "h200-sxm-141gb": 7, "b200-sxm-192gb": 14, "l40s-48gb": 6},
+    "latent": {"a100-sxm-80gb": 6, "h100-sxm-80gb": 6, "h200-sxm-141gb": 7, "b200-sxm-192gb": 9, "l40s-48gb": 6},
+    "latent/fp8": {"a100-sxm-80gb": 6, "h100-sxm-80gb": 7, "h200-sxm-141gb": 7, "b200-sxm-192gb": 10, "l40s-48gb": 6},
     "prefill": {"a100-sxm-80gb": 10, "h100-sxm-80gb": 10, "h200-sxm-141gb": 10, "b200-sxm-192gb": 11, "l40s-48gb": 11},
     "moe": {"a100-sxm-80gb": 19, "h100-sxm-80gb": 10, "h200-sxm-141gb": 10, "b200-sxm-192gb": 14, "l40s-48gb": 19},
     "moe/fp8": {"h100-sxm-80gb": 14, "h200-sxm-141gb": 16, "b200-sxm-192gb": 15, "l40s-48gb": 25},
     "moe/fp8_block": {"h100-sxm-80gb": 11, "h200-sxm-141gb": 11, "b200-sxm-192gb": 13, "l40s-48gb": 20},
     "moe/mxfp4": {"h100-sxm-80gb": 11, "h200-sxm-141gb": 11, "b200-sxm-192gb": 19, "l40s-48gb": 20},
     "moe/nvfp4": {"b200-sxm-192gb": 15},
+    "linear": {"h100-sxm-80gb": 6, "h200-sxm-141gb": 6, "b200-sxm-192gb": 9, "l40s-48gb": 9},
+    "linear_prefill": {"h100-sxm-80gb": 6, "h200-sxm-141gb": 6, "b200-sxm-192gb": 4, "l40s-48gb": 12},
+    "indexer": {"h100-sxm-80gb": 6, "h200-sxm-141gb": 6, "b200-sxm-192gb": 9},
+    "top_k/flat": {"h100-sxm-80gb": 13, "h200-sxm-141gb": 13, "b200-sxm-192gb": 13},
+    "top_k/top_last": {"h100-sxm-80gb": 13, "h200-sxm-141gb": 13, "b200-sxm-192gb": 13},
+    "sparse": {"h100-sxm-80gb": 9, "h200-sxm-141gb": 9, "b200-sxm-192gb": 12},
+    # priced by the curve of ordinary attention; Ada's kernel reads a window for each query head
+    "window": {"h100-sxm-80gb": 15, "h200-sxm-141gb": 15, "b200-sxm-192gb": 10, "l40s-48gb": 50},
+    "window/fp8": {"h100-sxm-80gb": 17, "h200-sxm-141gb": 20, "b200-sxm-192gb": 13, "l40s-48gb": 16},
     "allreduce": {"a100-sxm-80gb": 6, "h100-sxm-80gb": 5, "h200-sxm-141gb": 4, "b200-sxm-192gb": 8, "l40s-48gb": 20},
     "allreduce/sglang": dict.fromkeys(
         ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "l40s-48gb"), 12
@@ -67,6 +76,24 @@ def test_the_form_predicts_shapes_and_sizes_it_was_not_fitted_on(tmp_path, file,
     target = TARGETS[group["name"].split("/")[1]][device] / 100
     assert group["mape_held_out"] < 1.5 * target
     assert group["mape_extrapolated"] < 2 * target
+
+
+def one_device(path: Path, file: str, device: str) -> Path:
+    lines = gzip.decompress((SAMPLE / file).read_bytes()).decode().splitlines()
+    return write(path / "one.csv", lines[0], *(line for line in lines if device in line))
+
+
+def test_128_heads_are_foretold_from_64_on_blackwell(tmp_path):
+    """Latent attention, what several query tokens are to the kernel: of two kernels the one of narrow tiles is left
+    above 32 heads, without which the error was 37 and 68 % (on the whole table it is now 10 and 14 %)."""
+    groups = validate_kernels([one_device(tmp_path, "mla_decode.csv.gz", "b200")])["groups"]
+    assert [group["mape_extrapolated"] < 0.25 for group in groups] == [True, True]
+
+
+def test_a_recurrence_that_verifies_is_foretold_from_one_and_two_tokens(tmp_path):
+    """Read once, written after every token: nine states pass for eight tokens, of which the fit saw at most three."""
+    (group,) = validate_kernels([one_device(tmp_path, "linear_attention.csv.gz", "h200")])["groups"]
+    assert group["mape_extrapolated"] < 0.2
 
 
 def test_eight_ranks_are_foretold_from_two(tmp_path):
