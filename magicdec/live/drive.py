@@ -69,13 +69,14 @@ def drive(
 
     Raises ServerError for the first answer that is an error, ends early or stays silent.
     """
-    answers = asyncio.run(_send_all(address, load, model=model, vocab_size=vocab_size, seed=seed, clock=clock))
+    answers = asyncio.run(send_all(address, load, model=model, vocab_size=vocab_size, seed=seed, clock=clock))
     return measure(load, answers)
 
 
-async def _send_all(
+async def send_all(
     address: Address, load: Load, *, model: str, vocab_size: int, seed: int, clock: Clock
 ) -> list[Answer]:
+    """Sends one load. Raises ServerError."""
     import httpx
 
     secret = token()

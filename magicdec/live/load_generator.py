@@ -18,8 +18,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,13 @@ def send_by(
 
     Raises ServerError where a request failed, or the generator did.
     """
+    return measure(load, answers_by(generator, address, load, model=model, vocab_size=vocab_size, seed=seed))
+
+
+def answers_by(
+    generator: LoadGenerator, address: Address, load: Load, *, model: str, vocab_size: int, seed: int
+) -> list[Answer]:
+    """Has one load sent. Seconds since 1970. Raises ServerError."""
     sessions = [
         {"session_id": str(number), "payloads": [body]}
         for number, body in enumerate(bodies(load, model=model, vocab_size=vocab_size, seed=seed))
@@ -118,7 +127,7 @@ def send_by(
         (folder / CONFIG).write_text(json.dumps(configuration(address, load, model=model)))
         (folder / PAYLOADS).write_text(json.dumps({"data": sessions}))
         _run(generator, folder, address)
-        return _measured(folder / RECORDS, load, address)
+        return _answers(folder / RECORDS, load, address)
 
 
 def _run(generator: LoadGenerator, folder: Path, address: Address) -> None:
@@ -127,23 +136,35 @@ def _run(generator: LoadGenerator, folder: Path, address: Address) -> None:
     if secret:
         environment[TOKEN_VARIABLE] = secret
     try:
-        done = subprocess.run(
-            generator.command, cwd=folder, env=environment, capture_output=True, text=True, check=False,
-            timeout=LIMIT_S, stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(
+            generator.command, cwd=folder, env=environment, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ServerError(f"the load generator at {address}: {error}; nothing more was sent") from None
-    if done.returncode:
-        said = done.stdout + done.stderr
+    except OSError as error:
+        raise ServerError(f"{generator.executable} cannot be run: {error}; nothing more was sent") from None
+    try:
+        said, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise ServerError(f"a load of {LIMIT_S:.0f} s at {address} was ended; nothing more was sent") from None
+    finally:
+        _end(process)
+    if process.returncode:
         said = said.replace(secret, "***") if secret else said
         lines = [line.strip(" │") for line in said.splitlines() if re.search(r"ERROR|Error\b|Reason", line)]
         raise ServerError(
-            f"the load generator ended with status {done.returncode}; nothing more was sent"
+            f"the load generator ended with status {process.returncode}; nothing more was sent"
             + (f": {lines[0][:300]}" if lines else "")
         )
 
 
-def _measured(path: Path, load: Load, address: Address) -> Measured:
+def _end(process: subprocess.Popen[str]) -> None:
+    """Also its workers, which would go on sending: it is the leader of a session of its own."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _answers(path: Path, load: Load, address: Address) -> list[Answer]:
     """Raises ServerError where fewer requests than the load has were answered, or not at the length asked for."""
     try:
         requests = [request for run in read_runs(path) for request in run]
@@ -159,15 +180,7 @@ def _measured(path: Path, load: Load, address: Address) -> Measured:
                 f"{address} generated {request.output_len} tokens where {load.output_len} were asked for: "
                 "it does not know ignore_eos"
             )
-    start = min(request.start_s for request in requests)
-    return measure(
-        load,
-        [
-            Answer(
-                sent_s=request.start_s - start,
-                events_s=[float(at) - start for at in request.events_s],
-                num_tokens=request.output_len,
-            )
-            for request in requests
-        ],
-    )
+    return [
+        Answer(sent_s=each.start_s, events_s=[float(at) for at in each.events_s], num_tokens=each.output_len)
+        for each in requests
+    ]

@@ -6,6 +6,8 @@ import gzip
 import json
 import shutil
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +107,7 @@ def test_a_speculating_servers_files_are_refused(files: dict[str, list[Path]], t
 
 
 STAND_IN = """#!{python}
-import json, os, pathlib, sys
+import json, os, pathlib, subprocess, sys
 if sys.argv[1:] == ["--version"]:
     print("{version}")
     raise SystemExit
@@ -113,6 +115,8 @@ told = {{"argv": sys.argv, "token": os.environ.get("{variable}"), "offline": os.
         "config": json.load(open(sys.argv[3])), "payloads": json.load(open("payloads.json"))}}
 open({seen!r}, "w").write(json.dumps(told))
 if {status}:
+    worker = subprocess.Popen(["sleep", "300"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    open({seen!r}, "w").write(str(worker.pid))
     print("ValidationError: api_key is " + os.environ["{variable}"])
     raise SystemExit({status})
 os.mkdir("artifacts")
@@ -171,6 +175,19 @@ def test_a_generator_that_fails_is_one_line_without_the_token(tmp_path: Path, mo
     ) as e:
         send_by(generator, ADDRESS, LOAD, model="m", vocab_size=100, seed=3)
     assert "secret-token" not in str(e.value)
+    worker = int((tmp_path / "seen.json").read_text())
+    wait_until_gone(worker)  # its workers send nothing more
+
+
+def wait_until_gone(pid: int) -> None:
+    state = Path(f"/proc/{pid}/stat")
+    for _ in range(600):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if state.read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.1)
+                continue
+        return
+    raise AssertionError(f"process {pid} still runs")
 
 
 @pytest.mark.parametrize(
