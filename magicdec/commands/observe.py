@@ -25,6 +25,7 @@ Examples:
   magicdec observe trace.jsonl --draft ngram --context 4096 -o acceptance.json
   magicdec plan --draft ngram --acceptance acceptance.json
 """
+USUAL_INTERVAL_S = 5.0
 Formats = Annotated[
     str | None, typer.Option(help="Of the server; default bf16, on a CPU fp32.", autocompletion=completion.formats)
 ]
@@ -46,7 +47,9 @@ def observe_command(
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long to look.")] = 30.0,
-    interval: Annotated[float, typer.Option(help="Seconds between scrapes.")] = 5.0,
+    interval: Annotated[
+        float | None, typer.Option(help="Seconds between scrapes; default 5, or half of a shorter window.")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="MODEL or MODEL/ENGINE, where an address has several.")] = None,
     context: Annotated[float | None, typer.Option(min=1, help="Length of sequences, where it is not counted.")] = None,
     dataset: Annotated[str, typer.Option(help="What the requests were, for the profile.")] = "",
@@ -98,6 +101,7 @@ def observe_command(
     from magicdec.records import append_record
 
     where = parse_source(source)
+    every = min(USUAL_INTERVAL_S, seconds / 2.0) if interval is None else interval
     serving = None
     if hardware is not None:
         serving = Serving(
@@ -111,9 +115,9 @@ def observe_command(
             isinstance(where, Address) and not output and not records, "--watch shows an address, and writes nothing"
         )
         assert isinstance(where, Address)
-        _watch(where, view, target=target, seconds=seconds, interval=interval)
+        _watch(where, view, target=target, seconds=seconds, interval=every)
         return
-    seen = _look(where, target=target, seconds=seconds, interval=interval, quiet=quiet)
+    seen = _look(where, target=target, seconds=seconds, interval=every, quiet=quiet)
     print("\n".join(view.lines(seen)))
     kind, name = agreed(given, seen.announced), model or seen.target.model
     if output is not None:

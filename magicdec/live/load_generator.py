@@ -8,8 +8,8 @@ tokenizer all the same, and gets the embedded model's.
 A bearer token stays in the environment: the configuration names its variable. AIPerf quotes its configuration in some
 errors, so that the token is struck out of what is passed on.
 
-Why not GuideLLM: its prompts are text of about the length, and its report has the first and the last event of a
-request only. What it measured is read by benchmark_results.
+Why not GuideLLM: its prompts are text, and its report has the first and the last event of a request only (held out 14 %
+against 6 % by AIPerf's records, results/LOG.md). What it measured is read by benchmark_results.
 """
 
 from __future__ import annotations
