@@ -318,7 +318,7 @@ class Builder:
     def _feed_forward(self, prefix: str, kind: DenseMLP | MixtureOfExperts) -> MLP | Experts:
         if isinstance(kind, MixtureOfExperts):
             return self._mixture(prefix, kind)
-        return self._mlp(prefix, kind, reduced_over=self._tp)
+        return self._mlp(prefix, kind, reduced_over=self._tp, matrices=self._spec.names.matrices)
 
     def _mixture(self, prefix: str, kind: MixtureOfExperts) -> Experts:
         spec, names, count = self._spec, self._spec.names, kind.num_experts
@@ -390,7 +390,7 @@ class Builder:
         for index, name in enumerate(matrices[:2] if kind.gated else matrices[1:2]):
             matrix, total, rows = f"{prefix}.{name}", width, part
             if self._spec.names.fused_gate_up and kind.gated:
-                matrix, total = f"{prefix}.gate_up_proj", 2 * width
+                matrix, total = f"{prefix}.{self._spec.names.gate_up}", 2 * width
                 rows = slice(index * width + part.start, index * width + part.stop)
             weights.append(self._source.read(f"{matrix}.weight", (total, hidden), rows))
             if kind.bias:

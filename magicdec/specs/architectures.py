@@ -500,7 +500,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         ignored=("input_jitter_noise", "original_max_position_embeddings"),
         names=TensorNames(mlp="block_sparse_moe", expert="w1"),
     ),
-    "granitemoehybrid": Architecture(layers=granite_hybrid_layers, details=granite_details),
+    "granitemoehybrid": Architecture(
+        layers=granite_hybrid_layers,
+        details=granite_details,
+        names=TensorNames(
+            fused_gate_up=True,
+            mlp="shared_mlp",
+            matrices=("input_linear", "input_linear", "output_linear"),
+            gate_up="input_linear",
+        ),
+    ),
     "nemotron": Architecture(
         layers=stacked(
             grouped(bias="attention_bias", output_bias="attention_bias", partial=0.5),

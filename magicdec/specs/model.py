@@ -71,6 +71,10 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     fused_gate_up: bool = False
     mlp: str = "mlp"
     """The module of the feed-forward."""
+    matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Of a dense feed-forward."""
+    gate_up: str = "gate_up_proj"
+    """The first two of them, where they are fused."""
     expert: Literal["gate_proj", "w1"] = "gate_proj"
     """The first matrix of an expert: gate_proj, up_proj, down_proj; or w1, w3, w2."""
     experts: Literal["each", "stacked", "stacked_in_turn"] = "each"

@@ -47,7 +47,7 @@ ATTENDING = ", attending"
 """Behind the name of an architecture whose linear layers are not run: drawn without them."""
 RUN = (
     *(name for name in READ_BY_TRANSFORMERS if runs(name)),
-    *(name + ATTENDING for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")),
+    *(name + ATTENDING for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")),
 )
 
 
@@ -68,7 +68,9 @@ def drawn(name: str, seed: int) -> dict[str, Any]:
     """A configuration of an architecture of RUN."""
     config = draw(name.removesuffix(ATTENDING), seed)
     if name.endswith(ATTENDING):
-        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+        is_granite = name.startswith("granite")
+        config["layer_types"] = ["attention" if is_granite else "full_attention"] * config["num_hidden_layers"]
+        config |= {"num_local_experts": 0} if is_granite else {}
     return config
 
 
