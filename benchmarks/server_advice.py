@@ -202,13 +202,16 @@ def advised(worker: Worker, load: tuple[int, int], given: argparse.Namespace) ->
     }  # fmt: skip
 
 
-def swept(workers: dict[str, Worker], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every gamma of every draft on every load, each round in an order of its own."""
-    gammas = [int(each) for each in given.gammas.split(",")]
+def swept(workers: dict[str, Worker], advice: list[dict[str, Any]], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every gamma of every draft on every load, those advised included, each round in an order of its own."""
+    gammas = {int(each) for each in given.gammas.split(",")}
     rows, choose = [], random.Random(0)
     for number in range(given.rounds + 1):
         for load in LOADS:
-            jobs = [("none", 0), *((draft, gamma) for draft in DRAFTS for gamma in gammas)]
+            jobs = [("none", 0)]
+            for draft in DRAFTS:
+                mine = gammas | {e["advised"] for e in advice if (e["draft"], e["load"]) == (draft, load)} - {0}
+                jobs += [(draft, gamma) for gamma in sorted(mine)]
             for draft, gamma in choose.sample(jobs, len(jobs)):
                 found = workers[draft].decode(load, gamma, given.tokens)
                 if number:  # the first round warms up: prompts come from the prefix cache from then on
@@ -265,7 +268,7 @@ def main() -> None:
         print("\n".join([f"{each['draft']}, batch {each['load'][0]}, prompts of {each['load'][1]}", *each["said"]]))
     print(f"wrote {before}, SHA-256 {digest}; the sweep begins", flush=True)
     sweep_utc = time.strftime("%FT%TZ", time.gmtime())
-    rows = swept(workers, given)
+    rows = swept(workers, advice, given)
     for worker in workers.values():
         worker.process.communicate()
     verdicts = [judged(each, rows) for each in advice]

@@ -185,7 +185,7 @@ def _print_imported(
     assert context is not None
     found = read_acceptance(path)
     profile = imported_profile(found, draft, model=model or "", context=context, dataset=dataset)
-    print(f"{found.kind}: {found.num_steps:.0f} steps of {len(found.sequences)} sequences")
+    print(f"{found.kind}: {found.num_steps:.0f} steps of {len(found.sequences)} sequences, drafted by {draft}")
     print(f"  accepted     {rates_text(profile.measured[0])}")
     if output is not None:
         save_profile(profile, output)

@@ -16,7 +16,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from magicdec.errors import ServerError
 from magicdec.live.http import Address, token
 from magicdec.live.loads import Load
+from magicdec.units import format_bytes
 
 if TYPE_CHECKING:
     import httpx
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 SILENCE_S = 300.0
 """Longest wait for the next event of an answer."""
-EVENT_LIMIT_BYTES = 64 * 1024
+ANSWER_S = 3600.0
+"""Longest time of a whole answer, however often something of it comes."""
+BYTES_PER_TOKEN = 4096
+"""An answer's size at most, for each token asked for; an event has some hundreds."""
 FIRST_TOKEN_ID = 16
 """Prompts use ids from here to the vocabulary's end: the first ones are often special."""
 MIN_STEPS = 4
@@ -80,7 +84,7 @@ async def send_all(
     import httpx
 
     secret = token()
-    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {secret}"} if secret else {})
     limits = httpx.Limits(max_connections=load.concurrency, max_keepalive_connections=0)
     async with httpx.AsyncClient(
         timeout=httpx.Timeout(SILENCE_S, connect=10.0), limits=limits, trust_env=False, headers=headers
@@ -119,9 +123,7 @@ async def _send(client: httpx.AsyncClient, address: Address, body: dict[str, Any
     async with client.stream("POST", str(address.at(f"{address.path}/v1/completions")), json=body) as response:
         if response.status_code != 200:
             raise ServerError(f"{address} answers a request with status {response.status_code}; nothing more was sent")
-        async for line in response.aiter_lines():
-            if len(line) > EVENT_LIMIT_BYTES or len(events) > 2 * output_len:
-                raise ServerError(f"{address} answers with more than {output_len} tokens were asked for")
+        async for line in _lines(response, address, limit_bytes=BYTES_PER_TOKEN * (output_len + 16)):
             event = _event(line, address)
             if event.get("choices"):
                 events.append(clock())
@@ -132,6 +134,21 @@ async def _send(client: httpx.AsyncClient, address: Address, body: dict[str, Any
             f"{address} generated {num_tokens} tokens where {output_len} were asked for: it does not know ignore_eos"
         )
     return Answer(sent_s=sent, events_s=events, num_tokens=num_tokens)
+
+
+async def _lines(response: httpx.Response, address: Address, *, limit_bytes: int) -> AsyncIterator[str]:
+    """The lines of an answer. Raises ServerError for one that is too large, or takes too long."""
+    size, rest, begun = 0, b"", time.monotonic()
+    async for chunk in response.aiter_bytes():
+        size += len(chunk)
+        if size > limit_bytes:
+            raise ServerError(f"{address} answers with more than {format_bytes(limit_bytes)}; nothing more was sent")
+        if time.monotonic() - begun > ANSWER_S:
+            raise ServerError(f"{address} did not end its answer within {ANSWER_S:g} s; nothing more was sent")
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace").rstrip("\r")
+    yield rest.decode(errors="replace")
 
 
 def _event(line: str, address: Address) -> dict[str, Any]:

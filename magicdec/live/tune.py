@@ -1,6 +1,6 @@
 """Tries the gammas that matter on the server itself, under the load that it has, and says what advice was worth.
 
-Predicted first, tried then: the best by prediction, the one in use, the next, and those whose interval reaches the
+Predicted first, tried then: the best by prediction, the one in use, and those next to them whose interval reaches the
 best's, at most `MAX_TRIALS`. A command of the user's restarts the server with each; compared is the measured time per
 token.
 """
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.advice import Advice
 from magicdec.live.http import Address
-from magicdec.live.metrics import choose_target, read_address
+from magicdec.live.metrics import Scrape, choose_target, read_address
 from magicdec.live.observation import Observation, observe
 from magicdec.live.scraping import scrapes
+from magicdec.live.series import PROCESS_START
 
 MAX_TRIALS = 3
 PLACE = "{gamma}"
@@ -38,11 +39,14 @@ class Trial:
 
 
 def candidates(advice: Advice) -> tuple[int, ...]:
-    """The gammas to try, best by prediction first; at least two."""
+    """The gammas to try, best by prediction first; at least two. Neighbours of those tried would tell little."""
     ranked = sorted(advice.choices, key=lambda choice: -choice.gain)
-    close = [choice.gamma for choice in ranked[2:] if choice.gain_high >= advice.best.gain_low]
-    wanted = [advice.best.gamma, advice.situation.gamma, ranked[1].gamma, *close]
-    return tuple(dict.fromkeys(wanted))[:MAX_TRIALS]
+    wanted = list(dict.fromkeys([advice.best.gamma, advice.situation.gamma]))
+    close = [choice.gamma for choice in ranked if choice.gain_high >= advice.best.gain_low]
+    for gamma in [*close, *(choice.gamma for choice in ranked)]:
+        if all(abs(gamma - other) > 1 for other in wanted):
+            wanted.append(gamma)
+    return tuple(wanted)[:MAX_TRIALS]
 
 
 def check_command(command: str) -> None:
@@ -64,10 +68,13 @@ def try_gamma(
 ) -> Trial:
     """Restarts the server with one gamma, waits for it to answer and to have load, and observes it.
 
-    Raises ConfigError where the command fails, ServerError where the server does not come back, or has no load.
+    Raises ConfigError where the command fails, or starts a server with another gamma; ServerError where the server does
+    not come back, or has no load.
     """
+    started = _process_start(read_address(address))
     restart(command, gamma)
-    _await_server(address, sleep=sleep)
+    _await_server(address, other_than=started, sleep=sleep)
+    _await_load(address, target, at_most=seconds, sleep=sleep)
     taken = list(scrapes(address, seconds=seconds, interval_s=interval_s, sleep=sleep))
     return trial_of(observe(taken, choose_target(taken[-1], target)), gamma, predicted_tpot_s)
 
@@ -82,23 +89,53 @@ def restart(command: str, gamma: int) -> None:
         raise ConfigError(f"the restart command ended with status {done.returncode}; the server is as it left it")
 
 
-def _await_server(address: Address, *, sleep: Callable[[float], None]) -> None:
+def _await_server(address: Address, *, other_than: float | None, sleep: Callable[[float], None]) -> None:
+    """Until a process answers that was not there before the restart, as far as the server says when it started."""
     waited = 0.0
     while True:
         try:
-            read_address(address)
-            return
-        except ServerError:
-            if waited >= START_TIMEOUT_S:
-                raise
+            if other_than is None or _process_start(read_address(address)) != other_than:
+                read_address(address)
+                return
+            error = ServerError(f"{address} answers from the process that was there before the restart command")
+        except ServerError as unreachable:
+            error = unreachable
+        if waited >= START_TIMEOUT_S:
+            raise error
         sleep(POLL_S)
         waited += POLL_S
 
 
+def _process_start(scrape: Scrape) -> float | None:
+    return scrape.total(PROCESS_START, {})
+
+
+def _await_load(address: Address, target: str | None, *, at_most: float, sleep: Callable[[float], None]) -> None:
+    """Until something runs, so that the window is not one of an idle server."""
+    waited = 0.0
+    while waited < at_most:
+        scrape = read_address(address)
+        chosen = choose_target(scrape, target)
+        if scrape.total(chosen.series.running, chosen.labels):
+            return
+        sleep(min(POLL_S, at_most))
+        waited += POLL_S
+
+
 def trial_of(seen: Observation, gamma: int, predicted_tpot_s: float) -> Trial:
+    """Raises ConfigError where the server drafts otherwise than it was told, ServerError where it had no load."""
     counts, batch = seen.counts, seen.batch_size
     if not counts.tpot_s or not batch:
         raise ServerError(f"with gamma {gamma} the server had no load to observe: tuning needs its usual requests")
+    if gamma == 0 and seen.is_speculative:
+        raise ConfigError(
+            f"restarted with gamma 0 the server drafts {seen.gamma} tokens: what does --restart do with 0?"
+        )
+    if seen.is_speculative and 0 < len(counts.accepted_by_position) < gamma:
+        drafted = len(counts.accepted_by_position)
+        raise ConfigError(
+            f"restarted with gamma {gamma} the server drafts {drafted} tokens: does --restart pass {PLACE} on?"
+        )
     return Trial(
         gamma=gamma, tpot_s=counts.tpot_s, tokens_per_step=counts.tokens_per_step or 1.0, batch_size=batch,
         predicted_tpot_s=predicted_tpot_s,

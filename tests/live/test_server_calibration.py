@@ -14,8 +14,9 @@ import pytest
 from scipy.stats import binom
 
 from magicdec.errors import ConfigError, ServerError
+from magicdec.live import drive as drive_module
 from magicdec.live.drive import Answer, Measured, drive, measure
-from magicdec.live.http import parse_address
+from magicdec.live.http import TOKEN_VARIABLE, parse_address
 from magicdec.live.loads import Load, plan_loads
 from magicdec.live.server_calibration import estimated_seconds, median_of, save_fit, sent
 from magicdec.live.server_fit import ServerPoint, fit_server
@@ -246,6 +247,67 @@ def test_the_first_error_stops_a_load(engine):
     with pytest.raises(ServerError, match="status 503; nothing more was sent"):
         drive(address, LOAD, model="m", vocab_size=100, seed=1)
     assert len(server.seen) <= 3
+
+
+def answering(answer):
+    """A server whose POSTs are answered by a function; the bodies that it was sent."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            server.seen.append(self.headers.get("Authorization"))
+            with suppress(OSError):
+                answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.seen, server.daemon_threads = [], True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server, parse_address(f"127.0.0.1:{server.server_address[1]}")
+
+
+def test_a_load_is_not_sent_on_to_another_host(monkeypatch):
+    """Neither the prompts nor the token follow a redirect, and no error shows the token."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
+    other, there = answering(lambda handler: handler.send_error(500))
+
+    def redirect(handler):
+        handler.send_response(307)
+        handler.send_header("Location", f"{there}/v1/completions")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    server, here = answering(redirect)
+    with pytest.raises(ServerError, match="status 307; nothing more was sent") as caught:
+        drive(here, LOAD, model="m", vocab_size=100, seed=1)
+    assert "s3cret" not in str(caught.value)
+    assert set(server.seen) == {"Bearer s3cret"}
+    assert other.seen == []
+    for each in (server, other):
+        each.shutdown()
+        each.server_close()
+
+
+@pytest.mark.parametrize(("piece", "said"), [(b"x" * 4096, "more than 128 KiB"), (b": ping\n\n", r"within 0\.5 s")])
+def test_an_answer_is_bounded_in_size_and_in_time(monkeypatch, piece, said):
+    """Also a line that never ends, and signs of life that never end."""
+    monkeypatch.setattr(drive_module, "ANSWER_S", 0.5)
+
+    def endless(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        while True:
+            handler.wfile.write(piece)
+            handler.wfile.flush()
+            time.sleep(0.01)
+
+    server, address = answering(endless)
+    with pytest.raises(ServerError, match=said):
+        drive(address, LOAD, model="m", vocab_size=100, seed=1)
+    server.shutdown()
+    server.server_close()
 
 
 def test_a_server_that_ends_early_is_refused(engine):

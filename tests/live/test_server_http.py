@@ -7,11 +7,14 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from typer.testing import CliRunner
 
+from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.http import TOKEN_VARIABLE, get, parse_address
 from magicdec.live.metrics import read_address
 from magicdec.live.scraping import scrapes
+from tests.live.servers import Vllm, random_requests
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -120,6 +123,31 @@ def test_a_token_comes_from_the_environment_and_is_not_shown(serve, monkeypatch)
     with pytest.raises(ServerError):
         get(address.at("/metrics"))
     assert [each for _, each in server.seen] == ["Bearer s3cret", None]
+
+
+def test_a_token_is_in_nothing_that_is_printed_or_written(serve, monkeypatch, tmp_path, capfd):
+    """The profile, the record and the output of `observe`, of a server that shows what it was sent."""
+    engine, tokens = Vllm(), []
+
+    def answer(handler):
+        tokens.append(handler.headers["Authorization"])
+        engine.serve(random_requests(len(tokens)))
+        handler.reply(engine.scrape().encode())
+
+    server, address = serve({"/metrics": answer})
+    monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
+    profile, records = tmp_path / "acceptance.json", tmp_path / "records.jsonl"
+    if not app.registered_commands:
+        register_commands()
+    words = ["observe", str(address), "--model", "embedded", "--seconds", "0.4", "--interval", "0.2"]
+    done = CliRunner().invoke(app, [*words, "-o", str(profile), "--records", str(records)])
+    assert done.exit_code == 0, done.output
+    printed = done.output + "".join(capfd.readouterr())
+    assert set(tokens) == {"Bearer s3cret"}
+    for text in (printed, profile.read_text(), records.read_text()):
+        assert text
+        assert "s3cret" not in text
+    assert {path for path, _ in server.seen} == {"/metrics"}
 
 
 @pytest.mark.parametrize("text", ["http://user:word@host", "http://host/?token=a", "http://host/#a"])

@@ -13,13 +13,13 @@ from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.advice import advise
 from magicdec.live.http import parse_address
-from magicdec.live.tune import Trial, candidates, check_command, regret, restart, try_gamma
+from magicdec.live.tune import POLL_S, Trial, candidates, check_command, regret, restart, try_gamma
 from tests.live import servers
 from tests.live.servers import Vllm, random_requests
 from tests.live.test_advice import situation
 from tests.live.test_server_http import Handler
 
-RATES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+RATES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, *(0.2,) * 6)
 
 
 class Restarted:
@@ -115,6 +115,46 @@ def test_a_server_without_load_cannot_be_tuned(serve_idle):
         try_gamma(
             serve_idle, f"{sys.executable} -c pass#{{gamma}}", 1, predicted_tpot_s=1.0, seconds=0.4, interval_s=0.2
         )
+
+
+@pytest.mark.parametrize(("gamma", "drafted"), [(5, 3), (0, 3)])
+def test_a_command_that_starts_another_gamma_is_refused(server, gamma, drafted):
+    """What was tried would be something else than what is reported."""
+    address, command = server
+    other = command.replace("{gamma}", str(drafted)) + " #{gamma}"
+    with pytest.raises(ConfigError, match=f"gamma {gamma} the server drafts {drafted} tokens"):
+        try_gamma(parse_address(address), other, gamma, predicted_tpot_s=1.0, seconds=1.0, interval_s=0.2)
+
+
+def test_a_process_that_was_there_before_is_not_observed():
+    """A restart that returns early leaves the old process answering for a while; the load then takes a moment too."""
+    old, new = Vllm(gamma=2), Vllm(gamma=4)
+    polled = []
+
+    def answer(handler) -> None:
+        polled.append(handler.path)
+        late, busy = len(polled) > 3, len(polled) > 6
+        for part in range(8):
+            if busy or not late:
+                gamma = 4 if late else 2
+                (new if late else old).serve(
+                    random_requests(len(polled) * 8 + part, number=8, gamma=gamma, rates=RATES)
+                )
+        text = (new if late else old).scrape() + f"process_start_time_seconds {2.0 if late else 1.0}\n"
+        handler.reply(text.encode())
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.answers, http.seen, http.daemon_threads = {"/metrics": answer}, [], True
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    slept = []
+    trial = try_gamma(
+        parse_address(f"127.0.0.1:{http.server_address[1]}"), f"{sys.executable} -c pass#{{gamma}}", 4,
+        predicted_tpot_s=1.0, seconds=1.0, interval_s=0.5, sleep=slept.append,
+    )  # fmt: skip
+    http.shutdown()
+    http.server_close()
+    assert trial.tokens_per_step == pytest.approx(expected_tokens(4), rel=0.1)
+    assert slept.count(POLL_S) >= 2  # for the old process to go
 
 
 @pytest.fixture
