@@ -60,6 +60,7 @@ def main() -> None:
         output_len=given.output_len,
         rounds=given.rounds,
         max_len=server.max_len,
+        gamma=server.gamma,
         seed=secrets.randbits(31),
     )
     points = send_plan(

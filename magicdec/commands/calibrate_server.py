@@ -84,6 +84,7 @@ def calibrate_server(options: ServerOptions) -> None:
         output_len=options.output_len,
         rounds=options.rounds,
         max_len=server.max_len,
+        gamma=server.gamma,
         seed=secrets.randbits(31),  # prompts that were sent before would be cached
     )
     expected = estimated_seconds(plan, setup, tp_size=options.tp_size)

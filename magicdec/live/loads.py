@@ -64,21 +64,27 @@ def plan_loads(
     output_len: int,
     rounds: int,
     max_len: int,
+    gamma: int = 0,
     seed: int = 0,
 ) -> LoadPlan:
     """All pairs of concurrency and prompt length; of a chequerboard over them one colour judges, the other is fitted.
 
-    `output_len` is what a sequence decodes while all do; it generates more while the others' prompts are taken in.
+    `output_len` is what a sequence decodes while all do; it generates more while the others' prompts are taken in, with
+    drafts up to `gamma` + 1 tokens in a step.
 
     Raises ConfigError for loads that cannot be sent, and for too few to fit and to judge.
     """
     pairs = [
         (i, c, j, p) for i, c in enumerate(sorted(set(concurrencies))) for j, p in enumerate(sorted(set(prompt_lens)))
     ]
+
+    def meanwhile(concurrency: int, prompt_len: int) -> int:
+        return (gamma + 1) * (concurrency * prompt_len // PREFILL_TOKENS)
+
     for _, concurrency, _, prompt_len in pairs:
         if not 1 <= concurrency <= MAX_CONCURRENCY:
             raise ConfigError(f"concurrency must be between 1 and {MAX_CONCURRENCY}, not {concurrency}")
-        longest = output_len + concurrency * prompt_len // PREFILL_TOKENS
+        longest = output_len + meanwhile(concurrency, prompt_len)
         if prompt_len < 1 or prompt_len + longest > max_len:
             raise ConfigError(
                 f"a prompt of {prompt_len} and {longest} output tokens do not fit {max_len} tokens; "
@@ -87,7 +93,7 @@ def plan_loads(
     if output_len < 8 or not 1 <= rounds <= 100:
         raise ConfigError("loads need at least 8 output tokens, and 1 to 100 rounds")
     loads = tuple(
-        Load(concurrency=c, prompt_len=p, output_len=output_len + c * p // PREFILL_TOKENS, is_judge=(i + j) % 2 == 1)
+        Load(concurrency=c, prompt_len=p, output_len=output_len + meanwhile(c, p), is_judge=(i + j) % 2 == 1)
         for i, c, j, p in pairs
     )
     check_enough(loads)

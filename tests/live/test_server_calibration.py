@@ -122,6 +122,8 @@ def test_a_plan_says_what_it_costs_and_splits_as_a_chequerboard():
     assert judges == {(1, 4096), (4, 512), (4, 16384), (16, 4096), (64, 512), (64, 16384)}
     assert sorted(map(str, plan.order)) == sorted(str(load) for load in plan.loads for _ in range(3))
     assert estimated_seconds(plan, setup_of(), tp_size=1) > 60
+    drafted = {(load.concurrency, load.prompt_len): load for load in plan_loads(**PLAN, max_len=131072, gamma=3).loads}
+    assert drafted[64, 4096].output_len == 64 + 4 * 64 * 4096 // 2048  # meanwhile up to 4 tokens in a step
 
 
 @pytest.mark.parametrize(
