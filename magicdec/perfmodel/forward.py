@@ -107,7 +107,9 @@ def forward_pass(
     p = Pass(
         hardware=hw, engine=engine, precision=precision, batch=arrays[0], query_len=arrays[1], kv_len=arrays[2],
         full_kv_len=arrays[3], tp=arrays[4], num_passes=arrays[5], attention_factor=np.asarray(attention_factor),
-        is_prefill=is_prefill, dense_precision=model.dense_precision(precision), spread=spread,
+        is_prefill=is_prefill, spread=spread, mixer_precision=model.part_precision("mixer", precision),
+        mlp_precision=model.part_precision("mlp", precision),
+        experts_precision=model.part_precision("experts", precision),
     )  # fmt: skip
     tokens, layers = p.tokens, model.num_hidden_layers * p.num_passes
     activation = 4.0 if precision.compute_dtype == "fp32" else 2.0

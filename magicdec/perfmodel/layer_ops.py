@@ -60,8 +60,10 @@ class Pass:
     num_passes: Array
     attention_factor: Array
     is_prefill: bool
-    dense_precision: Precision
-    """Of what every token passes; the routed experts are in `precision`."""
+    mixer_precision: Precision
+    mlp_precision: Precision
+    experts_precision: Precision
+    """Of the parts' weights, which may be published in different formats."""
     spread: Parallelism = TENSOR_PARALLEL
 
     @property
@@ -94,11 +96,12 @@ def attended(mixer: Attention, p: Pass) -> Array:
 
 def projection_ops(model: ModelSpec, p: Pass) -> list[Op]:
     """The matrix products that every token passes; those of one shape are timed once."""
-    counts: Counter[Projection] = Counter()
-    for part, count in (*model.mixers, *model.feed_forwards):
-        for projection in _joined(part.projections(model.hidden_size)):
-            counts[projection] += count
-    return [_linear(projection, p, count=count * p.num_passes) for projection, count in counts.items()]
+    counts: Counter[tuple[Projection, Precision]] = Counter()
+    for parts, precision in ((model.mixers, p.mixer_precision), (model.feed_forwards, p.mlp_precision)):
+        for part, count in parts:
+            for projection in _joined(part.projections(model.hidden_size)):
+                counts[projection, precision] += count
+    return [_linear(*each, p, count=count * p.num_passes) for each, count in counts.items()]
 
 
 def _joined(projections: Sequence[Projection]) -> list[Projection]:
@@ -111,11 +114,11 @@ def _joined(projections: Sequence[Projection]) -> list[Projection]:
     return [Projection("qkv_a", outputs, latent[0].inputs), *rest]
 
 
-def _linear(projection: Projection, p: Pass, *, count: Any) -> Op:
+def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any) -> Op:
     """Routers stay in 16 bits. Where experts are fused, shared ones are one more of them or run in a stream beside
     them: their work is paid, their launches are not."""
     n, k = p.size(*projection.outputs), p.size(projection.inputs)
-    precision = p.dense_precision.tables if projection.name == "router" else p.dense_precision
+    precision = precision.tables if projection.name == "router" else precision
     op = ops.linear(projection.name, p.hardware, p.engine, precision, m=p.tokens, n=n, k=k, count=count)
     return ops.without_launch(op) if p.engine.fused_experts and projection.name.startswith("shared_") else op
 
@@ -252,9 +255,9 @@ def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
             found += _whole_experts(mlp, p, hidden_size=mlp.inner_size(model.hidden_size), count=count * p.num_passes)
         elif isinstance(mlp, MixtureOfExperts):
             found += ops.experts(
-                p.hardware, p.engine, p.precision, tokens=p.tokens, hidden_size=mlp.inner_size(model.hidden_size),
-                width=mlp.width / p.tp, num_experts=mlp.num_experts, num_experts_per_tok=mlp.num_experts_per_tok,
-                num_inner=mlp.expert.num_inner, count=count * p.num_passes,
+                p.hardware, p.engine, p.experts_precision, tokens=p.tokens,
+                hidden_size=mlp.inner_size(model.hidden_size), width=mlp.width / p.tp, num_experts=mlp.num_experts,
+                num_experts_per_tok=mlp.num_experts_per_tok, num_inner=mlp.expert.num_inner, count=count * p.num_passes,
             )  # fmt: skip
     return found
 
@@ -267,12 +270,13 @@ def _whole_experts(mlp: MixtureOfExperts, p: Pass, *, hidden_size: int, count: A
     uneven = np.where(ranks > 1, EXPERT_IMBALANCE, 1.0)
     held = np.ceil(mlp.num_experts / ranks)
     found = ops.experts(
-        p.hardware, p.engine, p.precision, tokens=p.tokens * p.spread.dp, hidden_size=hidden_size, width=mlp.width,
-        num_experts=held, num_experts_per_tok=np.minimum(uneven * mlp.num_experts_per_tok / ranks, held),
+        p.hardware, p.engine, p.experts_precision, tokens=p.tokens * p.spread.dp, hidden_size=hidden_size,
+        width=mlp.width, num_experts=held,
+        num_experts_per_tok=np.minimum(uneven * mlp.num_experts_per_tok / ranks, held),
         num_inner=mlp.expert.num_inner, own_tokens=p.tokens, count=count,
     )  # fmt: skip
     if p.spread.dp > 1:
-        is_narrow = ops.matrix_dtype(p.hardware, p.engine, p.precision) != p.precision.compute_dtype
+        is_narrow = ops.matrix_dtype(p.hardware, p.engine, p.experts_precision) != p.experts_precision.compute_dtype
         found += ops.exchange(
             p.hardware, tokens=p.tokens / p.tp, hidden_size=hidden_size, num_experts_per_tok=mlp.num_experts_per_tok,
             num_ranks=ranks, dispatch_element=FP8_SCALES if is_narrow else 2.0, once_per_node=p.is_prefill, count=count,

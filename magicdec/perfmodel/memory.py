@@ -12,7 +12,7 @@ A rank keeps at least one KV head, so beyond tp = KV heads the cache per rank no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from magicdec.specs.speculation import SPARSE_METHODS, SamplingSpec
 
 SORTING_BYTES = 4 + 8 + 4 + 4 + 4
 """Per token of the vocabulary, to keep the likeliest: logits in order, their indices, probabilities, sums, and back."""
+PARTS: tuple[Literal["mixer", "mlp", "experts", "head"], ...] = ("mixer", "mlp", "experts", "head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +57,26 @@ def weights_bytes(model: ModelSpec, precision: Precision, tp_size: Any, spread: 
     """One rank's weights: heads, widths, experts and vocabulary rows split; what has none of these replicated, as are
     heads where there are more ranks than heads. Of a pipeline's first stage: one of the tables is on the last.
 
-    Embeddings and head are in 16 bits where the other weights are narrower.
+    With scales and zero points where this is the format that they are published in; embeddings, routers and norms are
+    in 16 bits where the other weights are narrower.
     """
-    tp = np.asarray(tp_size, dtype=np.float64)
-    tables = model.embedding_parameters * (1.0 if model.tie_word_embeddings else 2.0)
-    elements: Array = np.asarray((model.num_parameters - tables) / tp)
-    for part, count in (*model.mixers, *model.feed_forwards):
+    tp, wide = np.asarray(tp_size, dtype=np.float64), precision.tables.weight_bytes
+    mixer, mlp, experts, head = (model.part_format(part, precision).num_bytes for part in PARTS)
+    tables = model.embedding_parameters
+    others = model.num_parameters - tables * (1 if model.tie_word_embeddings else 2) - model.expert_parameters
+    narrow: Array = np.asarray(0.0)
+    for part, count, num_bytes in (
+        *((*each, mixer) for each in model.mixers),
+        *((*each, mlp) for each in model.feed_forwards),
+    ):
         for projection in part.projections(model.hidden_size):
             held = ops.size(projection.outputs, tp) * ops.size((projection.inputs,), tp)
-            elements = elements + count * (held - projection.num_parameters / tp)
-    cut = model.expert_parameters / tp
-    experts = model.expert_parameters * expert_share(model, tp, spread)
-    dense = model.dense_precision(precision)
-    layers = (elements - cut) * dense.weight_bytes + experts * precision.weight_bytes
-    if spread.pp > 1:
-        tables, layers = model.embedding_parameters, layers * spread.stage_share(model.num_hidden_layers)
-    held_bytes: Array = layers + tables / tp * precision.tables.weight_bytes
+            narrow = narrow + count * held * (wide if projection.name == "router" else num_bytes)
+            others -= count * projection.num_parameters
+    layers = narrow + others / tp * wide + model.expert_parameters * expert_share(model, tp, spread) * experts
+    has_both = not model.tie_word_embeddings and spread.pp == 1
+    rows = tables / tp * (wide + (head if has_both else 0.0))
+    held_bytes: Array = layers * (spread.stage_share(model.num_hidden_layers) if spread.pp > 1 else 1.0) + rows
     return held_bytes
 
 

@@ -50,7 +50,7 @@ ROOTS = ("model", "language_model.model", "model.language_model")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 BESIDE_THE_DECODER = (
     "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "model.visual.", "model.vision_tower.",
-    "model.vision_model.", "model.multi_modal_projector.",
+    "model.vision_model.", "model.multi_modal_projector.", "mm_projector.",
 )  # fmt: skip
 """Modules that turn images into embeddings: text does not pass them."""
 EXPERT_MATRICES = {"gate_proj": ("gate_proj", "up_proj", "down_proj"), "w1": ("w1", "w3", "w2")}

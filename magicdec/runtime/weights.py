@@ -64,8 +64,7 @@ def load_model(
             raise CheckpointError(
                 f"there are no weights for {spec.name} here: give a checkpoint directory, or random weights"
             )
-        block = None if spec.quantization is None else spec.quantization.block_size
-        source = CheckpointDirectory(directory, device=torch_device, dtype=dtype, block=block)
+        source = CheckpointDirectory(directory, device=torch_device, dtype=dtype, quantization=spec.quantization)
     with torch.inference_mode():
         return Builder(spec, tp, source, torch_device).build()
 

@@ -11,9 +11,10 @@ import msgspec
 from magicdec.errors import ConfigError
 from magicdec.specs.architectures import WRAPPERS, architecture
 from magicdec.specs.hf_keys import MAX_LAYERS, Keys
+from magicdec.specs.hf_quantization import read_quantization
 from magicdec.specs.hf_rope import reach
 from magicdec.specs.layers import Attention, LatentAttention, Layer
-from magicdec.specs.model import ModelSpec, Quantization
+from magicdec.specs.model import ModelSpec
 
 MODALITIES = (
     "vision",
@@ -32,6 +33,8 @@ MODALITIES = (
     "media",
 )
 """How keys begin that describe what stands before the decoder."""
+MODELOPT_FILE = "hf_quant_config.json"
+"""Where ModelOpt says how it has quantised a checkpoint, if not in its config.json."""
 BESIDE = ("tie_word_embeddings", "quantization_config", "eos_token_id")
 """Keys that a model of several modalities may give beside its decoder's."""
 
@@ -59,16 +62,17 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
     if row.mtp_key is not None:
         heads = keys.size(row.mtp_key, "num_mtp_layers", "num_nextn_predict_layers", default=0, least=0)
         details["mtp_layers"] = (layers[-1],) * heads
+    hidden, vocabulary = keys.size("hidden_size"), keys.size("vocab_size")
     spec = ModelSpec(
         name=name,
         architecture=model_type,
-        hidden_size=keys.size("hidden_size"),
-        vocab_size=keys.size("vocab_size"),
+        hidden_size=hidden,
+        vocab_size=vocabulary,
         max_position_embeddings=max(reach(_rope_of(layer), positions) for layer in layers),
         layers=layers,
         norm=msgspec.structs.replace(row.norm, eps=keys.number(row.eps_key, default=row.norm.eps, most=1.0)),
         tie_word_embeddings=keys.flag("tie_word_embeddings", default=row.tied),
-        quantization=_quantization(keys),
+        quantization=read_quantization(keys, layers=layers, hidden_size=hidden, vocab_size=vocabulary, names=row.names),
         names=row.names,
         eos_token_ids=_token_ids(values.get("eos_token_id"), where),
         **details,
@@ -101,66 +105,6 @@ def _decoder(config: dict[str, Any], where: str) -> dict[str, Any]:
     return {"model_type": WRAPPERS[model_type], **shared, **inside}
 
 
-QUANTIZED: dict[str, str] = {"mxfp4": "mxfp4", "fp8": "fp8", "fbgemm_fp8": "fp8"}
-"""Formats of methods that have one."""
-
-
-def _quantization(keys: Keys) -> Quantization | None:
-    """The format of the published weights, from `quantization_config` (Hugging Face, compressed-tensors, ModelOpt)."""
-    value = keys.raw("quantization_config", "compression_config", default=None)
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise keys.error("quantization_config", "an object", value)
-    method = value.get("quant_method", "")
-    if method == "fp8" and value.get("weight_block_size"):
-        block = value["weight_block_size"]
-        is_pair = isinstance(block, list) and len(block) == 2
-        if not is_pair or not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in block):
-            raise keys.error("quantization_config", "of blocks of rows and columns (weight_block_size)", block)
-        return Quantization(method=method, weight_dtype="fp8_block", block_size=(block[0], block[1]))
-    if method in QUANTIZED:
-        return Quantization(method=method, weight_dtype=QUANTIZED[method], experts_only=method == "mxfp4")
-    if method in ("gptq", "awq"):
-        bits = value.get("bits", 4)
-        return Quantization(method=method, weight_dtype="int8" if bits == 8 else "int4")
-    if method == "bitsandbytes":
-        return Quantization(method=method, weight_dtype="int8" if value.get("load_in_8bit") else "int4")
-    if method == "modelopt" or "quant_algo" in value:
-        return _modelopt(value, keys)
-    if method == "compressed-tensors":
-        return _compressed(value, keys)
-    raise keys.error("quantization_config", "of a method that is known (fp8, mxfp4, gptq, awq, …)", method)
-
-
-def _modelopt(value: dict[str, Any], keys: Keys) -> Quantization:
-    algorithm = str(value.get("quant_algo", "")).upper()
-    formats = {
-        "FP8": "fp8",
-        "NVFP4": "nvfp4",
-        "W4A16_AWQ": "int4",
-        "W4A8_AWQ": "int4",
-        "INT8_SQ": "int8",
-        "MIXED_PRECISION": "nvfp4",
-    }
-    if algorithm not in formats:
-        raise keys.error("quantization_config", f"of an algorithm that is known ({', '.join(formats)})", algorithm)
-    cache = value.get("kv_cache_quant_algo") or value.get("kv_cache_scheme")
-    return Quantization(method="modelopt", weight_dtype=formats[algorithm], kv_dtype="fp8" if cache else None)
-
-
-def _compressed(value: dict[str, Any], keys: Keys) -> Quantization:
-    groups = value.get("config_groups")
-    weights = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
-    first = next((each for each in weights if isinstance(each, dict)), {})
-    name = f"{first.get('type', '')}{first.get('num_bits', '')}"
-    formats = {"float8": "fp8", "float4": "nvfp4", "int8": "int8", "int4": "int4"}
-    if name not in formats:
-        raise keys.error("quantization_config", "compressed-tensors with weights of 4 or 8 bits", name)
-    cache = value.get("kv_cache_scheme")
-    return Quantization(method="compressed-tensors", weight_dtype=formats[name], kv_dtype="fp8" if cache else None)
-
-
 def _token_ids(value: Any, where: str) -> tuple[int, ...]:
     """`eos_token_id`: nothing, one, or a list."""
     listed = value if isinstance(value, list) else [] if value is None else [value]
@@ -170,11 +114,25 @@ def _token_ids(value: Any, where: str) -> tuple[int, ...]:
 
 
 def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
-    """Reads a `config.json`, or the one in a checkpoint directory.
+    """Reads a `config.json`, or the one in a checkpoint directory, with ModelOpt's file beside it where there is one.
 
     Raises ConfigError when there is none, or it is not a JSON object.
     """
     file = path / "config.json" if path.is_dir() else path
+    config = _json_object(file)
+    if path.is_dir() and (beside := path / MODELOPT_FILE).is_file() and not _names_quantization(config):
+        config = {**config, "quantization_config": {"quant_method": "modelopt", **_json_object(beside)}}
+    return model_from_hf_config(
+        config, name=name or (path.name if path.is_dir() else file.parent.name), where=str(file)
+    )
+
+
+def _names_quantization(config: dict[str, Any]) -> bool:
+    inside = config.get("text_config")
+    return any("quantization_config" in each for each in (config, inside) if isinstance(each, dict))
+
+
+def _json_object(file: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -183,6 +141,4 @@ def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
         raise ConfigError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{file} must hold a JSON object, not a {type(config).__name__}")
-    return model_from_hf_config(
-        config, name=name or (path.name if path.is_dir() else file.parent.name), where=str(file)
-    )
+    return config

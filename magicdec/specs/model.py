@@ -26,6 +26,7 @@ from magicdec.specs.layers import (
     State,
 )
 from magicdec.specs.precision import Precision
+from magicdec.specs.quantization import PartFormat, Quantization
 
 T = TypeVar("T")
 
@@ -50,18 +51,6 @@ class Norm(msgspec.Struct, frozen=True, kw_only=True):
         """How many norms of hidden_size a layer has."""
         per_sublayer = {"before": 1, "after": 1, "around": 2}
         return 1 if self.placement == "parallel" else per_sublayer[self.placement] * layer.num_sublayers
-
-
-class Quantization(msgspec.Struct, frozen=True, kw_only=True):
-    """The number format that a checkpoint's weights are published in."""
-
-    method: str
-    weight_dtype: str
-    kv_dtype: str | None = None
-    block_size: tuple[int, int] | None = None
-    """Rows and columns that share a scale, in fp8_block."""
-    experts_only: bool = False
-    """Only the routed experts' weights are in `weight_dtype`, the others in bf16."""
 
 
 class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,13 +108,18 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     names: TensorNames = TensorNames()
     eos_token_ids: tuple[int, ...] = ()
 
-    def dense_precision(self, precision: Precision) -> Precision:
-        """Of the weights that are not a routed expert's: 16 bits where only those are published in a narrow format."""
+    def part_format(self, part: Literal["mixer", "mlp", "experts", "head"], precision: Precision) -> PartFormat:
+        """Of a part's weights: as published where that is the format of `precision`, whose own it is otherwise; the
+        head is in 16 bits unless it is published in fewer."""
         published = self.quantization
-        is_narrow = (
-            published is not None and published.experts_only and published.weight_dtype == precision.weight_dtype
-        )
-        return precision.tables if is_narrow else precision
+        if published is not None and published.weight_dtype == precision.weight_dtype:
+            found: PartFormat = getattr(published, part)
+            return found
+        own = precision.tables if part == "head" else precision
+        return PartFormat(dtype=own.weight_dtype, num_bytes=own.weight_bytes)
+
+    def part_precision(self, part: Literal["mixer", "mlp", "experts", "head"], precision: Precision) -> Precision:
+        return msgspec.structs.replace(precision, weight_dtype=self.part_format(part, precision).dtype)
 
     @property
     def longest_context(self) -> int:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from magicdec.specs.layers import Attention, FeedForward, LatentAttention, Mixer, MixtureOfExperts
 from magicdec.specs.model import ModelSpec
 
-WIDENED = ("fp8_block", "mxfp4")
-"""Formats of published weights that are widened when they are read."""
-
 
 def why_not_run(spec: ModelSpec) -> str | None:
     """What of a model the runtime does not compute, for people; None where it runs.
@@ -20,9 +17,7 @@ def why_not_run(spec: ModelSpec) -> str | None:
         reason = _mixer(layer.mixer) or _feed_forward(layer.mlp)
         if reason is not None:
             return reason
-    if spec.quantization is not None and spec.quantization.weight_dtype not in WIDENED:
-        return f"weights in {spec.quantization.weight_dtype} ({spec.quantization.method})"
-    return None
+    return None if spec.quantization is None else spec.quantization.reason
 
 
 def _mixer(kind: Mixer | None) -> str | None:
