@@ -126,9 +126,12 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
     it can read none."""
 
     def refusal(longest: int) -> str:
-        return (
-            f"{model.name} reads at most {model.longest_context} tokens; {longest}, prompt and "
-            "output together, is too long"
+        stretch = (
+            "; if its publisher extends it, plan a config.json with that rope_scaling "
+            f"(yarn, factor {longest / room:.3g} or more)"
+        )
+        return f"{model.name} reads at most {room} tokens; {longest}, prompt and output together, is too long" + (
+            stretch if model.is_unscaled else ""
         )
 
     room = model.longest_context
@@ -143,7 +146,8 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
     if model.extension is not None and max(kept) + request.gen_len > model.max_position_embeddings:
         refused.append(
             f"{model.name} reads more than {model.max_position_embeddings} tokens with its publisher's rope_scaling "
-            f"({model.extension.rope_type}, factor {model.extension.factor:g}) set in its configuration only"
+            f"({model.extension.rope_type}, factor {model.extension.factor:g}; see its model card) set in its "
+            "configuration only"
         )
     return dataclasses.replace(request, context_lens=kept), refused
 

@@ -150,7 +150,10 @@ def _factors(inside: Keys, key: str, dim: int) -> tuple[float, ...]:
 
 
 def reach(rope: Rope | None, positions: int) -> int:
-    """The longest context of a model whose configuration says `positions`, with what its rope is stretched to."""
+    """The longest context of a model whose configuration says `positions`, with what its rope is stretched to.
+
+    Beside a linear rope, llama3 or longrope, `positions` is what it is stretched to (Llama-2-7B-32K, Gemma 3).
+    """
     scaling = None if rope is None else rope.scaling
     if scaling is None or scaling.rope_type not in ("yarn", "dynamic"):
         return positions

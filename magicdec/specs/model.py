@@ -129,6 +129,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         reach = round(self.extension.factor * self.extension.original_max_position_embeddings)
         return max(self.max_position_embeddings, reach)
 
+    @property
+    def is_unscaled(self) -> bool:
+        """Whether positions are rotated, and nobody says that they are stretched."""
+        mixers = [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention | LatentAttention)]
+        ropes = [mixer.rope for mixer in mixers if mixer.rope is not None]
+        return bool(ropes) and self.extension is None and all(rope.scaling is None for rope in ropes)
+
     def summary(self) -> str:
         """Its layers by kind, for people: how many of each."""
         return ", ".join(f"{count} {part.label}" for part, count in (*self.mixers, *self.feed_forwards))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.plan_document import Case, parse_plan, verdict_of
-from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.specs.speculation import SpeculationSpec
@@ -219,6 +220,21 @@ def test_each_case_is_answered_as_if_it_were_asked_alone() -> None:
         alone = plan(PlanRequest(**request))
         for name in Case.__struct_fields__:
             assert getattr(case, name) == getattr(alone, name), name
+
+
+def test_where_a_longer_context_comes_from_is_said_and_how_to_ask_for_it(tmp_path: Path) -> None:
+    """Qwen3-8B's config.json says 40960; its model card, YaRN of factor 4 over 32768."""
+    config = json.loads((MODELS_DIRECTORY / "qwen3-8b.json").read_text(encoding="utf-8"))
+    file = tmp_path / "config.json"
+    case: dict[str, Any] = {"context_lens": (100_000,), "batch_sizes": (1,), "acceptance_rate": 0.8}
+    file.write_text(json.dumps(config))
+    with pytest.raises(CapacityError, match=r"at most 40960 tokens; .* rope_scaling \(yarn, factor 2.4\d or more\)"):
+        plan(PlanRequest(model=str(file), **case))
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    file.write_text(json.dumps({**config, "rope_scaling": yarn}))
+    for model, is_noted in (("qwen3-8b", True), (str(file), False)):
+        notes = plan(PlanRequest(model=model, **case)).notes
+        assert any("rope_scaling (yarn, factor 4; see its model card)" in note for note in notes) is is_noted
 
 
 def test_a_context_that_the_model_cannot_read_refuses_itself_alone() -> None:
