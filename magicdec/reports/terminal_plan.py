@@ -269,7 +269,8 @@ def _verdict(answer: Plan, case: Case, *, has_candidates: bool) -> str:
     if not best.is_speculative:
         ceiling = case.best_autoregressive
         rate = f": {best.tokens_per_s:.0f} tokens/s"
-        if ceiling is not None:
+        is_same = ceiling is not None and (ceiling.batch_size, ceiling.tp_size) == (best.batch_size, best.tp_size)
+        if ceiling is not None and not is_same:
             share = best.rate_per_gpu / ceiling.rate_per_gpu
             rate += f", {share:.2f}x of what its best batch {ceiling.batch_size} gives per device"
         return f"[bold]best: no speculation[/bold], decode autoregressively{rate}"

@@ -51,3 +51,8 @@ def test_no_speculation_is_compared_with_its_best_batch() -> None:
     assert best is not None
     share = alone.best.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu
     assert f"{share:.2f}x of what its best batch {best.batch_size}" in " ".join(shown(alone, 80).split())
+    there = magicdec.plan(
+        model="llama-3.1-8b", hardware="a100-sxm-80gb", context=32768, draft="none", batch=best.batch_size,
+        tp=best.tp_size,
+    )  # fmt: skip
+    assert "of what its best batch" not in " ".join(shown(there, 80).split())
