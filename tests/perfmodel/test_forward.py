@@ -141,3 +141,18 @@ def test_prefill_of_a_sliding_window_counts_each_pair_once() -> None:
     attention = next(op for op in time.ops if op.name == "attention")
     per_pair = 4 * mistral.attention.num_heads * mistral.attention.head_dim * mistral.num_hidden_layers
     assert float(attention.cost.flops) == pytest.approx(pairs * per_pair, rel=1e-6)
+
+
+@pytest.mark.parametrize(("engine", "states"), [("vllm", 1 + 4), ("sglang", 1 + 4 + 2)])
+def test_verification_writes_a_recurrence_after_every_token(engine: str, states: int) -> None:
+    """Four tokens: read once, written four times, and in SGLang the accepted state copied. At a batch whose states take
+    milliseconds the time is in that proportion to decoding's two, within what is fixed."""
+    model, hw = load_model_spec("qwen3.5-35b-a3b"), load_hardware("h200")
+    one, four = (
+        forward_pass(model, hw, load_engine(engine), batch=512, query_len=q, kv_len=1000) for q in (1, 4)
+    )  # fmt: skip
+    decode, verify = (
+        next(op for op in each.ops if op.name == "linear attention") for each in (one, four)
+    )  # fmt: skip
+    assert float(verify.cost.kv_bytes / decode.cost.kv_bytes) == pytest.approx(states / 2)
+    assert float(verify.time_s / decode.time_s) == pytest.approx(states / 2, rel=0.05)

@@ -106,3 +106,21 @@ def test_the_runtime_allocates_what_is_planned(model: str, context: int, kept: i
     )  # fmt: skip
     fixed, per_sequence = session_bytes(request)
     assert float(planned.total_bytes - planned.workspace_bytes) == pytest.approx(fixed + 8 * per_sequence)
+
+
+@pytest.mark.parametrize(("engine", "beside"), [("vllm", 0), ("sglang", 1)])
+def test_a_recurrence_keeps_a_state_for_each_verified_token(engine: str, beside: int) -> None:
+    """One of 32 × 128 × 128 fp32 numbers and a window of 4 × 8192 in 16 bits in each of 30 of Qwen3.5-35B's 40 layers;
+    while speculating gamma + 1 of them, in SGLang beside the running one."""
+    model = load_model_spec("qwen3.5-35b-a3b")
+
+    def kept(draft: str, gamma: int) -> float:
+        spec = SpeculationSpec(draft="self" if draft == "ngram" else "none", draft_method=draft)  # type: ignore[arg-type]
+        setup = Setup(model=model, hardware=load_hardware("h200"), engine=load_engine(engine), speculation=spec)
+        need = memory_need(setup, batch=8, max_len=4096, budget=None, gamma=gamma, tp_size=1)
+        slots = 4096 + gamma + 1
+        return float(need.kv_bytes - 8 * kv_bytes(model, setup.engine, setup.precision, slots, 1))
+
+    state = 8 * 30 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
+    assert kept("none", 0) == pytest.approx(state)
+    assert kept("ngram", 3) == pytest.approx((4 + beside) * state)

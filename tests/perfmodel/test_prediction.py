@@ -317,6 +317,20 @@ def test_an_engine_on_another_device_than_it_was_fitted_on_is_less_sure() -> Non
     assert relative_errors(renamed, anywhere) == relative_errors(A100, ENGINE)
 
 
+def test_kernels_that_no_table_holds_are_less_sure() -> None:
+    """Qwen3.5's recurrence is in one, Nemotron's is not, nor is sparse attention over an fp8 cache."""
+    hw = load_hardware("h200")
+    assert hw.linear is not None
+
+    def of(model: str, kv_dtype: str = "bf16") -> float:
+        return relative_errors(hw, ENGINE, load_model_spec(model), kv_dtype)["attention"]
+
+    assert of("llama-3.1-8b") == relative_errors(hw, ENGINE)["attention"]
+    assert of("qwen3.5-35b-a3b") == max(of("llama-3.1-8b"), hw.linear.fit.relative_error)
+    assert of("nemotron-3-nano-30b-a3b") == of("deepseek-v3.2", "fp8") == 0.3
+    assert of("deepseek-v3") < of("deepseek-v3.2") < 0.3
+
+
 def test_a_machine_whose_speed_moves_widens_the_interval() -> None:
     """A memory faster and a processor slower by a standard deviation each move the speedup by nearly one of what they
     add to its interval: both predicted apart, on such a machine."""
