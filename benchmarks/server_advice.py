@@ -34,7 +34,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "magicdec" / "data" / "embedded"
-LOADS = ((3, 800), (8, 1600), (14, 2400))
+LOADS = ((2, 1000), (6, 1400), (12, 2000))
 """Batch and prompt length."""
 DRAFTS = ("ngram", "streamingllm")
 BUDGET, PAGE, MAX_GAMMA, MAX_LEN = 256, 64, 12, 2752
@@ -128,7 +128,7 @@ def child(draft: str) -> None:
     tokenizer, engine = load_tokenizer(MODEL, vocab_size=2048), Engine(draft)
     texts = {
         (batch, length): load_prompts(
-            PromptRequest(count=batch, context_len=length, seed=8), tokenizer=tokenizer, vocab_size=2048
+            PromptRequest(count=batch, context_len=length, seed=9), tokenizer=tokenizer, vocab_size=2048
         )
         for batch, length in LOADS
     }

@@ -56,23 +56,23 @@ def tune_command(
     advice = advise(situation_of(seen, kind, serving))
     print("\n".join(advice_lines(advice, seen.counts.tpot_s)))
     chosen = candidates(advice)
-    print(f"to try, each with a restart and {format_seconds(seconds)}: gamma {', '.join(map(str, chosen))}")
+    print(f"to try, each with a restart and {format_seconds(seconds)}: gamma {', '.join(map(str, chosen))}", flush=True)
     if not yes:
         typer.confirm("restart the server?", abort=True)
     trials = []
-    with shown_progress(quiet) as show:
-        for gamma in chosen:
-            show(f"gamma {gamma}")
+    for gamma in chosen:
+        with shown_progress(quiet) as show:
+            show(f"gamma {gamma}: restarting and looking")
             trial = try_gamma(
                 address, restart, gamma, predicted_tpot_s=advice.choices[gamma].tpot_s, seconds=seconds,
                 interval_s=interval, target=target,
             )  # fmt: skip
-            trials.append(trial)
-    for trial in trials:
+        trials.append(trial)
         print(
             f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
             f"{format_seconds(trial.predicted_tpot_s)} predicted; {trial.tokens_per_step:.2f} tokens per step, "
-            f"batch {trial.batch_size:.1f}"
+            f"batch {trial.batch_size:.1f}",
+            flush=True,
         )
     best = min(trials, key=lambda trial: trial.tpot_s)
     print(f"best of these: gamma {best.gamma}; the advised gamma {chosen[0]} loses {regret(trials):.1%} against it")
