@@ -238,6 +238,7 @@ def _modelopt(config: _Config) -> Read:
         layers = values.get("quantized_layers")
         if not isinstance(layers, dict) or not layers or not all(isinstance(each, dict) for each in layers.values()):
             raise config.error("of a mixed precision that names its layers (quantized_layers)", layers)
+        _Config({"quantized_layers": list(layers)}, config.keys).patterns("quantized_layers")
         named: dict[str, list[str]] = {}
         for module, each in layers.items():
             named.setdefault(str(each.get("quant_algo", "")).upper(), []).append(module)
@@ -294,12 +295,10 @@ def _group(config: _Config, group: Mapping[str, Any]) -> Scheme:
     if isinstance(block, str):
         block = [int(each) if each.isdigit() else each for each in block.split("x")]
     is_asymmetric = weights.get("symmetric") is False
-    targets = group.get("targets") or []
-    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
-        raise config.error("with a list of modules as 'targets'", targets)
+    inside = _Config(weights, config.keys)
     return Scheme(
         dtype="fp8_block" if block else dtype, storage=storage, bits=bits,
-        group_size=_Config(weights, config.keys).whole("group_size"), targets=tuple(targets),
+        group_size=inside.whole("group_size"), targets=_Config(group, config.keys).patterns("targets"),
         block=config.block(block, "block_structure") if block else None,
         scale_bytes=1.0 if storage in ("nvfp4_inverse", "mxfp4", "mxfp8") else 2.0,
         zero_bits=bits if is_asymmetric else 0, is_per_tensor=strategy == "tensor",
