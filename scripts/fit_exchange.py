@@ -1,0 +1,94 @@
+"""Fits the constants of sending tokens to experts to measured exchanges, and prints them for the hardware profiles.
+
+    python scripts/fit_exchange.py
+
+tests/data/systems/exchange.csv.gz: all rows of DeepEP's low-latency kernels (SGLang 0.5.6 on one to eight nodes of
+H100, SGLang 0.5.12 on one of B200), and of TensorRT-LLM's two-sided kernels on 8 to 64 GB200, in aiconfigurator-core
+0.12.0 (Apache-2.0). Where one node was measured only, the network's two constants are Hopper's.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from scipy.optimize import least_squares
+
+from magicdec.perfmodel.collectives import exchange_time
+from magicdec.perfmodel.cost import Array
+from magicdec.specs.hardware import ExchangeCurve, HardwareProfile, load_hardware
+
+ROWS = Path(__file__).parents[1] / "tests" / "data" / "systems" / "exchange.csv.gz"
+NEAR = ("overhead_s", "link_efficiency")
+FAR = (*NEAR, "network_overhead_s", "network_efficiency")
+START = {"overhead_s": 1.5e-5, "link_efficiency": 0.6, "network_overhead_s": 1e-5, "network_efficiency": 0.9}
+Table = dict[str, Array]
+
+
+def tables() -> dict[str, Table]:
+    """Columns by device."""
+    with gzip.open(ROWS, "rt", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    numbers = [name for name in rows[0] if name not in ("device", "framework")]
+    return {
+        device: {name: np.array([float(row[name]) for row in rows if row["device"] == device]) for name in numbers}
+        for device in sorted({row["device"] for row in rows})
+    }
+
+
+def log_errors(hw: HardwareProfile, curve: ExchangeCurve, table: Table) -> Array:
+    """ln(predicted / measured) of each row."""
+    hw = msgspec.structs.replace(hw, exchange=curve)
+    predicted = [
+        exchange_time(hw, tokens=tokens, token_bytes=hidden * element, num_experts_per_tok=int(chosen), num_ranks=ranks)
+        for tokens, hidden, element, chosen, ranks in zip(
+            table["num_tokens"], table["hidden_size"], table["element_bytes"], table["experts_per_token"],
+            table["num_ranks"], strict=True,
+        )
+    ]  # fmt: skip
+    errors: Array = np.log(np.array(predicted, dtype=np.float64) * 1e6 / table["latency_us"])
+    return errors
+
+
+def mean_error(hw: HardwareProfile, curve: ExchangeCurve, table: Table) -> float:
+    return float(np.mean(np.abs(np.expm1(log_errors(hw, curve, table)))))
+
+
+def fitted(hw: HardwareProfile, table: Table) -> ExchangeCurve:
+    """Least soft-L1 loss of the logarithms, as for the kernels' curves."""
+    names = FAR if table["num_ranks"].max() > hw.link.reach else NEAR
+    scale = np.array([START[name] for name in names])
+
+    def curve(x: Any) -> ExchangeCurve:
+        return msgspec.structs.replace(hw.exchange_curve(), **dict(zip(names, (x * scale).tolist(), strict=True)))
+
+    found = least_squares(
+        lambda x: log_errors(hw, curve(x), table), np.ones(len(names)), bounds=(0.01, 6.0), loss="soft_l1", f_scale=0.1
+    )
+    return curve(found.x)
+
+
+def without(table: Table, ranks: float) -> tuple[Table, Table]:
+    """The rows of other numbers of ranks, and those of this one."""
+    left_out = table["num_ranks"] == ranks
+    return {k: v[~left_out] for k, v in table.items()}, {k: v[left_out] for k, v in table.items()}
+
+
+def main() -> None:
+    for device, table in tables().items():
+        hw = load_hardware(device)
+        curve = fitted(hw, table)
+        constants = ", ".join(f"{name} = {getattr(curve, name):.4e}" for name in FAR)
+        print(f"{device}: {len(table['latency_us'])} rows, error {mean_error(hw, curve, table):.1%}; {constants}")
+        several = sorted(set(table["num_ranks"].tolist()))
+        for ranks in several if len(several) > 1 else []:
+            kept, left_out = without(table, ranks)
+            print(f"  {ranks:.0f} ranks left out: {mean_error(hw, fitted(hw, kept), left_out):.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The constants of sending tokens to experts, against the measured exchanges that they come from."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicdec.specs.hardware import load_hardware
+
+SCRIPT: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "fit_exchange.py"))
+TABLES: dict[str, Any] = SCRIPT["tables"]()
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "error"),
+    [("h100-sxm-80gb", 190, 0.055), ("b200-sxm-192gb", 352, 0.15), ("gb200-nvl72", 480, 0.1)],
+)
+def test_the_catalog_meets_the_measured_exchanges(device: str, rows: int, error: float) -> None:
+    hw, table = load_hardware(device), TABLES[device]
+    assert len(table["latency_us"]) == rows == hw.exchange_curve().fit.num_rows
+    assert SCRIPT["mean_error"](hw, hw.exchange_curve(), table) < error
+
+
+@pytest.mark.parametrize("ranks", [16, 32, 64])
+def test_a_number_of_ranks_over_infiniband_is_met_by_a_fit_to_the_others(ranks: int) -> None:
+    hw = load_hardware("h100-sxm-80gb")
+    kept, left_out = SCRIPT["without"](TABLES["h100-sxm-80gb"], ranks)
+    assert SCRIPT["mean_error"](hw, SCRIPT["fitted"](hw, kept), left_out) <= hw.exchange_curve().fit.error + 0.001
