@@ -151,7 +151,7 @@ def _aiperf(text: str) -> list[Request]:
                 prompt_len=int(metrics["input_sequence_length"]["value"]),
                 output_len=int(metrics["output_sequence_length"]["value"]),
                 is_timed=True,
-                is_drafted="spec_decode_acceptance" in metrics,
+                is_drafted=bool(record.get("spec_decode_acceptance")),
             )
         )
     return found

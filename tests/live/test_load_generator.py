@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from magicdec.live.drive import bodies
 from magicdec.live.http import TOKEN_VARIABLE, Address, parse_address
 from magicdec.live.load_generator import LoadGenerator, configuration, find_generator, send_by
 from magicdec.live.loads import Load
+from magicdec.perfmodel.acceptance import load_profile
 from magicdec.specs.engine import load_engine
 from tests.live.test_server_calibration import Engine, engine
 
@@ -96,14 +98,28 @@ def test_an_engine_is_fitted_to_real_files(tool: str, files: dict[str, list[Path
         assert cost < (1 + row["error"]) * row["tpot_s"] < 1.2 * cost
 
 
-def test_a_speculating_servers_files_are_refused(files: dict[str, list[Path]], tmp_path: Path) -> None:
-    document = json.loads(files["guidellm"][0].read_text())
-    for each in document["benchmarks"][0]["requests"]["successful"]:
-        each["response_metrics"] = {"speculative_decoding": {"num_drafts": 3}}
-    path = tmp_path / "drafted.json"
-    path.write_text(json.dumps(document))
+DRAFTED = {"aiperf-drafted.jsonl.gz": (388, 371, 366, 364), "guidellm-drafted.json.gz": (398, 393, 390, 372)}
+"""vllm:spec_decode_num_drafts and ..._num_accepted_tokens_per_pos, after each run less before it."""
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_acceptance_in_real_files_is_what_the_servers_metrics_counted(name: str, tmp_path: Path) -> None:
+    output = tmp_path / "acceptance.json"
+    register_commands()
+    done = CliRunner().invoke(
+        app, ["observe", str(unpacked(name, tmp_path)), "--draft", "ngram", "--context", "456", "-o", str(output)]
+    )
+    assert done.exit_code == 0, done.output
+    counts = DRAFTED[name]
+    assert f"{counts[0]} steps of 4 sequences" in done.output
+    (measured,) = load_profile(output).measured
+    assert measured.rates == pytest.approx([after / before for before, after in pairwise(counts)])
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_a_speculating_servers_files_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="had a draft"):
-        points_of(read_runs(path))
+        points_of(read_runs(unpacked(name, tmp_path)))
 
 
 STAND_IN = """#!{python}
