@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,9 @@ def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
     config = _json_object(file)
     if path.is_dir() and (beside := path / MODELOPT_FILE).is_file() and not _names_quantization(config):
         config = {**config, "quantization_config": {"quant_method": "modelopt", **_json_object(beside)}}
+    directory = Path(os.path.abspath(file)).parent.name  # not resolved: of a link, the name is the user's
     return model_from_hf_config(
-        config, name=name or (path.name if path.is_dir() else file.parent.name), where=str(file)
+        config, name=name or (directory if file.name == "config.json" else file.stem), where=str(file)
     )
 
 

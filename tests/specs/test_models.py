@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +170,19 @@ def test_an_architecture_that_is_not_known_is_refused_with_the_nearest_and_what_
     assert "docs/extending.md" in line
     assert len(line) < 300
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(("file", "name"), [("config.json", "mine"), ("qwen.json", "qwen"), (".", "mine")])
+def test_a_file_without_a_name_has_that_of_its_directory_or_its_own(
+    file: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given from inside its directory, which named it nothing."""
+    directory = tmp_path / "mine"
+    directory.mkdir()
+    for each in ("config.json", "qwen.json"):
+        (directory / each).write_text((MODELS_DIRECTORY / "qwen3-8b.json").read_text(encoding="utf-8"))
+    monkeypatch.chdir(directory)
+    assert load_model_spec(file).name == name
 
 
 def test_sliding_window_belongs_to_mistral_v01_only() -> None:
