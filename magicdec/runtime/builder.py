@@ -342,11 +342,19 @@ class Builder:
 
     def _expert(self, prefix: str, index: int, kind: MixtureOfExperts) -> MLP:
         """This shard's part of an expert, whose output is summed over the shards with the other experts'."""
-        if self._spec.names.experts == "each":
+        if not self._are_stacked(prefix):
             return self._mlp(
                 f"{prefix}.{index}", kind.expert, reduced_over=SINGLE, matrices=EXPERT_MATRICES[self._spec.names.expert]
             )
         return self._stacked_expert(prefix, index, kind)
+
+    def _are_stacked(self, prefix: str) -> bool:
+        """As the architecture has them, unless the checkpoint has them apart: tools that quantise write them so."""
+        first = f"{prefix}.0.{EXPERT_MATRICES[self._spec.names.expert][0]}"
+        apart = isinstance(self._source, CheckpointDirectory) and any(
+            f"{first}.{ending}" in self._source for ending in ("weight", "weight_packed", "qweight")
+        )
+        return self._spec.names.experts != "each" and not apart
 
     def _stacked_expert(self, prefix: str, index: int, kind: MixtureOfExperts) -> MLP:
         """Of tensors that hold all experts, inputs first."""

@@ -238,6 +238,21 @@ def test_the_decoder_of_a_model_of_several_modalities_is_read_alone(root: str, t
         load_model(tmp_path)
 
 
+def test_experts_that_a_tool_has_written_apart_are_read(tmp_path: Path) -> None:
+    """Llama 4's, one matrix each, outputs first."""
+    config = draw("llama4_text", 0)
+    reference = write(tmp_path, config, seed=1)
+    tensors = load_file(tmp_path / WEIGHTS)
+    for name in [name for name in tensors if ".experts." in name]:
+        prefix, matrix = name.rsplit(".", 1)
+        for index, whole in enumerate(tensors.pop(name)):
+            parts = dict(zip(("gate_proj", "up_proj"), whole.chunk(2, dim=1), strict=True))
+            for part, weight in (parts if matrix == "gate_up_proj" else {"down_proj": whole}).items():
+                tensors[f"{prefix}.{index}.{part}.weight"] = weight.T.contiguous()
+    save_file(tensors, tmp_path / WEIGHTS)
+    check(tmp_path, reference, prompts_for(config, 2))
+
+
 def test_layers_of_prediction_heads_stored_behind_the_model_are_not_run(tmp_path: Path) -> None:
     config = draw("deepseek_v3", 0)
     reference = write(tmp_path, config, seed=1)
