@@ -46,10 +46,11 @@ class Side(NamedTuple):
 
 
 OUT, IN = Side(0), Side(1)
-GROUPS, BLOCKS = Side(1, "group"), (Side(0, "block"), Side(1, "block"))
+GROUPS, BLOCK_OUT, BLOCK_IN = Side(1, "group"), Side(0, "block"), Side(1, "block")
 ALL_OUT, ALL_IN = Side(0, "all"), Side(1, "all")
 Layout = tuple[Side, ...]
 PER_MATRIX: tuple[Layout, ...] = ((), (ALL_OUT,), (ALL_OUT, ALL_IN))
+PER_BLOCK: tuple[Layout, ...] = ((BLOCK_OUT, BLOCK_IN), (BLOCK_OUT, ALL_OUT, BLOCK_IN, ALL_IN))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,8 @@ def aligned(
     sides = [side.axis for side in layout]
     if sides == [1, 0]:
         return tensor.T
+    if len(sides) == 4:
+        return tensor[:, 0, :, 0]
     if len(sides) == 1:
         return tensor.unsqueeze(1 - sides[0])
     return tensor.reshape(1, 1) if not sides else tensor
@@ -175,7 +178,7 @@ FORMATS: Mapping[str, Format] = {
         codes=Stored(names=("weight",), layouts=((OUT, IN),), dtypes=("F8_E4M3", "I8")),
         others={
             "scales": Stored(
-                names=("weight_scale", "weight_scale_inv"), layouts=(BLOCKS, *PER_MATRIX, (OUT, GROUPS), (OUT,))
+                names=("weight_scale", "weight_scale_inv"), layouts=(*PER_BLOCK, *PER_MATRIX, (OUT, GROUPS), (OUT,))
             ),
             "zeros": Stored(
                 names=("weight_zero_point",), layouts=(*PER_MATRIX, (OUT, GROUPS)), dtypes=("I8",), is_optional=True

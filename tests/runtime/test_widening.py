@@ -90,8 +90,23 @@ def test_any_part_of_a_tensor_in_blocks_is_a_part_of_the_whole(tmp_path: Path) -
         CheckpointDirectory(tmp_path, device=torch.device("cpu"), dtype=torch.float32).read("a.weight", (21, 27))
 
 
-def opened(directory: Path, block: tuple[int, int]) -> CheckpointDirectory:
-    value = {"quant_method": "fp8", "weight_block_size": list(block)}
+def test_modelopts_blocks_are_those_of_others_with_dimensions_of_one(tmp_path: Path) -> None:
+    """FP8_PB_WO: [outputs / 128, 1, inputs / 128, 1]."""
+    torch.manual_seed(0)
+    data, scales = quantized(torch.randn(200, 300), (128, 128))
+    save_file({"a.weight": data, "a.weight_scale_inv": scales}, tmp_path / WEIGHTS)
+    whole = opened(tmp_path, (128, 128)).read("a.weight", (200, 300))
+    save_file({"a.weight": data, "a.weight_scale": scales[:, None, :, None].contiguous()}, tmp_path / WEIGHTS)
+    source = opened(tmp_path, quantization={"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"})
+    assert torch.equal(source.read("a.weight", (200, 300)), whole)
+    part = (slice(100, 150), slice(250, 300))
+    assert torch.equal(source.read("a.weight", (200, 300), *part), whole[part])
+
+
+def opened(
+    directory: Path, block: tuple[int, int] = (0, 0), quantization: dict[str, Any] | None = None
+) -> CheckpointDirectory:
+    value = quantization or {"quant_method": "fp8", "weight_block_size": list(block)}
     keys = Keys({"quantization_config": value}, "config.json")
     published = read_quantization(keys, layers=(), hidden_size=1, vocab_size=1, names=TensorNames())
     return CheckpointDirectory(directory, device=torch.device("cpu"), dtype=torch.float32, quantization=published)
