@@ -98,11 +98,16 @@ def plan(request: PlanRequest) -> Plan:
         request=_request_record(request),
         precision=_formats(first.device),
         other_cases=[each.case for each in answers[1:]],
-        needs_acceptance=[_with_paying_rate(first, each) for each in lacking],
+        needs_acceptance=[_with_paying_rate(first, each) for each in lacking if _is_run(first.device, each)],
         notes=[*notes(_answering(devices, answers), first.device, first.case, first.drafted), *refused],
         autoregressive_rows=[row for each in answers for row in each.alone],
         candidates=[row for each in answers for row in each.drafted],
     )
+
+
+def _is_run(device: Device, lacking: NeedsAcceptance) -> bool:
+    """Whether the engine runs this draft with as many stages as the answer has."""
+    return device.engine.runs_staged(lacking.draft, lacking.draft_method, device.spread.pp)
 
 
 def _answering(devices: list[list[Device]], answers: list[Answer]) -> list[Device]:
