@@ -179,11 +179,11 @@ def test_a_draft_model_that_has_long_been_left_behind_catches_up_in_its_ring(win
         def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
             pass
 
-    engine = Engine(windowed_draft, batch_size=2, max_len=200, **SHORTER)
+    engine = Engine(windowed_draft, batch_size=2, max_len=200, max_gamma=GAMMA, max_back=0)
     engine.prefill([[1, 5, 9] * 12, [4, 8]])
     drafter = build_drafter(DRAFTS["model"], engine, windowed_draft)
     options = DecodeOptions(gamma=GAMMA, max_new_tokens=120, policy=AloneForLong())
-    result = decode(engine, drafter, SamplingSpec(), options)
+    result = decode(engine, drafter, SamplingSpec(temperature=1.0, seed=2), options)
     assert {0, GAMMA} == set(result.gammas.tolist())
     accepted = np.where(result.num_accepted == INACTIVE, result.gammas[:, None], result.num_accepted)
     assert (accepted == result.gammas[:, None]).all()
