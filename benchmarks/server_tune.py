@@ -31,8 +31,10 @@ SERVE = """#!/bin/sh
 # serve.sh GAMMA: ends the server that runs, and starts one that drafts GAMMA tokens
 cd {folder}
 if [ -f pid ]; then
-  kill "$(cat pid)" 2>/dev/null
-  while kill -0 "$(cat pid)" 2>/dev/null; do sleep 0.2; done
+  old=$(cat pid)
+  kill "$old" 2>/dev/null
+  for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 "$old" 2>/dev/null || break; sleep 0.5; done
+  kill -9 -- "-$old" 2>/dev/null # it waits for connections whose requests its engine has dropped
 fi
 speculation=""
 if [ "$1" -gt 0 ]; then
@@ -122,7 +124,7 @@ def main() -> None:
         print(f"{load.num_answered} requests were answered meanwhile")
     finally:
         load.is_over.set()
-        os.killpg(int((folder / "pid").read_text()), signal.SIGTERM)
+        os.killpg(int((folder / "pid").read_text()), signal.SIGKILL)
 
 
 if __name__ == "__main__":
