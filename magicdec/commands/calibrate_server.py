@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import shlex
 from dataclasses import dataclass
@@ -70,6 +71,8 @@ def calibrate_server(options: ServerOptions) -> None:
     address, spec = parse_address(options.server), load_model_spec(options.model)
     require(not address.path, "--server is the server's own address, without a path: http://localhost:8000")
     check_writable(options.output)
+    if not options.dry_run and options.load_generator is None:
+        importlib.import_module("httpx")  # told before the plan, not after
     generator = find_generator(options.load_generator) if options.load_generator else None
     server = describe_server(address, spec)
     require(
