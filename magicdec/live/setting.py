@@ -22,6 +22,7 @@ def setting(advice: Advice, engine: str) -> str:
         engine=setup.engine.name,
         draft=setup.speculation.draft if drafts else "none",
         draft_method=setup.speculation.draft_method if drafts else "none",
+        draft_budget=setup.speculation.draft_budget if drafts else None,
         gamma=best.gamma,
         tp_size=situation.tp_size,
         batch_size=max(round(situation.batch_size), 1),

@@ -146,6 +146,16 @@ def test_the_setting_is_exports_text_with_the_advised_gamma():
     assert f"draft {advice.best.gamma} tokens" in setting(advice, "llama.cpp")
 
 
+def test_the_setting_of_the_plugins_draft_names_its_budget():
+    sparse = parse_draft("self", method="streamingllm", budget=512)
+    profile = constant_profile(0.9, draft="self", draft_method="streamingllm")
+    advice = advise(situation(setup=SERVING.setup(sparse, "vllm"), acceptance=profile, context_len=32768.0))
+    assert advice.best.gamma > 0
+    text = setting(advice, "vllm")
+    assert '"draft_budget": 512' in text
+    assert "magicdec.vllm.draft.SparseDraft" in text
+
+
 def test_bands_cover_every_batch_once():
     advice: Advice = advise(situation(batch_size=64.0))
     ranges = bands(advice)
