@@ -94,7 +94,7 @@ def described(profile: EngineProfile, rows: list[ServingRow], errors: dict[str, 
         fitted_on=f"{len(rows)} rows of measured servers: {versions}",
         fitted_devices=tuple(sorted({row.hardware for row in rows})),
         fitted_models=tuple(sorted({row.model for row in rows})),
-        sources=SOURCES,
+        sources=profile.sources | SOURCES,
         **{name: round(error, 3) for name, error in errors.items()},
     )
 
@@ -115,7 +115,7 @@ def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[En
             beyond = vllm.step_overhead_s - vllm.autoregressive_overhead_s
             costs["step_overhead_s"] = float(f"{profile.autoregressive_overhead_s + max(beyond, 0.0):.3g}")
             source = NO_DRAFTS_MEASURED
-        result.append(msgspec.structs.replace(profile, **costs, sources=SOURCES | {"draft costs": source}))
+        result.append(msgspec.structs.replace(profile, **costs, sources=profile.sources | {"draft costs": source}))
         if mine:
             error = predict_rows(mine, {profile.name: result[-1]}) / np.array([row.measured for row in mine]) - 1.0
             print(f"{profile.name:7} speedup of {len(mine)} chains: {np.abs(error).mean():.1%}")

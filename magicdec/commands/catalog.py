@@ -17,9 +17,9 @@ PROSE = ("layers", "fitted_on", "models", "runs")
 """Columns that wrap; in the others a name or a number would be cut."""
 WIDTH_WITH_LAYERS = 110
 HEADINGS = {
-    "parameters": "params", "active_parameters": "active", "kv_bytes_per_token": "KV a token",
+    "parameters": "params", "active_parameters": "active", "kv_bytes_per_token": "KV/token",
     "state_bytes_per_sequence": "state", "longest_context": "longest", "memory_bytes": "memory",
-    "memory_bytes_per_s": "bandwidth", "bf16_flops_per_s": "bf16",
+    "memory_bytes_per_s": "bandwidth", "bf16_flops_per_s": "bf16", "runs": "run",
 }  # fmt: skip
 ENGINES_EPILOG = "\b\nExamples:\n  magicdec engines"
 
@@ -30,10 +30,10 @@ def models_command(
     ] = False,
     output: Format = "table",
 ) -> None:
-    """List the models that can be planned by name, or the architectures that a config.json may have.
+    """List the models that can be planned by name.
 
     With their weights, layers by kind, what a token takes in the cache, the longest context, and whether `magicdec run`
-    runs them.
+    runs them. With --architectures, the architectures that a config.json may have.
     """
     from magicdec.specs.catalog import load_model_spec, model_names
 
