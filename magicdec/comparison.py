@@ -28,7 +28,7 @@ import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.naming import describe
-from magicdec.records import CONFIGURATION_FIELDS, Record
+from magicdec.records import CONFIGURATION_FIELDS, SPREAD_FIELDS, Record
 
 TERMS = {
     "autoregressive_step_s": "autoregressive step",
@@ -50,7 +50,7 @@ MAY_DIFFER = {
 """Where, on which prompts and for how long it ran: a prediction and its measurement may differ in these."""
 PAIRING_FIELDS = tuple(name for name in CONFIGURATION_FIELDS if name not in MAY_DIFFER)
 DRAFT_FIELDS = {"draft", "draft_method", "draft_budget", "gamma", "draft_weight_dtype", "adaptive"}
-CASE_FIELDS = ("model", "tp_size", "batch_size", "context_len", "temperature")
+CASE_FIELDS = ("model", "tp_size", *SPREAD_FIELDS, "batch_size", "context_len", "temperature")
 """What a user is given; draft, budget and gamma are what the plan chooses."""
 NUM_RESAMPLES = 2000
 AUTOREGRESSIVE_CHOICE = "autoregressive"

@@ -67,6 +67,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     draft_budget: int | None = None
     gamma: int = 0
     tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+    ep_size: int = 1
+    """Stages; groups of tp ranks with sequences of their own; ranks that whole experts are divided over."""
     draft_tp_size: int | None = None
     draft_weight_dtype: str | None = None
     """Where the draft's weights are in another format than its model's."""
@@ -155,20 +159,27 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.gamma > 0 and self.draft_method != "none"
 
     @property
+    def num_devices(self) -> int:
+        """Of one replica."""
+        return self.tp_size * self.dp_size * self.pp_size
+
+    @property
     def key(self) -> str:
         """Identity of the configuration, for resuming."""
-        fields = [str(getattr(self, name)) for name in CONFIGURATION_FIELDS]
+        fields = [str(getattr(self, name)) for name in CONFIGURATION_FIELDS if name not in SPREAD_FIELDS]
+        fields += [f"{name} {size}" for name in SPREAD_FIELDS if (size := getattr(self, name)) != 1]
         return hashlib.sha256("\x1f".join(fields).encode()).hexdigest()[:16]
 
 
 LARGEST_NUMBER = 1e18
 """Of any quantity of a record: times, rates, bytes. Beyond it lies damage, which figures could not be scaled to."""
 
+SPREAD_FIELDS = ("pp_size", "dp_size", "ep_size")
 CONFIGURATION_FIELDS = (
     "kind", "model", "hardware", "engine", "device", "dtype", "draft", "draft_method", "draft_budget", "gamma",
     "tp_size", "draft_tp_size", "draft_weight_dtype", "batch_size", "context_len", "gen_len", "temperature", "top_k",
     "top_p", "seed", "prompts", "weights", "simulated_acceptance", "adaptive", "gamma_table", "num_prompts",
-    "context_spread", "stop_at_eos", "run_to_end", "cuda_graphs", "inputs_digest",
+    "context_spread", "stop_at_eos", "run_to_end", "cuda_graphs", "inputs_digest", *SPREAD_FIELDS,
 )  # fmt: skip
 
 

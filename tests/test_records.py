@@ -36,6 +36,14 @@ def test_key_depends_on_the_configuration_alone() -> None:
     assert len({make(4).key, make(5).key, make(4, gamma=1).key, make(4, temperature=1.0).key}) == 4
 
 
+def test_a_spread_over_devices_is_part_of_the_key_and_earlier_keys_stay() -> None:
+    record = Record(source="analytical", model="llama-3.1-8b", batch_size=4, context_len=1000, tp_size=2)
+    assert record.key == "44716d9f22b4b58b"  # as before records knew of stages and groups
+    spreads = [{}, {"pp_size": 2}, {"dp_size": 2}, {"dp_size": 2, "ep_size": 4}, {"ep_size": 2}]
+    assert len({msgspec.structs.replace(record, **spread).key for spread in spreads}) == len(spreads)
+    assert msgspec.structs.replace(record, pp_size=3, dp_size=4).num_devices == 24
+
+
 def test_torn_last_line_is_set_aside_and_the_rest_is_read(tmp_path: Path) -> None:
     """A power cut leaves half a line: earlier records are read, later ones are appended apart from it."""
     file = tmp_path / "r.jsonl"

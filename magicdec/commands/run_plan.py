@@ -33,12 +33,16 @@ def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool 
 
     With `is_draft_given` the command line says what drafts, so that the plan's own draft need not be one that runs;
     with `is_dtype_given` likewise for the plan's number formats.
-    Raises ConfigError when the file is no plan, or plans a draft or a number format that cannot be run; StorageError
-    when it cannot be read.
+    Raises ConfigError when the file is no plan, or plans a draft, a number format or a spread over devices that cannot
+    be run; StorageError when it cannot be read.
     """
     from magicdec.specs.gamma_table import TableGamma
 
     plan = load_plan(path)
+    if plan.best.num_gpus != plan.best.tp_size:
+        raise ConfigError(
+            f"{path} spreads a replica as {plan.best.layout}, which is planned for but not run; plan for one --tp"
+        )
     if not is_draft_given:
         _check_runs(path, plan)
     request, table = plan.request, plan.gamma_table

@@ -33,4 +33,6 @@ class View:
         situation = situation_of(seen, draft, serving, acceptance=self.acceptance, context=self.context)
         advice = advise(situation)
         lines += advice_lines(advice, seen.counts.tpot_s)
-        return [*lines, setting(advice, seen.target.series.engine)] if with_setting else lines
+        if not with_setting or advice.answer == "keep":
+            return lines
+        return [*lines, setting(advice, seen.target.series.engine)]

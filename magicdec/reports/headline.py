@@ -186,7 +186,7 @@ def _model(name: str) -> str:
 
 def _place(record: Record) -> str:
     place = f"batch {record.batch_size} and context {thousands(record.context_len)}"
-    devices = f"{record.tp_size} × " if record.tp_size > 1 else ""
+    devices = f"{record.num_devices} × " if record.num_devices > 1 else ""
     return place + (f" on {devices}{record.hardware}" if record.hardware else "")
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from magicdec.comparison import TERMS, Comparison
 from magicdec.files import rows_to_csv
 from magicdec.naming import describe, draft_name
-from magicdec.records import BASELINE_MBU_FLOOR, Record
+from magicdec.records import BASELINE_MBU_FLOOR, SPREAD_FIELDS, Record
 from magicdec.reports.data import (
     WEAK_BASELINE,
     WEAK_BASELINE_NOTE,
@@ -239,9 +239,11 @@ def candidate_table(data: ReportData) -> Table | None:
     rows: list[tuple[Value, ...]] = []
     for row in sorted(data.plan.candidates, key=lambda each: -each.speedup):
         record = candidate_record(data.plan, row)
+        spread = (getattr(row, name) for name in SPREAD_FIELDS)
         rows.append(
             (
-                row.batch_size, row.context_len, _method(record), row.draft_budget, row.gamma, row.tp_size, row.step_s,
+                row.batch_size, row.context_len, _method(record), row.draft_budget, row.gamma, row.tp_size,
+                *(size if size > 1 else None for size in spread), row.step_s,
                 row.expected_tokens_per_step, row.tokens_per_s, row.speedup, _interval(record), row.verdict,
                 row.request_ttft_s, row.request_s, row.request_speedup, row.cost_per_million_tokens_usd,
                 row.bound_by, "yes" if row.fits else "no",
@@ -255,6 +257,9 @@ def candidate_table(data: ReportData) -> Table | None:
         Column(name="draft_budget", title="Budget", kind="integer"),
         Column(name="gamma", title="γ", kind="integer"),
         Column(name="tp_size", title="TP", kind="integer"),
+        Column(name="pp_size", title="PP", kind="integer"),
+        Column(name="dp_size", title="DP", kind="integer"),
+        Column(name="ep_size", title="EP", kind="integer"),
         Column(name="step_s", title="Step", kind="seconds"),
         Column(name="tokens_per_step", title="Tokens/step", kind="number"),
         Column(name="tokens_per_s", title="Tokens/s", kind="rate"),
@@ -270,7 +275,9 @@ def candidate_table(data: ReportData) -> Table | None:
         Column(name="acceptance_range", title="Acceptance"),
     )
     table = Table(name="candidates", title="What the plan considered", columns=columns, rows=tuple(rows))
-    return table.without_empty("request_ttft_s", "request_s", "request_speedup", "cost_per_million_tokens_usd")
+    return table.without_empty(
+        *SPREAD_FIELDS, "request_ttft_s", "request_s", "request_speedup", "cost_per_million_tokens_usd"
+    )
 
 
 def environment_table(data: ReportData) -> Table | None:

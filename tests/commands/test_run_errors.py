@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+import magicdec
 from magicdec.cli import main
 from magicdec.records import Record, append_record
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
@@ -207,3 +209,12 @@ def test_a_damaged_record_is_one_line_of_warning(tmp_path: Path) -> None:
     )
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("magicdec: warning: ")
+
+
+def test_a_plan_of_a_pipeline_is_not_run_as_something_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    answer = magicdec.plan(model="llama-3.1-70b", hardware="h100-sxm-80gb", tp=4, pp=2, batch=8, context=4096)
+    path.write_bytes(msgspec.json.encode(answer))
+    assert "spreads a replica as tp 4 x pp 2" in outcome(monkeypatch, capsys, "--plan", str(path))

@@ -14,11 +14,12 @@ import pytest
 from rich.console import Console
 from samples_reports import grid, measured, plan, predicted
 
+import magicdec
 from magicdec.errors import ConfigError
 from magicdec.files import rows_to_csv
 from magicdec.naming import describe
 from magicdec.records import Record, read_many, record_rows
-from magicdec.reports.data import ReportData, median_pair
+from magicdec.reports.data import ReportData, median_pair, plan_records
 from magicdec.reports.headline import headline
 from magicdec.reports.tables import all_tables, error_table, quicker_from
 from magicdec.reports.terminal import print_comparison, print_groups, print_run, print_verdict
@@ -198,3 +199,14 @@ def test_a_break_even_at_the_edge_of_the_grid_is_an_upper_bound() -> None:
     assert quicker_from(512, 512) == "≤ 512"
     assert quicker_from(512.4, 512) == "512"
     assert quicker_from(None, 512) is None
+
+
+def test_a_report_of_a_pipeline_counts_all_of_its_devices() -> None:
+    answer = magicdec.plan(model="llama-3.1-70b", hardware="h100-sxm-80gb", tp=4, pp=2, batch=8, context=4096)
+    data = ReportData.from_records(plan_records(answer), plan=answer)
+    (table,) = [each for each in all_tables(data) if each.name == "candidates"]
+    titles = [column.title for column in table.columns]
+    assert "PP" in titles
+    assert not {"DP", "EP"} & set(titles)
+    assert {row[titles.index("PP")] for row in table.rows} == {2}
+    assert "8 × h100-sxm-80gb" in str(headline(data))
