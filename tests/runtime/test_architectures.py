@@ -27,7 +27,7 @@ from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.runnable import why_not_run
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.runtime.drafts import DRAFTS, draft_model_for
-from tests.specs.architectures import READ_BY_TRANSFORMERS, VARIANTS, draw
+from tests.specs.architectures import READ_BY_TRANSFORMERS, draw
 
 SEEDS = (0, 1, 2)
 PROMPT_LENGTHS = (1, 9, 40)
@@ -49,19 +49,9 @@ RUN = (
     *(name for name in READ_BY_TRANSFORMERS if runs(name)),
     *(name + ATTENDING for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid")),
 )
-
-
-def is_variant(name: str) -> bool:
-    return name in VARIANTS or name.endswith(ATTENDING)
-
-
 NOT_RUN = tuple(name for name in READ_BY_TRANSFORMERS if name not in RUN)
-CASES = [
-    pytest.param(name, seed, marks=[pytest.mark.slow] if seed and is_variant(name) else [])
-    for name in RUN
-    for seed in SEEDS
-]
-"""Architectures that are put together from others' parts have one of theirs in the fast tests."""
+CASES = [pytest.param(name, seed, marks=[pytest.mark.slow] if seed else []) for name in RUN for seed in SEEDS]
+"""One configuration of each is among the fast tests."""
 
 
 def drawn(name: str, seed: int) -> dict[str, Any]:
