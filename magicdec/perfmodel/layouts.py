@@ -51,7 +51,6 @@ class Asked:
 def layouts(asked: Asked, model: ModelSpec, hw: HardwareProfile, engine: EngineProfile) -> list[Layout]:
     """The usual one first. Raises ConfigError for what the model, engine or number of devices does not allow."""
     node = 1 if hw.kind == "cpu" else hw.link.num_gpus_per_node
-    node = 1 if hw.kind == "cpu" else hw.link.num_gpus_per_node
     if asked.pp_size not in (None, 1) or asked.ep_size not in (None, 1) or asked.dp_attention:
         return [_asked_for(asked, model, engine, node)]
     if asked.tp_size is not None:
