@@ -439,8 +439,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5_moe": Architecture(
         layers=stacked(grouped(theta=500_000.0, pairs="adjacent"), ernie_experts),
         tied=True,
-        fixed={"use_bias": (False,), "moe_use_aux_free": (True,), "moe_gate": ("topk",), "use_rmsnorm": (True,)},
-        ignored=("moe_norm_min", "moe_capacity"),
+        fixed={
+            "use_bias": (False,),
+            "moe_use_aux_free": (True,),
+            "moe_gate": ("topk",),
+            "use_rmsnorm": (True,),
+            "moe_norm_min": (1e-12,),  # less than the chosen experts' probabilities add up to
+        },
+        ignored=("moe_capacity",),
         details=ernie_details,
         names=TensorNames(correction_bias="moe_statics.e_score_correction_bias", correction_is_row=True),
     ),
