@@ -32,6 +32,8 @@ from magicdec.perfmodel.steps import looked_up_terms
 MAX_GAMMA = 12
 WORTH_A_CHANGE = 1.02
 """A gain below this is not worth a restart."""
+MAY_MATTER = 1.1
+"""To keep the gamma in use is no sure advice where another may gain so much, by the end of its interval."""
 TABLE_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Batches and contexts of the table, as factors on the observed ones."""
 Answer = Literal["change", "keep", "unclear"]
@@ -108,17 +110,17 @@ def advise(situation: Situation) -> Advice:
         choices=choices,
         best=best,
         speedup=points.choice(best.gamma, over=0),
-        answer=_answer(best, situation.gamma),
+        answer=answer_of(best, situation.gamma),
         batch_sizes=batches,
         context_lens=contexts,
         table=table,
     )
 
 
-def _answer(best: Choice, in_use: int) -> Answer:
-    if best.gamma == in_use or best.gain < WORTH_A_CHANGE:
+def answer_of(best: Choice, in_use: int) -> Answer:
+    if best.gamma == in_use or (best.gain < WORTH_A_CHANGE and best.gain_high < MAY_MATTER):
         return "keep"
-    return "change" if best.gain_low > 1.0 else "unclear"
+    return "change" if best.gain >= WORTH_A_CHANGE and best.gain_low > 1.0 else "unclear"
 
 
 def _around(value: float) -> tuple[int, ...]:

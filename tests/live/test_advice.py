@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
-from magicdec.live.advice import Advice, Situation, advise, bands
+from magicdec.live.advice import Advice, Choice, Situation, advise, answer_of, bands
 from magicdec.live.http import parse_address
 from magicdec.live.metrics import choose_target, parse
 from magicdec.live.observation import observe
@@ -133,9 +133,27 @@ def test_unclear_is_said_where_the_interval_holds_one():
     assert sure.best.gamma == unsure.best.gamma != 1
     assert unsure.best.gain_low < sure.best.gain_low
     for advice in (sure, unsure):
-        expected = "keep" if advice.best.gain < 1.02 else "change" if advice.best.gain_low > 1 else "unclear"
+        best = advice.best
+        little = best.gain < 1.02 and best.gain_high < 1.1
+        expected = "keep" if little else "change" if best.gain >= 1.02 and best.gain_low > 1 else "unclear"
         assert advice.answer == expected
         assert f"advice: {expected if expected != 'change' else 'gamma'}" in "\n".join(advice_lines(advice, None))
+
+
+@pytest.mark.parametrize(
+    ("gain", "low", "high", "answer"),
+    [
+        (1.01, 0.97, 1.05, "keep"),
+        (1.01, 0.89, 1.15, "unclear"),  # little by the middle, much by the end
+        (1.05, 0.95, 1.16, "unclear"),
+        (1.05, 1.01, 1.09, "change"),
+        (1.01, 1.005, 1.015, "keep"),
+    ],
+)
+def test_keep_is_said_where_another_gamma_can_gain_little(gain: float, low: float, high: float, answer: str):
+    best = Choice(gamma=5, tokens_per_step=3.0, tpot_s=0.01, gain=gain, gain_low=low, gain_high=high)
+    assert answer_of(best, 3) == answer
+    assert answer_of(best, 5) == "keep"
 
 
 def test_the_setting_is_exports_text_with_the_advised_gamma():
