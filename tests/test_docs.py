@@ -1,4 +1,4 @@
-"""docs/ says what the code holds: every module of the model is explained, and what it points at exists."""
+"""docs/ points at what exists, and its examples run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from magicdec.specs.catalog import load_model_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MODEL = (ROOT / "docs" / "model.md").read_text(encoding="utf-8")
 EXAMPLE = (ROOT / "docs" / "worked-example.md").read_text(encoding="utf-8")
-
-
-def test_every_module_of_the_model_is_explained() -> None:
-    modules = {path.name for path in (ROOT / "magicdec" / "perfmodel").glob("*.py")} - {"__init__.py"}
-    named = set(re.findall(r"perfmodel/(\w+\.py)", MODEL))
-    assert named == modules
 
 
 @pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
