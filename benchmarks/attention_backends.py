@@ -27,8 +27,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+from benchmarks import flex_attention
 from magicdec.runtime.attention import Scoring, Visible, Workspace, reference_attention
-from magicdec.runtime.kernels import cpu_attention, flex_attention, has_triton
+from magicdec.runtime.kernels import cpu_attention, has_triton
 from tests.runtime.kernels.oracle import Case, Inputs, exact_attention, random_inputs
 
 T = TypeVar("T")

@@ -1,11 +1,10 @@
-"""All-reduce between this machine's GPUs by message size: NCCL's, and ours, which adds up small messages through
-symmetric memory (magicdec/runtime/symmetric.py).
+"""NCCL's all-reduce between this machine's GPUs by message size.
 
     python benchmarks/gpu_all_reduce.py --tp 2 [--output all-reduce.csv] [--device cpu]
 
-Each time is that of one of a captured graph's all-reduces of bf16, the median over rounds of all ways in turn (without
-a GPU, of calls; gloo's then). The last line of stdout is one JSON object with a row per message size. The CSV file has
-the columns that `magicdec validate kernels` and scripts/fit_hardware_profiles.py read, and holds ours.
+Each time is that of one of a captured graph's all-reduces of bf16, the median over rounds (without a GPU, of calls;
+gloo's then). The last line of stdout is one JSON object with a row per message size. The CSV file has the columns that
+`magicdec validate kernels` and scripts/fit_hardware_profiles.py read.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,22 +36,16 @@ REPEATS = 20
 
 
 def time_messages(tp: TensorParallel, device: str, sizes: tuple[int, ...], rounds: int) -> list[dict[str, Any]]:
-    """A row per message size: seconds of one all-reduce, each way."""
-    ways = {"nccl" if is_cuda(device) else "gloo": replace(tp, symmetric=None)}
-    if tp.symmetric is not None:
-        ways["ours"] = tp
+    """A row per message size: microseconds of one all-reduce."""
     rows = []
     for num_bytes in sizes:
         message = torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=device)
-        works = {name: _work(partial(way.all_reduce, message), device) for name, way in ways.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in works}
+        work = _work(partial(tp.all_reduce, message), device)
+        seconds = []
         for _ in range(rounds):
-            for name, work in works.items():
-                tp.all_reduce(torch.zeros(1, device=device))
-                seconds[name].append(elapsed_s(work, REPEATS, device) / REPEATS**2)
-        algorithm = None if tp.symmetric is None else tp.symmetric.algorithm_for(message)
-        times = {f"{name}_us": statistics.median(each) / MICRO for name, each in seconds.items()}
-        rows.append({"message_bytes": num_bytes, "algorithm": algorithm, **times})
+            tp.all_reduce(torch.zeros(1, device=device))
+            seconds.append(elapsed_s(work, REPEATS, device) / REPEATS**2)
+        rows.append({"message_bytes": num_bytes, "latency_us": statistics.median(seconds) / MICRO})
     return rows
 
 
@@ -93,9 +85,7 @@ def main() -> None:
         name = _device_name(options.device)
         if options.output is not None:
             lines = ["device,tp_size,message_bytes,latency_us"]
-            for row in rows:
-                own_us = row.get("ours_us") or row.get("nccl_us") or row["gloo_us"]
-                lines.append(f"{name},{options.tp},{row['message_bytes']},{own_us:.4g}")
+            lines += [f"{name},{options.tp},{row['message_bytes']},{row['latency_us']:.4g}" for row in rows]
             write_atomic(options.output, "\n".join(lines) + "\n")
     except MagicdecError as error:
         sys.exit(f"error: {error}")

@@ -1,7 +1,6 @@
 """Tensor parallelism: one process per shard, and the collectives between them.
 
-A world of one needs no process group; its collectives return their argument. On GPUs they are NCCL's, except that small
-messages are added up through symmetric memory where there is some (symmetric.py).
+A world of one needs no process group; its collectives return their argument. On GPUs they are NCCL's, else gloo's.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from magicdec.runtime.symmetric import SymmetricMemory, open_symmetric_memory
-
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""The same under its name from torch 2.13 on, and before."""
+"""The gathering collective into one tensor, by its name from torch 2.13 on and by the one before."""
 
 
 class CollectiveClock:
@@ -63,7 +60,6 @@ class TensorParallel:
     size: int = 1
     group: Any = None
     clock: CollectiveClock = field(default_factory=CollectiveClock)
-    symmetric: SymmetricMemory | None = None
 
     @property
     def can_capture(self) -> bool:
@@ -74,8 +70,7 @@ class TensorParallel:
         """The sum over the shards, in place."""
         if self.size > 1:
             self.clock.start(tensor.device)
-            if self.symmetric is None or not self.symmetric.all_reduce(tensor):
-                dist.all_reduce(tensor, group=self.group)
+            dist.all_reduce(tensor, group=self.group)
             self.clock.stop(tensor.device)
         return tensor
 
@@ -124,8 +119,7 @@ class TensorParallel:
         group = dist.new_group(list(range(size)))
         if self.rank >= size:
             return None
-        symmetric = open_symmetric_memory(group) if size > 1 else None
-        return TensorParallel(rank=self.rank, size=size, group=group, symmetric=symmetric)
+        return TensorParallel(rank=self.rank, size=size, group=group)
 
     def slice_of(self, total: int) -> slice:
         """This shard's part of a dimension that the shards divide evenly."""
@@ -147,7 +141,7 @@ def join_world(device_type: str = "cpu") -> TensorParallel:
         if device_type == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
-    return TensorParallel(rank=dist.get_rank(), size=dist.get_world_size(), symmetric=open_symmetric_memory())
+    return TensorParallel(rank=dist.get_rank(), size=dist.get_world_size())
 
 
 def leave_world() -> None:

@@ -31,24 +31,18 @@ def block_mask(
     num_slots: int,
     *,
     window: int | None = None,
-    ring: int | None = None,
     empty: tuple[Tensor, int] | None = None,
 ) -> BlockMask:
-    """What each query sees, for all layers of a pass: the arguments of `triton_attention.decode_attention`."""
+    """What each query sees, for all layers of a pass: as in `triton_attention.decode_attention`."""
     num_tokens, device = last_BT.shape[1], last_BT.device
     blocks_N = torch.arange(-(-num_slots // BLOCK), dtype=torch.int32, device=device)
     first_B = torch.zeros(len(last_BT), dtype=torch.int32, device=device)
     if window is not None:
         first_B = ((last_BT.amin(1) + 1 - window).clamp_min(0) // BLOCK).int()
     count_B = (last_BT.amax(1) // BLOCK + 1).int() - first_B
-    if ring is not None:
-        first_B, count_B = torch.zeros_like(first_B), torch.full_like(count_B, len(blocks_N))
     indices_BN = (first_B[:, None] + blocks_N).clamp_max(len(blocks_N) - 1)
 
     def is_visible(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        if ring is not None:
-            s = last_BT[b, t] - (last_BT[b, t] - s) % ring
-            return (s >= 0) & (s > last_BT[b, t] - (window or ring))
         visible = s <= last_BT[b, t]
         if window is not None:
             visible &= s > last_BT[b, t] - window
