@@ -19,6 +19,7 @@ regret          1 − S(planned) / S(best) per case (batch, context, temperature
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -49,6 +50,10 @@ MAY_DIFFER = {
 }  # fmt: skip
 """Where, on which prompts and for how long it ran: a prediction and its measurement may differ in these."""
 PAIRING_FIELDS = tuple(name for name in CONFIGURATION_FIELDS if name not in MAY_DIFFER)
+CONDITION_FIELDS = (
+    "simulated_acceptance", "context_spread", "stop_at_eos", "run_to_end", "cuda_graphs", "inputs_digest"
+)  # fmt: skip
+"""Conditions of a run that a prediction may leave out (None), as a plan's candidates do; it then holds for any."""
 DRAFT_FIELDS = {"draft", "draft_method", "draft_budget", "gamma", "draft_weight_dtype", "adaptive"}
 CASE_FIELDS = ("model", "tp_size", *SPREAD_FIELDS, "batch_size", "context_len", "temperature")
 """What a user is given; draft, budget and gamma are what the plan chooses."""
@@ -56,22 +61,34 @@ NUM_RESAMPLES = 2000
 AUTOREGRESSIVE_CHOICE = "autoregressive"
 
 
-def pairing_key(record: Record) -> tuple[Any, ...]:
-    """What a measured and a predicted record of one configuration have in common. Autoregressive records have no draft,
-    whatever their draft fields say; a draft on all ranks is the same with and without its number of ranks."""
-    key = {name: getattr(record, name) for name in PAIRING_FIELDS}
+def setting_key(record: Record) -> tuple[Any, ...]:
+    """The setting that a measured and a predicted record of one configuration share, apart from the run's conditions.
+
+    Autoregressive records have no draft, whatever their draft fields say; a draft on all ranks is the same with and
+    without its number of ranks.
+    """
+    key = {name: getattr(record, name) for name in PAIRING_FIELDS if name not in CONDITION_FIELDS}
     key["draft_tp_size"] = record.draft_tp_size or record.tp_size
-    key["simulated_acceptance"] = tuple(record.simulated_acceptance or ())
     if not record.is_speculative:
-        key |= dict.fromkeys([*DRAFT_FIELDS, "draft_tp_size", "simulated_acceptance"])
+        key |= dict.fromkeys([*DRAFT_FIELDS, "draft_tp_size"])
     return tuple(key.values())
 
 
+def run_conditions(record: Record) -> tuple[Any, ...]:
+    """The values of CONDITION_FIELDS, None where the record leaves one out or decodes without a draft."""
+    simulated = tuple(record.simulated_acceptance or ()) or None if record.is_speculative else None
+    return simulated, *(getattr(record, name) for name in CONDITION_FIELDS[1:])
+
+
+def pairing_key(record: Record) -> tuple[Any, ...]:
+    """Setting and conditions: equal for two records of one configuration that state the same."""
+    return *setting_key(record), *run_conditions(record)
+
+
 def is_paired(one: Record, other: Record) -> bool:
-    """Whether two records are of one configuration; one that states no simulated acceptance matches any."""
-    if not (one.simulated_acceptance and other.simulated_acceptance):
-        one, other = (msgspec.structs.replace(record, simulated_acceptance=None) for record in (one, other))
-    return pairing_key(one) == pairing_key(other)
+    """Whether two records are of one configuration; a condition that either leaves out matches any."""
+    pairs = zip(run_conditions(one), run_conditions(other), strict=True)
+    return setting_key(one) == setting_key(other) and all(a == b or a is None or b is None for a, b in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,17 +197,28 @@ def latest_predicted(records: Iterable[Record]) -> dict[tuple[Any, ...], Record]
 def pair_records(records: Iterable[Record]) -> list[Pair]:
     """Every speculative configuration that was both predicted and measured, in the order of the measurements.
 
-    A measurement with simulated acceptance takes the prediction for just that, else one for no stated acceptance.
+    A prediction pairs if each condition that it states is the measurement's. Of several, the one that states the most
+    is taken.
     """
     records = list(records)
-    by_key = latest_predicted(records)
+    by_setting: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for predicted in latest_predicted(records).values():
+        by_setting[setting_key(predicted)].append(predicted)
     pairs = []
     for measured in latest_measured(records):
-        unstated = msgspec.structs.replace(measured, simulated_acceptance=None)
-        predicted = by_key.get(pairing_key(measured)) or by_key.get(pairing_key(unstated))
-        if measured.is_speculative and predicted is not None:
-            pairs.append(Pair(predicted=predicted, measured=measured))
+        found = [each for each in by_setting.get(setting_key(measured), ()) if _holds_for(each, measured)]
+        if measured.is_speculative and found:
+            pairs.append(Pair(predicted=max(found, key=_num_stated), measured=measured))
     return pairs
+
+
+def _holds_for(predicted: Record, measured: Record) -> bool:
+    pairs = zip(run_conditions(predicted), run_conditions(measured), strict=True)
+    return all(stated is None or stated == value for stated, value in pairs)
+
+
+def _num_stated(record: Record) -> int:
+    return sum(value is not None for value in run_conditions(record))
 
 
 def by_cpu_time(record: Record) -> Record:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from magicdec.comparison import Comparison, is_paired, latest_measured, latest_predicted, pair_records
+from magicdec.comparison import Comparison, is_paired, latest_measured, latest_predicted, pair_records, setting_key
 from magicdec.errors import ConfigError, StorageError
 from magicdec.plan_document import Candidate, Plan
 from magicdec.records import BASELINE_MBU_FLOOR, Record
@@ -57,7 +57,10 @@ class ReportData:
 
         Raises ConfigError when there is nothing to report.
         """
-        rows = [*(plan_records(plan) if plan is not None else []), *records]
+        rows = list(records)
+        predicted = {(row.hardware, setting_key(row)) for row in rows if row.source != "measured"}
+        candidates = plan_records(plan) if plan is not None else []
+        rows = [*(row for row in candidates if (row.hardware, setting_key(row)) not in predicted), *rows]
         if not rows:
             raise ConfigError("nothing to report: give at least one record (from magicdec run) or a plan document")
         return cls(
@@ -131,10 +134,12 @@ SHARED_FIELDS = sorted({*Candidate.__struct_fields__} & {*Record.__struct_fields
 def candidate_record(plan: Plan, row: Candidate) -> Record:
     """A plan's candidate as a predicted record."""
     shared = {name: getattr(row, name) for name in SHARED_FIELDS}
-    request = plan.request
+    request, formats = plan.request, plan.precision
+    is_other_format = row.gamma > 0 and formats.draft_weight_dtype != formats.weight_dtype
     return Record(
         source=plan.source, model=plan.model, engine=plan.engine, temperature=request.temperature, top_k=request.top_k,
         top_p=request.top_p, gen_len=request.gen_len or None,
+        draft_weight_dtype=formats.draft_weight_dtype if is_other_format else None,
         autoregressive_tokens_per_s=row.tokens_per_s / row.speedup, **shared,
     )  # fmt: skip
 
