@@ -188,7 +188,8 @@ def _check_capacity(device: Device, lengths: Lengths, batches: Array) -> None:
 
 def _what_fits(device: Device, lengths: Lengths) -> str:
     """The smallest tp that holds one sequence, or the narrower weights that do."""
-    sizes = [size for size in valid_tp_sizes(device.model, MAX_SUGGESTED_TP) if size > max(device.tp_sizes)]
+    valid = valid_tp_sizes(device.model, MAX_SUGGESTED_TP, device.engine.vocabulary_multiple)
+    sizes = [size for size in valid if size > max(device.tp_sizes)]
     if sizes:
         wider = dataclasses.replace(device, tp_sizes=tuple(sizes))
         enough = [size for size, batch in zip(sizes, wider.largest_batches(lengths), strict=True) if batch >= 1]

@@ -107,7 +107,8 @@ def draft_tp(setup: ModelSetup, tp_size: Any) -> Array:
     chosen = setup.draft_tp_size
     ranks: Array = tp if chosen is None else np.minimum(tp, float(chosen))
     if setup.kind == "standalone" and ranks.size and ranks.max() > 1:
-        sizes = np.asarray(valid_tp_sizes(setup.drafter, int(ranks.max())), dtype=np.float64)
+        valid = valid_tp_sizes(setup.drafter, int(ranks.max()), setup.engine.vocabulary_multiple)
+        sizes = np.asarray(valid, dtype=np.float64)
         ranks = sizes[np.searchsorted(sizes, ranks, side="right") - 1]
     return ranks
 

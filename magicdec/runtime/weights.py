@@ -19,8 +19,8 @@ from magicdec.runtime.layers import L
 from magicdec.runtime.quantized import quantize
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
-from magicdec.specs.layers import Attention, LatentAttention
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import check_tp
 from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.runnable import why_not_run
 
@@ -95,24 +95,4 @@ def check_divisible(spec: ModelSpec, tp_size: int) -> None:
     """Raises ConfigError when the model has layers that are not run, or cannot be divided into this many shards."""
     if reason := why_not_run(spec):
         raise ConfigError(f"{spec.name} has {reason}, which can be planned but not run")
-    attending = [mixer for mixer, _ in spec.mixers if isinstance(mixer, Attention)]
-    sizes = {
-        "num_attention_heads": {
-            mixer.num_heads for mixer, _ in spec.mixers if isinstance(mixer, Attention | LatentAttention)
-        },
-        "intermediate_size": {width for mlp, _ in spec.feed_forwards for width in mlp.widths},
-        "vocab_size": {spec.vocab_size},
-    }
-    kv_heads = {mixer.num_kv_heads for mixer in attending}
-    valid = [
-        n
-        for n in range(1, 65)
-        if not any(size % n for each in sizes.values() for size in each)
-        and all(heads % n == 0 or n % heads == 0 for heads in kv_heads)
-    ]
-    if tp_size not in valid:
-        given = {**sizes, "num_key_value_heads": kv_heads}
-        shown = ", ".join(f"{name} {' and '.join(map(str, sorted(each)))}" for name, each in given.items() if each)
-        raise ConfigError(
-            f"{spec.name} cannot be divided into {tp_size} shards ({shown}): valid are {', '.join(map(str, valid))}"
-        )
+    check_tp(spec, tp_size)

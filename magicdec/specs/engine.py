@@ -115,6 +115,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # Sampling one token per row of logits, and accepting
     vocabulary: Literal["gather", "sharded"] = "gather"
     """"gather": each rank gathers the logits and samples over the whole vocabulary; "sharded": distributed softmax."""
+    vocabulary_multiple: int = 64
+    """Multiple to which the vocabulary's rows are padded before ranks share them evenly (vLLM and SGLang: 64); 0: to
+    a multiple of the ranks."""
     sampling_base_s: float = 0.0
     sampling_passes: float = 4.0
     """fp32 passes over rows x vocabulary when sampling: scale, softmax (read, write), draw."""

@@ -83,31 +83,43 @@ def spread_for(*, tp_size: int, pp_size: int, ep_size: int | None, dp_attention:
     return Parallelism(pp=pp_size, dp=ranks // tp_size, whole_experts=True)
 
 
-def divides(model: ModelSpec, tp_size: int) -> bool:
-    """Whether heads and widths split evenly over the ranks; KV heads, and a state's, are replicated beyond them."""
-    kept = {cache.num_heads for cache, _ in model.caches} | {state.num_heads for state, _ in model.states}
-    widths = {mlp.width for mlp, _ in model.feed_forwards}
-    even_kept = all(heads % tp_size == 0 or tp_size % heads == 0 for heads in kept)
+def divided(model: ModelSpec, vocabulary_multiple: int = 1) -> dict[str, set[int]]:
+    """The sizes that ranks cut evenly, under Hugging Face's names: query heads, widths, and rows of the vocabulary
+    padded to `vocabulary_multiple` (0: to a multiple of the ranks, which always fits)."""
     queries = {mixer.num_heads for mixer, _ in model.mixers if isinstance(mixer, Attention | LatentAttention)}
-    return even_kept and all(size % tp_size == 0 for size in widths | queries)
+    widths = {width for mlp, _ in model.feed_forwards for width in mlp.widths}
+    multiple = vocabulary_multiple
+    rows = {-(-model.vocab_size // multiple) * multiple} if multiple else set()
+    return {"num_attention_heads": queries, "intermediate_size": widths, "vocab_size": rows}
 
 
-def valid_tp_sizes(model: ModelSpec, max_gpus: int) -> list[int]:
+def divides(model: ModelSpec, tp_size: int, vocabulary_multiple: int = 1) -> bool:
+    """Whether `tp_size` ranks cut the model evenly; KV heads, and a state's, are replicated beyond one rank each."""
+    kept = {cache.num_heads for cache, _ in model.caches} | {state.num_heads for state, _ in model.states}
+    even_kept = all(heads % tp_size == 0 or tp_size % heads == 0 for heads in kept)
+    cut = divided(model, vocabulary_multiple).values()
+    return even_kept and all(size % tp_size == 0 for sizes in cut for size in sizes)
+
+
+def valid_tp_sizes(model: ModelSpec, max_gpus: int, vocabulary_multiple: int = 1) -> list[int]:
     """The tensor-parallel sizes up to `max_gpus` that split the model evenly, in increasing order."""
-    return [size for size in range(1, min(max_gpus, model.num_attention_heads) + 1) if divides(model, size)]
+    most = min(max_gpus, model.num_attention_heads)
+    return [size for size in range(1, most + 1) if divides(model, size, vocabulary_multiple)]
 
 
-def check_tp(model: ModelSpec, tp_size: int, *, what: str = "tp") -> None:
+def check_tp(model: ModelSpec, tp_size: int, vocabulary_multiple: int = 1) -> None:
     """Raises ConfigError naming the nearest sizes that work when `tp_size` does not split the model evenly."""
-    if tp_size < 1 or not divides(model, tp_size):
-        sizes = valid_tp_sizes(model, model.num_attention_heads)
+    if tp_size < 1 or not divides(model, tp_size, vocabulary_multiple):
+        sizes = valid_tp_sizes(model, model.num_attention_heads, vocabulary_multiple)
         nearest = sorted(sizes, key=lambda size: (abs(size - tp_size), size))[:3]
+        given = {**divided(model, vocabulary_multiple), "num_key_value_heads": {model.num_key_value_heads}}
+        shown = ", ".join(f"{name} {' and '.join(map(str, sorted(each)))}" for name, each in given.items() if each)
         raise ConfigError(
-            f"{what} {tp_size} does not divide {model.name} ({model.num_attention_heads} heads, "
-            f"{model.num_key_value_heads} KV heads); nearest that do: {', '.join(map(str, sorted(nearest)))}"
+            f"tp {tp_size} does not divide {model.name} ({shown}); nearest that do: "
+            f"{', '.join(map(str, sorted(nearest)))}"
         )
 
 
-def largest_tp_at_most(model: ModelSpec, tp_size: int) -> int:
+def largest_tp_at_most(model: ModelSpec, tp_size: int, vocabulary_multiple: int = 1) -> int:
     """The largest size not above `tp_size` that splits the model evenly, for a small draft of a larger target."""
-    return max(size for size in valid_tp_sizes(model, tp_size))
+    return max(size for size in valid_tp_sizes(model, tp_size, vocabulary_multiple))

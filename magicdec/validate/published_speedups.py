@@ -209,7 +209,7 @@ def evaluate(
     """Every gamma for rows of one (device, target, draft, method, tp)."""
     first = rows[0]
     model = load_model_spec(first.target)
-    check_tp(model, first.tp_size)
+    check_tp(model, first.tp_size, engine.vocabulary_multiple)
     batch, context, budget = (
         np.array([[float(getattr(row, name))] for row in rows])
         for name in ("batch_size", "context_len", "draft_budget")

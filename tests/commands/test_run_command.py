@@ -69,7 +69,7 @@ def test_one_rank_two_ranks_and_torchrun_generate_the_same(tmp_path: Path) -> No
         (("--draft-tp", "2"), "the draft cannot be on 2 ranks"),
         (("--tp", "2", "--draft-tp", "1"), "needs a draft model"),
         (("--draft-method", "full"), "unknown draft method of a self-draft"),
-        (("--tp", "3"), "cannot be divided into 3 shards"),
+        (("--tp", "3"), "tp 3 does not divide embedded"),
         (("--plan", "/nonexistent.json"), "cannot read plan"),
     ],
 )

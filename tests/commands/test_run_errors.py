@@ -155,7 +155,7 @@ def test_an_option_that_cannot_be_used(
     ("arguments", "message"),
     [
         (("--resume",), "--resume goes on with a records file; give --records too"),
-        (("--tp", "1000"), "embedded cannot be divided into 1000 shards"),
+        (("--tp", "1000"), "tp 1000 does not divide embedded"),
         (("--gamma", "1-3000000000"), "names more than 10000 numbers"),
         (
             ("--draft-budget", "8", "--gamma", "4"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import msgspec
 import pytest
 
 from magicdec.errors import ConfigError
+from magicdec.perfmodel.layouts import Asked, layouts
 from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.hardware import load_hardware
 from magicdec.specs.parallel import (
     Parallelism,
     check_tp,
@@ -35,7 +40,29 @@ def test_a_bad_size_is_refused_with_the_nearest_that_work() -> None:
 
 
 def test_a_draft_takes_the_largest_size_that_splits_it() -> None:
-    assert largest_tp_at_most(load_model_spec("llama-68m"), 8) == 6
+    assert largest_tp_at_most(load_model_spec("llama-68m"), 8) == 4
+    assert largest_tp_at_most(load_model_spec("llama-68m"), 8, vocabulary_multiple=0) == 6
+
+
+@pytest.mark.parametrize(
+    ("engine", "sizes"), [("ours", [1, 2, 4]), ("vllm", [1, 2, 4]), ("trtllm", [1, 2, 3, 4, 6, 12])]
+)
+def test_a_plan_offers_the_sizes_that_its_engine_runs(engine: str, sizes: list[int]) -> None:
+    """llama-68m: 12 heads, and 32,000 rows of vocabulary, which 3 does not divide unless they are padded for it."""
+    found: list[int] = []
+    for num_gpus in (1, 2, 3, 4, 6, 12):
+        asked = Asked(tp_size=num_gpus, pp_size=None, ep_size=None, dp_attention=False, num_gpus=None)
+        with contextlib.suppress(ConfigError):
+            found += layouts(asked, load_model_spec("llama-68m"), load_hardware("a100"), load_engine(engine))[
+                0
+            ].tp_sizes
+    assert found == sizes
+
+
+def test_a_vocabulary_is_padded_before_it_is_divided() -> None:
+    model = msgspec.structs.replace(load_model_spec("llama-3.1-8b"), vocab_size=49_155)  # Granite's: odd
+    assert valid_tp_sizes(model, 8) == [1]
+    assert valid_tp_sizes(model, 8, vocabulary_multiple=64) == [1, 2, 4, 8]
 
 
 @pytest.mark.parametrize(
