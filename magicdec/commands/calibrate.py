@@ -24,7 +24,7 @@ Model = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", autocompletion=completion.dtypes)]
 Formats = Annotated[
-    str | None, typer.Option(help="The server's, where --dtype does not say it.", autocompletion=completion.formats)
+    str | None, typer.Option(help="A server's; default as published, on a CPU fp32.", autocompletion=completion.formats)
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", autocompletion=completion.devices)]
 
@@ -56,7 +56,7 @@ def calibrate_command(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, bfloat16 or float16; default float32, of a server what is usual on its device.",
+            help="float32, bfloat16 or float16; default float32; a server's as in its plan.",
             autocompletion=completion.dtypes,
         ),
     ] = None,

@@ -17,10 +17,9 @@ from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
     from magicdec.live.load_generator import LoadGenerator
+    from magicdec.live.served_draft import Draft
     from magicdec.live.server_fit import ServerFit, ServerPoint
     from magicdec.perfmodel.setup import Setup
-    from magicdec.specs.engine import EngineProfile
-    from magicdec.specs.model import ModelSpec
 
 DEFAULT_OUTPUT = Path("server.engine.toml")
 NOISE_TO_WARN_OF = 0.3
@@ -57,8 +56,8 @@ def calibrate_server(options: ServerOptions) -> None:
     from magicdec.live.http import parse_address
     from magicdec.live.load_generator import configuration, find_generator, send_by
     from magicdec.live.loads import Load, plan_loads
+    from magicdec.live.served_draft import parse_draft
     from magicdec.live.server_calibration import (
-        base_engine,
         describe_server,
         estimated_seconds,
         save_fit,
@@ -80,7 +79,7 @@ def calibrate_server(options: ServerOptions) -> None:
         f"{address} drafts: a load generator does not keep the events that steps are counted by. Leave out "
         "--load-generator",
     )
-    setup = _setup(options, spec, base_engine(server, options.engine), gamma=server.gamma)
+    setup = _setup(options, server.engine, parse_draft("ngram") if server.gamma else None)
     plan = plan_loads(
         concurrencies=parse_ints(options.concurrency, "--concurrency"),
         prompt_lens=parse_ints(options.prompt_len, "--prompt-len"),
@@ -136,14 +135,12 @@ def calibrate_results(options: ServerOptions) -> None:
     from magicdec.live.benchmark_results import points_of, read_runs, tokens_per_event
     from magicdec.live.server_calibration import save_fit
     from magicdec.live.server_fit import fit_server
-    from magicdec.specs.catalog import load_model_spec
-    from magicdec.specs.engine import load_engine
 
     require(not options.dry_run, "--dry-run goes with --server: nothing is sent for --results")
     check_writable(options.output)
     runs = [run for path in options.results for run in read_runs(path)]
     points = points_of(runs)
-    setup = _setup(options, load_model_spec(options.model), load_engine(options.engine or "ours"), gamma=0)
+    setup = _setup(options, "", None)
     fit = fit_server(points, setup=setup, tp_size=options.tp_size, gamma=0, name=options.output.stem)
     num_requests = sum(map(len, runs))
     print(f"{num_requests} requests in {len(runs)} runs, {len(points)} loads by batch and prompt length")
@@ -155,27 +152,23 @@ def calibrate_results(options: ServerOptions) -> None:
     print("wrote " + ", ".join(map(str, files)))
 
 
-def _setup(options: ServerOptions, spec: ModelSpec, engine: EngineProfile, *, gamma: int) -> Setup:
+def _setup(options: ServerOptions, engine: str, draft: Draft | None) -> Setup:
     from magicdec.errors import unknown_choice
-    from magicdec.live.situation import DEFAULT_FORMATS
-    from magicdec.perfmodel.setup import Setup
-    from magicdec.specs.hardware import load_hardware
-    from magicdec.specs.precision import PROFILE_DTYPES, Precision
-    from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+    from magicdec.live.situation import Serving
+    from magicdec.specs.precision import PROFILE_DTYPES
 
-    hardware = load_hardware(options.hardware)
     if options.dtype not in (None, *PROFILE_DTYPES):
         raise unknown_choice("dtype", options.dtype, PROFILE_DTYPES)
-    usual = PROFILE_DTYPES[options.dtype] if options.dtype else DEFAULT_FORMATS[hardware.kind]
-    ngram = SpeculationSpec(draft="ngram", draft_method="ngram", gamma=gamma)
-    return Setup(
-        model=spec,
-        hardware=hardware,
-        engine=engine,
-        speculation=ngram if gamma else SpeculationSpec(),
-        sampling=SamplingSpec(temperature=0.0),
-        precision=Precision(weight_dtype=options.weight_dtype or usual, kv_dtype=options.kv_dtype or usual),
+    serving = Serving(
+        model=options.model,
+        hardware=options.hardware,
+        engine=options.engine,
+        tp_size=options.tp_size,
+        temperature=0.0,
+        weight_dtype=options.weight_dtype or options.dtype,
+        kv_dtype=options.kv_dtype or options.dtype,
     )
+    return serving.setup(draft, engine)
 
 
 def _print_fit(fit: ServerFit, points: list[ServerPoint], *, between: str = "rounds") -> None:

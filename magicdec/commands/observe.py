@@ -27,7 +27,8 @@ Examples:
 """
 USUAL_INTERVAL_S = 5.0
 Formats = Annotated[
-    str | None, typer.Option(help="Of the server; default bf16, on a CPU fp32.", autocompletion=completion.formats)
+    str | None,
+    typer.Option(help="The server's; default as published, on a CPU fp32.", autocompletion=completion.formats),
 ]
 
 

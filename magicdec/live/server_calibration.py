@@ -25,7 +25,7 @@ from magicdec.live.server_fit import ServerFit, ServerPoint
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.progress import Step
-from magicdec.specs.engine import EngineProfile, engine_names, load_engine, save_engine
+from magicdec.specs.engine import save_engine
 from magicdec.specs.model import ModelSpec
 
 Sender = Callable[[Load, int], Measured]
@@ -63,11 +63,6 @@ def describe_server(address: Address, spec: ModelSpec) -> Server:
     target = choose_target(scrape, None)
     seen = observe([scrape, scrape], target)
     return Server(model=name, max_len=known, engine=target.series.engine, gamma=seen.gamma or 0)
-
-
-def base_engine(server: Server, given: str | None) -> EngineProfile:
-    """What the fit starts from: the profile that is given, else the engine's of the catalog, else ours."""
-    return load_engine(given or (server.engine if server.engine in engine_names() else "ours"))
 
 
 def estimated_seconds(plan: LoadPlan, setup: Setup, *, tp_size: int) -> float:

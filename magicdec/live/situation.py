@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from magicdec.errors import ConfigError
@@ -11,19 +12,17 @@ from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.live.served_draft import Draft
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.drafts import check_profiles
-from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.setup import Setup, precision_of
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import engine_names, load_engine
 from magicdec.specs.hardware import load_hardware
-from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import OWN_METHOD, SELF, SamplingSpec, SpeculationSpec
-
-DEFAULT_FORMATS = {"cpu": "fp32", "gpu": "bf16"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """What the user says of the server. None: as usual on the device, or as the engine's name says."""
+    """A server as its user describes it. Formats that are None are those of a plan; an engine that is None is the one
+    that the server's metrics name, else ours."""
 
     model: str
     hardware: str
@@ -33,21 +32,28 @@ class Serving:
     weight_dtype: str | None = None
     kv_dtype: str | None = None
 
-    def setup(self, draft: Draft, serving_engine: str) -> Setup:
-        """Raises ConfigError for a name that is not known, or a draft of another vocabulary."""
-        hardware = load_hardware(self.hardware)
-        default = DEFAULT_FORMATS["cpu" if hardware.kind == "cpu" else "gpu"]
+    def setup(self, draft: Draft | None, serving_engine: str = "") -> Setup:
+        """The server as it is predicted; `draft` None: without one.
+
+        Raises ConfigError for a name that is not known, or a draft of another vocabulary.
+        """
+        model, hardware = load_model_spec(self.model), load_hardware(self.hardware)
         engine = self.engine or (serving_engine if serving_engine in engine_names() else "ours")
-        return Setup(
-            model=load_model_spec(self.model),
+        setup = Setup(
+            model=model,
             hardware=hardware,
             engine=load_engine(engine),
+            sampling=SamplingSpec(temperature=self.temperature),
+            precision=precision_of(model, hardware, weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype),
+        )
+        if draft is None:
+            return setup
+        return dataclasses.replace(
+            setup,
             speculation=SpeculationSpec(
                 draft=draft.name, draft_method=draft.method, draft_budget=draft.budget, gamma=1
             ),
             draft_model=None if draft.name in (SELF, *OWN_METHOD) else load_model_spec(draft.name),
-            sampling=SamplingSpec(temperature=self.temperature),
-            precision=Precision(weight_dtype=self.weight_dtype or default, kv_dtype=self.kv_dtype or default),
         )
 
 

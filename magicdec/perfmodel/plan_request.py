@@ -14,7 +14,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import DraftOption, Wanted
 from magicdec.perfmodel.layouts import Asked, Layout, layouts
-from magicdec.perfmodel.setup import AT_TEMPERATURE_ONE, Setup
+from magicdec.perfmodel.setup import AT_TEMPERATURE_ONE, Setup, precision_of
 from magicdec.specs.engine import DEFAULT_CPU_ENGINE, DEFAULT_ENGINE, EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.model import ModelSpec
@@ -259,7 +259,6 @@ def _resolved(
     """One of them: formats, and whether the batch is to be found."""
     if request.price_per_hour_usd is not None:
         hw = msgspec.structs.replace(hw, price_per_hour_usd=request.price_per_hour_usd)
-    on_cpu = hw.kind == "cpu"
     if request.tp_size is not None and request.draft_tp_size is not None and request.draft_tp_size > request.tp_size:
         raise ConfigError(f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}")
     if options and engine.draft_on_all_ranks and request.draft_tp_size not in (None, *layout.tp_sizes):
@@ -273,11 +272,7 @@ def _resolved(
         raise ConfigError(f"engine {engine.name} runs {able} with pp {request.pp_size}, not {request.draft}")
     limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
     limited = any(limit is not None for limit in limits)
-    default = "fp32" if on_cpu else "bf16"
-    published = model.quantization
-    own = default if published is None or on_cpu else published.weight_dtype
-    own_kv = default if published is None or on_cpu else published.kv_dtype or default
-    weights, kv = request.weight_dtype or own, request.kv_dtype or own_kv
+    precision = precision_of(model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype)
     device = Device(
         request=request,
         model=model,
@@ -285,9 +280,12 @@ def _resolved(
         engine=engine,
         tp_sizes=layout.tp_sizes,
         spread=layout.spread,
-        precision=Precision(weight_dtype=weights, kv_dtype=kv),
-        draft_precision=Precision(
-            weight_dtype=request.draft_weight_dtype or weights, kv_dtype=request.draft_kv_dtype or kv
+        precision=precision,
+        draft_precision=precision_of(
+            model,
+            hw,
+            weight_dtype=request.draft_weight_dtype or precision.weight_dtype,
+            kv_dtype=request.draft_kv_dtype or precision.kv_dtype,
         ),
         searches_batch=not request.batch_sizes and limited,
         options=tuple(staged),

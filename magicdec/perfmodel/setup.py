@@ -15,7 +15,7 @@ from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism, valid_tp_sizes
-from magicdec.specs.precision import BF16, Precision
+from magicdec.specs.precision import BF16, PROFILE_DTYPES, Precision
 from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
     HEAD_METHODS,
@@ -98,6 +98,18 @@ class ModelSetup:
         """Whether a self-draft has KV of its own, besides the target's."""
         in_place = self.speculation.draft_method == "streamingllm" and self.engine.streaming_in_place
         return self.kind == "self" and self.speculation.draft_method in SPARSE_METHODS and not in_place
+
+
+def precision_of(
+    model: ModelSpec, hardware: HardwareProfile, *, weight_dtype: str | None = None, kv_dtype: str | None = None
+) -> Precision:
+    """The number formats that are meant where some are not given: those that the checkpoint is published in, else bf16;
+    on a CPU fp32, to which weights are widened. torch's names (float32) are understood too."""
+    on_cpu = hardware.kind == "cpu"
+    default, published = "fp32" if on_cpu else "bf16", None if on_cpu else model.quantization
+    weights = weight_dtype or (published.weight_dtype if published else default)
+    kv = kv_dtype or (published and published.kv_dtype) or default
+    return Precision(weight_dtype=PROFILE_DTYPES.get(weights, weights), kv_dtype=PROFILE_DTYPES.get(kv, kv))
 
 
 def draft_tp(setup: ModelSetup, tp_size: Any) -> Array:
