@@ -71,8 +71,9 @@ def calibrate_command(
         list[Path] | None, typer.Option(help="Fit to GuideLLM's or AIPerf's results instead; repeatable.")
     ] = None,
     hardware: Annotated[
-        str, typer.Option(help="The server's device.", autocompletion=completion.hardware)
-    ] = "a100-sxm-80gb",
+        str | None,
+        typer.Option(help="The server's device; with --server or --results.", autocompletion=completion.hardware),
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -110,6 +111,8 @@ def calibrate_command(
             calibrate_server,
         )
 
+        require(hardware is not None, "--server and --results need the server's device: give --hardware")
+        assert hardware is not None
         own = output if output != LOCAL_PROFILE else DEFAULT_OUTPUT
         (calibrate_results if results else calibrate_server)(
             ServerOptions(

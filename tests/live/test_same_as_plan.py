@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from magicdec.api import plan
 from magicdec.cli import app, register_commands
+from magicdec.errors import ConfigError
 from magicdec.live.served_draft import parse_draft
 from magicdec.live.situation import Serving
 from magicdec.perfmodel.prediction import predict
@@ -62,3 +63,11 @@ def test_an_engine_is_fitted_in_the_formats_of_its_plan(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert load_engine(output).gemm_factor == pytest.approx(load_engine("vllm").gemm_factor, rel=0.1)
+
+
+def test_a_servers_device_is_not_guessed(tmp_path: Path) -> None:
+    register_commands()
+    for words in (["--server", "127.0.0.1:9"], ["--results", str(tmp_path / "x.json")]):
+        done = CliRunner().invoke(app, ["calibrate", *words, "--model", "llama-3.1-8b"])
+        assert isinstance(done.exception, ConfigError)
+        assert "give --hardware" in str(done.exception)
