@@ -27,7 +27,7 @@ from magicdec.specs.hardware import (
     TopKCurve,
 )
 
-STATE_BYTES, CONV_BYTES = 4.0, 2.0
+STATE_BYTES = 4.0
 CHUNK_TOKENS = 64
 STATE_ROW, STATE_ELEMENTS = 128.0, 128.0 * 128.0
 """A block's state in the tables; others count as so many of them."""
@@ -46,13 +46,15 @@ def linear_time(
     state_elements: Any,
     conv_elements: Any,
     states_written: Any,
+    conv_element: float = 2.0,
     working_set_bytes: WorkingSet = None,
 ) -> OpTime:
-    """One layer's recurrence over `query_len` tokens of each sequence: its state is read once."""
+    """One layer's recurrence over `query_len` tokens of each sequence: its state is read once. `conv_element`: bytes of
+    one number that the convolution keeps."""
     batch, query, state, conv, written = np.broadcast_arrays(
         *(as_array(value) for value in (batch, query_len, state_elements, conv_elements, states_written))
     )
-    slot_bytes = batch * (state * STATE_BYTES + conv * CONV_BYTES)
+    slot_bytes = batch * (state * STATE_BYTES + conv * conv_element)
     resident = slot_bytes * np.maximum(written, 1.0)
     speedup = cache_speedup(hw, curve.l2_fraction, curve.l2_bandwidth_ratio, resident, working_set_bytes)
     memory_s = slot_bytes * (1.0 + written) / (curve.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
@@ -69,6 +71,7 @@ def linear_prefill_time(
     query_len: Any,
     state_elements: Any,
     channels: Any,
+    conv_element: float = 2.0,
     working_set_bytes: WorkingSet = None,
 ) -> OpTime:
     """One layer's recurrence over prompts of `query_len` tokens; the convolution is over `channels` numbers a token."""
@@ -78,7 +81,7 @@ def linear_prefill_time(
     states = batch * state / STATE_ELEMENTS
     chunks = np.ceil(query / CHUNK_TOKENS)
     chain_s = waves(states / hw.num_multiprocessors, curve.wave_weight) * (curve.block_s + chunks * curve.chunk_s)
-    conv_bytes = 2.0 * CONV_BYTES * batch * query * channels
+    conv_bytes = 2.0 * conv_element * batch * query * channels
     speedup = cache_speedup(hw, curve.l2_fraction, curve.l2_bandwidth_ratio, conv_bytes, working_set_bytes)
     conv_s = conv_bytes / (curve.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
     moved = 4.0 * 2.0 * STATE_ROW * states * query

@@ -117,10 +117,10 @@ def sparse_kv_bytes_per_token(model: ModelSpec, precision: Precision, tp_size: A
 
 
 def state_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
-    """One rank's recurrent states of one sequence."""
+    """One rank's recurrent states of one sequence, with the last inputs of its convolutions."""
     num_bytes: Array = np.asarray(0.0)
     for state, count in model.states:
-        each = state.recurrent_elements * ops.FP32_BYTES + state.conv_elements * precision.kv_bytes
+        each = state.recurrent_elements * ops.FP32_BYTES + state.conv_elements * precision.activation_bytes
         num_bytes = num_bytes + count * ops.share(state.num_heads, tp_size) * each
     return num_bytes
 

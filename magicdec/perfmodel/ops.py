@@ -435,14 +435,14 @@ def linear_attention(
     measured, as streaming."""
     batch, query_len = np.asarray(batch, dtype=np.float64), np.asarray(query_len, dtype=np.float64)
     state = np.asarray(state_elements, dtype=np.float64) * FP32_BYTES
-    num_bytes = batch * (state + np.asarray(conv_elements) * precision.kv_bytes) * (1.0 + states_written)
+    num_bytes = batch * (state + np.asarray(conv_elements) * precision.activation_bytes) * (1.0 + states_written)
     cost = Cost(flops=6.0 * batch * query_len * state / FP32_BYTES, kv_bytes=num_bytes)
     if hw.linear is None:
         time = elementwise_time(hw, num_bytes=num_bytes, num_kernels=2.0)
         return _op("linear attention", "attention", cost, time, count=count, factor=engine.attention_factor)
     time = linear_time(
         hw, hw.linear, batch=batch, query_len=query_len, state_elements=state_elements, conv_elements=conv_elements,
-        states_written=states_written,
+        states_written=states_written, conv_element=precision.activation_bytes,
     )  # fmt: skip
     return _op("linear attention", "attention", cost, time, count=count)
 
@@ -468,7 +468,9 @@ def linear_prefill(
     if hw.linear_prefill is None:
         return once
     channels = np.asarray(conv_elements, dtype=np.float64) / max(conv_kernel, 1)
-    time = linear_prefill_time(hw, hw.linear_prefill, **shared, channels=channels)
+    time = linear_prefill_time(
+        hw, hw.linear_prefill, **shared, channels=channels, conv_element=precision.activation_bytes
+    )
     return replace(_op("linear attention", "attention", Cost(), time, count=count), cost=once.cost)
 
 

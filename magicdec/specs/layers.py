@@ -67,7 +67,8 @@ class Cache(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True):
     """Numbers that a recurrence keeps per sequence, of each of `num_heads` heads, whatever the context.
 
-    `recurrent_elements` are in 32 bits; `conv_elements`, the last inputs of a short convolution, in the KV format.
+    `recurrent_elements` are in 32 bits; `conv_elements`, the last inputs of a short convolution, in the activations'
+    format.
     """
 
     num_heads: int

@@ -27,6 +27,15 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
         return "fp32" if self.weight_dtype == "fp32" else "bf16"
 
     @property
+    def activation_bytes(self) -> float:
+        """Bytes of one activation, and of one number of a recurrence's convolution state.
+
+        Whatever the KV cache's format, engines keep the last inputs of a short convolution in the model's own: vLLM by
+        default (`mamba_cache_dtype` "auto", MambaStateDtypeCalculator), SGLang in bfloat16 (Mamba2StateDType.conv).
+        """
+        return bytes_per_element(self.compute_dtype)
+
+    @property
     def tables(self) -> Precision:
         """Of embeddings and head."""
         return self if self.weight_bytes >= 2.0 else msgspec.structs.replace(self, weight_dtype="bf16")

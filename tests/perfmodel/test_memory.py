@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.memory import capacity_bytes, kv_bytes, largest_batch, memory_need, weights_bytes
+from magicdec.perfmodel.forward import forward_pass
+from magicdec.perfmodel.memory import capacity_bytes, kv_bytes, largest_batch, memory_need, state_bytes, weights_bytes
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
@@ -124,3 +125,22 @@ def test_a_recurrence_keeps_a_state_for_each_verified_token(engine: str, beside:
     state = 8 * 30 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
     assert kept("none", 0) == pytest.approx(state)
     assert kept("ngram", 3) == pytest.approx((4 + beside) * state)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
+def test_a_convolutions_state_is_in_16_bits_whatever_the_cache_is_in(kv_dtype: str) -> None:
+    """In memory, in the bytes of a pass and in its time: 30 layers of 32 × 128 × 128 in fp32 and 4 × 8192 in 16 bits,
+    read once and written once."""
+    model, hw = load_model_spec("qwen3.5-35b-a3b"), load_hardware("h200")
+    state = 30 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
+    assert float(state_bytes(model, Precision(kv_dtype=kv_dtype), 1)) == state
+    time = {
+        dtype: next(
+            op
+            for op in forward_pass(model, hw, load_engine("vllm"), batch=8, query_len=1, kv_len=100, kv_dtype=dtype).ops
+            if op.name == "linear attention"
+        )
+        for dtype in ("bf16", kv_dtype)
+    }
+    assert float(time[kv_dtype].cost.kv_bytes) == 8 * 2 * state
+    assert time[kv_dtype].time_s == time["bf16"].time_s
