@@ -16,13 +16,11 @@ from pathlib import Path
 from magicdec.live.drive import drive
 from magicdec.live.http import parse_address
 from magicdec.live.loads import plan_loads
-from magicdec.live.server_calibration import base_engine, describe_server, save_fit, send_plan, sent
+from magicdec.live.served_draft import parse_draft
+from magicdec.live.server_calibration import describe_server, save_fit, send_plan, sent
 from magicdec.live.server_fit import fit_server
-from magicdec.perfmodel.setup import Setup
+from magicdec.live.situation import Serving
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.hardware import load_hardware
-from magicdec.specs.precision import Precision
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 
 
 def processor_clock(pids: list[int]) -> float:
@@ -45,15 +43,8 @@ def main() -> None:
     pids = [int(each) for each in given.pids.split(",")]
     address, spec = parse_address(given.server), load_model_spec("embedded")
     server = describe_server(address, spec)
-    ngram = SpeculationSpec(draft="ngram", draft_method="ngram", gamma=server.gamma)
-    setup = Setup(
-        model=spec,
-        hardware=load_hardware(given.hardware),
-        engine=base_engine(server, None),
-        speculation=ngram if server.gamma else SpeculationSpec(),
-        sampling=SamplingSpec(temperature=0.0),
-        precision=Precision(weight_dtype="fp32", kv_dtype="fp32"),
-    )
+    serving = Serving(model="embedded", hardware=given.hardware, temperature=0.0, weight_dtype="fp32", kv_dtype="fp32")
+    setup = serving.setup(parse_draft("ngram") if server.gamma else None, server.engine)
     plan = plan_loads(
         concurrencies=[int(each) for each in given.concurrency.split(",")],
         prompt_lens=[int(each) for each in given.prompt_len.split(",")],

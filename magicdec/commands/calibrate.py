@@ -88,10 +88,6 @@ def calibrate_command(
     prompt_len: Annotated[str, typer.Option(help="Prompt lengths to send, a list.")] = "256,1024,2048",
     output_len: Annotated[int, typer.Option(help="Tokens to generate per request.")] = 48,
     rounds: Annotated[int, typer.Option(help="Times that every load is sent.")] = 3,
-    load_generator: Annotated[
-        str | None,
-        typer.Option(help="Have this AIPerf send the loads: aiperf, or the executable's path. Not needed."),
-    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be sent, and its cost; send none.")
     ] = False,
@@ -101,7 +97,6 @@ def calibrate_command(
 
     By micro-benchmarks of this machine, or by timing a running server from outside.
     """
-    require(load_generator is None or server is not None, "--load-generator goes with --server")
     require(server is None or not results, "--server is timed, --results are read: give one of them")
     if server is not None or results:
         from magicdec.commands.calibrate_server import (
@@ -120,7 +115,7 @@ def calibrate_command(
                 hardware=hardware, engine=engine, tp_size=tp, dtype=dtype,
                 weight_dtype=weight_dtype, kv_dtype=kv_dtype,
                 concurrency=concurrency, prompt_len=prompt_len, output_len=output_len, rounds=rounds,
-                load_generator=load_generator, dry_run=dry_run, quiet=quiet,
+                dry_run=dry_run, quiet=quiet,
             )
         )  # fmt: skip
         return

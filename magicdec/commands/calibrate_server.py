@@ -1,22 +1,20 @@
 """`magicdec calibrate --server`: says what it would send, sends it, fits, and prints how well the fit predicts.
-`--load-generator` has AIPerf send it; `magicdec calibrate --results` fits to what a load generator has measured.
+`magicdec calibrate --results` fits to what a load generator has measured.
 """
 
 from __future__ import annotations
 
 import importlib
 import secrets
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from magicdec.commands.options import parse_ints, require
 from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.live.load_generator import LoadGenerator
     from magicdec.live.served_draft import Draft
     from magicdec.live.server_fit import ServerFit, ServerPoint
     from magicdec.perfmodel.setup import Setup
@@ -44,7 +42,6 @@ class ServerOptions:
     prompt_len: str
     output_len: int
     rounds: int
-    load_generator: str | None
     dry_run: bool
     quiet: bool
 
@@ -54,7 +51,6 @@ def calibrate_server(options: ServerOptions) -> None:
     from magicdec.files import check_writable
     from magicdec.live.drive import Measured, drive
     from magicdec.live.http import parse_address
-    from magicdec.live.load_generator import configuration, find_generator, send_by
     from magicdec.live.loads import Load, plan_loads
     from magicdec.live.served_draft import parse_draft
     from magicdec.live.server_calibration import (
@@ -70,15 +66,9 @@ def calibrate_server(options: ServerOptions) -> None:
     address, spec = parse_address(options.server), load_model_spec(options.model)
     require(not address.path, "--server is the server's own address, without a path: http://localhost:8000")
     check_writable(options.output)
-    if not options.dry_run and options.load_generator is None:
+    if not options.dry_run:
         importlib.import_module("httpx")  # told before the plan, not after
-    generator = find_generator(options.load_generator) if options.load_generator else None
     server = describe_server(address, spec)
-    require(
-        generator is None or not server.gamma,
-        f"{address} drafts: a load generator does not keep the events that steps are counted by. Leave out "
-        "--load-generator",
-    )
     setup = _setup(options, server.engine, parse_draft("ngram") if server.gamma else None)
     plan = plan_loads(
         concurrencies=parse_ints(options.concurrency, "--concurrency"),
@@ -98,35 +88,19 @@ def calibrate_server(options: ServerOptions) -> None:
     )
     for load in plan.loads:
         print(f"  {load}" + ("  (judges)" if load.is_judge else ""))
-    if generator is not None:
-        _print_commands(generator, [configuration(address, load, model=server.model) for load in plan.loads])
     if options.dry_run:
         print("nothing was sent")
         return
 
     def send(load: Load, seed: int) -> Measured:
-        if generator is not None:
-            return send_by(generator, address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed)
         return drive(address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed)
 
     with shown_progress(options.quiet) as show:
         points = send_plan(address, plan, send, progress=show)
     fit = fit_server(points, setup=setup, tp_size=options.tp_size, gamma=server.gamma, name=options.output.stem)
     _print_fit(fit, points)
-    by = f"aiperf {generator.version}" if generator else ""
-    files = save_fit(fit, points, sent(plan, by=by), options.output)
+    files = save_fit(fit, points, sent(plan), options.output)
     print("sent as planned; wrote " + ", ".join(map(str, files)))
-
-
-def _print_commands(generator: LoadGenerator, told: list[dict[str, Any]]) -> None:
-    """The command of every load, and the configuration of the first; the others' differ in the phase's numbers."""
-    import json
-
-    from magicdec.live.load_generator import CONFIG
-
-    print(f"each load by AIPerf {generator.version}, in a folder of its own: {shlex.join(generator.command)}")
-    for number, each in enumerate(told):
-        print(f"  {CONFIG}: {json.dumps(each if not number else {'...': each['benchmark']['phases']})}")
 
 
 def calibrate_results(options: ServerOptions) -> None:

@@ -5,9 +5,9 @@ are streamed; an engine that streams sends one event per sequence and step. Sent
 the first error stops everything. No redirects, no proxies; answers are bounded in size and time.
 
 Why a driver of our own: GuideLLM (0.8) depends on torch and on another click than ours, AIPerf (0.13) on another pandas
-and rich, and each takes 5 to 15 s to start, for every load. AIPerf, which load_generator runs where asked to, fits
-as well (held out 5.8 % against 6.1 % here, results/LOG.md), with times per token that are 11 % longer where it shares
-the server's cores. Where a server drafts it cannot tell a step, for which events without text are needed too.
+and rich, and each takes 5 to 15 s to start, for every load. AIPerf's windows fit as well (held out 5.8 % against 6.1 %
+here, results/LOG.md), with times per token that are 11 % longer where it shares the server's cores. Where a server
+drafts it cannot tell a step, for which events without text are needed too.
 """
 
 from __future__ import annotations

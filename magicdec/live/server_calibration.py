@@ -120,10 +120,10 @@ def median_of(rounds: Sequence[Round]) -> ServerPoint:
     return ServerPoint(measured=measured, spread=width / 2.0 / measured.step_s, drafted_share=share)
 
 
-def sent(plan: LoadPlan, *, by: str = "") -> dict[str, Any]:
-    """What a calibration's file says of what was sent; `by` a load generator and its version."""
-    told: dict[str, Any] = {"requests": plan.num_requests, "tokens": plan.num_tokens, "rounds": plan.rounds}
-    return {"sent": told | {"seed": plan.seed} | ({"by": by} if by else {})}
+def sent(plan: LoadPlan) -> dict[str, Any]:
+    """How a calibration's file describes the loads that were sent."""
+    told = {"requests": plan.num_requests, "tokens": plan.num_tokens, "rounds": plan.rounds, "seed": plan.seed}
+    return {"sent": told}
 
 
 def save_fit(fit: ServerFit, points: Sequence[ServerPoint], origin: dict[str, Any], path: Path) -> list[Path]:
