@@ -45,7 +45,7 @@ def server(tmp_path):
     restarted = Restarted(tmp_path / "gamma")
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.answers, http.seen, http.daemon_threads = {"/metrics": restarted.answer}, [], True
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
     command = f"{sys.executable} -c \"open('{tmp_path}/gamma', 'w').write('{{gamma}}')\""
     yield f"127.0.0.1:{http.server_address[1]}", command
     http.shutdown()
@@ -145,7 +145,7 @@ def test_a_process_that_was_there_before_is_not_observed():
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.answers, http.seen, http.daemon_threads = {"/metrics": answer}, [], True
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
     slept = []
     trial = try_gamma(
         parse_address(f"127.0.0.1:{http.server_address[1]}"), f"{sys.executable} -c pass#{{gamma}}", 4,
@@ -162,7 +162,7 @@ def serve_idle():
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     idle = Vllm().scrape().encode()
     http.answers, http.seen, http.daemon_threads = {"/metrics": lambda handler: handler.reply(idle)}, [], True
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
     yield parse_address(f"127.0.0.1:{http.server_address[1]}")
     http.shutdown()
     http.server_close()
