@@ -23,9 +23,7 @@ TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
 NO_MORE_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 LONGEST_MESSAGE = 800
 WIDEST_HELP = 120
-EXTRAS = {
-    "httpx": ("server", "this command"), "typst": ("pdf", "a PDF"), "pandas": ("frame", "this command"),
-}  # fmt: skip
+EXTRAS = {"typst": ("pdf", "a PDF"), "pandas": ("frame", "this command")}
 """Packages that only some commands need: the extra that brings each, and what needs it."""
 RUN_PACKAGES = ("torch", "tokenizers", "safetensors")
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +65,6 @@ def calibrate_server(options: ServerOptions) -> None:
     address, spec = parse_address(options.server), load_model_spec(options.model)
     require(not address.path, "--server is the server's own address, without a path: http://localhost:8000")
     check_writable(options.output)
-    if not options.dry_run:
-        importlib.import_module("httpx")  # told before the plan, not after
     server = describe_server(address, spec)
     setup = _setup(options, server.engine, parse_draft("ngram") if server.gamma else None)
     plan = plan_loads(

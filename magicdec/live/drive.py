@@ -22,7 +22,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from magicdec.errors import ServerError
-from magicdec.live.http import Address, token
+from magicdec.live.http import Address, client
 from magicdec.live.loads import Load
 from magicdec.units import format_bytes
 
@@ -83,14 +83,10 @@ async def send_all(
     """Sends one load. Raises ServerError."""
     import httpx
 
-    secret = token()
-    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {secret}"} if secret else {})
     limits = httpx.Limits(max_connections=load.concurrency, max_keepalive_connections=0)
-    async with httpx.AsyncClient(
-        timeout=httpx.Timeout(SILENCE_S, connect=10.0), limits=limits, trust_env=False, headers=headers
-    ) as client:
+    async with client(address, timeout_s=SILENCE_S, limits=limits) as session:
         tasks = [
-            asyncio.create_task(_send(client, address, body, clock=clock))
+            asyncio.create_task(_send(session, address, body, clock=clock))
             for body in bodies(load, model=model, vocab_size=vocab_size, seed=seed)
         ]
         try:
@@ -115,12 +111,12 @@ def bodies(load: Load, *, model: str, vocab_size: int, seed: int) -> list[dict[s
     ]  # fmt: skip
 
 
-async def _send(client: httpx.AsyncClient, address: Address, body: dict[str, Any], *, clock: Clock) -> Answer:
+async def _send(session: httpx.AsyncClient, address: Address, body: dict[str, Any], *, clock: Clock) -> Answer:
     output_len: int = body["max_tokens"]
     events: list[float] = []
     num_tokens = 0
     sent = clock()
-    async with client.stream("POST", str(address.at(f"{address.path}/v1/completions")), json=body) as response:
+    async with session.stream("POST", str(address.at(f"{address.path}/v1/completions")), json=body) as response:
         if response.status_code != 200:
             raise ServerError(f"{address} answers a request with status {response.status_code}; nothing more was sent")
         async for line in _lines(response, address, limit_bytes=BYTES_PER_TOKEN * (output_len + 16)):

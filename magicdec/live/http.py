@@ -6,24 +6,27 @@ leaves with no request to another host, since no redirect to another one is foll
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import os
-import socket
-import threading
-from contextlib import suppress
+import ssl
 from dataclasses import dataclass
-from urllib.parse import urljoin, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from magicdec import __version__
 from magicdec.errors import ConfigError, ServerError
 from magicdec.units import MIB, format_bytes
 
+if TYPE_CHECKING:
+    import httpx
+
 TOKEN_VARIABLE = "MAGICDEC_SERVER_TOKEN"
 TIMEOUT_S = 10.0
 LIMIT_BYTES = 16 * MIB
 MAX_REDIRECTS = 3
-CHUNK_BYTES = 64 * 1024
 DEFAULT_PORTS = {"http": 80, "https": 443}
+WANTS_TOKEN = f": it wants a token; give it in the environment variable {TOKEN_VARIABLE}"
+HINTS = {401: WANTS_TOKEN, 403: WANTS_TOKEN, 404: ": is this the server's metrics address?"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,74 +80,61 @@ def token() -> str | None:
     return value or None
 
 
+def client(address: Address, *, timeout_s: float, **options: Any) -> httpx.AsyncClient:
+    """A client for one address: no proxies, redirects or compression, the environment's token as a header, and the
+    system's own certificates."""
+    import httpx
+
+    secret = token()
+    headers = {"Accept-Encoding": "identity", "User-Agent": f"magicdec/{__version__}"}
+    headers |= {"Authorization": f"Bearer {secret}"} if secret else {}
+    certificates = ssl.create_default_context() if address.scheme == "https" else False
+    timeout = httpx.Timeout(timeout_s, connect=TIMEOUT_S)
+    return httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False, verify=certificates, **options)
+
+
 def get(address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LIMIT_BYTES) -> bytes:
-    """What the address answers.
+    """The body of an address's answer.
 
     Raises ServerError: unreachable, slower than `timeout_s` in all, larger than `limit_bytes`, cut short, not status
     200, or a redirect to another host.
     """
-    asked = address
-    for _ in range(MAX_REDIRECTS + 1):
-        status, location, body = _get_once(address, timeout_s=timeout_s, limit_bytes=limit_bytes)
-        if status == http.client.OK:
-            return body
-        if status not in (301, 302, 303, 307, 308) or not location:
-            raise ServerError(f"{address} answers with status {status}" + _hint(status))
-        address = _redirected(address, location)
-    raise ServerError(f"{asked} redirects more than {MAX_REDIRECTS} times")
+    import httpx
 
+    async def answer() -> bytes:
+        async with asyncio.timeout(timeout_s), client(address, timeout_s=timeout_s) as session:
+            request = session.build_request("GET", str(address))
+            for _ in range(MAX_REDIRECTS + 1):
+                response = await session.send(request, stream=True)
+                if response.status_code == httpx.codes.OK:
+                    return await _body(response, limit_bytes)
+                request = _following(response, address)
+        raise ServerError(f"{address} redirects more than {MAX_REDIRECTS} times")
 
-def _hint(status: int) -> str:
-    if status in (401, 403):
-        return f": it wants a token; give it in the environment variable {TOKEN_VARIABLE}"
-    return ": is this the server's metrics address?" if status == 404 else ""
-
-
-def _redirected(address: Address, location: str) -> Address:
-    target = urlsplit(urljoin(str(address), location))
-    port = target.port or DEFAULT_PORTS.get(target.scheme, 0)
-    if (target.scheme, target.hostname, port) != address.origin or target.username or target.query:
-        raise ServerError(f"{address} redirects to another address, which is not followed; give that one itself")
-    return address.at(target.path)
-
-
-def _get_once(address: Address, *, timeout_s: float, limit_bytes: int) -> tuple[int, str | None, bytes]:
-    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-    connection = kind(address.host, address.port, timeout=timeout_s)
-    late = threading.Event()
-
-    def stop() -> None:
-        late.set()
-        with suppress(OSError):
-            if connection.sock is not None:
-                connection.sock.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(timeout_s, stop)  # a socket's own time-out starts anew with each byte
-    timer.daemon = True
-    timer.start()
     try:
-        headers = {"Accept": "text/plain", "Accept-Encoding": "identity", "User-Agent": f"magicdec/{__version__}"}
-        secret = token()
-        if secret is not None:
-            headers["Authorization"] = f"Bearer {secret}"
-        connection.request("GET", address.path or "/", headers=headers)
-        response = connection.getresponse()
-        body = bytearray()
-        while response.status == http.client.OK and (chunk := response.read1(CHUNK_BYTES)):
-            body += chunk
-            if len(body) > limit_bytes:
-                raise ServerError(f"{address} answers with more than {format_bytes(limit_bytes)}; nothing was read")
-        if late.is_set():
-            raise TimeoutError
-        announced = response.getheader("Content-Length", "")
-        if response.status == http.client.OK and announced.isdecimal() and len(body) != int(announced):
-            raise ServerError(f"{address} ended its answer after {len(body)} of {announced} bytes")
-        return response.status, response.getheader("Location"), bytes(body)
-    except (OSError, http.client.HTTPException) as error:
-        if late.is_set() or isinstance(error, TimeoutError):
-            raise ServerError(f"{address} did not answer within {timeout_s:g} s") from None
-        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ServerError(f"cannot read {address}: {what}") from None
-    finally:
-        timer.cancel()
-        connection.close()
+        return asyncio.run(answer())
+    except (TimeoutError, httpx.TimeoutException):
+        raise ServerError(f"{address} did not answer within {timeout_s:g} s") from None
+    except (httpx.HTTPError, OSError) as error:
+        raise ServerError(f"cannot read {address}: {str(error) or type(error).__name__}") from None
+
+
+async def _body(response: httpx.Response, limit_bytes: int) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > limit_bytes:
+            raise ServerError(f"{response.url} answers with more than {format_bytes(limit_bytes)}; nothing was read")
+    return bytes(body)
+
+
+def _following(response: httpx.Response, address: Address) -> httpx.Request:
+    """The request that a redirect asks for. Raises ServerError for another answer, and for a redirect elsewhere."""
+    request, status = response.next_request, response.status_code
+    if request is None:
+        raise ServerError(f"{response.url} answers with status {status}{HINTS.get(status, '')}")
+    url = request.url
+    origin = url.scheme, url.host, url.port or DEFAULT_PORTS.get(url.scheme)
+    if origin != address.origin or url.userinfo or url.query:
+        raise ServerError(f"{response.url} redirects to another address, which is not followed; give that one itself")
+    return request

@@ -41,7 +41,7 @@ def serve():
     def start(answers):
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.answers, server.seen, server.daemon_threads = answers, [], True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         running.append(server)
         return server, parse_address(f"127.0.0.1:{server.server_address[1]}")
 
@@ -87,7 +87,7 @@ def test_an_answer_that_is_cut_short_is_refused(serve):
         handler.wfile.write(b"HTTP/1.0 200 OK\r\nContent-Length: 100\r\n\r\nvllm:x 1\n")
 
     _, address = serve({"/metrics": half})
-    with pytest.raises(ServerError, match="9 of 100 bytes"):
+    with pytest.raises(ServerError, match="received 9 bytes, expected 100"):
         get(address.at("/metrics"))
 
 
