@@ -78,7 +78,7 @@ class Wanted:
 
 
 def draft_options(
-    target: ModelSpec, wanted: Wanted, *, engine: EngineProfile, context: int, longest_context: int
+    target: ModelSpec, wanted: Wanted, *, engine: EngineProfile, context: int
 ) -> tuple[list[DraftOption], list[NeedsAcceptance]]:
     """The drafts to rank, of those that the engine runs, and those that would need a measured acceptance first.
 
@@ -89,14 +89,14 @@ def draft_options(
         raise unknown_choice("draft method", wanted.method, DRAFT_METHODS)
     if "none" in (wanted.draft, wanted.method):
         return [], []
-    usable = _budgets(wanted.budgets, context, longest_context)
+    usable = _budgets(wanted.budgets, context)
     if wanted.rate is not None:
         name = wanted.draft or (wanted.method if wanted.method in OWN_METHOD else SELF)
         wanted = replace(wanted, draft=name)
         usable = usable if wanted.budgets else (min(RATE_BUDGET, max(8, context // 2)),)
     options: list[DraftOption] = []
     lacking: list[NeedsAcceptance] = []
-    for name, kind in _that_run(_considered(target, wanted, longest_context), engine, is_asked=wanted.names_a_draft):
+    for name, kind in _that_run(_considered(target, wanted, context), engine, is_asked=wanted.names_a_draft):
         model = None if name in NAMED_DRAFTS else _draft_model(name, target)
         law = laws.constant_profile(wanted.rate) if wanted.rate is not None else _law(target, name, kind, wanted)
         if law is None or (law.only_if_asked and not wanted.names_a_draft):
@@ -237,7 +237,7 @@ def _law(target: ModelSpec, draft: str, method: DraftMethod, wanted: Wanted) -> 
     return laws.default_profile(target.name, method, draft=draft, temperature=wanted.temperature)
 
 
-def _budgets(budgets: tuple[int, ...], context: int, longest_context: int) -> tuple[int, ...]:
+def _budgets(budgets: tuple[int, ...], context: int) -> tuple[int, ...]:
     for budget in budgets:
         if budget >= context:
             raise ConfigError(
@@ -245,4 +245,4 @@ def _budgets(budgets: tuple[int, ...], context: int, longest_context: int) -> tu
             )
     if budgets:
         return tuple(sorted(set(budgets)))
-    return tuple(budget for budget in DEFAULT_BUDGETS if budget <= longest_context // 2) or (max(8, context // 2),)
+    return tuple(budget for budget in DEFAULT_BUDGETS if budget <= context // 2) or (max(8, context // 2),)

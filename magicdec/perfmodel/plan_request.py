@@ -126,6 +126,15 @@ class Lengths:
         return tail
 
 
+def lengths_of(request: PlanRequest) -> list[Lengths]:
+    """The lengths of each case on a device: one for each context, or one of a workload."""
+    workload = request.workload
+    if workload is None:
+        return [Lengths(prompt_len=float(c), growth=float(request.gen_len)) for c in request.context_lens]
+    prompt = workload.mean_prompt_len
+    return [Lengths(prompt_len=prompt, growth=2.0 * (workload.mean_kv_len - prompt), workload=workload)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """One device's share of a request, resolved."""
@@ -168,14 +177,6 @@ class Device:
     @property
     def tp(self) -> Array:
         return np.asarray(self.tp_sizes, dtype=np.float64)
-
-    @property
-    def lengths(self) -> list[Lengths]:
-        workload = self.request.workload
-        if workload is None:
-            return [Lengths(prompt_len=float(c), growth=float(self.request.gen_len)) for c in self.request.context_lens]
-        prompt = workload.mean_prompt_len
-        return [Lengths(prompt_len=prompt, growth=2.0 * (workload.mean_kv_len - prompt), workload=workload)]
 
     def largest_batches(
         self, lengths: Lengths, *, option: DraftOption | None = None, budget: Any = None, gamma: int = 0

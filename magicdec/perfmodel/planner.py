@@ -28,6 +28,7 @@ from magicdec.perfmodel.plan_request import (
     Lengths,
     PlanRequest,
     engine_of,
+    lengths_of,
     resolve,
     wanted_drafts,
 )
@@ -38,6 +39,7 @@ from magicdec.perfmodel.setup import Points
 from magicdec.plan_document import Candidate, Case, Formats, MemoryUse, NeedsAcceptance, Plan, Request
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
+from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SPARSE_METHODS, DraftMethod
 from magicdec.units import format_seconds
@@ -57,6 +59,8 @@ class Answer:
     """The draft of the best configuration."""
     point: Points
     """The best configuration."""
+    lacking: list[NeedsAcceptance] = dataclasses.field(default_factory=list)
+    """The drafts that this case could not rank."""
 
 
 def plan(request: PlanRequest) -> Plan:
@@ -68,26 +72,22 @@ def plan(request: PlanRequest) -> Plan:
     """
     model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
     request, refused = _readable(request, model)
-    shortest, longest = _prompt_lens(request)
-    wanted = wanted_drafts(request)
-    devices: list[list[Device]] = []
-    lacking: list[NeedsAcceptance] = []
-    for hardware in request.hardware:
-        options, unknown = draft_options(
-            model, wanted, engine=engine_of(request, hardware), context=shortest, longest_context=longest
-        )
-        devices.append(resolve(request, model, hardware, options))
-        lacking = lacking or unknown
     answers: list[Answer] = []
-    for ways in devices:
-        for lengths in ways[0].lengths:
+    devices: list[Device] = []
+    for hardware in request.hardware:
+        used: list[Device] = []
+        for lengths in lengths_of(request):
+            ways, lacking = _ways(request, model, hardware, lengths)
+            used.append(ways[0])
             try:
                 found = _best_of(ways, lengths)
             except CapacityError as error:
                 refused.append(str(error))
                 continue
             if found is not None:
-                answers.append(found)
+                answers.append(dataclasses.replace(found, lacking=lacking))
+                used.insert(0, found.device)
+        devices.append(used[0])
     if not answers:
         raise CapacityError("; ".join(refused)) if refused else _too_slow(request)
     first = answers[0]
@@ -98,8 +98,8 @@ def plan(request: PlanRequest) -> Plan:
         request=_request_record(request),
         precision=_formats(first.device),
         other_cases=[each.case for each in answers[1:]],
-        needs_acceptance=[_with_paying_rate(first, each) for each in lacking if _is_run(first.device, each)],
-        notes=[*notes(_answering(devices, answers), first.device, first.case, first.drafted), *refused],
+        needs_acceptance=[_with_paying_rate(first, each) for each in first.lacking if _is_run(first.device, each)],
+        notes=[*notes(devices, first.device, first.case, first.drafted), *refused],
         autoregressive_rows=[row for each in answers for row in each.alone],
         candidates=[row for each in answers for row in each.drafted],
     )
@@ -110,10 +110,14 @@ def _is_run(device: Device, lacking: NeedsAcceptance) -> bool:
     return device.engine.runs_staged(lacking.draft, lacking.draft_method, device.spread.pp)
 
 
-def _answering(devices: list[list[Device]], answers: list[Answer]) -> list[Device]:
-    """Of each device the way in which it was spread, the usual one where it answered nothing."""
-    used = [each.device for each in answers]
-    return [next((way for way in ways if any(way is each for each in used)), ways[0]) for ways in devices]
+def _ways(
+    request: PlanRequest, model: ModelSpec, hardware: str | HardwareProfile, lengths: Lengths
+) -> tuple[list[Device], list[NeedsAcceptance]]:
+    """The ways to spread a replica for one case, with the drafts that it ranks, and the drafts that it cannot rank."""
+    options, lacking = draft_options(
+        model, wanted_drafts(request), engine=engine_of(request, hardware), context=int(lengths.prompt_len)
+    )
+    return resolve(request, model, hardware, options), lacking
 
 
 def _too_slow(request: PlanRequest) -> CapacityError:
@@ -157,13 +161,6 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
     return dataclasses.replace(request, context_lens=kept), refused
 
 
-def _prompt_lens(request: PlanRequest) -> tuple[int, int]:
-    """The shortest and the longest prompt of a request."""
-    if request.workload is not None:
-        return int(request.workload.mean_prompt_len), int(request.workload.mean_prompt_len)
-    return min(request.context_lens), max(request.context_lens)
-
-
 def _best_of(ways: list[Device], lengths: Lengths) -> Answer | None:
     """One case, spread in the usual way where that holds the model and keeps the limits, else in the best of the
     others. Raises CapacityError where nothing fits."""
@@ -192,11 +189,13 @@ def _answer(device: Device, lengths: Lengths) -> Answer | None:
     baseline = best_autoregressive(device, lengths)
     found = search(device, lengths, baseline)
     alone = [row for each in found if each.option is None for row in each.rows]
-    drafted = _ranked([row for each in found if each.option is not None for row in each.rows])
+    drafted = [row for each in found if each.option is not None for row in each.rows]
     if not alone and not drafted:
         return None
-    of_one_source = [row for row in drafted if row.acceptance_source == drafted[0].acceptance_source]
-    best = max([*alone, *of_one_source], key=_objective)
+    loads = _loads(alone, drafted, is_one=device.searches_batch)
+    answered = [_ranked(*load) for load in loads]
+    leading = sorted(answered, key=lambda each: _objective(each[0]), reverse=True)
+    best, drafted = leading[0][0], [row for _, rows in leading for row in rows]
     origin = next(each for each in found if best in each.rows)
     prediction = origin.prediction.take([origin.rows.index(best)])
     best = _with_static_batch(device, lengths, origin, best)
@@ -207,23 +206,44 @@ def _answer(device: Device, lengths: Lengths) -> Answer | None:
         best=best,
         autoregressive=_alone(device, lengths, prediction.points, alone, best, baseline),
         best_autoregressive=baseline,
-        best_by_batch=[] if device.searches_batch else _best_by_batch([*alone, *drafted]),
+        best_by_batch=[] if device.searches_batch else [row for row, _ in answered],
         pareto=frontier,
         gamma_table=gamma_table(device, best),
         breakdown=breakdown(prediction),
         memory=_memory(device, lengths, origin.option, best, prediction),
         ceilings=ceilings(prediction.setup),
     )
-    return Answer(device=device, case=case, alone=alone, drafted=drafted, option=origin.option, point=prediction.points)
+    return Answer(
+        device=device,
+        case=case,
+        alone=alone,
+        drafted=drafted,
+        option=origin.option,
+        point=prediction.points,
+    )
 
 
 def _objective(row: Candidate) -> tuple[bool, bool, float]:
     return row.within_limits, row.fits, row.rate_per_gpu
 
 
-def _ranked(drafted: list[Candidate]) -> list[Candidate]:
-    """Best first. Sources of acceptance are ranked by the best lower end of an interval that each reaches, which holds
-    their difference; rows of one source by what they are expected to do."""
+def _loads(
+    alone: list[Candidate], drafted: list[Candidate], *, is_one: bool
+) -> list[tuple[list[Candidate], list[Candidate]]]:
+    """The rows that are ranked against each other: those of one given batch, or of all where it is searched."""
+    batches = [None] if is_one else list(dict.fromkeys(row.batch_size for row in [*alone, *drafted]))
+    kept = [
+        [[row for row in rows if batch in (None, row.batch_size)] for rows in (alone, drafted)] for batch in batches
+    ]
+    return [(first, second) for first, second in kept]
+
+
+def _ranked(alone: list[Candidate], drafted: list[Candidate]) -> tuple[Candidate, list[Candidate]]:
+    """The answer for one load, and its drafted rows, best first.
+
+    Sources of acceptance are ranked by the best lower end of an interval that each reaches, which holds their
+    difference; rows of one source, and autoregressive decoding against the leading source, by their rate.
+    """
     reached: dict[str, float] = {}
     for row in drafted:
         if row.fits and row.within_limits:
@@ -233,15 +253,9 @@ def _ranked(drafted: list[Candidate]) -> list[Candidate]:
         within, fits, rate = _objective(row)
         return within, fits, reached.get(row.acceptance_source, 0.0), rate
 
-    return sorted(drafted, key=key, reverse=True)
-
-
-def _best_by_batch(rows: list[Candidate]) -> list[Candidate]:
-    best: dict[int, Candidate] = {}
-    for row in rows:
-        if row.batch_size not in best or _objective(row) > _objective(best[row.batch_size]):
-            best[row.batch_size] = row
-    return list(best.values())
+    ranked = sorted(drafted, key=key, reverse=True)
+    of_one_source = [row for row in ranked if row.acceptance_source == ranked[0].acceptance_source]
+    return max([*alone, *of_one_source], key=_objective), ranked
 
 
 def _pareto(rows: list[Candidate]) -> list[Candidate]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import DraftOption
-from magicdec.perfmodel.intervals import SOURCE_ERROR
+from magicdec.perfmodel.intervals import SOURCE_ERROR, interval, tokens_error
 from magicdec.perfmodel.plan_request import DEFAULT_BATCH, MAX_BATCH, Device, Lengths
 from magicdec.perfmodel.plan_rows import candidates, requests_of
 from magicdec.perfmodel.prediction import BoolArray, Prediction, predict
@@ -100,16 +100,18 @@ def _found(
         batch=batches, context=(lengths.prompt_len,), tp=device.tp_sizes, gamma=gammas,
         budget=option.budgets if option is not None else (0,), gen_len=lengths.growth, max_len=lengths.max_len(batches),
     )  # fmt: skip
-    whole = predict(setup, law, points)
+    whole, error = predict(setup, law, points), source_error(device, option)
     if device.searches_batch:
         seen = seen_by_users(lengths, whole)
         chosen = _unbeaten(whole, seen, whole.memory.fits & whole.valid & within_limits(device, seen))
     else:
         chosen = _fastest(whole)
+        if len(chosen) > MAX_CANDIDATES:
+            leading = _leading(device, lengths, whole, tokens_error(whole, law, error))
+            chosen = np.concatenate([chosen[:MAX_CANDIDATES], np.setdiff1d(leading, chosen[:MAX_CANDIDATES])])
     if not len(chosen):
         return None
     prediction = whole.take(chosen)
-    error = source_error(device, option)
     rows = candidates(device, lengths, prediction, law, baseline=baseline, source_error=error)
     return Found(option=option, prediction=prediction, rows=rows)
 
@@ -153,9 +155,27 @@ def within_limits(device: Device, seen: SeenByUsers) -> BoolArray:
 def _fastest(result: Prediction) -> npt.NDArray[np.int64]:
     """Flat indices of the points that can be drafted, fastest first."""
     flat = np.flatnonzero(result.full(result.valid))
-    order = np.argsort(-result.full(result.speedup).ravel()[flat], kind="stable")
-    fastest: npt.NDArray[np.int64] = flat[order[:MAX_CANDIDATES]]
+    fastest: npt.NDArray[np.int64] = flat[np.argsort(-result.full(result.speedup).ravel()[flat], kind="stable")]
     return fastest
+
+
+def _leading(device: Device, lengths: Lengths, result: Prediction, tokens: Array) -> npt.NDArray[np.int64]:
+    """Flat indices, of each batch, of the points with the highest rate and with the highest lower end of it (`tokens`:
+    the error of tokens per step), so that a batch's answer does not hang on how many were asked for."""
+    seen = seen_by_users(lengths, result)
+    rate = result.full(seen.rate_per_gpu)
+    share = interval(result, tokens).speedup_low / result.speedup
+    if seen.whole is not None:
+        share = seen.whole.speedup_at(share * result.speedup) / seen.whole.speedup_at(result.speedup)
+    is_first = (
+        2.0 * result.full(within_limits(device, seen))
+        + result.full(result.memory.fits)
+        - 4.0 * ~result.full(result.valid)
+    )
+    num_batches = result.points.shape[0]
+    scores = [(is_first + each / (2.0 * rate.max())).reshape(num_batches, -1) for each in (rate, rate * share)]
+    first = np.arange(num_batches) * scores[0].shape[1]
+    return np.unique(np.concatenate([first + score.argmax(axis=1) for score in scores]))
 
 
 def _unbeaten(result: Prediction, seen: SeenByUsers, allowed: BoolArray) -> npt.NDArray[np.int64]:

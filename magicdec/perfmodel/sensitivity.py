@@ -127,9 +127,7 @@ def _state(request: PlanRequest, best: Candidate) -> tuple[State, Points]:
     asked = replace(
         wanted_drafts(request), draft=best.draft, method=best.draft_method, budgets=(budget,) if budget else ()
     )
-    options, _ = draft_options(
-        model, asked, engine=engine_of(request, hardware), context=context, longest_context=context
-    )
+    options, _ = draft_options(model, asked, engine=engine_of(request, hardware), context=context)
     device = next(
         each
         for each in resolve(request, model, hardware, options)
