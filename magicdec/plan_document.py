@@ -21,7 +21,9 @@ from magicdec.units import MILLI
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+"""3: a verdict is of the interval at its own load; in 2 it also asked for more throughput than at another batch."""
+READABLE = (2, SCHEMA_VERSION)
 Verdict = Literal["pays", "unclear", "does not pay"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Number = Annotated[float, msgspec.Meta(ge=0)]
@@ -29,17 +31,15 @@ Number = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
-def verdict_of(*, speedup_low: float, speedup_high: float, gain_over_best_autoregressive: float | None) -> Verdict:
-    """Whether speculation pays, in the one definition of all tables, figures and exports.
+def verdict_of(*, speedup_low: float, speedup_high: float) -> Verdict:
+    """Decide whether speculation pays at one load, by the one definition of all tables, figures and exports.
 
-    It pays where the speedup's 90 % interval lies above 1 and the configuration also emits more tokens per second and
-    device than autoregressive decoding at its best batch (None: that keeps the limits at no batch). It does not pay
-    where the interval does not reach above 1. Between the two it is unclear.
+    It pays where the speedup's 90 % interval lies above 1, and does not pay where it does not reach above 1; else it is
+    unclear. Another batch may give more throughput: `speedup_vs_best_autoregressive` states that separately.
     """
     if speedup_high <= 1.0:
         return "does not pay"
-    gains = gain_over_best_autoregressive is None or gain_over_best_autoregressive > 1.0
-    return "pays" if speedup_low > 1.0 and gains else "unclear"
+    return "pays" if speedup_low > 1.0 else "unclear"
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     speedup_high: Positive
     """The 90 % interval."""
     speedup_vs_best_autoregressive: Number | None
-    """`rate_per_gpu` over that of autoregressive decoding at its own best batch; null: that keeps no limit."""
+    """`rate_per_gpu` over that of autoregressive decoding at its own best batch within the limits; null: none."""
     verdict: Verdict
     speedup_static_batch: Number | None = None
     """Of a batch that waits for its slowest sequence; of the best configuration, with a generated length."""
@@ -433,12 +433,27 @@ def parse_plan(data: bytes | str, *, where: str = "the plan") -> Plan:
         raise ConfigError(f"{where} is not valid JSON: {error}; {advice}") from error
     if header.kind != "plan":
         raise ConfigError(f"{where} is no plan; {advice}")
-    if header.schema_version != SCHEMA_VERSION:
+    if header.schema_version not in READABLE:
         raise ConfigError(
             f"{where} is a plan of schema version {header.schema_version}, this program reads {SCHEMA_VERSION}; "
             f"{advice}"
         )
     try:
-        return msgspec.json.decode(data, type=Plan)
+        if header.schema_version == SCHEMA_VERSION:
+            return msgspec.json.decode(data, type=Plan)
+        return msgspec.convert(_judged_anew(msgspec.json.decode(data)) | {"schema_version": SCHEMA_VERSION}, Plan)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where} is not a whole plan: {error}".replace("`", "'")) from error
+
+
+def _judged_anew(value: Any) -> Any:
+    """A document of version 2 with the verdict of each row from its interval. Its gamma tables keep theirs."""
+    if isinstance(value, list):
+        return [_judged_anew(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    row = {name: _judged_anew(each) for name, each in value.items()}
+    low, high = row.get("speedup_low"), row.get("speedup_high")
+    if isinstance(row.get("verdict"), str) and isinstance(low, int | float) and isinstance(high, int | float):
+        row["verdict"] = verdict_of(speedup_low=low, speedup_high=high)
+    return row

@@ -32,9 +32,7 @@ def setting(advice: Advice, engine: str) -> str:
         speedup_low=speedup.gain_low,
         speedup_high=speedup.gain_high,
     )
-    verdict = verdict_of(
-        speedup_low=speedup.gain_low, speedup_high=speedup.gain_high, gain_over_best_autoregressive=None
-    )
+    verdict = verdict_of(speedup_low=speedup.gain_low, speedup_high=speedup.gain_high)
     ranges = bands(advice)
     return write_settings(
         engine, Deployment(model=setup.model.name, best=record, verdict=verdict, bands=ranges if drafts else ())

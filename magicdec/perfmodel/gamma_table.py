@@ -15,9 +15,9 @@ import numpy as np
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.intervals import interval, tokens_error
-from magicdec.perfmodel.plan_request import Device, Lengths
+from magicdec.perfmodel.plan_request import Device
 from magicdec.perfmodel.prediction import Prediction, predict
-from magicdec.perfmodel.search import searched_batches, seen_by_users, source_error, within_limits
+from magicdec.perfmodel.search import source_error
 from magicdec.perfmodel.setup import Points, draft_kv_tokens
 from magicdec.perfmodel.steps import idle_step_s
 from magicdec.plan_document import Candidate, GammaTable, verdict_of
@@ -39,7 +39,6 @@ def gamma_table(device: Device, best: Candidate) -> GammaTable:
     fine = np.geomspace(contexts[0], contexts[-1], NUM_BREAK_EVEN_CONTEXTS)
     every = Points.grid(batch=batches, context=[*contexts, *fine], tp=(best.tp_size,), gen_len=float(growth))
     shape = len(batches), len(contexts)
-    lengths = Lengths(prompt_len=float(contexts[0]), growth=float(growth))
     alone = predict(device.setup(None), None, every)
 
     def of_contexts(values: Any) -> Array:
@@ -49,7 +48,7 @@ def gamma_table(device: Device, best: Candidate) -> GammaTable:
     room = of_contexts(alone.memory.fits)
     cells: dict[str, Any] = {
         "speedup": np.ones(shape), "low": np.ones(shape), "high": np.ones(shape), "fits": room,
-        "rate": of_contexts(seen_by_users(lengths, alone).rate_per_gpu), "gamma": np.zeros(shape, dtype=np.int64),
+        "gamma": np.zeros(shape, dtype=np.int64),
         "paid": np.full(shape, np.inf),
     }  # fmt: skip
     set_up: dict[str, Any] = {}
@@ -57,20 +56,16 @@ def gamma_table(device: Device, best: Candidate) -> GammaTable:
     for option in device.options if any(device.gammas) else ():
         drafted = _best_of(device, option, every, room)
         finest = np.maximum(finest, drafted.finest)
-        chosen = _cells(drafted.prediction, lengths, option.acceptance, shape, source_error(device, option))
+        chosen = _cells(drafted.prediction, option.acceptance, shape, source_error(device, option))
         if (option.draft, option.method) == (best.draft, best.draft_method):
             idle = of_contexts(_idle_speedup(device, option, best, alone))
             gamma = np.where(drafted.reached > idle, chosen["gamma"], 0)
             set_up = {"idle_speedup": idle.tolist(), "gamma_set_up": gamma.tolist()}
         better = drafted.reached > cells["speedup"]
         cells = {name: np.where(better, chosen[name], value) for name, value in cells.items()}
-    gain = cells["rate"] / best_rates(device, contexts)
     verdicts = [
-        [
-            verdict_of(speedup_low=low, speedup_high=high, gain_over_best_autoregressive=each)
-            for low, high, each in zip(*row, strict=True)
-        ]
-        for row in zip(cells["low"].tolist(), cells["high"].tolist(), gain.tolist(), strict=True)
+        [verdict_of(speedup_low=low, speedup_high=high) for low, high in zip(*row, strict=True)]
+        for row in zip(cells["low"].tolist(), cells["high"].tolist(), strict=True)
     ]
     return GammaTable(
         tp_size=best.tp_size,
@@ -126,33 +121,15 @@ def _idle_speedup(device: Device, option: DraftOption, best: Candidate, alone: P
     return speedup
 
 
-def _cells(
-    rows: Prediction, lengths: Lengths, acceptance: Any, shape: tuple[int, int], error: float
-) -> dict[str, Array]:
+def _cells(rows: Prediction, acceptance: Any, shape: tuple[int, int], error: float) -> dict[str, Array]:
     """What the table holds of one point per cell."""
     bounds = interval(rows, tokens_error(rows, acceptance, error))
     columns = {
         "speedup": rows.speedup, "low": bounds.speedup_low, "high": bounds.speedup_high,
-        "rate": seen_by_users(lengths, rows).rate_per_gpu, "gamma": rows.points.gamma, "fits": rows.memory.fits,
+        "gamma": rows.points.gamma, "fits": rows.memory.fits,
         "paid": rows.break_even_gen_len,
     }  # fmt: skip
     return {name: rows.full(values).reshape(shape) for name, values in columns.items()}
-
-
-def best_rates(device: Device, contexts: list[int]) -> Array:
-    """Tokens per second and device of autoregressive decoding at its best batch and tp, by context: 0 where it fits (or
-    keeps the limit on the time per token) at none."""
-    searching = dataclasses.replace(device, searches_batch=True)
-    lengths = Lengths(prompt_len=float(contexts[0]), growth=float(device.request.gen_len))
-    batches = searched_batches(searching, lengths)
-    if not len(batches):
-        batches = np.ones(1)
-    points = Points.grid(batch=batches, context=contexts, tp=device.tp_sizes, gen_len=lengths.growth)
-    alone = predict(device.setup(None), None, points)
-    seen = seen_by_users(lengths, alone)
-    rates = np.where(alone.memory.fits & within_limits(device, seen), seen.rate_per_gpu, 0.0)
-    best: Array = np.maximum(alone.full(rates).max(axis=(0, 2, 3, 4)), 1e-300)
-    return best
 
 
 def _break_even(contexts: Array, speedups: Array) -> int | None:

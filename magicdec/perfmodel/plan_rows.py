@@ -126,9 +126,7 @@ def _candidate(
             batch=int(microbatch(setup, value["batch_size"])), gamma=value["gamma"], tp_size=value["tp_size"]
         ),
         speedup_vs_best_autoregressive=gain,
-        verdict=verdict_of(
-            speedup_low=value["speedup_low"], speedup_high=value["speedup_high"], gain_over_best_autoregressive=gain
-        ),
+        verdict=verdict_of(speedup_low=value["speedup_low"], speedup_high=value["speedup_high"]),
         within_limits=(request.tpot_limit_s is None or between_s <= request.tpot_limit_s)
         and (request.ttft_limit_s is None or first_s <= request.ttft_limit_s),
         cost_per_million_tokens_usd=price / SECONDS_PER_HOUR / per_second * MEGA if price else None,

@@ -156,12 +156,15 @@ def _whole_request(data: ReportData) -> list[Fact]:
 
 
 def _verdict(data: ReportData) -> list[Fact]:
-    """The plan's verdict on its best configuration."""
+    """The plan's verdict on its best configuration, and where it is so, that another batch has more throughput."""
     if data.plan is None or not data.plan.best.is_speculative:
         return []
-    gain = data.plan.best.speedup_vs_best_autoregressive
-    detail = f"{gain:.2f}× autoregressive decoding at its best batch" if gain is not None else ""
-    return [Fact(label="Verdict", value=data.plan.best.verdict, detail=detail)]
+    facts = [Fact(label="Verdict", value=data.plan.best.verdict, detail="at this batch and context")]
+    gain, ceiling = data.plan.best.speedup_vs_best_autoregressive, data.plan.best_autoregressive
+    if gain is not None and ceiling is not None and gain < 1.0:
+        detail = f"the tokens per second and device, without a draft at batch {ceiling.batch_size}"
+        facts.append(Fact(label="For throughput alone", value=f"{1.0 / gain:.3g}×", detail=detail))
+    return facts
 
 
 def _range(record: Record) -> str:
@@ -204,24 +207,25 @@ def when_not(data: ReportData, reference: Record) -> str:
 
 
 def _when_not_planned(grid: GammaTable, reference: Record) -> str:
-    pays = {
-        batch: [verdict == "pays" for verdict, fits in zip(verdicts, room, strict=True) if fits]
-        for batch, verdicts, room in zip(grid.batch_sizes, grid.verdict, grid.fits, strict=True)
+    verdicts = {
+        batch: {verdict for verdict, fits in zip(row, room, strict=True) if fits}
+        for batch, row, room in zip(grid.batch_sizes, grid.verdict, grid.fits, strict=True)
     }
-    never = [batch for batch, cells in pays.items() if cells and not any(cells)]
-    if not any(any(cells) for cells in pays.values()):
+    seen = set[str]().union(*verdicts.values())
+    if "pays" not in seen:
         return "It surely pays at no batch size and context that was planned."
-    parts = []
+    never = [batch for batch, cells in verdicts.items() if cells == {"does not pay"}]
+    unsure = [batch for batch, cells in verdicts.items() if "unclear" in cells and "pays" not in cells]
+    parts, longest = [], thousands(max(grid.context_lens))
     if never:
-        parts.append(
-            f"at batch {_listing(never)}, where it surely pays at no context up to {thousands(max(grid.context_lens))}"
-        )
+        parts.append(f"at batch {_listing(never)}, where it pays at no context up to {longest}")
     start = dict(zip(grid.batch_sizes, grid.break_even_context, strict=True)).get(reference.batch_size)
     if start and reference.batch_size not in never and start > min(grid.context_lens):
         parts.append(f"below a context of {_about(start)} at batch {reference.batch_size}")
+    doubt = f"At batch {_listing(unsure)} it may pay, but surely at no context up to {longest}." if unsure else ""
     if parts:
-        return f"Leave it off {'; and '.join(parts)}."
-    return "It pays at every batch size and context that was planned." if all(map(all, pays.values())) else ""
+        return f"Leave it off {'; and '.join(parts)}. {doubt}".strip()
+    return "It pays at every batch size and context that was planned." if seen == {"pays"} else doubt
 
 
 def _loses(row: Record, rows: Sequence[Record]) -> bool:

@@ -276,12 +276,26 @@ def _verdict(answer: Plan, case: Case, *, has_candidates: bool) -> str:
         return f"[bold]best: no speculation[/bold], decode autoregressively{rate}"
     budget = f", budget {best.draft_budget}" if best.draft_budget else ""
     gain, paid = best.speedup_vs_best_autoregressive, best.break_even_gen_len
+    over_best = "alone in keeping the limits" if gain is None else f"{gain:.2f}x autoregressive at its best batch"
     decoding = " decoding" if best.request_s is not None else ""
     return (
         f"[bold]best: {_draft_name(best)}{budget}, gamma {best.gamma}: {best.verdict}[/bold]; "
-        f"{_speedup(best.speedup, best.speedup_low, best.speedup_high)}{decoding}, {best.tokens_per_s:.0f} tokens/s; "
-        + (f"{gain:.2f}x autoregressive at its best batch" if gain is not None else "alone in keeping the limits")
+        f"{_speedup(best.speedup, best.speedup_low, best.speedup_high)}{decoding}, {best.tokens_per_s:.0f} tokens/s"
+        + (f"; {over_best}" if gain is None or gain >= 1.0 else "")
         + (f"; prefill paid back from {paid} tokens" if paid and paid > 1 else "")
+        + _more_throughput(case)
+    )
+
+
+def _more_throughput(case: Case) -> str:
+    """The second question: whether another batch without a draft does more per device, within the limits."""
+    best, ceiling = case.best, case.best_autoregressive
+    if ceiling is None or ceiling.rate_per_gpu <= best.rate_per_gpu:
+        return ""
+    return (
+        f"\nfor throughput alone: batch {ceiling.batch_size} at tp {ceiling.tp_size} without a draft gives "
+        f"{ceiling.rate_per_gpu / best.rate_per_gpu:.3g} times the tokens per second and device, "
+        f"{_ms(ceiling.between_tokens_s)} ms per token"
     )
 
 

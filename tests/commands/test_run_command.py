@@ -222,7 +222,7 @@ def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
     for text, message in (
         ("{", "not valid JSON"),
         ("[]", "is no plan"),
-        ('{"kind": "plan", "schema_version": 1}', "schema version 1, this program reads 2; write one with"),
+        ('{"kind": "plan", "schema_version": 1}', "schema version 1, this program reads 3; write one with"),
         ('{"kind": "plan", "schema_version": 2}', "not a whole plan"),
     ):
         path.write_text(text)

@@ -19,6 +19,8 @@ from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.plan_document import Case, parse_plan, verdict_of
+from magicdec.reports.data import ReportData
+from magicdec.reports.headline import headline
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
@@ -96,7 +98,7 @@ def test_the_search_under_a_latency_limit_equals_brute_force() -> None:
 
 def test_the_document_holds_what_was_promised() -> None:
     document = plan(PlanRequest(**CASE))
-    assert document.schema_version == 2
+    assert document.schema_version == 3
     assert document.kind == "plan"
     written = json.loads(document.to_json())
     for row in [written["best"], written["autoregressive"], *written["candidates"]]:
@@ -244,14 +246,33 @@ def test_a_context_that_the_model_cannot_read_refuses_itself_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "gain", "verdict"),
-    [
-        (1.1, 1.5, 1.2, "pays"), (1.1, 1.5, None, "pays"), (1.1, 1.5, 0.9, "unclear"), (0.9, 1.5, 1.2, "unclear"),
-        (0.5, 0.9, 0.7, "does not pay"), (1.0, 1.0, 1.0, "does not pay"),
-    ],
-)  # fmt: skip
-def test_the_verdict(low: float, high: float, gain: float | None, verdict: str) -> None:
-    assert verdict_of(speedup_low=low, speedup_high=high, gain_over_best_autoregressive=gain) == verdict
+    ("low", "high", "verdict"),
+    [(1.1, 1.5, "pays"), (0.9, 1.5, "unclear"), (0.5, 0.9, "does not pay"), (1.0, 1.0, "does not pay")],
+)
+def test_the_verdict(low: float, high: float, verdict: str) -> None:
+    assert verdict_of(speedup_low=low, speedup_high=high) == verdict
+
+
+def test_the_verdict_is_of_this_load_and_another_batch_is_another_statement() -> None:
+    """One user on one H100 with EAGLE: the whole interval is above 1, although a large batch has more throughput."""
+    document = plan(
+        PlanRequest(hardware=("h100-sxm-80gb",), tp_size=1, batch_sizes=(1,), context_lens=(512,), draft="eagle")
+    )
+    best, table = document.best, document.gamma_table
+    assert 1.0 < best.speedup_low < best.speedup
+    assert best.verdict == "pays"
+    assert best.speedup_vs_best_autoregressive < 0.2
+    assert document.best_autoregressive.batch_size > 100
+    column = table.context_lens.index(512)
+    assert table.verdict[0][column] == "pays"
+    assert parse_plan(document.to_json()) == document
+    older = json.loads(document.to_json()) | {"schema_version": 2}
+    older["best"]["verdict"] = "unclear"
+    assert parse_plan(json.dumps(older)).best.verdict == "pays"
+    shown = headline(ReportData.from_records([], document))
+    assert not shown.when_not.startswith("Leave it off at batch 1")
+    assert [fact.value for fact in shown.facts if fact.label == "Verdict"] == ["pays"]
+    assert [fact.label for fact in shown.facts if fact.label == "For throughput alone"]
 
 
 def test_rows_and_table_give_one_verdict() -> None:

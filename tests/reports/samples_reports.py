@@ -153,10 +153,7 @@ def candidate(batch: int, context: int, budget: int, gamma: int) -> Candidate:
     return Candidate(
         **values, num_replicas=1, upkeep_step_s=0.0, tpot_low_s=0.9 * row.tpot_s, tpot_high_s=1.1 * row.tpot_s,
         ttft_s=1.0, tokens_per_s_per_gpu=row.tokens_per_s, speedup_vs_best_autoregressive=row.speedup,
-        verdict=verdict_of(
-            speedup_low=values["speedup_low"], speedup_high=values["speedup_high"],
-            gain_over_best_autoregressive=row.speedup,
-        ),
+        verdict=verdict_of(speedup_low=values["speedup_low"], speedup_high=values["speedup_high"]),
         break_even_gen_len=None, fits=True, within_limits=True, cost_per_million_tokens_usd=None,
         acceptance_source="made up", acceptance_extrapolated=False,
     )  # fmt: skip
@@ -190,13 +187,7 @@ def gamma_table() -> GammaTable:
         context_lens=contexts,
         gamma=[[g for _, g in row] for row in best],
         speedup=[[s for s, _ in row] for row in best],
-        verdict=[
-            [
-                verdict_of(speedup_low=s * 0.92, speedup_high=s * 1.08 if g else 1, gain_over_best_autoregressive=None)
-                for s, g in row
-            ]
-            for row in best
-        ],
+        verdict=[[verdict_of(speedup_low=s * 0.92, speedup_high=s * 1.08 if g else 1) for s, g in row] for row in best],
         fits=[[True] * len(contexts) for _ in batches],
         break_even_gen_len=[[None] * len(contexts) for _ in batches],
         break_even_context=[next((c for c, (_, g) in zip(contexts, row, strict=True) if g), None) for row in best],

@@ -79,8 +79,8 @@ def test_an_unwritable_path_is_refused_before_the_work(inputs: tuple[Path, Path]
     [
         ("{", "not valid JSON"),
         ("[]", "is no plan"),
-        ('{"kind": "plan", "schema_version": 99}', "schema version 99, this program reads 2"),
-        ('{"kind": "plan", "schema_version": 1, "model": "m"}', "schema version 1, this program reads 2"),
+        ('{"kind": "plan", "schema_version": 99}', "schema version 99, this program reads 3"),
+        ('{"kind": "plan", "schema_version": 1, "model": "m"}', "schema version 1, this program reads 3"),
         ('{"kind": "plan", "schema_version": 2, "hardware": "h", "context_len": 0}', "not a whole plan: .*context_len"),
     ],
 )

@@ -113,7 +113,7 @@ def _record_grid(data: ReportData) -> Grid | None:
             if row.is_speculative and row.speedup:
                 place = (row.batch_size, row.context_len)
                 low, high = row.speedup_low or row.speedup, row.speedup_high or row.speedup
-                verdict = verdict_of(speedup_low=low, speedup_high=high, gain_over_best_autoregressive=None)
+                verdict = verdict_of(speedup_low=low, speedup_high=high)
                 best[place] = max(best.get(place, Cell(0.0, 0, "unclear")), Cell(row.speedup, row.gamma, verdict))
         batches, contexts = sorted({b for b, _ in best}), sorted({c for _, c in best})
         if len(best) >= 4 and len(batches) > 1 and len(contexts) > 1:
