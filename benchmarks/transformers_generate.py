@@ -29,7 +29,7 @@ from transformers.utils import logging
 from magicdec.measure.ceilings import bandwidth_bytes_per_s
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
-from magicdec.measure.utilisation import autoregressive_step_bytes
+from magicdec.measure.utilisation import phase_bytes
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 
@@ -198,7 +198,9 @@ def measure(
     rates = interleave(works, options.repetitions, note)
     bandwidths = rates.pop("bandwidth")
     peer_best = best_of(rates, "generate")
-    step_bytes = autoregressive_step_bytes(session.request, [len(prompt) for prompt in session.prompts])
+    step_bytes = phase_bytes(session.request, [len(prompt) for prompt in session.prompts], AUTOREGRESSIVE)[
+        "autoregressive"
+    ]
     result = {
         "batch_size": batch,
         "same_greedy_tokens": same,

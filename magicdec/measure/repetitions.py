@@ -19,7 +19,7 @@ import torch
 from magicdec.measure.configuration import BenchmarkRequest, check_devices, configuration_fields
 from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, median_times
 from magicdec.measure.session import BenchmarkSession
-from magicdec.measure.utilisation import autoregressive_step_bytes, phase_bytes, planned_memory_bytes
+from magicdec.measure.utilisation import phase_bytes, planned_memory_bytes
 from magicdec.naming import describe
 from magicdec.perfmodel.intervals import clustered_stderr
 from magicdec.progress import Step
@@ -290,8 +290,7 @@ def _memory_use(
     """A record's fields on memory bandwidth, and the note that marks a speedup over a slow baseline."""
     speculation, lengths = measurement.speculation, [len(prompt) for prompt in session.prompts]
     needed = phase_bytes(session.request, lengths, speculation)
-    baseline_bytes = autoregressive_step_bytes(session.request, lengths)
-    achieved = {"autoregressive": baseline_bytes / baseline_step_s}
+    achieved = {"autoregressive": needed.pop("autoregressive") / baseline_step_s}
     if not speculation.is_autoregressive and not session.request.adaptive:
         times_s = measurement.phases
         achieved |= {phase: needed[phase] / times_s[phase] for phase in needed if times_s.get(phase)}

@@ -2,8 +2,9 @@
 
     MBU = bytes that must be read / (time · measured bandwidth)
 
-Bytes are those of weights and of cached keys and values, each once, of all ranks together; the bandwidth is that of all
-ranks together. Activations, and what a kernel reads twice, are not counted: they are what keeps the share below 1.
+Bytes are those of the weights that a pass touches (of experts: those that its tokens choose, if evenly) and of what it
+sees of caches and states, each once, of all ranks together; the bandwidth is that of all ranks together. Activations,
+and what a kernel reads twice, are not counted: they are what keeps the share below 1.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 
 from magicdec.measure.ceilings import bandwidth_bytes_per_s
 from magicdec.measure.configuration import BenchmarkRequest, model_setup, planned_memory
-from magicdec.perfmodel.memory import pass_bytes
+from magicdec.perfmodel.setup import draft_kv_tokens
+from magicdec.perfmodel.steps import read_bytes
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.units import KIB
@@ -33,26 +35,18 @@ def all_ranks_bandwidth_bytes_per_s(tp: TensorParallel, device: str) -> float:
 def phase_bytes(
     request: BenchmarkRequest, prompt_lens: Sequence[int], speculation: SpeculationSpec
 ) -> dict[str, float]:
-    """Bytes that each phase of a step must read; `draft` is the block's gamma steps together.
+    """Bytes that each phase of a step must read; `draft` is the block's gamma steps together, and `autoregressive` a
+    step without them.
 
     KV lengths are those of the middle of the generation.
     """
     setup = model_setup(request, speculation)
-    kv_tokens = request.batch_size * (float(np.mean(prompt_lens)) + request.gen_len / 2)
-    target = float(pass_bytes(setup.model, setup.precision, kv_tokens=kv_tokens))
-    if speculation.is_autoregressive:
-        return {"verify": target}
-    if setup.kind == "ngram":
-        return {"draft": 0.0, "verify": target}
-    if speculation.draft_budget is not None:
-        kv_tokens = min(kv_tokens, float(request.batch_size * speculation.draft_budget))
-    draft = float(pass_bytes(setup.drafter, setup.drafting_precision, kv_tokens=kv_tokens))
-    return {"draft": speculation.gamma * draft, "verify": target}
-
-
-def autoregressive_step_bytes(request: BenchmarkRequest, prompt_lens: Sequence[int]) -> float:
-    """Bytes that one autoregressive step must read."""
-    return phase_bytes(request, prompt_lens, AUTOREGRESSIVE)["verify"]
+    kv_len = float(np.mean(prompt_lens)) + request.gen_len / 2
+    seen = draft_kv_tokens(setup, kv_len, speculation.draft_budget)
+    needed = read_bytes(
+        setup, batch=request.batch_size, kv_len=kv_len, draft_kv_len=seen, gamma=speculation.gamma
+    )  # fmt: skip
+    return {phase: float(num_bytes) for phase, num_bytes in needed.items()}
 
 
 def planned_memory_bytes(request: BenchmarkRequest) -> float:

@@ -125,21 +125,6 @@ def state_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
     return num_bytes
 
 
-def weights_read_bytes(model: ModelSpec, precision: Precision) -> float:
-    """What one pass must read of the weights, on all ranks together: each once but the embedding table, unless that is
-    the head as well."""
-    read = model.num_parameters - (0 if model.tie_word_embeddings else model.embedding_parameters)
-    return float(read) * precision.weight_bytes
-
-
-def pass_bytes(model: ModelSpec, precision: Precision, *, kv_tokens: Any) -> Array:
-    """What one pass must read of weights and of `kv_tokens` cached tokens, on all ranks together."""
-    needed: Array = (
-        weights_read_bytes(model, precision) + kv_tokens * model.kv_elements_per_token() * precision.kv_bytes
-    )
-    return needed
-
-
 def workspace_bytes(
     model: ModelSpec,
     engine: EngineProfile,

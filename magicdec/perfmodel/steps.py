@@ -7,23 +7,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from magicdec.perfmodel import memory, ops, stages
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
 from magicdec.perfmodel.ops import Op
-from magicdec.perfmodel.setup import Setup, draft_kv_tokens, draft_tp
+from magicdec.perfmodel.setup import ModelSetup, Setup, draft_kv_tokens, draft_tp
+from magicdec.specs.hardware import DTYPE_BYTES, HardwareProfile
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.parallel import Parallelism
+from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SPARSE_METHODS
 
 TOKEN_BYTES = 8.0
+ANY_DEVICE = HardwareProfile(
+    name="any", memory_bytes=1e12, memory_bytes_per_s=1e12, flops_per_s=dict.fromkeys(DTYPE_BYTES, 1e12)
+)
+"""A device without measured kernels, for costs, which are the same on all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +182,23 @@ def step_terms(
     return StepTerms(
         autoregressive=autoregressive, draft=draft, verify=verify, accept=accept, upkeep=upkeep, gamma=gamma
     )
+
+
+def read_bytes(setup: ModelSetup, *, batch: Any, kv_len: Any, draft_kv_len: Any, gamma: Any) -> dict[str, Array]:
+    """Bytes that the phases of a step must read: weights that its tokens touch, and what it sees of caches and states,
+    each once, on all ranks together. `draft` is the block's gamma draft steps."""
+    engine = msgspec.structs.replace(setup.engine, kv_reads="per_sequence")
+    fields = {each.name: getattr(setup, each.name) for each in dataclasses.fields(setup)}
+    counted = Setup(**{**fields, "engine": engine, "spread": TENSOR_PARALLEL, "hardware": ANY_DEVICE})
+    terms = step_terms(counted, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma)
+
+    def read(time: ForwardTime) -> Array:
+        return np.asarray(time.cost.weight_bytes + time.cost.kv_bytes, dtype=np.float64)
+
+    return {
+        "autoregressive": read(terms.autoregressive), "draft": terms.gamma * read(terms.draft),
+        "verify": read(terms.verify),
+    }  # fmt: skip
 
 
 def looked_up_terms(

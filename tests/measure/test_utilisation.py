@@ -15,12 +15,12 @@ pytest.importorskip("torch")
 from magicdec.measure.configuration import BenchmarkRequest, Outputs
 from magicdec.measure.environment import REFERENCE_BYTES, ReferenceKernels, ReferenceTimes
 from magicdec.measure.rank import measure_request
-from magicdec.measure.utilisation import MemoryMeter, autoregressive_step_bytes, phase_bytes, planned_memory_bytes
+from magicdec.measure.utilisation import MemoryMeter, phase_bytes, planned_memory_bytes
 from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.records import Record, read_records
 from magicdec.reports.terminal import print_run
 from magicdec.runtime.distributed import SINGLE
-from magicdec.specs.catalog import EMBEDDED_DIRECTORY
+from magicdec.specs.catalog import EMBEDDED_DIRECTORY, load_model_spec
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.units import MIB
 
@@ -33,21 +33,44 @@ def request_for(**changes: object) -> BenchmarkRequest:
 
 
 def test_bytes_that_must_be_read_are_those_of_the_checkpoint_and_of_its_cache() -> None:
-    """Weights counted in the file (tied, fp16 there, fp32 here); 3 layers of 6 heads of 64, keys and values."""
+    """Weights counted in the file, norms left out (tied, fp16 there, fp32 here); 3 layers of 6 heads of 64, keys and
+    values. Verification reads the three drafts' keys too, and a draft step those of the drafts before it."""
     file = (EMBEDDED_DIRECTORY / "model.safetensors").read_bytes()
     header = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
-    weights = sum(int(np.prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
+    shapes = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+    weights = sum(int(np.prod(shape)) for name, shape in shapes.items() if "norm" not in name)
+    assert sum(int(np.prod(shape)) for shape in shapes.values()) - weights == 7 * 192  # what is left out
     per_token = 2 * 3 * 6 * 64
     expected = 4 * (weights + per_token * (150 + 5 + 200 + 5))
     request = request_for()
-    assert autoregressive_step_bytes(request, [150, 200]) == pytest.approx(expected)
+    assert phase_bytes(request, [150, 200], AUTOREGRESSIVE)["autoregressive"] == pytest.approx(expected)
     parts = phase_bytes(request, [150, 200], STREAMING)
-    assert parts == pytest.approx({"draft": 3 * 4 * (weights + per_token * 2 * 64), "verify": expected})
+    drafts = 3 * 4 * (weights + per_token * 2 * (64 + 1))
+    assert parts == pytest.approx(
+        {"autoregressive": expected, "draft": drafts, "verify": expected + 4 * per_token * 2 * 3}
+    )
     full = SpeculationSpec(draft="embedded", draft_method="full", gamma=2)
-    assert phase_bytes(request, [150, 200], full)["draft"] == pytest.approx(2 * expected)
+    assert phase_bytes(request, [150, 200], full)["draft"] == pytest.approx(2 * (expected + 4 * per_token * 2 * 0.5))
     lookup = SpeculationSpec(draft="ngram", draft_method="ngram", gamma=2)
     assert phase_bytes(request, [150, 200], lookup)["draft"] == 0
-    assert phase_bytes(request_for(dtype="bfloat16"), [150, 200], AUTOREGRESSIVE)["verify"] == expected / 2
+    narrow = phase_bytes(request_for(dtype="bfloat16"), [150, 200], AUTOREGRESSIVE)
+    assert narrow["autoregressive"] == expected / 2
+
+
+def test_experts_that_no_token_chose_and_tokens_outside_a_window_need_not_be_read() -> None:
+    """Mixtral 8x7B's one token chooses 2 of 8 experts per layer; 52 of Gemma 3 27B's 62 layers see 1,024 tokens.
+
+    All experts and full contexts would be 93 and 121 GB.
+    """
+    layer = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 8 * 4096 + 2 * 3 * 4096 * 14336
+    mixtral = 2 * (32 * (layer + 2 * 8 * 128 * 1000) + 32000 * 4096)
+    request = request_for(model="mixtral-8x7b", dtype="bfloat16", batch_size=1, context_len=1000, gen_len=0)
+    assert phase_bytes(request, [1000], AUTOREGRESSIVE)["autoregressive"] == pytest.approx(mixtral)
+    request = request_for(model="gemma-3-27b", dtype="bfloat16", batch_size=16, context_len=8192, gen_len=0)
+    layer = 5376 * (32 + 2 * 16) * 128 + 32 * 128 * 5376 + 3 * 5376 * 21504
+    cached = 16 * 2 * 16 * 128 * (52 * 1024 + 10 * 8192)
+    gemma = 2 * (62 * layer + load_model_spec("gemma-3-27b").vocab_size * 5376 + cached)
+    assert phase_bytes(request, [8192] * 16, AUTOREGRESSIVE)["autoregressive"] == pytest.approx(gemma)
 
 
 def test_planned_memory_is_what_plan_says() -> None:
