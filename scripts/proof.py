@@ -1,0 +1,164 @@
+"""Shows that a change moves no answer, or names the first that it moves.
+
+    python scripts/proof.py                             the working tree against its merge base with main
+    python scripts/proof.py --requests 300              a quick look
+    python scripts/proof.py --base REV --head REV       two revisions
+    python scripts/proof.py --ignore refusal notes      without these terms (a name, or its beginning)
+    python scripts/proof.py --update-golden             rewrites the golden values of tests/perfmodel/test_golden.py
+
+Each side answers the same seeded requests (scripts/proof_requests.py) in a process of its own; every number of every
+answer is compared at a relative 1e-12, every text exactly. The exit status is 1 where anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SCRIPTS = Path(__file__).resolve().parent
+ROOT = SCRIPTS.parent
+sys.path.insert(0, str(SCRIPTS))
+
+import proof_answers  # noqa: E402
+from proof_golden import update_golden  # noqa: E402
+from proof_requests import draw  # noqa: E402
+
+TOLERANCE = 1e-12
+KEPT = Path(tempfile.gettempdir()) / f"magicdec-proof-{os.getuid()}"
+"""Answers of revisions, which do not change."""
+Moved = dict[str, list[tuple[int, float, str]]]
+"""By term: the request's number, the largest relative change, and the first values that differ."""
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", "-C", ROOT, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@contextmanager
+def tree(revision: str) -> Iterator[Path]:
+    """A folder with the package at this revision; "" is the working tree."""
+    if not revision:
+        yield ROOT
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(["git", "-C", ROOT, "archive", revision, "magicdec"], check=True, capture_output=True)
+        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        yield Path(folder)
+
+
+def answers(revision: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the package of a revision answers; that of a commit is kept in the temporary folder."""
+    text = json.dumps(requests)
+    script = (SCRIPTS / "proof_answers.py").read_text(encoding="utf-8")
+    kept = KEPT / f"{revision}-{hashlib.sha256((text + script).encode()).hexdigest()[:16]}.npz"
+    if revision and kept.exists():
+        return proof_answers.read(kept)
+    KEPT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=KEPT) as folder, tree(revision) as package:
+        asked, answered = Path(folder, "requests.json"), Path(folder, "answers.npz")
+        asked.write_text(text, encoding="utf-8")
+        environment = os.environ | {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(SCRIPTS / "proof_answers.py"), str(asked), str(answered)]
+        if subprocess.run(command, env=environment, cwd=package, check=False).returncode:
+            raise SystemExit(f"proof: {revision or 'the working tree'} did not answer; its traceback is above")
+        found = proof_answers.read(answered)
+        if revision:
+            answered.replace(kept)
+    return found
+
+
+def difference(before: Any, after: Any) -> tuple[float, str] | None:
+    """The largest relative change of one term and its first values that differ; None where there is none."""
+    if isinstance(before, list) or isinstance(after, list) or before is None or after is None:
+        before, after = ([] if each is None else list(each) for each in (before, after))
+        if before == after:
+            return None
+        first = next((pair for pair in zip(before, after, strict=False) if pair[0] != pair[1]), None)
+        return np.inf, f"{first[0]!r} -> {first[1]!r}" if first else f"{len(before)} -> {len(after)} values"
+    if before.shape != after.shape:
+        return np.inf, f"{before.size} -> {after.size} values"
+    with np.errstate(all="ignore"):
+        change = np.abs(after - before) / np.maximum(np.abs(before), np.abs(after))
+    change[(before == after) | (np.isnan(before) & np.isnan(after))] = 0.0
+    change = np.where(np.isnan(change), np.inf, change)
+    if not change.size or change.max() <= TOLERANCE:
+        return None
+    first = int(np.argmax(change > TOLERANCE))
+    return float(change.max()), f"{before[first]:.12g} -> {after[first]:.12g}"
+
+
+def compare(before: list[dict[str, Any]], after: list[dict[str, Any]], ignored: tuple[str, ...]) -> Moved:
+    moved: Moved = {}
+    for number, (old, new) in enumerate(zip(before, after, strict=True)):
+        terms = dict.fromkeys([*old, *new])
+        if "refused" in terms:  # nothing else can be compared
+            terms = dict.fromkeys(["refused", "refusal"])
+        for term in terms:
+            if term.startswith(ignored):
+                continue
+            if (found := difference(old.get(term), new.get(term))) is not None:
+                moved.setdefault(term, []).append((number, *found))
+    return moved
+
+
+def show(moved: Moved, requests: list[dict[str, Any]], counts: str) -> None:
+    if not moved:
+        print(f"{counts}: nothing moved by more than {TOLERANCE:g}")
+        return
+    width = max(map(len, moved))
+    print(f"{'term':{width}}  requests  largest change  first")
+    for term, places in sorted(moved.items(), key=lambda item: item[1][0][0]):
+        number, _, values = places[0]
+        largest = max(change for _, change, _ in places)
+        print(f"{term:{width}}  {len(places):8}  {largest:14.3g}  {number}: {values[:150]}")
+    first = min(place[0] for places in moved.values() for place in places)
+    term, values = next((term, places[0][2]) for term, places in moved.items() if places[0][0] == first)
+    touched = len({place[0] for places in moved.values() for place in places})
+    print(f"\n{counts}: {touched} requests moved")
+    print(f"first: request {first}, {term}: {values}\n  {json.dumps(requests[first])}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", help="a revision; without it the merge base of main and the head")
+    parser.add_argument("--head", default="", help="a revision; without it the working tree")
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ignore", nargs="+", default=[], metavar="TERM", help="terms that are not compared")
+    parser.add_argument("--only", type=int, help="one request, by its number: its terms that moved")
+    parser.add_argument("--jobs", type=int, default=1, help="2: both sides at the same time")
+    parser.add_argument("--update-golden", action="store_true")
+    given = parser.parse_args()
+    if given.update_golden:
+        update_golden()
+        return 0
+    head = git("rev-parse", given.head) if given.head else ""
+    base = git("rev-parse", given.base) if given.base else git("merge-base", "main", head or "HEAD")
+    requests = draw(given.requests if given.only is None else given.only + 1, seed=given.seed)
+    requests = requests if given.only is None else requests[-1:]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        before, after = pool.map(lambda revision: answers(revision, requests), (base, head))
+    moved = compare(before, after, tuple(given.ignore))
+    numbers = sum(values.size for each in before for values in each.values() if isinstance(values, np.ndarray))
+    refused = sum("refused" in each for each in before)
+    counts = (
+        f"{len(requests)} requests ({refused} refused), {numbers:,} numbers, {base[:9]} -> {head[:9] or 'working tree'}"
+    )
+    show(moved, requests, counts)
+    return int(bool(moved))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

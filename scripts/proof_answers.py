@@ -1,0 +1,210 @@
+"""Answers requests of scripts/proof_requests.py with the package that is importable, as arrays by term.
+
+    python scripts/proof_answers.py REQUESTS.json ANSWERS.npz
+
+A plan's terms are the paths of its document ("candidates.speedup"); those of points name what the model predicts of
+them ("verify.attention_s"). Functions are found by name in whatever module defines them, so this outlives moves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+Answer = dict[str, list[Any]]
+"""Values by term: numbers, or texts."""
+PACKAGES = ("magicdec.specs", "magicdec.perfmodel")
+
+
+@cache
+def _modules() -> tuple[ModuleType, ...]:
+    packages = [importlib.import_module(name) for name in PACKAGES]
+    found = [
+        each.name for package in packages for each in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+    ]
+    return tuple(importlib.import_module(name) for name in found)
+
+
+@cache
+def find(name: str) -> Any:
+    """The class or function of this name, in the module that defines it."""
+    for module in _modules():
+        value = getattr(module, name, None)
+        if value is not None and getattr(value, "__module__", module.__name__) == module.__name__:
+            return value
+    raise LookupError(f"no module of {', '.join(PACKAGES)} defines {name}")
+
+
+def answer(request: dict[str, Any]) -> Answer:
+    """Every value of one request; a refusal is an answer too."""
+    from magicdec.errors import MagicdecError
+
+    try:
+        return _plan(request["options"]) if request["kind"] == "plan" else _points(request)
+    except MagicdecError as error:
+        return {"refused": [type(error).__name__], "refusal": [str(error)]}
+
+
+def _plan(options: dict[str, Any]) -> Answer:
+    import msgspec
+
+    from magicdec import api
+
+    if "workload" in options:
+        options = options | {"workload": msgspec.convert({"requests": options["workload"]}, find("WorkloadSpec"))}
+    found: Answer = {}
+    for term, value in _flat(msgspec.to_builtins(api.plan(**options)), ""):
+        found.setdefault(term, []).append(value)
+    return found
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _flat(each, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        yield f"{path}.length", len(value)
+        for each in value:
+            yield from _flat(each, path)
+    else:
+        yield path, value
+
+
+def _setup(request: dict[str, Any]) -> Any:
+    import msgspec
+
+    hardware = find("load_hardware")(request["hardware"])
+    if request["is_cpu"]:
+        hardware = msgspec.structs.replace(hardware, kind="cpu", memory_spread=0.02, compute_spread=0.03)
+    precision = find("Precision")(**request["precision"])
+    own = request["draft_precision"]
+    is_sparse = request["method"] in ("streamingllm", "snapkv", "topk")
+    return find("Setup")(
+        model=find("load_model_spec")(request["model"]),
+        hardware=hardware,
+        engine=find("load_engine")(request["engine"]),
+        speculation=find("SpeculationSpec")(
+            draft=request["draft"], draft_method=request["method"], draft_budget=64 if is_sparse else None,
+            draft_tp_size=request["draft_tp_size"],
+        ),
+        draft_model=find("load_model_spec")(request["draft_model"]) if request["draft_model"] else None,
+        sampling=find("SamplingSpec")(**request["sampling"]),
+        precision=precision,
+        draft_precision=msgspec.structs.replace(precision, **own) if own else None,
+        spread=find("Parallelism")(**request["spread"]),
+    )  # fmt: skip
+
+
+def _points(request: dict[str, Any]) -> Answer:
+    setup = _setup(request)
+    is_sparse = request["method"] in ("streamingllm", "snapkv", "topk")
+    batch, context, tp, gamma = (np.asarray(request[name]) for name in ("batch", "context", "tp", "gamma"))
+    budget = np.minimum(np.asarray(request["budget"], dtype=float), context) if is_sparse else None
+    law = find("constant_profile")(request["rates"][0] if len(request["rates"]) == 1 else tuple(request["rates"]))
+    points = find("Points")(batch=batch, context=context, tp=tp, budget=budget, gamma=gamma, gen_len=request["gen_len"])
+    prediction = find("predict")(setup, law, points)
+    found: dict[str, Any] = {}
+    for name in (
+        "autoregressive_step_s", "step_s", "tpot_s", "tokens_per_s", "speedup", "num_gpus", "ttft_s",
+        "draft_prefill_s", "break_even_gen_len", "expected_tokens_per_step", "valid",
+    ):  # fmt: skip
+        found[name] = getattr(prediction, name)
+    for name in ("autoregressive", "draft", "verify", "accept", "upkeep"):
+        time = getattr(prediction.terms, name)
+        found |= {f"{name}.{group}_s": seconds for group, seconds in time.group_seconds().items()}
+        found |= {f"{name}.by_{bound}_s": seconds for bound, seconds in time.bound_seconds().items()}
+        for op in time.ops:
+            found[f"{name}.ops.{op.name}_s"] = found.get(f"{name}.ops.{op.name}_s", 0.0) + op.time_s
+        for part, value in zip(
+            ("flops", "weight_bytes", "kv_bytes", "activation_bytes", "sent"), time.cost, strict=True
+        ):
+            found[f"{name}.{part}"] = value
+    need = prediction.memory
+    found |= {f"memory.{name}": value for name, value in vars(need).items()}
+    found["memory.fits"] = need.fits
+    bounds = find("interval")(prediction, find("tokens_error")(prediction, law, 0.05))
+    found |= {f"interval.{name}": value for name, value in vars(bounds).items()}
+    found |= _deeper(setup, request, prediction, budget)
+    shape = prediction.points.shape
+    return {term: np.broadcast_to(np.asarray(value), shape).ravel().tolist() for term, value in found.items()}
+
+
+def _deeper(setup: Any, request: dict[str, Any], prediction: Any, budget: Any) -> dict[str, Any]:
+    """Whole requests, serving, idle steps and looked-up drafts."""
+    at = prediction.points
+    read = find("draft_kv_tokens")(setup, at.context, budget)
+    found: dict[str, Any] = {}
+    whole = find("whole_requests")(
+        prediction, output_len=request["output_len"], prompts=[tuple(each) for each in request["prompts"]]
+    )
+    for name in ("ttft_s", "tpot_s", "in_slot_s", "prefill_share"):
+        found |= {
+            f"requests.{name}": getattr(whole.drafted, name),
+            f"requests.alone.{name}": getattr(whole.alone, name),
+        }
+    found["requests.output_tokens_per_s"] = whole.output_tokens_per_s
+    found["requests.speedup"] = whole.speedup_at(prediction.speedup * 0.9)
+    serving = find("serving_time")(
+        setup, concurrency=at.batch, prompt_len=at.context, output_len=request["output_len"], tp_size=at.tp,
+        budget=budget, gamma=at.gamma, tokens_per_step=prediction.expected_tokens_per_step,
+    )  # fmt: skip
+    found |= {f"serving.{name}": value for name, value in vars(serving).items()}
+    if setup.kind != "none":
+        found["idle_step_s"] = find("idle_step_s")(
+            setup, batch=at.batch, kv_len=at.context, draft_kv_len=read, tp_size=at.tp
+        )
+    if setup.kind == "ngram":
+        few = np.minimum(at.batch, 12.0)
+        terms, probability = find("looked_up_terms")(
+            setup, batch=few, kv_len=at.context, gamma=at.gamma, share=request["share"], tp_size=at.tp[0]
+        )
+        found["looked_up.step_s"] = np.sum(terms.step_s * probability, axis=-1)
+    return found
+
+
+def write(answers: list[Answer], path: Path) -> None:
+    """One array of all numbers, and the terms and texts as JSON."""
+    numbers: list[float] = []
+    index: list[dict[str, Any]] = []
+    for each in answers:
+        terms: dict[str, Any] = {}
+        for term, values in each.items():
+            if any(isinstance(value, str) for value in values):
+                terms[term] = values
+            else:
+                terms[term] = len(values)
+                numbers += [np.nan if value is None else float(value) for value in values]
+        index.append(terms)
+    np.savez(path, numbers=np.asarray(numbers), index=np.frombuffer(json.dumps(index).encode(), dtype=np.uint8))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """What `write` wrote: an array or a list of texts by term."""
+    with np.load(path) as file:
+        numbers, index = file["numbers"], json.loads(file["index"].tobytes())
+    place = 0
+    for terms in index:
+        for term, values in terms.items():
+            if isinstance(values, int):
+                terms[term] = numbers[place : place + values]
+                place += values
+    return index
+
+
+def main(requests_file: str, answers_file: str) -> None:
+    requests = json.loads(Path(requests_file).read_text(encoding="utf-8"))
+    with np.errstate(all="ignore"):
+        write([answer(each) for each in requests], Path(answers_file))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

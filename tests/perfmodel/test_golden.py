@@ -1,0 +1,51 @@
+"""Answers of the model that change only on purpose."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import proof_golden
+from proof_answers import answer
+
+PARTS = 8
+TOLERANCE = 1e-9
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_answers_change_only_on_purpose(part: int) -> None:
+    """If they were meant to: `python scripts/proof.py --update-golden`, and say what moved in the commit
+    (`python scripts/proof.py` lists it)."""
+    recorded = proof_golden.read_golden()
+    for number, request in list(enumerate(proof_golden.golden_requests()))[part::PARTS]:
+        with np.errstate(all="ignore"):
+            present = proof_golden.digests(answer(request))
+        wanted = recorded[number]
+        moved = {
+            term: (wanted.get(term), present.get(term))
+            for term in sorted({*wanted, *present})
+            if abs(wanted.get(term, np.inf) - present.get(term, np.inf)) > TOLERANCE
+            or (term in wanted) != (term in present)
+        }
+        assert not moved, (
+            f"request {number} {request} moved (mean logarithms, before and now; if on purpose: "
+            "python scripts/proof.py --update-golden)"
+        )
+
+
+def test_golden_requests_reach_every_kind_of_layer_engine_draft_and_split() -> None:
+    """A golden value guards only what it comes from."""
+    asked = [each.get("options", each) for each in proof_golden.golden_requests()]
+    refused = sum("refused" in each for each in proof_golden.read_golden())
+    assert refused < len(asked) / 4
+    assert {each.get("engine") for each in asked} >= {"vllm", "sglang", "trtllm", "ours", "magicdec-2024"}
+    drafts = {each.get("draft_method") or each.get("method") or each.get("draft") for each in asked}
+    assert drafts >= {"streamingllm", "snapkv", "topk", "full", "ngram", "suffix", "eagle", "eagle3", "mtp"}
+    assert {each["model"] for each in asked} >= {"deepseek-r1", "glm-5", "qwen3.5-27b", "nemotron-3-nano-30b-a3b"}
+    for option in ("pp", "ep", "dp_attention", "gpus", "workload", "gen_len", "tpot_ms", "ttft_ms", "kv_dtype"):
+        assert any(option in each for each in asked), option
