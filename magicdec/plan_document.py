@@ -82,7 +82,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     speedup_high: Positive
     """The 90 % interval."""
     speedup_vs_best_autoregressive: Number | None
-    """`rate_per_gpu` over that of autoregressive decoding at its own best batch within the limits; null: none."""
+    """`rate` over that of autoregressive decoding at its own best batch within the limits; null: none."""
     verdict: Verdict
     speedup_static_batch: Number | None = None
     """Of a batch that waits for its slowest sequence; of the best configuration, with a generated length."""
@@ -146,10 +146,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate_per_gpu(self) -> float:
-        """What configurations are compared by: generated tokens per second and device, of whole requests where these
-        are known, else of decoding."""
+        """Generated tokens per second and device in use, of whole requests where these are known, else of decoding."""
         whole = self.output_tokens_per_s_per_gpu
         return self.tokens_per_s_per_gpu if whole is None else whole
+
+    @property
+    def rate(self) -> float:
+        """Generated tokens per second of all replicas: what configurations of a case are ranked by, so that devices
+        which a tp size leaves idle count."""
+        return self.rate_per_gpu * self.num_gpus * self.num_replicas
 
     @property
     def rate_low_per_gpu(self) -> float:
@@ -311,7 +316,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     best_by_batch: list[Candidate]
     """Where several batches were asked for: the best of each."""
     pareto: list[Candidate]
-    """What none beats in both latency and throughput per device, quickest first."""
+    """The rows that none beats in both latency and throughput of all devices, fastest first."""
     gamma_table: GammaTable
     breakdown: dict[str, list[Operation]]
     """Operations of each pass of the best configuration."""

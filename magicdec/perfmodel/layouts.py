@@ -2,10 +2,11 @@
 
 What was asked for; else tensor parallelism within a node. With a number of devices given, also
 
-    tp over the links between nodes, and tp in a node with stages across nodes      where a node does not hold the model
-    data-parallel attention with whole experts over a node's devices, or over all   of mixtures of experts
+    tp over the links between nodes, and tp in a node with stages across nodes      with more devices than a node has
+    data-parallel attention with whole experts over a node's devices, or over all,  for mixtures of experts
+    in groups of each tp size that divides them
 
-Tensor parallelism within a node stays the answer where it holds the model; the others are then named beside it.
+The one with the most tokens per second over all devices given is the answer.
 """
 
 from __future__ import annotations
@@ -98,5 +99,9 @@ def _others(num_gpus: int, model: ModelSpec, node: int, multiple: int) -> list[L
         found += [Layout(tp_sizes=(tp,), spread=Parallelism(pp=stages))] if stages > 1 else []
     for ranks in dict.fromkeys((min(num_gpus, node), num_gpus)):
         if model.is_moe and 1 < ranks <= model.most_experts and model.most_experts % ranks == 0:
-            found.append(Layout(tp_sizes=(1,), spread=Parallelism(dp=ranks, whole_experts=True)))
+            found += [
+                Layout(tp_sizes=(tp,), spread=Parallelism(dp=ranks // tp, whole_experts=True))
+                for tp in valid_tp_sizes(model, ranks // 2, multiple)
+                if ranks % tp == 0
+            ]
     return found

@@ -8,7 +8,7 @@ from magicdec.perfmodel.layer_ops import EXPERT_IMBALANCE
 from magicdec.perfmodel.plan_request import Device
 from magicdec.plan_document import Candidate, Case
 from magicdec.specs.speculation import draft_kind
-from magicdec.units import GIGA, MILLI
+from magicdec.units import GIGA
 
 
 def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candidate]) -> list[str]:
@@ -20,13 +20,12 @@ def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candi
 
 
 def _on_spread(device: Device, case: Case) -> list[str]:
-    """How the best is spread over devices, and what else would be quicker."""
+    """How the best is spread over devices, and which of them it leaves idle."""
     best, spread, found = case.best, device.spread, []
-    if case.layouts and case.layouts[0].layout != best.layout:
-        other = case.layouts[0]
+    given = device.request.num_gpus or 0
+    if idle := max(given - best.num_gpus * best.num_replicas, 0):
         found.append(
-            f"{other.layout} is predicted to give {other.rate_per_gpu / best.rate_per_gpu:.2f} times the tokens per "
-            f"second and device ({_ms(other)} ms per token at batch {other.batch_size}, {_ms(best)} ms here)"
+            f"{idle} of the {given} GPUs given stay{'s' if idle == 1 else ''} idle: {best.layout} divides no more"
         )
     link, gpus = device.hardware.link, best.num_gpus
     if spread.is_spread and gpus > link.reach:
@@ -52,10 +51,6 @@ def _on_spread(device: Device, case: Case) -> list[str]:
             "within the interval from none to half as many more"
         )
     return found
-
-
-def _ms(row: Candidate) -> str:
-    return f"{row.between_tokens_s / MILLI:.3g}"
 
 
 def _on_devices(devices: list[Device]) -> list[str]:

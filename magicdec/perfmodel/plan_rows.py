@@ -40,7 +40,7 @@ def candidates(
 ) -> list[Candidate]:
     """One candidate per point of a prediction in rows.
 
-    `baseline`: tokens per second and device of autoregressive decoding at its best batch, None where there is none.
+    `baseline`: tokens per second, over all devices, of autoregressive decoding at its best batch; None: there is none.
     `source_error` widens acceptance's uncertainty (a source unlike the others').
     """
     points = prediction.points
@@ -104,10 +104,10 @@ def _candidate(
         value |= NO_DRAFT | {"verify_step_s": value["autoregressive_step_s"]}
     request, whole = device.request, "request_s" in value
     per_second = value["output_tokens_per_s_per_gpu" if whole else "tokens_per_s_per_gpu"]
-    gain = per_second / baseline if baseline is not None else None
     price = setup.hardware.price_per_hour_usd
     num_gpus = value["tp_size"] * setup.spread.groups
     num_replicas = max(1, (request.num_gpus or num_gpus) // num_gpus)
+    gain = per_second * num_gpus * num_replicas / baseline if baseline is not None else None
     if whole:
         gpu_s = lengths.output_len / per_second
         value["requests_per_s"] = num_replicas * num_gpus / gpu_s

@@ -162,31 +162,30 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
 
 
 def _best_of(ways: list[Device], lengths: Lengths) -> Answer | None:
-    """One case, spread in the usual way where that holds the model and keeps the limits, else in the best of the
-    others. Raises CapacityError where nothing fits."""
+    """One case, spread in the way with the best configuration. Raises CapacityError where nothing fits."""
+    alone = [row for row in (best_autoregressive(device, lengths) for device in ways) if row is not None]
+    baseline = max(alone, key=lambda row: row.rate, default=None)
     found: list[Answer] = []
-    usual, refused = None, None
+    refused: list[CapacityError] = []
     for device in ways:
         try:
-            answer = _answer(device, lengths)
+            answer = _answer(device, lengths, baseline)
         except CapacityError as error:
-            refused = refused or error
+            refused.append(error)
             continue
         found += [answer] if answer is not None else []
-        usual = answer if device is ways[0] else usual
-    if not found and refused is not None:
-        raise refused
-    if not found or len(ways) == 1:
-        return found[0] if found else None
+    if not found and refused:
+        raise refused[0]
     ranked = sorted(found, key=lambda each: _objective(each.case.best), reverse=True)
-    chosen = usual if usual is not None and usual.case.best.fits else ranked[0]
-    case = msgspec.structs.replace(chosen.case, layouts=[each.case.best for each in ranked])
-    return dataclasses.replace(chosen, case=case)
+    if len(ways) == 1 or not ranked:
+        return ranked[0] if ranked else None
+    case = msgspec.structs.replace(ranked[0].case, layouts=[each.case.best for each in ranked])
+    return dataclasses.replace(ranked[0], case=case)
 
 
-def _answer(device: Device, lengths: Lengths) -> Answer | None:
-    """One case; None where nothing keeps the latency limits. Raises CapacityError where nothing fits."""
-    baseline = best_autoregressive(device, lengths)
+def _answer(device: Device, lengths: Lengths, baseline: Candidate | None) -> Answer | None:
+    """One case spread in one way; None where nothing keeps the latency limits. `baseline`: autoregressive decoding at
+    its best. Raises CapacityError where nothing fits."""
     found = search(device, lengths, baseline)
     alone = [row for each in found if each.option is None for row in each.rows]
     drafted = [row for each in found if each.option is not None for row in each.rows]
@@ -224,7 +223,7 @@ def _answer(device: Device, lengths: Lengths) -> Answer | None:
 
 
 def _objective(row: Candidate) -> tuple[bool, bool, float]:
-    return row.within_limits, row.fits, row.rate_per_gpu
+    return row.within_limits, row.fits, row.rate
 
 
 def _loads(
@@ -259,12 +258,12 @@ def _ranked(alone: list[Candidate], drafted: list[Candidate]) -> tuple[Candidate
 
 
 def _pareto(rows: list[Candidate]) -> list[Candidate]:
-    """Rows that no other beats in both latency and throughput per device, quickest first."""
+    """Rows that no other beats in both latency and throughput of all devices, fastest first."""
     frontier: list[Candidate] = []
     highest = 0.0
-    for row in sorted(rows, key=lambda each: (each.between_tokens_s, -each.rate_per_gpu)):
-        if row.fits and row.within_limits and row.rate_per_gpu > highest:
-            highest = row.rate_per_gpu
+    for row in sorted(rows, key=lambda each: (each.between_tokens_s, -each.rate)):
+        if row.fits and row.within_limits and row.rate > highest:
+            highest = row.rate
             frontier.append(row)
     return frontier
 
@@ -277,7 +276,7 @@ def _alone(
         if (row.tp_size, row.batch_size) == (best.tp_size, best.batch_size):
             return row
     at = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=None)
-    rate = baseline.rate_per_gpu if baseline is not None else None
+    rate = baseline.rate if baseline is not None else None
     return candidates(device, lengths, predict(device.setup(None), None, at), None, baseline=rate)[0]
 
 

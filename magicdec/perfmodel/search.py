@@ -49,7 +49,7 @@ def search(device: Device, lengths: Lengths, baseline: Candidate | None) -> list
     """
     batches = searched_batches(device, lengths)
     _check_capacity(device, lengths, batches)
-    rate = baseline.rate_per_gpu if baseline is not None else None
+    rate = baseline.rate if baseline is not None else None
     found = [_found(device, option, lengths, batches, rate) for option in (None, *device.options)]
     return [each for each in found if each is not None]
 
@@ -61,7 +61,7 @@ def best_autoregressive(device: Device, lengths: Lengths) -> Candidate | None:
     found = _found(searching, None, lengths, searched_batches(searching, lengths), None)
     if found is None:
         return None
-    best = max(found.rows, key=lambda row: row.rate_per_gpu)
+    best = max(found.rows, key=lambda row: row.rate)
     return msgspec.structs.replace(best, speedup_vs_best_autoregressive=1.0)
 
 
@@ -103,7 +103,9 @@ def _found(
     whole, error = predict(setup, law, points), source_error(device, option)
     if device.searches_batch:
         seen = seen_by_users(lengths, whole)
-        chosen = _unbeaten(whole, seen, whole.memory.fits & whole.valid & within_limits(device, seen))
+        chosen = _unbeaten(
+            whole, seen, whole.memory.fits & whole.valid & within_limits(device, seen), device.request.num_gpus
+        )
     else:
         chosen = _fastest(whole)
         if len(chosen) > MAX_CANDIDATES:
@@ -178,10 +180,11 @@ def _leading(device: Device, lengths: Lengths, result: Prediction, tokens: Array
     return np.unique(np.concatenate([first + score.argmax(axis=1) for score in scores]))
 
 
-def _unbeaten(result: Prediction, seen: SeenByUsers, allowed: BoolArray) -> npt.NDArray[np.int64]:
-    """Flat indices of those that no other of this draft beats in both latency and throughput per device."""
+def _unbeaten(result: Prediction, seen: SeenByUsers, allowed: BoolArray, num_gpus: int | None) -> npt.NDArray[np.int64]:
+    """Flat indices of those that no other of this draft beats in both latency and throughput of all devices."""
     flat = np.flatnonzero(result.full(allowed))
-    rate = result.full(seen.rate_per_gpu).ravel()[flat]
+    used = result.num_gpus * np.maximum(1.0, (num_gpus or 1) // result.num_gpus)
+    rate = result.full(seen.rate_per_gpu * used).ravel()[flat]
     latency = result.full(seen.between_s).ravel()[flat]
     order = np.lexsort((-rate, latency))
     highest = np.maximum.accumulate(np.concatenate([[0.0], rate[order][:-1]]))

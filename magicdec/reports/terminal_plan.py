@@ -48,11 +48,12 @@ def _print_case(console: Console, answer: Plan, case: Case) -> None:
     """One device and context: what was compared, the best, and the best gamma around it."""
     best, alone, ceiling = case.best, case.autoregressive, case.best_autoregressive
     console.print(
-        f"[bold]{answer.model}[/bold] on {best.num_gpus} x {case.hardware}"
-        + (f" ({best.layout})" if best.num_gpus != best.tp_size or best.ep_size > 1 else "")
-        + f", engine {answer.engine}, batch {best.batch_size}, context {case.context_len}"
+        f"[bold]{answer.model}[/bold] on {best.num_gpus * best.num_replicas} x {case.hardware}"
+        + _spread(best)
+        + f", engine {answer.engine}, batch {best.batch_size}{' each' if best.num_replicas > 1 else ''}"
+        + f"{'' if case.best_by_batch else ' (searched)'}, context {case.context_len}"
     )
-    rate = f"{alone.tokens_per_s:.0f} tokens/s"
+    rate = f"{alone.tokens_per_s:.0f} tokens/s" + (" per replica" if best.num_replicas > 1 else "")
     console.print(f"autoregressive: {_ms(alone.tpot_s)} ms per token, {rate}, bound by {alone.bound_by}")
     if ceiling is not None and (ceiling.batch_size, ceiling.tp_size) != (alone.batch_size, alone.tp_size):
         limited = answer.request.tpot_limit_s is not None or answer.request.ttft_limit_s is not None
@@ -90,6 +91,13 @@ def _print_case(console: Console, answer: Plan, case: Case) -> None:
             "best gamma by batch and context; 0: off, ?: unclear, -: no room",
             _gamma_table(case.gamma_table, console.width),
         )
+
+
+def _spread(best: Candidate) -> str:
+    """How many replicas there are, each with its layout where it is not plain tp; rates are those of one."""
+    if best.num_replicas > 1:
+        return f" in {best.num_replicas} replicas ({best.layout})"
+    return f" ({best.layout})" if best.num_gpus != best.tp_size or best.ep_size > 1 else ""
 
 
 def _print_requests(console: Console, case: Case) -> None:

@@ -370,7 +370,7 @@ def test_a_draft_that_the_ranks_do_not_split_runs_on_the_most_that_do() -> None:
         acceptance_rate=0.6,
         engine="ours",
     )
-    assert {row.draft_tp_size for row in plan(request).candidates} == {6}
+    assert {row.draft_tp_size for row in plan(request).candidates} == {4}
 
 
 def test_small_models_of_the_vocabulary_are_listed_with_the_rate_from_which_they_would_pay() -> None:

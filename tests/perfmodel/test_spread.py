@@ -4,6 +4,7 @@ plan's choice."""
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import layer_ops
@@ -22,6 +24,7 @@ from magicdec.perfmodel.planner import plan
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.stages import microbatch, waiting_op
 from magicdec.perfmodel.steps import step_terms
+from magicdec.reports.terminal_plan import print_plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
@@ -186,10 +189,27 @@ def test_405b_over_two_nodes_compares_stages_with_tensor_parallelism() -> None:
         plan(PlanRequest(**case, tp_size=8, pp_size=2, draft="self"))
 
 
-def test_within_a_node_the_answer_stays_and_names_what_gives_more() -> None:
+def test_the_answer_is_the_best_of_the_layouts_listed_and_every_group_size_is_tried() -> None:
     case: dict[str, Any] = {"model": "deepseek-v3", "hardware": ("h200-sxm-141gb",), "context_lens": (32_768,)}
-    answer = plan(PlanRequest(**case, num_gpus=8))
-    assert answer.best.layout == "tp 8"
-    assert [row.layout for row in answer.layouts] == ["dp 8, ep 8", "tp 8"]
-    assert any("dp 8, ep 8 is predicted to give" in note for note in answer.notes)
-    assert answer.layouts[0].batch_size > 3 * answer.best.batch_size  # eight caches in place of one
+    answer = plan(PlanRequest(**case, num_gpus=8, tpot_limit_s=0.04))
+    assert {row.layout for row in answer.layouts} == {"tp 8", "dp 8, ep 8", "dp 4 x tp 2, ep 8", "dp 2 x tp 4, ep 8"}
+    assert answer.best.layout == answer.layouts[0].layout
+    assert answer.best.rate_per_gpu == max(row.rate_per_gpu for row in answer.layouts)
+    assert all(row.within_limits for row in answer.layouts)
+    only_tp = next(row for row in answer.layouts if row.layout == "tp 8")
+    assert answer.best.batch_size > 3 * only_tp.batch_size  # eight caches in place of one
+
+
+def test_every_device_given_is_used_or_said_to_be_idle() -> None:
+    case: dict[str, Any] = {"hardware": ("a100-sxm-80gb",), "context_lens": (4096,), "num_gpus": 3}
+    answer = plan(PlanRequest(**case))
+    assert (answer.best.tp_size, answer.best.num_replicas) == (1, 3)
+    assert not any("idle" in note for note in answer.notes)
+    assert max(row.rate for row in answer.rows if row.within_limits) == answer.best.rate
+    of_two = plan(PlanRequest(**case, tp_size=2))
+    assert any("1 of the 3 GPUs given stays idle" in note for note in of_two.notes)
+    text = StringIO()
+    print_plan(plan(PlanRequest(**case | {"num_gpus": 16, "tp_size": 4})), Console(file=text, width=100))
+    shown = text.getvalue()
+    assert "on 16 x a100-sxm-80gb in 4 replicas (tp 4)" in shown
+    assert "each (searched)" in shown
