@@ -260,13 +260,10 @@ def _run_in_vllm(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Rec
 
 def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | None:
     """One error of all ranks is printed by the first alone: it fails at once, and torchrun then ends the others."""
-    from magicdec.measure.environment import bind_threads
-    from magicdec.runtime.affinity import take_own_cores
-    from magicdec.runtime.lifeline import end_with_torchrun
+    from magicdec.runtime.launch import end_with_torchrun, take_own_cores
 
     end_with_torchrun()
-    if take_own_cores():
-        bind_threads()
+    take_own_cores()
     from magicdec.measure.configuration import check_devices
     from magicdec.measure.rank import measure_request
     from magicdec.runtime.distributed import join_world, leave_world

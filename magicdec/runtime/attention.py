@@ -16,9 +16,8 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
-from magicdec.runtime.kernels import cpu_attention, has_triton
+from magicdec.runtime.kernels import has_triton
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +157,10 @@ def decode_attention(
 
 def fastest_kernel(query: Tensor, keys: Tensor, values: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
     """The `decode_attention` of the kernel to use; None where only the reference takes these tensors."""
-    if cpu_attention.supports(query, keys, values):
-        return cpu_attention.decode_attention
+    if query.device.type == "cpu" and query.dtype == torch.float32:
+        from magicdec.runtime.kernels import cpu_attention
+
+        return cpu_attention.decode_attention if cpu_attention.supports(query, keys, values) else None
     if query.is_cuda and has_triton():
         from magicdec.runtime.kernels import triton_attention
 
@@ -221,6 +222,8 @@ def prefill_attention(
     needs_window = scoring.window is not None and num_slots > scoring.window
     mask: Tensor | None = None
     if num_past and not needs_window and query_BTAD.is_cuda:
+        from torch.nn.attention.bias import causal_lower_right  # which loads torch's compiler
+
         mask = causal_lower_right(num_tokens, num_slots)  # a mask in memory would rule flash attention out
     elif num_past or needs_window:
         positions_T1 = torch.arange(num_past, num_slots, device=query_BTAD.device)[:, None]

@@ -1,32 +1,41 @@
-"""Starts one process per rank on this machine, and ends them all when one fails."""
+"""Starts one process per rank on this machine, and ends them all when one fails or when their parent ends.
+
+This module loads no torch: a rank first runs `_enter`, which ties it to its parent and takes its cores before it loads
+torch, which takes seconds and reads the environment.
+
+torchrun's own agent (torch.distributed.launcher) would not do: it loads torch before a rank's cores can be set or its
+parent be watched, leaves ranks that wait in a collective behind when it is killed, passes errors on as text, and orders
+them by whole seconds, in which one rank's failure and its echo in the others look the same.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import pickle
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, NoReturn, TypeVar
-
-import torch
+from typing import Any, TypeVar
 
 from magicdec.errors import MagicdecError
-from magicdec.runtime.affinity import cores_of_rank
-from magicdec.runtime.distributed import TensorParallel, join_world, leave_world
-from magicdec.runtime.lifeline import deferred_signals
-from magicdec.runtime.rank_entry import enter
 
 GRACE_S = 5.0
 ECHO_S = 1.0
-"""How long after one rank's failure another's, which may be its cause, is waited for."""
+"""Time after one rank's failure in which another's, which may be its cause, is waited for."""
+HEARTBEAT_S = 1.0
+SET_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
+ENDING = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")
 
 
@@ -49,134 +58,177 @@ def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_typ
         RankError: any other failure of a rank. In each case all other ranks are ended.
     """
     if tp_size == 1:
+        from magicdec.runtime.distributed import TensorParallel
+
         return function(TensorParallel(), *arguments)
-    receivers: list[Connection] = []
-    processes: list[SpawnProcess] = []
+    ranks: dict[Connection, SpawnProcess] = {}
     try:
-        with deferred_signals():
-            _start(tp_size, pickle.dumps((_run_rank, function, arguments, device_type)), receivers, processes)
-        return _collect(receivers, processes)
+        with _deferred_signals():
+            _start(tp_size, pickle.dumps((function, arguments, device_type)), ranks)
+        return _collect(ranks)
     finally:
-        _end(processes, grace_s=0.0 if sys.exc_info()[0] else GRACE_S)
+        deadline_s = time.monotonic() + (0.0 if sys.exc_info()[0] else GRACE_S)
+        for process in ranks.values():
+            process.join(max(0.0, deadline_s - time.monotonic()))
+        for process in ranks.values():
+            process.kill()
+        for process in ranks.values():
+            process.join()
 
 
-def _end(processes: list[SpawnProcess], *, grace_s: float) -> None:
-    """Waits this long in total for all ranks to end, then kills those that have not."""
-    deadline_s = time.monotonic() + grace_s
-    for process in processes:
-        process.join(max(0.0, deadline_s - time.monotonic()))
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
-
-
-def _start(tp_size: int, work: bytes, receivers: list[Connection], processes: list[SpawnProcess]) -> None:
-    """Starts the ranks, each with the end of a pipe for its answer; what is started is in the lists at once."""
+def _start(tp_size: int, work: bytes, ranks: dict[Connection, SpawnProcess]) -> None:
+    """Starts the ranks in order, each with the end of a pipe for its answer; one that has started is in `ranks`."""
     resource_tracker.ensure_running()  # with the first process otherwise, and it unblocks the signals deferred here
     context = multiprocessing.get_context("spawn")
-    port = _free_port()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    world = {"WORLD_SIZE": tp_size, "LOCAL_WORLD_SIZE": tp_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for rank in range(tp_size):
         receiver, sender = context.Pipe(duplex=False)
-        place: dict[str, int | str] = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": tp_size,
-            "LOCAL_WORLD_SIZE": tp_size,
-        }
-        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        process = context.Process(target=enter, args=(os.getpid(), place, sender, work), daemon=True)
-        _start_on_own_cores(process, rank, tp_size)
-        sender.close()  # the child holds its own end: when it dies, the receiver sees the end of the file
-        receivers.append(receiver)
-        processes.append(process)
-
-
-def _start_on_own_cores(process: SpawnProcess, rank: int, tp_size: int) -> None:
-    """A child inherits the cores of the thread that starts it. With cores of its own it may bind its threads to them;
-    without, bound threads of all ranks would share one core."""
-    cores = cores_of_rank(rank, tp_size)
-    variables = {"OMP_PROC_BIND": "true" if cores else "false"}
-    if cores:
-        variables["OMP_NUM_THREADS"] = str(len(cores))
-    before = {name: os.environ.get(name) for name in variables}
-    allowed = os.sched_getaffinity(0) if cores else set()
-    os.environ.update(variables)
-    try:
-        if cores:
-            os.sched_setaffinity(0, cores)
+        place = {name: str(value) for name, value in (world | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        process = context.Process(target=_enter, args=(os.getpid(), place, sender, work), daemon=True, name=str(rank))
         process.start()
-    finally:
-        if cores:
-            os.sched_setaffinity(0, allowed)
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        sender.close()  # the child holds its own end: when it dies, the receiver sees the end of the file
+        ranks[receiver] = process
 
 
-def _collect(receivers: list[Connection], processes: list[SpawnProcess]) -> Any:
+def _collect(ranks: dict[Connection, SpawnProcess]) -> Any:
     """Waits for every rank's answer. A user's error or a death is raised at once. Any other failure may be the echo of
     another rank's, whose end broke off a collective: of those that come within a moment, the earliest is raised."""
-    ranks = {receiver: rank for rank, receiver in enumerate(receivers)}
+    waiting = list(ranks)
     result: Any = None
     failures: list[tuple[float, Exception]] = []
-    while ranks:
-        answered = wait(list(ranks), timeout=ECHO_S if failures else None)
-        if not answered:
-            break
-        for ready in answered:
-            assert isinstance(ready, Connection)
-            rank = ranks.pop(ready)
+    while waiting and (answered := wait(waiting, timeout=ECHO_S if failures else None)):
+        for receiver in answered:
+            assert isinstance(receiver, Connection)
+            waiting.remove(receiver)
             try:
-                failed_at_s, value = pickle.loads(ready.recv_bytes())  # from our own child process
+                failed_at_s, value = pickle.loads(receiver.recv_bytes())  # from our own child process
             except EOFError:
-                raise _how_it_ended(rank, processes[rank]) from None
+                raise _how_it_ended(ranks[receiver]) from None
             if isinstance(value, MagicdecError):
                 raise value
             if failed_at_s is not None:
                 failures.append((failed_at_s, value))
-            elif rank == 0:
+            elif ranks[receiver].name == "0":
                 result = value
     if failures:
         raise min(failures, key=lambda failure: failure[0])[1]
     return result
 
 
-def _how_it_ended(rank: int, process: SpawnProcess) -> BaseException:
-    """Of a rank that left without an answer. An interrupt of a rank is one of the run."""
+def _how_it_ended(process: SpawnProcess) -> BaseException:
+    """Describes the end of a rank that left without an answer. An interrupt of a rank is one of the run."""
     process.join(GRACE_S)
-    code = process.exitcode
+    code, died = process.exitcode, f"rank {process.name} died: its process"
     if code == -signal.SIGINT:
         return KeyboardInterrupt()
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         memory = "; the system does so when memory runs out" if name == "SIGKILL" else ""
-        return RankDiedError(f"rank {rank} died: its process was ended by {name}{memory}")
-    return RankDiedError(f"rank {rank} died: its process ended with exit code {code} and no message")
+        return RankDiedError(f"{died} was ended by {name}{memory}")
+    return RankDiedError(f"{died} ended with exit code {code} and no message")
 
 
-def _run_rank(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], device_type: str) -> None:
-    """What a rank does, its place in the environment: it answers with its result, or its failure."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
+@contextmanager
+def _deferred_signals() -> Iterator[None]:
+    """Handles interrupts and terminations that come within the block at its end, when all processes that it starts are
+    known to those that must end them. A process started within hears of an interrupt in `end_with_parent` first."""
+    if threading.current_thread() is not threading.main_thread():  # where no signal is handled
+        yield
+        return
+    pending: list[int] = []
+    handlers = {number: signal.signal(number, lambda got, _: pending.append(got)) for number in ENDING}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a new process inherits it
     try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for caught in pending:
+            signal.raise_signal(caught)
+
+
+def _enter(parent: int, place: dict[str, str], sender: Connection, work: bytes) -> None:
+    """Runs a rank: takes its place (torchrun's variables), calls the function that `work` holds with its arguments, and
+    answers with the result or the failure."""
+    end_with_parent(parent)
+    os.environ.update(place)
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    take_own_cores()
+    try:
+        function, arguments, device_type = pickle.loads(work)  # from our own parent process
+        import torch
+
+        from magicdec.runtime.distributed import join_world, leave_world
+
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # where the main module has loaded torch before
         tp = join_world(device_type)
         value = function(tp, *arguments)
         sender.send_bytes(pickle.dumps((None, value if tp.rank == 0 else None)))
         leave_world()
+        return
     except MagicdecError as error:
-        _fail(sender, error)
+        failure: Exception = error
     except BaseException:
-        _fail(sender, RankError(f"rank {os.environ['RANK']}: {traceback.format_exc()}"))
-
-
-def _fail(sender: Connection, error: Exception) -> NoReturn:
-    """Reports an error and leaves at once: an orderly exit would wait for collectives that no other rank will join."""
-    sender.send_bytes(pickle.dumps((time.monotonic(), error)))
+        failure = RankError(f"rank {place['RANK']}: {traceback.format_exc()}")
+    sender.send_bytes(pickle.dumps((time.monotonic(), failure)))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(1)  # an orderly exit would wait for collectives that no other rank will join
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def take_own_cores() -> None:
+    """Keeps a rank to its share of this machine's cores, with its threads bound to them. Before torch is imported.
+
+    With fewer cores than ranks, threads are not bound: those of all ranks would run on the first core.
+    """
+    rank, num_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    size = len(cores) // num_ranks
+    if num_ranks > 1:
+        os.environ["OMP_NUM_THREADS"] = str(size or max(1, (os.cpu_count() or 1) // num_ranks))
+    if size:
+        os.sched_setaffinity(0, cores[rank * size : (rank + 1) * size])
+        os.environ.setdefault("OMP_PROC_BIND", "true")
+    else:
+        os.environ["OMP_PROC_BIND"] = "false"
+
+
+def end_with_parent(parent: int, *, ask_kernel: bool = True) -> None:
+    """Makes this process end within seconds of `parent`, the process that started it; at once if that is gone. An
+    interrupt or a termination ends it at once too, and without a word: its parent hears of it.
+
+    On Linux the kernel kills it, whatever it is doing, at the end of the *thread* that started it, which must outlast
+    it. Everywhere, a thread looks again and again: a child whose parent has died is given another one.
+    """
+
+    def check() -> None:
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch() -> None:
+        while True:
+            time.sleep(HEARTBEAT_S)
+            check()
+
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)
+    if ask_kernel and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
+    check()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def end_with_torchrun() -> None:
+    """Makes a rank that torchrun started end with it. Should torchrun have died before this call, then the store where
+    ranks meet, which it serves, is gone too."""
+    end_with_parent(os.getppid())
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))).close()
+        except ConnectionRefusedError:
+            os.kill(os.getpid(), signal.SIGKILL)

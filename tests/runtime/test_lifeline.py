@@ -10,7 +10,7 @@ import pytest
 
 PARENT = """
 import os, subprocess, sys, time
-code = "import os; from magicdec.runtime.lifeline import end_with_parent; "
+code = "import os; from magicdec.runtime.launch import end_with_parent; "
 code += "end_with_parent(int(sys.argv[1]), ask_kernel={ask_kernel}); print('ready', flush=True); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", "import sys, time; " + code, {parent}], stdout=subprocess.PIPE)
 {then}
