@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import warnings
 from pathlib import Path
+
+import pytest
+
+from tests.processes import Done, Program
 
 # Threads that spin while they wait take the time of those that they wait for, where others use the machine too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -18,3 +25,26 @@ except ImportError:  # the environment of tests/vllm
 else:
     settings.register_profile("steady", derandomize=True)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    """`magicdec` as a user starts it, but in this process: a start of its own takes seconds where torch is needed."""
+    from magicdec.cli import main
+
+    def call(*arguments: str) -> Done:
+        capsys.readouterr()
+        handler = signal.getsignal(signal.SIGTERM)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["magicdec", *arguments])
+            patch.setattr(warnings, "formatwarning", warnings.formatwarning)
+            try:
+                main()
+            except SystemExit as ended:
+                code = ended.code
+            finally:
+                signal.signal(signal.SIGTERM, handler)
+        assert isinstance(code, int)
+        return Done(code, *capsys.readouterr())
+
+    return call

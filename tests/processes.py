@@ -11,12 +11,43 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Done(NamedTuple):
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def refusal(self) -> str:
+        """The one line that says why nothing was done."""
+        assert self.returncode == 2, self
+        assert not self.stdout
+        assert self.stderr.startswith("magicdec: "), self.stderr
+        assert self.stderr.endswith("\n")
+        assert self.stderr.count("\n") == 1, self.stderr
+        return self.stderr.removeprefix("magicdec: ").rstrip("\n")
+
+
+Program = Callable[..., Done]
+
+
+def magicdec(*arguments: str, launcher: tuple[str, ...] = ("-m",)) -> Done:
+    """Starts the program in a process of its own, and waits for its end."""
+    command = [sys.executable, *launcher, "magicdec", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def _end_with_tests() -> None:
-    """Linux: the kernel kills the command if the tests are killed, before they can end it themselves."""
+    """Linux: the kernel kills the command if the tests are killed, before they can end it themselves. An interrupt that
+    the tests ignore, as where a shell runs them in the background, is one for the command."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
@@ -31,7 +62,7 @@ class Watched:
             stdout=subprocess.DEVNULL,
             stderr=its_end,
             start_new_session=True,
-            preexec_fn=_end_with_tests,  # noqa: PLW1509 - one system call, and no lock
+            preexec_fn=_end_with_tests,  # noqa: PLW1509 - two system calls, and no lock
         )
         os.close(its_end)
         self.shown = ""

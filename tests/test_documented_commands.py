@@ -184,13 +184,3 @@ def test_commands_that_measure_run_with_smaller_numbers(where: str, place: Path,
         ran += 1
     if not ran:
         pytest.skip("nothing here measures that has not been run for another document")
-
-
-def test_shell_completion_knows_the_commands() -> None:
-    """What a shell asks when TAB is pressed after "magicdec pl" and "magicdec plan --mod"."""
-    for line, expected in (("magicdec pl", {"plan", "plot"}), ("magicdec plan --mod", {"--model"})):
-        environment = {**os.environ, "_MAGICDEC_COMPLETE": "complete_bash", "COMP_WORDS": line}
-        environment["COMP_CWORD"] = str(len(line.split()) - 1)
-        script = [sys.executable, "-c", "import sys; sys.argv = ['magicdec']; from magicdec.cli import main; main()"]
-        done = subprocess.run(script, capture_output=True, text=True, check=False, env=environment)
-        assert set(done.stdout.split()) == expected, done.stderr

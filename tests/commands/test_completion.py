@@ -5,26 +5,31 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from magicdec.specs.catalog import model_names
 from magicdec.specs.hardware import hardware_names
+from tests.processes import Program
 
 
-def completed(*words: str) -> tuple[list[str], str]:
-    """What is offered for the last word, and the names of the modules that were loaded for it."""
-    asked = {
-        "_MAGICDEC_COMPLETE": "complete_bash",
-        "COMP_WORDS": " ".join(["magicdec", *words]),
-        "COMP_CWORD": str(len(words)),
-    }
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "magicdec"],
-        capture_output=True, text=True, check=False, env={**os.environ, **asked},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split(), done.stderr
+def asked(*words: str) -> dict[str, str]:
+    """The environment in which a shell asks for what may stand in place of the last word."""
+    place = str(len(words))
+    return {"_MAGICDEC_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(["magicdec", *words]), "COMP_CWORD": place}
+
+
+@pytest.fixture
+def completed(program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    def offered(*words: str) -> list[str]:
+        for name, value in asked(*words).items():
+            monkeypatch.setenv(name, value)
+        done = program()
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    return offered
 
 
 @pytest.mark.parametrize(
@@ -47,17 +52,26 @@ def completed(*words: str) -> tuple[list[str], str]:
         (("export", "t"), ["trtllm"]),
         (("plot", "he"), ["heatmap"]),
         (("run", "--ga"), ["--gamma"]),
+        (("plan", "--mod"), ["--model"]),
         (("pl",), ["plan", "plot"]),
         (("validate", "k"), ["kernels"]),
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_values_are_offered_without_torch(words: tuple[str, ...], expected: list[str]) -> None:
-    found, loaded = completed(*words)
-    assert found == expected
-    assert "| typer" in loaded
-    assert "| torch\n" not in loaded
+def test_values_are_offered(words: tuple[str, ...], expected: list[str], completed: Callable[..., list[str]]) -> None:
+    assert completed(*words) == expected
 
 
-def test_a_path_is_left_to_the_shell() -> None:
-    assert completed("run", "--model", "./mod")[0] == []
+def test_values_are_offered_without_torch() -> None:
+    """In a process of its own, as a shell starts it, by the names of the modules that are loaded."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "magicdec"],
+        capture_output=True, text=True, check=True, env={**os.environ, **asked("run", "--model", "embe")},
+    )  # fmt: skip
+    assert done.stdout.split() == ["embedded"]
+    assert "| typer" in done.stderr
+    assert "| torch\n" not in done.stderr
+
+
+def test_a_path_is_left_to_the_shell(completed: Callable[..., list[str]]) -> None:
+    assert completed("run", "--model", "./mod") == []

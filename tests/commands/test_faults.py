@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from magicdec.cli import main
 from magicdec.perfmodel.acceptance import constant_profile, save_profile
 from magicdec.records import read_records
 from magicdec.specs.engine import load_engine, save_engine
 from magicdec.specs.hardware import load_hardware, save_hardware
+from tests.processes import Program
 
 RECORDS = Path(__file__).resolve().parents[2] / "results" / "demo-2-cores.jsonl"
 QUICK = ("--batch", "8", "--context", "2048", "--gamma", "3", "--draft-budget", "256")
@@ -44,15 +44,10 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def outcome(
-    what: str, file: Path, plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str]:
+def outcome(what: str, file: Path, plan: Path, program: Program) -> tuple[int, str]:
     """Exit code and error output of the command that writes this."""
-    arguments = [each.format(file=file, plan=plan) for each in WRITERS[what]]
-    monkeypatch.setattr(sys, "argv", ["magicdec", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0), capsys.readouterr().err
+    done = program(*(each.format(file=file, plan=plan) for each in WRITERS[what]))
+    return done.returncode, done.stderr
 
 
 @contextmanager
@@ -80,15 +75,13 @@ def ordinary_user() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("what", WRITERS)
-def test_a_full_disk(
-    what: str, plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk(what: str, plan_file: Path, tmp_path: Path, program: Program) -> None:
     file = tmp_path / f"out.{SUFFIX[what]}"
-    assert outcome(what, file, plan_file, monkeypatch, capsys)[0] == 0
+    assert outcome(what, file, plan_file, program)[0] == 0
     before = file.read_bytes()
     assert len(before) > ROOM
     with full_disk():
-        code, line = outcome(what, file, plan_file, monkeypatch, capsys)
+        code, line = outcome(what, file, plan_file, program)
     assert (code, line.count("\n")) == (2, 1), line
     assert line.startswith("magicdec: cannot ")
     assert str(file) in line
@@ -134,14 +127,12 @@ def test_a_full_disk_while_a_profile_is_written(what: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("what", WRITERS)
-def test_a_read_only_directory(
-    what: str, plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_read_only_directory(what: str, plan_file: Path, tmp_path: Path, program: Program) -> None:
     """Once with a file in it and once without."""
     directory = Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR", "/tmp")))
     plan = Path(shutil.copy(plan_file, directory / "plan.json"))
     name = f"out.{SUFFIX[what]}"
-    assert outcome(what, tmp_path / name, plan, monkeypatch, capsys)[0] == 0  # all that it imports
+    assert outcome(what, tmp_path / name, plan, program)[0] == 0  # all that it imports
     try:
         for there in (False, True):
             if there:
@@ -150,7 +141,7 @@ def test_a_read_only_directory(
                 (directory / name).chmod(0o444)
             directory.chmod(0o555)
             with ordinary_user():
-                code, line = outcome(what, directory / name, plan, monkeypatch, capsys)
+                code, line = outcome(what, directory / name, plan, program)
             assert (code, line.count("\n")) == (2, 1), line
             assert line.startswith("magicdec: cannot ")
             assert sorted(p.name for p in directory.iterdir()) == sorted(["plan.json"] + [name] * there)
@@ -161,12 +152,12 @@ def test_a_read_only_directory(
 
 
 def test_records_of_a_plan_are_one_more_after_the_disk_has_room_again(
-    plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    plan_file: Path, tmp_path: Path, program: Program
 ) -> None:
     file = tmp_path / "records.jsonl"
     codes = []
     for is_full in (False, True, False):
         with full_disk() if is_full else nullcontext():
-            codes.append(outcome("a record", file, plan_file, monkeypatch, capsys)[0])
+            codes.append(outcome("a record", file, plan_file, program)[0])
     assert codes == [0, 2, 0]
     assert len(read_records(file)) % 2 == 0

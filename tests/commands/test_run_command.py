@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,15 @@ from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.plan_document import Formats, GammaTable, NeedsAcceptance, Plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from tests.processes import Done, Program, magicdec
 
 SMALL = ("--batch", "2", "--context", "120", "--gen-len", "6", "--repetitions", "1", "--quiet", "--format", "json")
 
 
-def run(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", *(launcher or ()), *(("-m",) if launcher else ()), "magicdec", "run", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m")
 
 
-def rows_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+def rows_of(done: Done) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(done.stdout)
     return rows
@@ -39,19 +39,18 @@ def generated(path: Path) -> list[list[int]]:
     return [json.loads(line)["generated_ids"] for line in path.read_text().splitlines()]
 
 
-def test_one_rank_two_ranks_and_torchrun_generate_the_same(tmp_path: Path) -> None:
+def test_one_rank_two_ranks_and_torchrun_generate_the_same(tmp_path: Path, program: Program) -> None:
     """The same tokens and acceptance; each records itself once, with its ranks. The draft model is on one rank."""
     options = (*SMALL, "--draft", "embedded", "--draft-method", "streamingllm", "--draft-budget", "32", "--gamma", "2")
     outputs, rows = [], []
-    torchrun = ("torch.distributed.run", "--nproc-per-node", "2")
-    for name, extra, launcher in (
-        ("one", (), ()),
-        ("two", ("--tp", "2", "--draft-tp", "1"), ()),
-        ("torchrun", ("--draft-tp", "1"), torchrun),
+    for name, extra, start in (
+        ("one", (), program),
+        ("two", ("--tp", "2", "--draft-tp", "1"), program),
+        ("torchrun", ("--draft-tp", "1"), partial(magicdec, launcher=TORCHRUN)),
     ):
         records, output = tmp_path / f"{name}.jsonl", tmp_path / f"{name}-output.jsonl"
         files = ("--records", str(records), "--save-output", str(output))
-        rows.append(rows_of(run(*options, *extra, *files, launcher=launcher)))
+        rows.append(rows_of(start("run", *options, *extra, *files)))
         outputs.append(generated(output))
         assert len(records.read_text().splitlines()) == 2
     assert outputs[0] == outputs[1] == outputs[2]
@@ -73,11 +72,10 @@ def test_one_rank_two_ranks_and_torchrun_generate_the_same(tmp_path: Path) -> No
         (("--plan", "/nonexistent.json"), "cannot read plan"),
     ],
 )
-def test_what_cannot_be_drafted_or_divided_is_one_line(arguments: tuple[str, ...], message: str) -> None:
-    done = run("--quiet", "--draft-budget", "32", *arguments)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert message in done.stderr
+def test_what_cannot_be_drafted_or_divided_is_one_line(
+    arguments: tuple[str, ...], message: str, program: Program
+) -> None:
+    assert message in program("run", "--quiet", "--draft-budget", "32", *arguments).refusal
 
 
 def plan_of(**changes: Any) -> Plan:
@@ -101,9 +99,11 @@ def plan_file(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_a_plan_runs_its_best_and_runner_up_and_options_override(tmp_path: Path) -> None:
+def test_a_plan_runs_its_best_and_runner_up_and_options_override(tmp_path: Path, program: Program) -> None:
     path = plan_file(tmp_path / "plan.json")
-    rows = rows_of(run("--plan", str(path), "--gamma", "1,3", "--repetitions", "1", "--quiet", "--format", "json"))
+    rows = rows_of(
+        program("run", "--plan", str(path), "--gamma", "1,3", "--repetitions", "1", "--quiet", "--format", "json")
+    )
     found = [(row.get("draft_method", "none"), row.get("gamma", 0)) for row in rows]
     assert found == [("none", 0), ("streamingllm", 1), ("streamingllm", 3), ("snapkv", 1), ("snapkv", 3)]
     assert {(r["batch_size"], r["context_len"], r["gen_len"], r.get("temperature", 0.0)) for r in rows} == {
@@ -132,7 +132,7 @@ def test_a_plan_whose_draft_cannot_be_run_names_what_can(tmp_path: Path) -> None
 FORMATS = {"weight_dtype": "bf16", "kv_dtype": "bf16", "draft_weight_dtype": "int8", "draft_kv_dtype": "bf16"}
 
 
-def test_a_plans_number_formats_are_run_unless_given(tmp_path: Path) -> None:
+def test_a_plans_number_formats_are_run_unless_given(tmp_path: Path, program: Program) -> None:
     """A plan in bf16 with an int8 draft runs so, on a CPU too; the options override either."""
     path = plan_file(tmp_path / "plan.json", precision=Formats(**FORMATS))
     options = ("--plan", str(path), "--repetitions", "1", "--quiet", "--format", "json")
@@ -140,7 +140,7 @@ def test_a_plans_number_formats_are_run_unless_given(tmp_path: Path) -> None:
         ((), "bfloat16", "int8"),
         (("--dtype", "float32", "--draft-weight-dtype", "int4"), "float32", "int4"),
     ):
-        rows = rows_of(run(*options, *extra))
+        rows = rows_of(program("run", *options, *extra))
         assert {row["dtype"] for row in rows} == {dtype}
         assert {row.get("draft_weight_dtype") for row in rows[1:]} == {draft}
 
@@ -195,7 +195,7 @@ def test_bfloat16_on_a_device_without_it_is_refused(monkeypatch: pytest.MonkeyPa
         check_request(request, load_model_spec("embedded"))
 
 
-def test_gamma_is_chosen_from_a_plans_table(tmp_path: Path) -> None:
+def test_gamma_is_chosen_from_a_plans_table(tmp_path: Path, program: Program) -> None:
     """Up to the table's largest gamma, at the table's entry for this batch and context; the record says so."""
     cells = [[1.0] * 3] * 3
     table = GammaTable(
@@ -205,7 +205,7 @@ def test_gamma_is_chosen_from_a_plans_table(tmp_path: Path) -> None:
     )  # fmt: skip
     path = plan_file(tmp_path / "plan.json", gamma_table=table)
     options = ("--plan", str(path), "--adaptive", "--repetitions", "1", "--quiet", "--format", "json")
-    for row in rows_of(run(*options))[1:]:
+    for row in rows_of(program("run", *options))[1:]:
         assert (row["gamma"], row["adaptive"], len(row["gamma_table"])) == (6, True, 12)
         drafted = row["acceptance_trials_by_position"]
         assert drafted[0] > 0
@@ -267,13 +267,13 @@ def test_threads_are_bound_before_torch_is_loaded() -> None:
 
 
 @pytest.mark.slow
-def test_hundreds_of_tokens_after_prompts_of_mixed_lengths(tmp_path: Path) -> None:
+def test_hundreds_of_tokens_after_prompts_of_mixed_lengths(tmp_path: Path, program: Program) -> None:
     """520 tokens after 150 to 300: greedy speculation gives what autoregressive decoding does, to the last token."""
     options = ("--batch", "3", "--context", "300", "--context-spread", "0.5", "--gen-len", "520", "--temperature", "0")
     options += ("--repetitions", "1", "--run-to-end", "--draft-budget", "64", "--quiet", "--format", "json")
     alone, drafted = tmp_path / "alone.jsonl", tmp_path / "drafted.jsonl"
-    rows_of(run(*options, "--draft", "none", "--save-output", str(alone)))
-    rows = rows_of(run(*options, "--save-output", str(drafted)))
+    rows_of(program("run", *options, "--draft", "none", "--save-output", str(alone)))
+    rows = rows_of(program("run", *options, "--save-output", str(drafted)))
     assert generated(drafted) == generated(alone)
     assert [len(tokens) for tokens in generated(drafted)] == [520] * 3
     prompts = [json.loads(line)["prompt_ids"] for line in drafted.read_text().splitlines()]
@@ -282,12 +282,12 @@ def test_hundreds_of_tokens_after_prompts_of_mixed_lengths(tmp_path: Path) -> No
     assert rows[1]["speedup_static_batch"] > 0
 
 
-def test_a_queue_and_a_chosen_gamma_are_recorded_and_change_no_token(tmp_path: Path) -> None:
+def test_a_queue_and_a_chosen_gamma_are_recorded_and_change_no_token(tmp_path: Path, program: Program) -> None:
     """Greedy, with 5 prompts through 2 slots: the tokens are those of a batch of 5; the text of one is streamed."""
     options = ("--context-spread", "0.3", "--draft-budget", "32", "--gamma", "3", "--temperature", "0")
     queued, whole = tmp_path / "queued.jsonl", tmp_path / "whole.jsonl"
     extra = ("--queue", "5", "--adaptive", "--stream", "--save-output", str(queued))
-    done = run(*SMALL, *options, *extra)
+    done = program("run", *SMALL, *options, *extra)
     alone, drafted = rows_of(done)
     assert (alone["num_prompts"], drafted["num_prompts"]) == (5, 5)
     assert "adaptive" not in alone
@@ -296,7 +296,7 @@ def test_a_queue_and_a_chosen_gamma_are_recorded_and_change_no_token(tmp_path: P
     assert drafted["speedup_refilled"] > 0
     first = json.loads(queued.read_text().splitlines()[0])
     assert done.stderr.strip() == first["generated"].strip()
-    rows_of(run(*SMALL, *options, "--batch", "5", "--save-output", str(whole)))
+    rows_of(program("run", *SMALL, *options, "--batch", "5", "--save-output", str(whole)))
     assert sorted(generated(queued)) == sorted(generated(whole))
 
 

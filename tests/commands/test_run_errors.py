@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import magicdec
-from magicdec.cli import main
 from magicdec.records import Record, append_record
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
+from tests.processes import Program
+from tests.processes import magicdec as start
 
 SMALL = ("--batch=2", "--context=100", "--gen-len=4", "--draft-budget=32", "--repetitions=1", "--quiet")
 WEIGHTS, PARTS = "model.safetensors", ("model-1.safetensors", "model-2.safetensors")
@@ -33,17 +32,9 @@ def checkpoint(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EMBEDDED_DIRECTORY, tmp_path / "model"))
 
 
-def outcome(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refusal(program: Program, *arguments: str) -> str:
     """The line that a run which must fail prints."""
-    monkeypatch.setattr(sys, "argv", ["magicdec", "run", *SMALL, *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out, line = capsys.readouterr()
-    assert ended.value.code == 2
-    assert out == ""
-    assert line.count("\n") == 1
-    assert line.startswith("magicdec: ")
-    return line
+    return program("run", *SMALL, *arguments).refusal
 
 
 def change_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -109,13 +100,12 @@ def test_a_checkpoint_that_cannot_be_used(
     checkpoint: Path,
     damage: Callable[[Path], None],
     message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    program: Program,
     tmp_path: Path,
 ) -> None:
     damage(checkpoint)
     records = tmp_path / "records.jsonl"
-    line = outcome(monkeypatch, capsys, "--model", str(checkpoint), "--records", str(records))
+    line = refusal(program, "--model", str(checkpoint), "--records", str(records))
     assert message in line
     assert not records.exists()
 
@@ -143,12 +133,11 @@ def test_a_checkpoint_that_cannot_be_used(
 def test_an_option_that_cannot_be_used(
     arguments: tuple[str, ...],
     message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    program: Program,
     tmp_path: Path,
 ) -> None:
     given = [argument.format(tmp_path=tmp_path) for argument in arguments]
-    assert message in outcome(monkeypatch, capsys, *given)
+    assert message in refusal(program, *given)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +172,7 @@ def test_what_is_refused_before_anything_starts(
     arguments: tuple[str, ...],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    program: Program,
     tmp_path: Path,
 ) -> None:
     """No weights are read, no rank is started, no file is written to."""
@@ -194,7 +183,7 @@ def test_what_is_refused_before_anything_starts(
 
     monkeypatch.setattr("magicdec.runtime.launch.launch", must_not)
     given = [argument.format(tmp_path=tmp_path) for argument in arguments]
-    assert message in outcome(monkeypatch, capsys, *given)
+    assert message in refusal(program, *given)
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
     assert (tmp_path / "text").read_text() == "somebody's notes\n"
 
@@ -204,17 +193,14 @@ def test_a_damaged_record_is_one_line_of_warning(tmp_path: Path) -> None:
     base = Record(source="measured", model="embedded", batch_size=1, context_len=128)
     append_record(records, base)
     records.write_bytes(records.read_bytes() + b'{"source": "meas')
-    done = subprocess.run(
-        [sys.executable, "-m", "magicdec", "records", "ls", str(records)], capture_output=True, text=True, check=True
-    )
+    done = start("records", "ls", str(records))
+    assert done.returncode == 0
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("magicdec: warning: ")
 
 
-def test_a_plan_of_a_pipeline_is_not_run_as_something_else(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_plan_of_a_pipeline_is_not_run_as_something_else(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     answer = magicdec.plan(model="llama-3.1-70b", hardware="h100-sxm-80gb", tp=4, pp=2, batch=8, context=4096)
     path.write_bytes(msgspec.json.encode(answer))
-    assert "spreads a replica as tp 4 x pp 2" in outcome(monkeypatch, capsys, "--plan", str(path))
+    assert "spreads a replica as tp 4 x pp 2" in refusal(program, "--plan", str(path))

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from magicdec.records import read_records
+from tests.processes import Program
 
 SMALL = (
     "--batch",
@@ -55,13 +56,13 @@ def generated(path: Path) -> list[list[int]]:
     return [json.loads(line)["generated_ids"] for line in path.read_text().splitlines()]
 
 
-def test_two_nodes_generate_what_one_process_does(tmp_path: Path) -> None:
+def test_two_nodes_generate_what_one_process_does(tmp_path: Path, program: Program) -> None:
     """Two torchrun processes that meet at a rendezvous on loopback, one rank each; only the first node writes."""
     rendezvous = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "test")
     rendezvous += ("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1")
     one, outputs = tmp_path / "one.jsonl", [tmp_path / f"node{i}.jsonl" for i in range(2)]
     records = tmp_path / "records.jsonl"
-    subprocess.run([sys.executable, *RUN, *SMALL, "--save-output", str(one)], check=True, capture_output=True)
+    assert program("run", *SMALL, "--save-output", str(one)).returncode == 0
     commands = [
         (*TORCHRUN, *rendezvous, *RUN, *SMALL, "--save-output", str(output), "--records", str(records))
         for output in outputs

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 
 import pytest
 
-from magicdec.cli import main
+from tests.processes import Program
 
 
-def line_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+@pytest.fixture
+def line_of(program: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """What is printed, in a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", ["magicdec", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out, line = capsys.readouterr()
-    assert ended.value.code == 2
-    assert out == ""
-    assert line.startswith("magicdec: ")
-    assert line.endswith("\n")
-    assert line.count("\n") == 1
-    return line.removeprefix("magicdec: ").rstrip("\n")
+    return lambda *arguments: program(*arguments).refusal
 
 
 @pytest.mark.parametrize(
@@ -39,9 +31,9 @@ def line_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     ],
 )
 def test_an_unknown_or_incomplete_option(
-    arguments: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], expected: str, line_of: Callable[..., str]
 ) -> None:
-    assert line_of(monkeypatch, capsys, *arguments) == expected
+    assert line_of(*arguments) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,10 +46,8 @@ def test_an_unknown_or_incomplete_option(
         (("validate", "xyz"), "unknown command 'xyz': known: acceptance, grid, kernels, published"),
     ],
 )
-def test_an_unknown_command(
-    arguments: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert line_of(monkeypatch, capsys, *arguments).startswith(expected)
+def test_an_unknown_command(arguments: tuple[str, ...], expected: str, line_of: Callable[..., str]) -> None:
+    assert line_of(*arguments).startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +69,8 @@ def test_an_unknown_command(
         (("validate", "grid", "--quick", "--clock", "cpu"), "--clock cpu goes with --engine vllm"),
     ],
 )
-def test_a_value_that_cannot_be(
-    arguments: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert line_of(monkeypatch, capsys, *arguments).startswith(expected)
+def test_a_value_that_cannot_be(arguments: tuple[str, ...], expected: str, line_of: Callable[..., str]) -> None:
+    assert line_of(*arguments).startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +85,6 @@ def test_a_value_that_cannot_be(
     ],
 )
 def test_an_argument_too_few_or_too_many(
-    arguments: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], expected: str, line_of: Callable[..., str]
 ) -> None:
-    assert line_of(monkeypatch, capsys, *arguments).startswith(expected)
+    assert line_of(*arguments).startswith(expected)
