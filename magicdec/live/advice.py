@@ -14,15 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
-from magicdec.perfmodel.acceptance_runs import Runs, fit_runs
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.intervals import Z_90, relative_errors
 from magicdec.perfmodel.prediction import Prediction, predict
@@ -56,12 +53,6 @@ class Situation:
     def gammas(self) -> tuple[int, ...]:
         """0 to the largest; those deeper than what was observed have the wider intervals."""
         return tuple(range(max(MAX_GAMMA, self.gamma) + 1))
-
-    @cached_property
-    def runs(self) -> Runs | None:
-        """What counted rates say of other gammas, where they show runs; else the profile's law does."""
-        counted = self.acceptance.measured
-        return fit_runs(counted[0].rates, counted[0].stderr) if len(counted) == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,11 +147,7 @@ class _Points:
             return weighted
 
         self.step_s = mean(terms.step_s)
-        runs = situation.runs
-        if runs is not None:
-            self.tokens = np.array([runs.tokens(gamma) for gamma in situation.gammas])
-        else:
-            self.tokens = np.broadcast_to(self.prediction.expected_tokens_per_step, gammas.shape)
+        self.tokens = np.broadcast_to(self.prediction.expected_tokens_per_step, gammas.shape)
         self.shares = {group: mean(seconds) / self.step_s for group, seconds in terms.step_seconds("group").items()}
 
     def choice(self, gamma: int, *, over: int) -> Choice:
@@ -193,23 +180,11 @@ class _Points:
 
     def _tokens_error(self, gamma: int, over: int) -> float:
         """Of E(gamma) / E(over), with rates one standard deviation up and down, and sequences that differ."""
-        situation = self.situation
-        if situation.runs is not None:
-            return situation.runs.log_ratio_error(gamma, over)
-        context = float(self.prediction.points.context)
-        deepest = max(situation.gammas)
-
-        def ratio(num_sigma: float, shift: float = 0.0) -> float:
-            rates = situation.acceptance.conditional_rates(
-                budget=context, context=context, gamma_max=deepest, num_sigma=num_sigma
-            )
-            at = expected_tokens_per_step(np.clip(rates + shift, 0.0, 1.0), np.array([gamma, over]))
-            return float(at[0] / at[1])
-
-        spread = situation.acceptance.spread / float(np.sqrt(self.prediction.points.batch))
-        own = abs(np.log(ratio(1.0) / ratio(-1.0))) / 2.0
-        of_batch = abs(np.log(ratio(0.0, spread) / ratio(0.0, -spread))) / 2.0
-        return float(np.hypot(own, of_batch))
+        at = self.prediction.points
+        return self.situation.acceptance.ratio_error(
+            gamma, over, budget=float(at.context), context=float(at.context),
+            shift=self.situation.acceptance.spread / float(np.sqrt(at.batch)),
+        )  # fmt: skip
 
 
 def bands(advice: Advice) -> tuple[tuple[int, int, int], ...]:

@@ -141,6 +141,8 @@ def acceptance_profile(
         definition = "one rate for all positions, from the tokens per step that an engine counts"
     if draft.may_be_absent:
         definition += "; a step without a draft counts as one that was not accepted"
+        share = 1.0 if observation.drafted_share is None else min(observation.drafted_share, 1.0)
+        profile = msgspec.structs.replace(profile, drafted_share=share)
     return _described(profile, definition)
 
 

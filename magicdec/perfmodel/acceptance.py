@@ -25,6 +25,7 @@ from magicdec.perfmodel.acceptance_fit import (
     measurements_from_rows,
 )
 from magicdec.perfmodel.acceptance_law import MAX_POSITIONS, Array, Law, LawError, expected_tokens_per_step, survival
+from magicdec.perfmodel.acceptance_runs import Runs, fit_runs
 from magicdec.perfmodel.static_batch import speedup_static_batch, static_batch_efficiency
 
 __all__ = [
@@ -72,6 +73,10 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     measured_budgets: list[float] = []
     measured_contexts: list[float] = []
     measured_gamma: int | None = None
+    """The largest gamma that was measured."""
+    drafted_share: float = 1.0
+    """Share of a sequence's steps that have a draft at all, where look-ups may find none: the others verify one token,
+    and count among the steps that the rates are of."""
     num_trials: int | None = None
     fit_rms: float | None = None
     """Root mean square of measured minus fitted rates, weighted by trials."""
@@ -105,6 +110,66 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         shifted: Array = rates ** np.exp(-num_sigma * deviation)
         return shifted
 
+    @property
+    def max_gamma(self) -> int | None:
+        """The largest gamma to choose unasked: the measured one, where the profile has no counts that tell how sure
+        deeper ones are; None: any."""
+        return None if self.measured else self.measured_gamma
+
+    @property
+    def runs(self) -> Runs | None:
+        """Runs fitted to the counts, where those are of one budget and context, and rise with the position."""
+        if len(self.measured) != 1:
+            return None
+        return fit_runs(tuple(self.measured[0].rates), tuple(self.measured[0].stderr))
+
+    def tokens_per_step(self, *, budget: Any, context: Any, gamma: Any, shift: Any = 0.0) -> tuple[Array, Array]:
+        """Expected tokens per step, E(gamma), and the probability that all `gamma` drafts are accepted; arrays
+        broadcast. By the runs of the counts where they have some, else by the law.
+
+        `shift` is added to the rates by position: those of sequences that differ from the mean.
+        """
+        gamma = np.asarray(gamma, dtype=np.int64)
+        runs = self.runs
+        if runs is None:
+            deepest = max(int(gamma.max(initial=0)), 1)
+            rates = self.law.conditional_rates(budget=budget, context=context, gamma_max=deepest)
+            return _by_position(_shifted(rates, shift), gamma)
+        first = self.law.first_rate(budget=budget, context=context)
+        counted = self.law.first_rate(budget=self.measured[0].budget, context=self.measured[0].context)
+        return runs.tokens_per_step(gamma, shift=_logit(first + shift) - _logit(counted))
+
+    def tokens_error(self, *, budget: Any, context: Any, gamma: Any, shifts: Sequence[Any] = ()) -> Array:
+        """One relative standard deviation of E(gamma): from the law's errors and, by runs, that of E(gamma) over the
+        counted gamma's; and from each of `shifts` of the rates."""
+        gamma, runs = np.asarray(gamma, dtype=np.int64), self.runs
+        at: dict[str, Any] = {"budget": budget, "context": context}
+        deepest = max(int(gamma.max(initial=0)), 1) if runs is None else runs.counted
+        low, high = (self.conditional_rates(**at, gamma_max=deepest, num_sigma=sigma) for sigma in (-1.0, 1.0))
+        own = _half_range(*(_by_position(rates, gamma if runs is None else deepest)[0] for rates in (low, high)))
+        if runs is not None:
+            own = np.hypot(own, runs.log_ratio_error(gamma, deepest))
+        variance: Array = own**2
+        for shift in shifts:
+            if np.any(shift):
+                moved = (self.tokens_per_step(**at, gamma=gamma, shift=sign * shift)[0] for sign in (-1.0, 1.0))
+                variance = variance + _half_range(*moved) ** 2
+        return np.sqrt(variance)
+
+    def ratio_error(self, gamma: int, over: int, *, budget: Any, context: Any, shift: float = 0.0) -> float:
+        """One standard deviation of log(E(gamma) / E(over)): rates of positions that both draft cancel."""
+        if (runs := self.runs) is not None:
+            return float(runs.log_ratio_error(gamma, over))
+        at: dict[str, Any] = {"budget": budget, "context": context, "gamma_max": max(gamma, over, 1)}
+
+        def log_ratio(num_sigma: float, by: float) -> float:
+            rates = _shifted(self.conditional_rates(**at, num_sigma=num_sigma), by)
+            one, other = expected_tokens_per_step(rates, np.array([gamma, over]))
+            return float(np.log(one / other))
+
+        own = (log_ratio(1.0, 0.0) - log_ratio(-1.0, 0.0)) / 2.0
+        return float(np.hypot(own, (log_ratio(0.0, shift) - log_ratio(0.0, -shift)) / 2.0))
+
     def at_rate(self, rate: float, *, budget: float, context: float) -> AcceptanceProfile:
         """The same shape, scaled so that position 1 at (budget, context) is accepted at `rate`; no error of its own."""
         present = 1.0 - float(self.law.first_rate(budget=budget, context=context))
@@ -116,7 +181,29 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         sparse_then = (1.0 - rate - floor) / (1.0 - floor)
         law = msgspec.structs.replace(self.law, rejection=self.law.rejection * sparse_then / sparse_now, floor=floor)
         error = msgspec.structs.replace(self.error, log_rejection=0.0)
-        return msgspec.structs.replace(self, law=law, error=error, fitted=True)
+        return msgspec.structs.replace(self, law=law, error=error, fitted=True, measured=[])
+
+
+def _by_position(rates: Array, gamma: Any) -> tuple[Array, Array]:
+    """E(gamma) and the probability that all `gamma` drafts are accepted, from rates by position on a last axis."""
+    expected, without_last = (expected_tokens_per_step(rates, each) for each in (gamma, np.maximum(gamma - 1, 0)))
+    return expected, np.where(gamma > 0, expected - without_last, 1.0)
+
+
+def _shifted(rates: Array, shift: Any) -> Array:
+    return np.clip(rates + np.asarray(shift)[..., None], 0.0, 1.0) if np.any(shift) else rates
+
+
+def _half_range(low: Array, high: Array) -> Array:
+    """Half the relative difference of two values."""
+    half: Array = (high - low) / (high + low)
+    return half
+
+
+def _logit(rate: Any) -> Array:
+    inside = np.clip(rate, 1e-9, 1.0 - 1e-9)
+    logit: Array = np.log(inside / (1.0 - inside))
+    return logit
 
 
 def constant_profile(

@@ -11,14 +11,17 @@ takes fewer steps for the easy part and the same for the misses:
 With k = ∞ all tokens are alike and these are α^i. A law by position (perfmodel/acceptance_law.py) takes the rates of a
 step's positions as given whatever gamma is: too few tokens below the gamma that was measured, too many above it.
 
+At another budget or context logit(a) moves by as much as the law's logit of the first position's rate; k stays.
+
 Ignored: drafts that get worse over their own tokens. Rates that fall with the position show that, and are no runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -35,27 +38,45 @@ STEP = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Fitted to rates by position. `x` = (logit a, log k)."""
+    """Runs fitted to rates by position that were counted at gamma = `counted`."""
 
     x: Array
+    """(logit a, log k)."""
     covariance: Array
+    counted: int
+
+    def tokens_per_step(self, gamma: Any, *, shift: Any = 0.0) -> tuple[Array, Array]:
+        """E(gamma), and the probability that all gamma drafts are accepted, with logit(a) moved by `shift`; arrays
+        broadcast."""
+        gamma, shift = np.asarray(gamma, dtype=np.int64), np.asarray(shift, dtype=np.float64)
+        shifts, row = np.unique(shift, return_inverse=True)
+        gammas, column = np.unique(gamma, return_inverse=True)
+        longer = _longer(self.x[0] + shifts[:, None], self.x[1])
+        steps = np.stack([longer[:, :: each + 1].sum(axis=-1) for each in gammas], axis=-1)
+        whole = np.stack([longer[:, each :: each + 1].sum(axis=-1) for each in gammas], axis=-1)
+        where = row.reshape(shift.shape), column.reshape(gamma.shape)
+        return (longer.sum(axis=-1)[:, None] / steps)[where], (whole / steps)[where]
 
     def tokens(self, gamma: int) -> float:
         """Expected tokens per step."""
-        return float(_survivors(self.x, gamma).sum())
+        return float(self.tokens_per_step(gamma)[0])
 
-    def log_ratio_error(self, gamma: int, over: int) -> float:
-        """One standard deviation of log(E(gamma) / E(over))."""
+    def log_ratio_error(self, gamma: Any, over: Any) -> Array:
+        """One standard deviation of log(E(gamma) / E(over)); arrays broadcast."""
 
-        def ratio(x: Array) -> float:
-            return math.log(_survivors(x, gamma).sum() / _survivors(x, over).sum())
+        def ratio(x: Array) -> Array:
+            moved = replace(self, x=x)
+            return np.log(moved.tokens_per_step(gamma)[0] / moved.tokens_per_step(over)[0])
 
-        gradient = np.array([(ratio(self.x + up) - ratio(self.x - up)) / (2 * STEP) for up in np.eye(2) * STEP])
-        counted = float(gradient @ self.covariance @ gradient)
-        return math.sqrt(max(counted, 0.0) + (SHAPE_ERROR * ratio(self.x)) ** 2)
+        by_x = [(ratio(self.x + up) - ratio(self.x - up)) / (2 * STEP) for up in np.eye(2) * STEP]
+        gradient = np.stack(by_x, axis=-1)
+        counted = np.einsum("...i,ij,...j", gradient, self.covariance, gradient)
+        error: Array = np.sqrt(np.maximum(counted, 0.0) + (SHAPE_ERROR * ratio(self.x)) ** 2)
+        return error
 
 
-def fit_runs(rates: Sequence[float], stderr: Sequence[float]) -> Runs | None:
+@lru_cache(maxsize=64)
+def fit_runs(rates: tuple[float, ...], stderr: tuple[float, ...]) -> Runs | None:
     """Runs with these conditional rates by position, counted at gamma = their number; None where they do not rise."""
     from scipy.optimize import least_squares
 
@@ -72,14 +93,21 @@ def fit_runs(rates: Sequence[float], stderr: Sequence[float]) -> Runs | None:
     solved = least_squares(residuals, [math.log(rates[0] / (1.0 - rates[0])), 1.0], bounds=([-12, -4], [12, 12]))
     jacobian = np.asarray(solved.jac, dtype=np.float64)
     covariance = np.asarray(np.linalg.pinv(jacobian.T @ jacobian), dtype=np.float64)
-    return Runs(x=np.asarray(solved.x, dtype=np.float64), covariance=covariance)
+    return Runs(x=np.asarray(solved.x, dtype=np.float64), covariance=covariance, counted=gamma)
+
+
+def _longer(logit: Any, log_k: float) -> Array:
+    """R_j of j = 0..LONGEST − 1 on the last axis."""
+    a, k = 1.0 / (1.0 + np.exp(-np.asarray(logit))), math.exp(log_k)
+    i = np.arange(1, LONGEST)
+    later = np.cumprod((a * k + i - 1.0) / (k + i - 1.0), axis=-1)
+    longer: Array = np.concatenate([np.ones((*later.shape[:-1], 1)), later], axis=-1)
+    return longer
 
 
 def _survivors(x: Array, gamma: int) -> Array:
     """S_i of i = 0..gamma."""
-    a, k = 1.0 / (1.0 + math.exp(-x[0])), math.exp(x[1])
-    i = np.arange(1, LONGEST)
-    longer = np.append(1.0, np.cumprod((a * k + i - 1.0) / (k + i - 1.0)))
+    longer = _longer(x[0], x[1])
     steps = np.append(longer, np.zeros(-len(longer) % (gamma + 1))).reshape(-1, gamma + 1)
     survivors: Array = steps.sum(axis=0) / steps[:, 0].sum()
     return survivors

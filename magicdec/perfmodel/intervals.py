@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import draft_kv_tokens
@@ -163,7 +162,7 @@ def _link_error(prediction: Prediction, near: float) -> Any:
 
 
 def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None, source_error: float = 0.0) -> Array:
-    """One relative standard deviation of the tokens per step: from that of the law's rates, and from which sequences
+    """One relative standard deviation of the tokens per step: the profile's own, and from which sequences
     a batch happens to hold, whose own rates differ by the profile's `spread`. `source_error` is added to it for a
     source unlike the others'."""
     points = prediction.points
@@ -171,26 +170,5 @@ def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None, s
         return np.zeros(())
     kv_len = points.context + points.gen_len / 2.0
     read = draft_kv_tokens(prediction.setup, kv_len, points.budget)
-    gamma_max = int(points.gamma.max())
-
-    def rates(num_sigma: float) -> Array:
-        return acceptance.conditional_rates(budget=read, context=kv_len, gamma_max=gamma_max, num_sigma=num_sigma)
-
-    own = _half_range(rates(-1.0), rates(1.0), points.gamma)
-    middle = rates(0.0)
-
-    def shifted(by: Array) -> Array:
-        return _half_range(middle - by, middle + by, points.gamma) if np.any(by) else np.zeros(())
-
-    of_source = shifted(np.asarray(source_error))
-    of_batch = shifted((acceptance.spread / np.sqrt(points.batch))[..., None])
-    error: Array = np.sqrt(own**2 + of_source**2 + of_batch**2)
-    return error
-
-
-def _half_range(low_rates: Array, high_rates: Array, gamma: Any) -> Array:
-    """Half the relative difference of the tokens per step that two sets of rates give."""
-    low = expected_tokens_per_step(np.clip(low_rates, 0.0, 1.0), gamma)
-    high = expected_tokens_per_step(np.clip(high_rates, 0.0, 1.0), gamma)
-    half: Array = (high - low) / (high + low)
-    return half
+    own_rates = acceptance.spread / np.sqrt(points.batch)
+    return acceptance.tokens_error(budget=read, context=kv_len, gamma=points.gamma, shifts=(source_error, own_rates))

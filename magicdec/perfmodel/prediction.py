@@ -13,13 +13,13 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
+from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.memory import Memory, capacity_bytes, memory_need
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
@@ -37,25 +37,6 @@ LIMITS = {
     "budget": (0.0, 1e12),
 }
 NAMES = {"budget": "draft budget", "gen_len": "gen-len"}
-
-
-class AcceptanceLaw(Protocol):
-    """P(position i accepted | all before accepted), by budget and context; perfmodel/acceptance.py has the laws."""
-
-    def conditional_rates(self, *, budget: Any, context: Any, gamma_max: int) -> Array:
-        """Rates of shape broadcast(budget, context) + (gamma_max,)."""
-        ...
-
-
-def tokens_per_step(rates: Array, gamma: Any) -> tuple[Array, Array]:
-    """Expected tokens per step, 1 + Σ_i Π_{j ≤ i} rate_j, and the probability that all `gamma` drafts are accepted.
-
-    `rates` has shape (..., gamma_max); `gamma`, integers up to gamma_max, broadcasts against its leading axes.
-    """
-    expected = expected_tokens_per_step(rates, gamma)
-    gamma = np.asarray(gamma, dtype=np.int64)
-    without_last = expected_tokens_per_step(rates, np.maximum(gamma - 1, 0))
-    return expected, np.where(gamma > 0, expected - without_last, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +188,7 @@ def _whole(setup: Setup, points: Points) -> Points:
     )
 
 
-def predict(setup: Setup, acceptance: AcceptanceLaw | None, points: Points) -> Prediction:
+def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) -> Prediction:
     """Every point; each term is evaluated on the axes that it depends on, and only then broadcast.
 
     Raises ConfigError for a number out of range, and without an acceptance where something is drafted.
@@ -221,8 +202,7 @@ def predict(setup: Setup, acceptance: AcceptanceLaw | None, points: Points) -> P
         if acceptance is None:
             spec = setup.speculation
             raise ConfigError(f"draft {spec.draft} ({spec.draft_method}) needs an acceptance rate or profile")
-        rates = acceptance.conditional_rates(budget=read, context=kv_len, gamma_max=int(at.gamma.max()))
-        expected, everything = tokens_per_step(rates, at.gamma)
+        expected, everything = acceptance.tokens_per_step(budget=read, context=kv_len, gamma=at.gamma)
     is_uncut = at.is_grid and setup.speculation.draft_method in SPARSE_METHODS
     terms = step_terms(
         setup, batch=at.batch, kv_len=kv_len, draft_kv_len=at.budget if is_uncut else read, gamma=at.gamma,
@@ -237,7 +217,7 @@ def predict(setup: Setup, acceptance: AcceptanceLaw | None, points: Points) -> P
 
 
 def predict_in_chunks(
-    setup: Setup, acceptance: AcceptanceLaw | None, points: Points, *, max_points: int = MAX_CHUNK_POINTS
+    setup: Setup, acceptance: AcceptanceProfile | None, points: Points, *, max_points: int = MAX_CHUNK_POINTS
 ) -> Iterator[tuple[slice, Prediction]]:
     """`predict` over slices of the first axis, the batch, of at most `max_points` points (but at least one entry): what
     bounds the memory of large grids."""

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
+from magicdec.live.advice import Situation, advise
+from magicdec.live.served_draft import parse_draft
+from magicdec.live.situation import Serving
+from magicdec.perfmodel.acceptance import Law, Measurement, expected_tokens_per_step, fit_profile
 from magicdec.perfmodel.acceptance_runs import fit_runs
+from magicdec.perfmodel.prediction import predict
+from magicdec.perfmodel.setup import Points
 
 
 def simulate(gamma: int, *, a: float, k: float, runs: int, seed: int) -> list[int]:
@@ -26,14 +33,14 @@ def simulate(gamma: int, *, a: float, k: float, runs: int, seed: int) -> list[in
     return accepted
 
 
-def counted(accepted: list[int], gamma: int) -> tuple[list[float], list[float]]:
+def counted(accepted: list[int], gamma: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     steps = np.array(accepted)
     rates, errors = [], []
     for position in range(1, gamma + 1):
         tried, hit = (steps >= position - 1).sum(), (steps >= position).sum()
         rates.append(hit / tried)
         errors.append(math.sqrt(hit / tried * (1 - hit / tried) / tried))
-    return rates, errors
+    return tuple(rates), tuple(errors)
 
 
 @pytest.mark.parametrize(("a", "k"), [(0.4, 2.5), (0.7, 4.0), (0.85, 20.0)])
@@ -46,21 +53,69 @@ def test_tokens_at_other_gammas_are_those_of_simulated_steps(a: float, k: float)
         assert runs.tokens(gamma) == pytest.approx(1 + np.mean(steps), rel=0.05), gamma
 
 
+def counts(rates: tuple[float, ...], steps: float = 4000.0) -> list[Measurement]:
+    """Blocks at gamma = the number of rates, at one context."""
+    rows, reached = [], steps
+    for position, rate in enumerate(rates, 1):
+        rows.append(
+            Measurement(
+                draft_method="eagle", budget=2048, context=2048, position=position, trials=reached,
+                accepted=reached * rate,
+            )
+        )  # fmt: skip
+        reached *= rate
+    return rows
+
+
+def test_predictions_take_tokens_at_other_gammas_from_the_counts_runs() -> None:
+    """E(8) from what was counted at gamma 3, whoever asks: a step's rates alone would make it 3.0 instead of 2.6."""
+    profile = fit_profile(counts((0.55, 0.68, 0.75)), draft="eagle", model="llama-3.1-8b")
+    runs = profile.runs
+    assert runs is not None
+    setup = Serving(model="llama-3.1-8b", hardware="h100-sxm-80gb").setup(parse_draft("eagle"), "vllm")
+    gammas = np.arange(13)
+    for batch in (4.0, 32.0, 96.0):
+        found = predict(setup, profile, Points(batch=batch, context=2048.0, gamma=gammas))
+        tokens = found.expected_tokens_per_step
+        assert tokens == pytest.approx([runs.tokens(int(gamma)) for gamma in gammas], rel=0.01)
+        at = Situation(setup=setup, acceptance=profile, batch_size=batch, context_len=2048.0, gamma=3)
+        assert advise(at).best.gamma == int(np.argmin(found.tpot_s))
+    assert 2.55 < tokens[8] < 2.7
+    law = profile.conditional_rates(budget=2048.0, context=2048.0, gamma_max=8)
+    assert float(expected_tokens_per_step(law, 8)) > 2.95
+
+
+def test_a_profile_with_runs_moves_with_the_context_as_its_law_does() -> None:
+    """Fewer are accepted where the law accepts fewer; all is the fitted runs' where it was counted, arrays or not."""
+    profile = fit_profile(counts((0.55, 0.68, 0.75)), draft="eagle", model="llama-3.1-8b")
+    law = Law(rejection=0.45, context_exponent=0.3, reference_context=2048)
+    profile = msgspec.structs.replace(profile, law=law)
+    contexts, gammas = np.array([1024.0, 2048.0, 8192.0])[:, None], np.array([[1, 3, 6]])
+    tokens, everything = profile.tokens_per_step(budget=512.0, context=contexts, gamma=gammas)
+    assert tokens.shape == everything.shape == (3, 3)
+    assert np.all(np.diff(tokens, axis=0) < 0)
+    assert np.all(np.diff(tokens, axis=1) > 0)
+    for row, context in enumerate(contexts[:, 0]):
+        for column, gamma in enumerate(gammas[0]):
+            one, all_accepted = profile.tokens_per_step(budget=512.0, context=context, gamma=gamma)
+            assert (tokens[row, column], everything[row, column]) == pytest.approx((float(one), float(all_accepted)))
+
+
 def test_where_tokens_are_alike_they_are_the_laws() -> None:
     """Rates that hardly rise: E = (1 - alpha^(gamma+1)) / (1 - alpha)."""
-    runs = fit_runs([0.8, 0.8001, 0.8002], [1e-4] * 3)
+    runs = fit_runs((0.8, 0.8001, 0.8002), (1e-4,) * 3)
     assert runs is not None
     for gamma in (1, 4, 10):
         assert runs.tokens(gamma) == pytest.approx((1 - 0.8 ** (gamma + 1)) / 0.2, rel=0.01)
 
 
 def test_rates_that_fall_are_no_runs() -> None:
-    assert fit_runs([0.8, 0.7, 0.6], [0.01] * 3) is None
-    assert fit_runs([0.8], [0.01]) is None
+    assert fit_runs((0.8, 0.7, 0.6), (0.01,) * 3) is None
+    assert fit_runs((0.8,), (0.01,)) is None
 
 
 def test_the_error_grows_with_the_distance_and_with_that_of_the_rates() -> None:
-    sure, unsure = (fit_runs([0.7, 0.85, 0.9], [error] * 3) for error in (0.005, 0.05))
+    sure, unsure = (fit_runs((0.7, 0.85, 0.9), (error,) * 3) for error in (0.005, 0.05))
     assert sure is not None
     assert unsure is not None
     assert sure.log_ratio_error(3, 3) == 0.0

@@ -15,7 +15,7 @@ from magicdec.perfmodel.acceptance import constant_profile, default_profile
 from magicdec.perfmodel.acceptance_law import Law
 from magicdec.perfmodel.intervals import interval, relative_errors
 from magicdec.perfmodel.memory import memory_need
-from magicdec.perfmodel.prediction import Prediction, predict, tokens_per_step
+from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.steps import prefill_terms
 from magicdec.specs.catalog import load_model_spec
@@ -64,7 +64,7 @@ def test_expected_tokens_equal_simulation() -> None:
     rates = np.array([0.9, 0.7, 0.8, 0.6, 0.5])
     rng = np.random.default_rng(1)
     accepted = np.cumprod(rng.random((200_000, 5)) < rates, axis=1)
-    expected, everything = tokens_per_step(rates, np.array(5))
+    expected, everything = constant_profile(rates.tolist()).tokens_per_step(budget=None, context=100.0, gamma=5)
     assert float(expected) == pytest.approx(1.0 + accepted.sum(axis=1).mean(), abs=0.02)
     assert float(everything) == pytest.approx(accepted[:, -1].mean(), abs=0.005)
 
