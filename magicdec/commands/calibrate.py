@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from magicdec.commands import completion
-from magicdec.commands.options import parse_ints, require
+from magicdec.commands import options
+from magicdec.commands.options import option, parse_ints, require
 from magicdec.errors import unknown_choice
 from magicdec.progress import shown_progress
 from magicdec.specs.speculation import SELF
@@ -17,16 +18,6 @@ from magicdec.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from magicdec.perfmodel.acceptance import AcceptanceProfile
     from magicdec.specs.engine import EngineProfile
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")]
-Model = Annotated[
-    str, typer.Option(help="Catalog name, or a Hugging Face checkpoint directory.", autocompletion=completion.models)
-]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.", autocompletion=completion.dtypes)]
-Formats = Annotated[
-    str | None, typer.Option(help="A server's; default as published, on a CPU fp32.", autocompletion=completion.formats)
-]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", autocompletion=completion.devices)]
 
 LOCAL_PROFILE = Path("local.toml")
 RUNTIMES: dict[str, Literal["ours", "vllm"]] = {"ours": "ours", "vllm": "vllm"}
@@ -50,48 +41,35 @@ Examples:
 
 
 def calibrate_command(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Profile to write (TOML).")] = LOCAL_PROFILE,
-    model: Model = "embedded",
-    weights: Annotated[Literal["checkpoint", "random"], typer.Option(help="checkpoint, or random.")] = "checkpoint",
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, bfloat16 or float16; default float32; a server's as in its plan.",
-            autocompletion=completion.dtypes,
-        ),
-    ] = None,
-    device: DeviceOption = "cpu",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and rounds.")] = False,
-    clock: Annotated[
-        Literal["wall", "cpu"],
-        typer.Option(help="wall, or cpu: the processor time of one thread, which other processes disturb less."),
-    ] = "wall",
-    server: Annotated[str | None, typer.Option(help="Fit an engine profile to this running server instead.")] = None,
-    results: Annotated[
-        list[Path] | None, typer.Option(help="Fit to GuideLLM's or AIPerf's results instead; repeatable.")
-    ] = None,
+    context_: typer.Context,
+    output: Annotated[Path, option("Profile to write (TOML).", None, "--output", "-o")] = LOCAL_PROFILE,
+    model: options.Checkpoint = "embedded",
+    weights: Annotated[Literal["checkpoint", "random"], option("checkpoint, or random.")] = "checkpoint",
+    dtype: options.OptionalDtype = None,
+    device: options.DeviceName = "cpu",
+    quick: Annotated[bool, option("Fewer shapes and rounds.", None, "--quick")] = False,
+    clock: Annotated[Literal["wall", "cpu"], option(options.CLOCK_HELP)] = "wall",
+    server: Annotated[str | None, option("Fit an engine profile to this running server instead.")] = None,
+    results: Annotated[list[Path] | None, option("Fit to GuideLLM's or AIPerf's results instead; repeatable.")] = None,
     hardware: Annotated[
-        str | None,
-        typer.Option(help="The server's device; with --server or --results.", autocompletion=completion.hardware),
+        str | None, option("The server's device; with --server or --results.", options.hardware)
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(
-            help="ours, or vllm with magicdec's plugin (docs/vllm.md); with --server the profile to start from.",
-            autocompletion=completion.engines,
+        option(
+            "ours, or vllm with magicdec's plugin (docs/vllm.md); with --server the profile to start from.",
+            options.engines,
         ),
     ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="The server's tensor-parallel size.")] = 1,
-    weight_dtype: Formats = None,
-    kv_dtype: Formats = None,
-    concurrency: Annotated[str, typer.Option(help="Requests at once to send the server, a list.")] = "1,2,4,8,16",
-    prompt_len: Annotated[str, typer.Option(help="Prompt lengths to send, a list.")] = "256,1024,2048",
-    output_len: Annotated[int, typer.Option(help="Tokens to generate per request.")] = 48,
-    rounds: Annotated[int, typer.Option(help="Times that every load is sent.")] = 3,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be sent, and its cost; send none.")
-    ] = False,
-    quiet: Quiet = False,
+    tp: options.ServerTp = 1,
+    weight_dtype: options.ServerFormat = None,
+    kv_dtype: options.ServerFormat = None,
+    concurrency: Annotated[str, option("Requests at once to send the server, a list.")] = "1,2,4,8,16",
+    prompt_len: Annotated[str, option("Prompt lengths to send, a list.")] = "256,1024,2048",
+    output_len: Annotated[int, option("Tokens to generate per request.")] = 48,
+    rounds: Annotated[int, option("Times that every load is sent.")] = 3,
+    dry_run: Annotated[bool, option("Say what would be sent, and its cost; send none.", None, "--dry-run")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Fit profiles to this machine, or to a server.
 
@@ -99,25 +77,12 @@ def calibrate_command(
     """
     require(server is None or not results, "--server is timed, --results are read: give one of them")
     if server is not None or results:
-        from magicdec.commands.calibrate_server import (
-            DEFAULT_OUTPUT,
-            ServerOptions,
-            calibrate_results,
-            calibrate_server,
-        )
+        from magicdec.commands.server import DEFAULT_OUTPUT, ServerOptions, calibrate_results, calibrate_server
 
         require(hardware is not None, "--server and --results need the server's device: give --hardware")
-        assert hardware is not None
-        own = output if output != LOCAL_PROFILE else DEFAULT_OUTPUT
-        (calibrate_results if results else calibrate_server)(
-            ServerOptions(
-                server=server or "", results=tuple(results or ()), output=own, model=model,
-                hardware=hardware, engine=engine, tp_size=tp, dtype=dtype,
-                weight_dtype=weight_dtype, kv_dtype=kv_dtype,
-                concurrency=concurrency, prompt_len=prompt_len, output_len=output_len, rounds=rounds,
-                dry_run=dry_run, quiet=quiet,
-            )
-        )  # fmt: skip
+        given = {each.name: context_.params[each.name] for each in fields(ServerOptions)}
+        given["output"] = output if output != LOCAL_PROFILE else DEFAULT_OUTPUT
+        (calibrate_results if results else calibrate_server)(ServerOptions(**given))
         return
     require(not dry_run, "--dry-run goes with --server")
     require(weight_dtype is None and kv_dtype is None, "--weight-dtype and --kv-dtype are a server's; give --dtype")
@@ -183,32 +148,27 @@ def _print_costs(engine: EngineProfile) -> None:
 
 def profile_acceptance_command(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="PROFILE.toml; acceptance files are written next to it.")
-    ] = Path("local.toml"),
-    model: Model = "embedded",
-    draft: Annotated[
-        str, typer.Option(help="self, ngram, or a draft model's checkpoint.", autocompletion=completion.models)
-    ] = SELF,
+        Path, option("PROFILE.toml; acceptance files are written next to it.", None, "--output", "-o")
+    ] = LOCAL_PROFILE,
+    model: options.Checkpoint = "embedded",
+    draft: Annotated[str, option("self, ngram, or a draft model's checkpoint.", options.models)] = SELF,
     draft_method: Annotated[
         str | None,
-        typer.Option(
-            help="streamingllm, snapkv, topk; a model's: full, streamingllm; a list measures each.",
-            autocompletion=completion.profiled_methods,
+        option(
+            "streamingllm, snapkv, topk; a model's: full, streamingllm; a list measures each.", options.profiled_methods
         ),
     ] = None,
-    draft_budget: Annotated[str, typer.Option(help="Budgets to measure.")] = "64,128,256,512,1024",
-    context: Annotated[str, typer.Option(help="Contexts to measure.")] = "4096",
-    num_prompts: Annotated[int, typer.Option(min=2, help="Prompts per context.")] = 32,
-    gen_len: Annotated[int, typer.Option(min=1, help="Tokens to generate per prompt and budget.")] = 64,
-    gamma: Annotated[int, typer.Option(min=1, help="Deepest position to measure.")] = 6,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seeds prompts and sampling.")] = 1,
-    prompts: Annotated[
-        str, typer.Option(help="stdlib, recall, or a text file or directory.", autocompletion=completion.prompts)
-    ] = "stdlib",
-    dtype: Dtype = "float32",
-    device: DeviceOption = "cpu",
-    quiet: Quiet = False,
+    draft_budget: Annotated[str, option("Budgets to measure.")] = "64,128,256,512,1024",
+    context: Annotated[str, option("Contexts to measure.")] = "4096",
+    num_prompts: Annotated[int, option("Prompts per context.", min=2)] = 32,
+    gen_len: Annotated[int, option("Tokens to generate per prompt and budget.", min=1)] = 64,
+    gamma: Annotated[int, option("Deepest position to measure.", min=1)] = 6,
+    temperature: options.Temperature = 1.0,
+    seed: Annotated[int, option("Seeds prompts and sampling.")] = 1,
+    prompts: Annotated[str, option("stdlib, recall, or a text file or directory.", options.prompts)] = "stdlib",
+    dtype: options.Dtype = "float32",
+    device: options.DeviceName = "cpu",
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure how much of a draft is accepted, for `plan`.
 

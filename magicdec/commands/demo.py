@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from magicdec.commands import options
+from magicdec.commands.options import option
 from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
@@ -23,10 +23,10 @@ Examples:
 
 
 def demo_command(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Directory for profile, plan, records and report.")
-    ] = Path("demo-output"),
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
+    output: Annotated[Path, option("Directory for profile, plan, records and report.", None, "--output", "-o")] = Path(
+        "demo-output"
+    ),
+    quiet: options.Quiet = False,
 ) -> None:
     """Calibrate, plan, run, compare, report: a few minutes.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from magicdec.commands import completion
+from magicdec.commands import options
+from magicdec.commands.options import option
 
 EPILOG = """\b
 Examples:
@@ -19,26 +18,16 @@ Examples:
 
 
 def explore_command(
-    model: Annotated[
-        str | None, typer.Option(help="Catalog name, config.json or its directory.", autocompletion=completion.models)
-    ] = None,
-    hardware: Annotated[
-        str | None, typer.Option(help="Catalog name or TOML file.", autocompletion=completion.hardware)
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="Of that hardware: catalog name or TOML file.", autocompletion=completion.engines)
-    ] = None,
-    acceptance: Annotated[
-        list[Path] | None, typer.Option(help="Measured acceptance profile of that model; repeatable.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback it needs --allow-host.")] = (
-        "127.0.0.1"
-    ),
+    model: Annotated[str | None, option("Catalog name, config.json or its directory.", options.models)] = None,
+    hardware: Annotated[str | None, option("Catalog name or TOML file.", options.hardware)] = None,
+    engine: Annotated[str | None, option("Of that hardware: catalog name or TOML file.", options.engines)] = None,
+    acceptance: Annotated[list[Path] | None, option("Measured acceptance profile of that model; repeatable.")] = None,
+    host: Annotated[str, option("Address to listen on; beyond loopback it needs --allow-host.")] = "127.0.0.1",
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A host name that requests may ask for, such as a container's; repeatable.")
+        list[str] | None, option("A host name that requests may ask for, such as a container's; repeatable.")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8642,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+    port: Annotated[int, option("Port; 0 takes a free one.", min=0, max=65535)] = 8642,
+    browser: Annotated[bool, option("Open the page.", None, "--browser/--no-browser")] = True,
 ) -> None:
     """Ask what-if questions on a local page.
 

@@ -1,23 +1,147 @@
-"""What several commands' options share: lists of numbers, and printing."""
+"""Options that several commands share, each declared once: type, help, and the values that a shell may offer.
+
+The names are the catalogs' own. Nothing here loads torch, and catalogs are read only when a value is completed.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import typer
 from rich.console import Console
 
 from magicdec.errors import ConfigError
+from magicdec.specs.speculation import DRAFT_METHODS, DRAFT_WEIGHT_DTYPES, NOT_RUN, OWN_METHOD, SELF, SPARSE_METHODS
 from magicdec.units import parse_count
 
+Completer = Callable[[str], list[str]]
 MAX_VALUES = 10_000
-"""Of one option: a longer range is a slip of the keyboard."""
+"""Limit on the numbers that one option may name: a longer range is a slip of the keyboard."""
+PIPED_WIDTH = 80
 
 
 class OutputFormat(StrEnum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
+
+
+def option(text: str, offers: Completer | None = None, *names: str, **more: Any) -> Any:
+    """An option with its help, and what completes its value."""
+    return typer.Option(*names, help=text, autocompletion=offers, **more)
+
+
+def one_of(names: Callable[[], Iterable[str]]) -> Completer:
+    """Completes a name."""
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
+
+
+def list_of(names: Callable[[], Iterable[str]]) -> Completer:
+    """Completes the last name of a comma-separated list."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [before + comma + name for name in names() if name.startswith(last)]
+
+    return complete
+
+
+def model_names() -> list[str]:
+    from magicdec.specs.catalog import model_names
+
+    return model_names()
+
+
+def hardware_names() -> list[str]:
+    from magicdec.specs.hardware import hardware_names
+
+    return hardware_names()
+
+
+def _engine_names() -> list[str]:
+    from magicdec.specs.engine import engine_names
+
+    return engine_names()
+
+
+def _formats() -> Iterable[str]:
+    from magicdec.specs.hardware import DTYPE_BYTES
+
+    return DTYPE_BYTES
+
+
+def _dtypes() -> Iterable[str]:
+    from magicdec.specs.precision import PROFILE_DTYPES
+
+    return PROFILE_DTYPES
+
+
+def as_dtype(text: str | None) -> str | None:
+    """torch's name of a number format: "bf16" is understood as bfloat16."""
+    from magicdec.specs.precision import DTYPE_OF_FORMAT
+
+    return text and DTYPE_OF_FORMAT.get(text, text)
+
+
+def as_formats(text: str | None) -> str | None:
+    """The profiles' names of a list of number formats: "bfloat16" is understood as bf16."""
+    from magicdec.specs.precision import PROFILE_DTYPES
+
+    return text and ",".join(PROFILE_DTYPES.get(part.strip(), part) for part in text.split(","))
+
+
+models, engines, formats = one_of(model_names), one_of(_engine_names), one_of(_formats)
+hardware = one_of(hardware_names)
+planned_drafts = one_of(lambda: [SELF, "none", *OWN_METHOD, *model_names()])
+planned_methods = one_of(lambda: [each for each in DRAFT_METHODS if each != "none"])
+
+# What is predicted
+Model = Annotated[str, option("Catalog name, config.json or its directory.", models)]
+Hardware = Annotated[str, option("Catalog name or TOML file.", hardware)]
+Engine = Annotated[str | None, option("Catalog name or TOML file.", engines)]
+Tp = Annotated[int | None, option("Tensor-parallel size; default: the node.")]
+Gamma = Annotated[int | None, option("Drafted tokens per step; default: searched.")]
+DraftMethod = Annotated[str | None, option("streamingllm, snapkv, topk or full.", planned_methods)]
+DraftBudgets = Annotated[str | None, option("KV slots per sequence, a list.")]
+Temperature = Annotated[float, option("0 is greedy.")]
+Rates = Annotated[str | None, option("One rate for every position, or a list by position.")]
+Profiles = Annotated[list[Path] | None, option("Measured acceptance profile; repeatable.")]
+
+# What is run here
+Checkpoint = Annotated[str, option("Catalog name, or a Hugging Face checkpoint directory.", models)]
+Runtime = Literal["ours", "vllm"]
+Dtype = Annotated[str, option("float32, bfloat16 or float16.", one_of(_dtypes), callback=as_dtype)]
+OptionalDtype = Annotated[
+    str | None,
+    option("float32, bfloat16 or float16; default float32; a server's as in its plan.", one_of(_dtypes),
+           callback=as_dtype),
+]  # fmt: skip
+DeviceName = Annotated[str, option("cpu, cuda or cuda:N.", one_of(lambda: ("cpu", "cuda")))]
+prompts = one_of(lambda: ("stdlib", "recall", "random", "noise"))
+run_drafts = one_of(lambda: [SELF, "none", "ngram", *model_names()])
+run_methods = one_of(lambda: [each for each in DRAFT_METHODS if each not in ("none", *NOT_RUN)])
+profiled_methods = list_of(lambda: SPARSE_METHODS)
+draft_formats = list_of(lambda: DRAFT_WEIGHT_DTYPES)
+CLOCK_HELP = "wall, or cpu: the processor time of one thread, which other processes disturb less."
+
+# A server
+ServedModel = Annotated[str, option("The target, as plans call it.", models)]
+ServerFormat = Annotated[
+    str | None, option("The server's; default as published, on a CPU fp32.", formats, callback=as_formats)
+]
+ServerTp = Annotated[int, option("The server's tensor-parallel size.", min=1)]
+ServerTemperature = Annotated[float, option("Of its requests; 0 is greedy.")]
+Target = Annotated[str | None, option("MODEL or MODEL/ENGINE, where an address has several.")]
+
+# Files and output
+Quiet = Annotated[bool, option("No progress display.", None, "--quiet", "-q")]
+Format = Annotated[OutputFormat, option("table, json or csv.", None, "--format")]
+Output = Annotated[Path | None, option("Write to this file, not to stdout.", None, "--output", "-o")]
+PlanFile = Annotated[Path | None, option("A plan document (magicdec plan --format json).")]
 
 
 def parse_ints(text: str, option: str) -> list[int]:
@@ -57,9 +181,6 @@ def parse_rates(text: str | None) -> float | tuple[float, ...] | None:
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
-
-
-PIPED_WIDTH = 80
 
 
 def table_console() -> Console:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from magicdec.commands import completion
-from magicdec.commands.options import OutputFormat, parse_ints, parse_rates, table_console
+from magicdec.commands import options
+from magicdec.commands.options import OutputFormat, list_of, option, parse_ints, parse_rates, table_console
 
 if TYPE_CHECKING:
     from magicdec.plan_document import Plan
@@ -25,61 +23,43 @@ Examples:
 
 
 def plan_command(
-    model: Annotated[
-        str, typer.Option(help="Catalog name, config.json or its directory.", autocompletion=completion.models)
-    ] = DEFAULT_MODEL,
+    model: options.Model = DEFAULT_MODEL,
     hardware: Annotated[
-        str, typer.Option(help="Catalog names or TOML files, comma-separated.", autocompletion=completion.hardware_list)
+        str, option("Catalog names or TOML files, comma-separated.", list_of(options.hardware_names))
     ] = DEFAULT_HARDWARE,
     engine: Annotated[
-        str | None,
-        typer.Option(help="vllm (GPUs), ours (CPUs), sglang, trtllm, a TOML file.", autocompletion=completion.engines),
+        str | None, option("vllm (GPUs), ours (CPUs), sglang, trtllm, a TOML file.", options.engines)
     ] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel size; default: the node.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Devices to use: searches tp and replicas.")] = None,
-    pp: Annotated[int | None, typer.Option(help="Pipeline stages; default: 1, or searched over nodes.")] = None,
-    ep: Annotated[int | None, typer.Option(help="Ranks that whole experts are divided over.")] = None,
+    tp: options.Tp = None,
+    gpus: Annotated[int | None, option("Devices to use: searches tp and replicas.")] = None,
+    pp: Annotated[int | None, option("Pipeline stages; default: 1, or searched over nodes.")] = None,
+    ep: Annotated[int | None, option("Ranks that whole experts are divided over.")] = None,
     dp_attention: Annotated[
-        bool, typer.Option("--dp-attention", help="Groups of tp ranks hold sequences of their own.")
+        bool, option("Groups of tp ranks hold sequences of their own.", None, "--dp-attention")
     ] = False,
-    batch: Annotated[str | None, typer.Option(help="Sequences per replica, a list; default 64, or searched.")] = None,
-    context: Annotated[str, typer.Option(help="Prompt lengths, a list.")] = "32768",
-    gen_len: Annotated[int, typer.Option(help="Tokens generated after the prompt.")] = 0,
-    gamma: Annotated[int | None, typer.Option(help="Drafted tokens per step; default: searched.")] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(help="self, none, ngram, eagle3, or model.", autocompletion=completion.planned_drafts),
-    ] = None,
-    draft_method: Annotated[
-        str | None, typer.Option(help="streamingllm, snapkv, topk or full.", autocompletion=completion.planned_methods)
-    ] = None,
-    draft_budget: Annotated[str | None, typer.Option(help="KV slots per sequence, a list.")] = None,
-    draft_tp: Annotated[int | None, typer.Option(help="Ranks of the draft; default: all.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
-    acceptance_rate: Annotated[
-        str | None, typer.Option(help="One rate for every position, or a list by position.")
-    ] = None,
-    acceptance: Annotated[list[Path] | None, typer.Option(help="Measured acceptance profile; repeatable.")] = None,
-    weight_dtype: Annotated[
-        str | None, typer.Option(help="bf16, fp8, int8, int4 or fp32.", autocompletion=completion.formats)
-    ] = None,
-    kv_dtype: Annotated[
-        str | None, typer.Option(help="bf16, fp8, int4 or fp32.", autocompletion=completion.formats)
-    ] = None,
-    draft_weight_dtype: Annotated[
-        str | None, typer.Option(help="Weights of the draft.", autocompletion=completion.formats)
-    ] = None,
-    draft_kv_dtype: Annotated[
-        str | None, typer.Option(help="KV cache of the draft.", autocompletion=completion.formats)
-    ] = None,
-    tpot_ms: Annotated[float | None, typer.Option(help="Limit on the time per output token.")] = None,
-    ttft_ms: Annotated[float | None, typer.Option(help="Limit on the time to the first token.")] = None,
-    price: Annotated[float | None, typer.Option(help="Dollars per device and hour.")] = None,
-    workload: Annotated[Path | None, typer.Option(help="Distribution of prompt and output lengths.")] = None,
-    record: Annotated[Path | None, typer.Option(help="Append the evaluated grid as records.")] = None,
-    output_format: Annotated[OutputFormat, typer.Option("--format", help="table, json or csv.")] = OutputFormat.TABLE,
-    why: Annotated[bool, typer.Option("--why", help="Show the breakdown by operation.")] = False,
+    batch: Annotated[str | None, option("Sequences per replica, a list; default 64, or searched.")] = None,
+    context: Annotated[str, option("Prompt lengths, a list.")] = "32768",
+    gen_len: Annotated[int, option("Tokens generated after the prompt.")] = 0,
+    gamma: options.Gamma = None,
+    draft: Annotated[str | None, option("self, none, ngram, eagle3, or model.", options.planned_drafts)] = None,
+    draft_method: options.DraftMethod = None,
+    draft_budget: options.DraftBudgets = None,
+    draft_tp: Annotated[int | None, option("Ranks of the draft; default: all.")] = None,
+    temperature: options.Temperature = 1.0,
+    top_p: Annotated[float | None, option("Nucleus sampling.")] = None,
+    acceptance_rate: options.Rates = None,
+    acceptance: options.Profiles = None,
+    weight_dtype: Annotated[str | None, option("bf16, fp8, int8, int4 or fp32.", options.formats)] = None,
+    kv_dtype: Annotated[str | None, option("bf16, fp8, int4 or fp32.", options.formats)] = None,
+    draft_weight_dtype: Annotated[str | None, option("Weights of the draft.", options.formats)] = None,
+    draft_kv_dtype: Annotated[str | None, option("KV cache of the draft.", options.formats)] = None,
+    tpot_ms: Annotated[float | None, option("Limit on the time per output token.")] = None,
+    ttft_ms: Annotated[float | None, option("Limit on the time to the first token.")] = None,
+    price: Annotated[float | None, option("Dollars per device and hour.")] = None,
+    workload: Annotated[Path | None, option("Distribution of prompt and output lengths.")] = None,
+    record: Annotated[Path | None, option("Append the evaluated grid as records.")] = None,
+    output_format: options.Format = OutputFormat.TABLE,
+    why: Annotated[bool, option("Show the breakdown by operation.", None, "--why")] = False,
 ) -> None:
     """Predict which drafts pay, and by how much.
 

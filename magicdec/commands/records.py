@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from magicdec.commands.options import table_console
+from magicdec.commands.options import option, table_console
 from magicdec.commands.usage import CommandGroup
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
@@ -91,7 +91,7 @@ def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its
 @app.command("export", epilog="\b\nExamples:\n  magicdec records export grid.jsonl -o grid.csv")
 def export_command(
     files: Files,
-    output: Annotated[Path, typer.Option("--output", "-o", help="A .csv, .json or .parquet file to write.")],
+    output: Annotated[Path, option("A .csv, .json or .parquet file to write.", None, "--output", "-o")],
 ) -> None:
     """Write every field of every record as one table.
 

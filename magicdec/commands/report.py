@@ -1,38 +1,80 @@
-"""`magicdec report`: records and a plan in, one HTML file and one PDF out."""
+"""`magicdec report`, `magicdec plot` and `magicdec export`: records and plans as files for people and for engines."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from magicdec.errors import ConfigError
+from magicdec.commands import options
+from magicdec.commands.options import one_of, option
+from magicdec.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
     from magicdec.reports.data import ReportData
+    from magicdec.reports.tables import Table
 
-SUFFIXES = (".html", ".pdf")
-EPILOG = """\b
+REPORT_EPILOG = """\b
 Examples:
   magicdec report results.jsonl -o report.html
   magicdec report results.jsonl predicted.jsonl --plan plan.json -o report.html -o report.pdf
 """
+PLOT_EPILOG = """\b
+Examples:
+  magicdec plot heatmap --plan plan.json -o heatmap.svg
+  magicdec plot scatter results.jsonl predicted.jsonl -o scatter.png
+  magicdec plot errors results.jsonl predicted.jsonl --format markdown
+"""
+EXPORT_EPILOG = """\b
+Examples:
+  magicdec plan --draft llama-3.2-1b --acceptance-rate 0.75 --format json > plan.json
+  magicdec export vllm plan.json
+  magicdec export sglang plan.json --candidate 3
+  magicdec export trtllm plan.json -o speculative.yaml
+"""
+REPORT_SUFFIXES = (".html", ".pdf")
+
+
+class PlotFormat(StrEnum):
+    SVG = "svg"
+    PNG = "png"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+    JSON = "json"
+
+
+SUFFIXES = {".svg": PlotFormat.SVG, ".png": PlotFormat.PNG, ".md": PlotFormat.MARKDOWN, ".csv": PlotFormat.CSV,
+            ".json": PlotFormat.JSON}  # fmt: skip
+PICTURES = (PlotFormat.SVG, PlotFormat.PNG)
+
+
+def _figure_names() -> list[str]:
+    from magicdec.reports.figures import FIGURES
+    from magicdec.reports.tables import TABLE_NAMES
+
+    return ["list", *FIGURES, *TABLE_NAMES]
+
+
+def _serving_engines() -> tuple[str, ...]:
+    from magicdec.specs.engine import SERVING_ENGINES
+
+    return SERVING_ENGINES
+
+
+Records = Annotated[list[Path] | None, typer.Argument(help="Record files (JSON lines), measured and predicted.")]
+HardwareProfile = Annotated[Path | None, option("The hardware profile (TOML), for the roofline's ceilings.")]
 
 
 def report_command(
-    records: Annotated[
-        list[Path] | None, typer.Argument(help="Record files (JSON lines), measured and predicted.")
-    ] = None,
-    plan: Annotated[Path | None, typer.Option(help="A plan document (magicdec plan --format json).")] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="The hardware profile (TOML), for the roofline's ceilings.")
-    ] = None,
+    records: Records = None,
+    plan: options.PlanFile = None,
+    profile: HardwareProfile = None,
     output: Annotated[
-        list[Path] | None,
-        typer.Option("--output", "-o", help="report.html, report.pdf (needs magicdec[pdf]), or both."),
+        list[Path] | None, option("report.html, report.pdf (needs magicdec[pdf]), or both.", None, "--output", "-o")
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the report.")] = "Speculative decoding report",
+    title: Annotated[str, option("Title of the report.")] = "Speculative decoding report",
 ) -> None:
     """Turn records into an HTML report, a PDF, or both.
 
@@ -42,8 +84,10 @@ def report_command(
 
     paths = output or [Path("report.html")]
     for path in paths:
-        if path.suffix.lower() not in SUFFIXES:
-            raise ConfigError(f"cannot tell the format of '{path}': its name must end in {' or '.join(SUFFIXES)}")
+        if path.suffix.lower() not in REPORT_SUFFIXES:
+            raise ConfigError(
+                f"cannot tell the format of '{path}': its name must end in {' or '.join(REPORT_SUFFIXES)}"
+            )
         check_writable(path)
     data = load_report_data(records or [], plan, profile, title=title)
     for path in paths:
@@ -80,3 +124,108 @@ def load_report_data(records: list[Path], plan: Path | None, profile: Path | Non
         command=shlex.join(["magicdec", *sys.argv[1:]]),
         sources=[str(path) for path in records],
     )
+
+
+def plot_command(
+    name: Annotated[
+        str, typer.Argument(help="A figure or a table; `list` names them all.", autocompletion=one_of(_figure_names))
+    ],
+    records: Records = None,
+    plan: options.PlanFile = None,
+    profile: HardwareProfile = None,
+    output: options.Output = None,
+    output_format: Annotated[PlotFormat | None, option("Default: the file name's suffix.", None, "--format")] = None,
+) -> None:
+    """Write one figure or one table of a report.
+
+    The figure as a picture, or its values as a table.
+    """
+    from magicdec.files import write_atomic
+    from magicdec.reports.figures import FIGURES
+    from magicdec.reports.tables import TABLE_NAMES
+
+    if name == "list":
+        print(f"figures: {', '.join(FIGURES)}\ntables: {', '.join(TABLE_NAMES)}")
+        return
+    if name not in (*FIGURES, *TABLE_NAMES):
+        raise unknown_choice("figure or table", name, [*FIGURES, *TABLE_NAMES])
+    kind = _format(name in FIGURES, output, output_format)
+    content = _content(name, load_report_data(records or [], plan, profile), kind)
+    if output is not None:
+        write_atomic(output, content)
+        print(output)
+    elif isinstance(content, bytes):
+        raise ConfigError("a PNG is written to a file: give -o FILE.png")
+    else:
+        print(content, end="")
+
+
+def _format(is_figure: bool, output: Path | None, given: PlotFormat | None) -> PlotFormat:
+    """The format asked for, or the one of the file's name; SVG for a figure and Markdown for a table otherwise."""
+    kind = given
+    if kind is None and output is not None:
+        kind = SUFFIXES.get(output.suffix.lower())
+        if kind is None:
+            raise ConfigError(f"cannot tell the format of '{output}': use {', '.join(SUFFIXES)}, or --format")
+    kind = kind or (PlotFormat.SVG if is_figure else PlotFormat.MARKDOWN)
+    if kind in PICTURES and not is_figure:
+        raise ConfigError(f"a table is not written as {kind}: use markdown, csv or json")
+    if kind is PlotFormat.PNG and output is None:
+        raise ConfigError("a PNG is written to a file: give -o FILE.png")
+    return kind
+
+
+def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
+    from magicdec.reports.figures import FIGURES, draw
+    from magicdec.reports.style import PAPER, png, raw_svg
+    from magicdec.reports.tables import all_tables
+
+    if name in FIGURES:
+        chart = draw(name, data)
+        if chart is None:
+            raise ConfigError(f"the records and the plan hold nothing to draw '{name}' from")
+        if kind is PlotFormat.SVG:
+            return raw_svg(chart.standalone(), background=PAPER)
+        if kind is PlotFormat.PNG:
+            return png(chart.standalone())
+        return _table_text(chart.table, kind)
+    table = next((table for table in all_tables(data) if table.name == name), None)
+    if table is None:
+        raise ConfigError(f"the records and the plan hold no rows for '{name}'")
+    return _table_text(table, kind)
+
+
+def _table_text(table: Table, kind: PlotFormat) -> str:
+    writers = {PlotFormat.CSV: table.to_csv, PlotFormat.JSON: table.to_json, PlotFormat.MARKDOWN: table.to_markdown}
+    return writers[kind]()
+
+
+def export_command(
+    engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm.", autocompletion=one_of(_serving_engines))],
+    plan: Annotated[Path, typer.Argument(help="A plan document (magicdec plan --format json).")],
+    candidate: Annotated[
+        int | None, option("Of the plan's candidates, from 1; default: the best that the engine runs.")
+    ] = None,
+    acceptance: Annotated[list[Path] | None, option("Acceptance profile of the plan; repeatable.")] = None,
+    hardware: Annotated[Path | None, option("Profile of a device that is not in the catalog.")] = None,
+    output: options.Output = None,
+) -> None:
+    """Write a plan's choice as a serving engine's flags.
+
+    One configuration, predicted anew on that engine.
+    """
+    from magicdec.files import write_atomic
+    from magicdec.perfmodel.acceptance import load_profile
+    from magicdec.perfmodel.replan import for_engine
+    from magicdec.plan_document import load_plan
+    from magicdec.reports.exports import check_engine, export
+
+    check_engine(engine)
+    profiles = tuple(map(load_profile, acceptance or ()))
+    again = for_engine(load_plan(plan), engine, number=candidate, acceptance=profiles, hardware=hardware)
+    text = export(engine, again.plan, reason=again.reason)
+    if output is None:
+        print(text, end="")
+    else:
+        write_atomic(output, text)
+        print(output)

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from magicdec.commands import completion
-from magicdec.commands.options import OutputFormat, console, parse_floats, parse_ints, require
-from magicdec.commands.run_plan import NOT_RUN, read_plan
+from magicdec.commands import options
+from magicdec.commands.options import OutputFormat, console, option, parse_floats, parse_ints, require
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.specs.speculation import SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec
+from magicdec.specs.precision import DTYPE_OF_FORMAT
+from magicdec.specs.speculation import NOT_RUN, SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec
 
 if TYPE_CHECKING:
     from magicdec.measure.configuration import BenchmarkRequest, Outputs
+    from magicdec.plan_document import Candidate, Formats, Plan
     from magicdec.records import Record
 
 EPILOG = """\b
@@ -32,85 +33,78 @@ Examples:
 MAX_COUNT = 1_000_000
 FIRST_RANK_SPEAKS_S = 6.0
 """Under torchrun, how long the other ranks wait with an error that the first one may have as well."""
+OPTION_OF_KEY = {
+    "draft": "draft",
+    "draft_method": "draft_method",
+    "draft_budget": "draft_budget",
+    "draft_tp_size": "draft_tp",
+    "gamma": "gamma",
+    "tp_size": "tp",
+    "batch_size": "batch",
+    "context_len": "context",
+}
+"""Keys of a plan's row, and the run's option that each sets."""
+FORMATS_OF_DTYPE = {"weight_dtype": "weights", "kv_dtype": "a KV cache", "draft_kv_dtype": "a draft's KV cache"}
+"""What of a plan's formats the run's dtype decides. A draft's weights have an option of their own."""
 
 
 def run_command(
     context_: typer.Context,
-    engine: Annotated[
-        Literal["ours", "vllm"], typer.Option(help="ours, or vllm with magicdec's plugin (docs/vllm.md).")
-    ] = "ours",
-    model: Annotated[
-        str,
-        typer.Option(help="Catalog name, or a Hugging Face checkpoint directory.", autocompletion=completion.models),
-    ] = "embedded",
+    engine: Annotated[options.Runtime, option("ours, or vllm with magicdec's plugin (docs/vllm.md).")] = "ours",
+    model: options.Checkpoint = "embedded",
     weights: Annotated[
-        Literal["checkpoint", "random"], typer.Option(help="checkpoint, or random (seeded) for a model without one.")
+        Literal["checkpoint", "random"], option("checkpoint, or random (seeded) for a model without one.")
     ] = "checkpoint",
-    draft: Annotated[
-        str, typer.Option(help="self, none, ngram, or a draft model.", autocompletion=completion.run_drafts)
-    ] = "self",
+    draft: Annotated[str, option("self, none, ngram, or a draft model.", options.run_drafts)] = "self",
     draft_method: Annotated[
-        str,
-        typer.Option(
-            help="streamingllm, snapkv or topk; of a model: full, streamingllm.", autocompletion=completion.run_methods
-        ),
+        str, option("streamingllm, snapkv or topk; of a model: full, streamingllm.", options.run_methods)
     ] = "streamingllm",
-    draft_budget: Annotated[
-        str | None, typer.Option(help="KV slots a draft step reads; a list measures each.")
-    ] = "256",
-    gamma: Annotated[str, typer.Option(help="Drafted tokens per step; a list measures each.")] = "3",
-    plan: Annotated[Path | None, typer.Option(help="Run a plan's best and runner-up; options override.")] = None,
-    tp: Annotated[int, typer.Option(min=1, help="Ranks that share the model; starts them itself.")] = 1,
-    draft_tp: Annotated[int | None, typer.Option(min=1, help="Ranks of the draft model; default: all.")] = None,
+    draft_budget: Annotated[str | None, option("KV slots a draft step reads; a list measures each.")] = "256",
+    gamma: Annotated[str, option("Drafted tokens per step; a list measures each.")] = "3",
+    plan: Annotated[Path | None, option("Run a plan's best and runner-up; options override.")] = None,
+    tp: Annotated[int, option("Ranks that share the model; starts them itself.", min=1)] = 1,
+    draft_tp: Annotated[int | None, option("Ranks of the draft model; default: all.", min=1)] = None,
     draft_weight_dtype: Annotated[
         str | None,
-        typer.Option(
-            help="The draft's weights: bf16, fp8, int8 or int4; a list measures each.",
-            autocompletion=completion.draft_formats,
+        option(
+            "The draft's weights: bf16, fp8, int8 or int4; a list measures each.",
+            options.draft_formats,
+            callback=options.as_formats,
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 8,
-    context: Annotated[int, typer.Option(min=2, help="Tokens of the longest prompt.")] = 2048,
-    context_spread: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Shorten prompts by up to this share, evenly spread.")
-    ] = 0,
-    gen_len: Annotated[int, typer.Option(min=1, help="Tokens to generate per sequence.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the smallest set with this probability.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seeds prompts, weights and sampling.")] = 0,
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16 or float16.", autocompletion=completion.dtypes)
-    ] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", autocompletion=completion.devices)] = "cpu",
+    batch: Annotated[int, option("Sequences decoded together.", min=1)] = 8,
+    context: Annotated[int, option("Tokens of the longest prompt.", min=2)] = 2048,
+    context_spread: Annotated[float, option("Shorten prompts by up to this share, evenly spread.", min=0, max=0.9)] = 0,
+    gen_len: Annotated[int, option("Tokens to generate per sequence.", min=1)] = 64,
+    temperature: options.Temperature = 1.0,
+    top_k: Annotated[int | None, option("Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, option("Sample from the smallest set with this probability.")] = None,
+    seed: Annotated[int, option("Seeds prompts, weights and sampling.", min=0, max=2**63 - 1)] = 0,
+    dtype: options.Dtype = "float32",
+    device: options.DeviceName = "cpu",
     prompts: Annotated[
-        str,
-        typer.Option(
-            help="stdlib, recall, random, noise, or a text file or directory.", autocompletion=completion.prompts
-        ),
+        str, option("stdlib, recall, random, noise, or a text file or directory.", options.prompts)
     ] = "stdlib",
-    simulate_acceptance: Annotated[
-        str | None, typer.Option(help="Prescribed acceptance: a rate, or one per position.")
-    ] = None,
+    simulate_acceptance: Annotated[str | None, option("Prescribed acceptance: a rate, or one per position.")] = None,
     queue: Annotated[
-        int | None, typer.Option(min=1, max=MAX_COUNT, help="Prompts in all; those that wait refill free slots.")
+        int | None, option("Prompts in all; those that wait refill free slots.", min=1, max=MAX_COUNT)
     ] = None,
     adaptive: Annotated[
         bool,
-        typer.Option(
-            "--adaptive", help="Choose gamma each step, up to --gamma: learnt while decoding, or from --plan's table."
+        option(
+            "Choose gamma each step, up to --gamma: learnt while decoding, or from --plan's table.", None, "--adaptive"
         ),
     ] = False,
-    cuda_graphs: Annotated[bool, typer.Option(help="Replay steps as captured graphs, on a CUDA device.")] = True,
-    repetitions: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Interleaved repetitions.")] = 3,
-    run_to_end: Annotated[bool, typer.Option(help="Also measure the drain of a static batch.")] = False,
-    stop_at_eos: Annotated[bool, typer.Option(help="Let a sequence end at its end-of-sequence token.")] = False,
-    records: Annotated[Path | None, typer.Option(help="Append one record per configuration to this file.")] = None,
-    resume: Annotated[bool, typer.Option(help="Skip what the records file already holds.")] = False,
-    save_output: Annotated[Path | None, typer.Option(help="Write prompts and generated text as JSON lines.")] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="At the end, show one sequence's text.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
-    output_format: Annotated[OutputFormat, typer.Option("--format", help="How to print.")] = OutputFormat.TABLE,
+    cuda_graphs: Annotated[bool, option("Replay steps as captured graphs, on a CUDA device.")] = True,
+    repetitions: Annotated[int, option("Interleaved repetitions.", min=1, max=MAX_COUNT)] = 3,
+    run_to_end: Annotated[bool, option("Also measure the drain of a static batch.")] = False,
+    stop_at_eos: Annotated[bool, option("Let a sequence end at its end-of-sequence token.")] = False,
+    records: Annotated[Path | None, option("Append one record per configuration to this file.")] = None,
+    resume: Annotated[bool, option("Skip what the records file already holds.")] = False,
+    save_output: Annotated[Path | None, option("Write prompts and generated text as JSON lines.")] = None,
+    stream: Annotated[bool, option("At the end, show one sequence's text.", None, "--stream")] = False,
+    quiet: options.Quiet = False,
+    output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Decode with and without a draft, and measure both.
 
@@ -123,7 +117,7 @@ def run_command(
         is_draft_given = bool(explicit & {"draft", "draft_method"})
         planned = read_plan(plan, is_draft_given=is_draft_given, is_dtype_given="dtype" in explicit)
     chosen = [{**given, **_not_in(explicit, row)} for row in planned]
-    requests = _merge([_request(options, explicit) for options in chosen])
+    requests = _merge([_request(each, explicit) for each in chosen])
     require(not stream or prompts not in ("random", "noise"), f"--stream shows text, and --prompts {prompts} has none")
     require(not resume or records is not None, "--resume goes on with a records file; give --records too")
     from magicdec.measure.configuration import Outputs
@@ -139,46 +133,46 @@ def _not_in(explicit: set[str], row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in explicit}
 
 
-def _request(options: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
+def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
     from magicdec.measure.configuration import BenchmarkRequest
     from magicdec.runtime.hub import resolve_hub_name
 
-    weights = options["weights"]
-    model, draft = (resolve_hub_name(options[k], with_weights=weights == "checkpoint") for k in ("model", "draft"))
-    text = options["simulate_acceptance"]
+    weights = given["weights"]
+    model, draft = (resolve_hub_name(given[k], with_weights=weights == "checkpoint") for k in ("model", "draft"))
+    text = given["simulate_acceptance"]
     rates = parse_floats(text, "--simulate-acceptance") if text else None
-    table = options.get("gamma_table") if options["adaptive"] else None
+    table = given.get("gamma_table") if given["adaptive"] else None
     if table is not None and "gamma" not in explicit:
-        options = {**options, "gamma": str(max(table.max_gamma, 1))}
+        given = {**given, "gamma": str(max(table.max_gamma, 1))}
     require(rates is None or all(0 <= r <= 1 for r in rates), "--simulate-acceptance must be rates between 0 and 1")
     return BenchmarkRequest(
         model=model,
         weights=weights,
-        dtype=options["dtype"],
-        device=options["device"],
-        batch_size=options["batch"],
-        context_len=options["context"],
-        context_spread=options["context_spread"],
-        gen_len=options["gen_len"],
-        speculations=_speculations({**options, "draft": draft}),
+        dtype=given["dtype"],
+        device=given["device"],
+        batch_size=given["batch"],
+        context_len=given["context"],
+        context_spread=given["context_spread"],
+        gen_len=given["gen_len"],
+        speculations=_speculations({**given, "draft": draft}),
         sampling=SamplingSpec(
-            temperature=options["temperature"], top_k=options["top_k"], top_p=options["top_p"], seed=options["seed"]
+            temperature=given["temperature"], top_k=given["top_k"], top_p=given["top_p"], seed=given["seed"]
         ),
-        prompts=options["prompts"],
-        repetitions=options["repetitions"],
+        prompts=given["prompts"],
+        repetitions=given["repetitions"],
         simulate_acceptance=tuple(rates) if rates else None,
-        stop_at_eos=options["stop_at_eos"],
-        run_to_end=options["run_to_end"],
-        adaptive=options["adaptive"],
+        stop_at_eos=given["stop_at_eos"],
+        run_to_end=given["run_to_end"],
+        adaptive=given["adaptive"],
         gamma_table=table,
-        num_prompts=options["queue"],
-        cuda_graphs=options["cuda_graphs"],
-        tp_size=_tp_size(options["tp"], is_explicit="tp" in explicit),
+        num_prompts=given["queue"],
+        cuda_graphs=given["cuda_graphs"],
+        tp_size=_tp_size(given["tp"], is_explicit="tp" in explicit),
     )
 
 
-def _speculations(options: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
-    draft, method = options["draft"], options["draft_method"]
+def _speculations(given: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
+    draft, method = given["draft"], given["draft_method"]
     if draft == "none":
         return ()
     if draft in NOT_RUN or method in NOT_RUN:
@@ -189,19 +183,19 @@ def _speculations(options: dict[str, Any]) -> tuple[SpeculationSpec, ...]:
         draft, method = "ngram", "ngram"
     budgets: list[int] | list[None] = [None]
     if method in SPARSE_METHODS:
-        require(options["draft_budget"] is not None, f"--draft-method {method} needs --draft-budget")
-        budgets = parse_ints(options["draft_budget"], "--draft-budget")
-    formats = (options["draft_weight_dtype"] or "").split(",")
+        require(given["draft_budget"] is not None, f"--draft-method {method} needs --draft-budget")
+        budgets = parse_ints(given["draft_budget"], "--draft-budget")
+    formats = (given["draft_weight_dtype"] or "").split(",")
     return tuple(
         SpeculationSpec(
             draft=draft,
             draft_method=method,
             draft_budget=budget,
             gamma=gamma,
-            draft_tp_size=options["draft_tp"],
+            draft_tp_size=given["draft_tp"],
             draft_weight_dtype=weight_dtype.strip() or None,
         )
-        for budget, weight_dtype, gamma in product(budgets, formats, parse_ints(options["gamma"], "--gamma"))
+        for budget, weight_dtype, gamma in product(budgets, formats, parse_ints(given["gamma"], "--gamma"))
         if gamma > 0
     )
 
@@ -294,3 +288,110 @@ def _print(results: list[Record], output_format: OutputFormat) -> None:
         import msgspec
 
         print(json.dumps(msgspec.to_builtins(results), indent=1))
+
+
+def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool = False) -> list[dict[str, Any]]:
+    """The options of the plan's best configuration and of its runner-up (the next best of the same batch, context and
+    devices, where there is one), each with the plan's `gamma_table`.
+
+    With `is_draft_given` the command line says what drafts, so that the plan's own draft need not be one that runs;
+    with `is_dtype_given` likewise for the plan's number formats.
+    Raises ConfigError when the file is no plan, or plans a draft, a number format or a spread over devices that cannot
+    be run; StorageError when it cannot be read.
+    """
+    from magicdec.plan_document import load_plan
+    from magicdec.specs.gamma_table import TableGamma
+
+    plan = load_plan(path)
+    if plan.best.num_gpus != plan.best.tp_size:
+        raise ConfigError(
+            f"{path} spreads a replica as {plan.best.layout}, which is planned for but not run; plan for one --tp"
+        )
+    if not is_draft_given:
+        _check_runs(path, plan)
+    request, table = plan.request, plan.gamma_table
+    common: dict[str, Any] = {
+        "model": request.model,
+        "temperature": request.temperature,
+        "gamma_table": TableGamma(
+            batch_sizes=tuple(table.batch_sizes),
+            context_lens=tuple(table.context_lens),
+            gammas=tuple(tuple(row) for row in table.gamma_of_steps),
+        ),
+        **_dtypes(path, plan.precision, is_dtype_given=is_dtype_given),
+    }
+    given = {"gen_len": request.gen_len or None, "top_k": request.top_k, "top_p": request.top_p}  # 0: not planned
+    common |= {name: value for name, value in given.items() if value is not None}
+    return [_options_of(row, common) for row in [plan.best, *_runner_up(plan)]]
+
+
+def _check_runs(path: Path, plan: Plan) -> None:
+    """Raises ConfigError, naming what can be run instead, when the plan's draft cannot."""
+    if plan.best.draft_method in NOT_RUN:
+        others = [row for row in plan.candidates if row.draft_method not in NOT_RUN]
+        instead = f"its best that is run: {_flags(others[0])}" if others else "plan again with another --draft"
+        raise ConfigError(f"{path} drafts with {plan.best.draft_method}, which is planned for but not run; {instead}")
+    if not plan.candidates and plan.needs_acceptance:
+        first = plan.needs_acceptance[0]
+        drafts = ", ".join(f"{each.draft}/{each.draft_method}" for each in plan.needs_acceptance)
+        raise ConfigError(
+            f"{path} holds no draft to run: the acceptance of {drafts} on {plan.model} is not known; "
+            f"plan with --acceptance-rate or --acceptance, or name a draft here, such as "
+            f"--draft {first.draft if first.draft_method not in NOT_RUN else 'self'}"
+        )
+
+
+def _dtypes(path: Path, formats: Formats, *, is_dtype_given: bool) -> dict[str, str]:
+    """The run's dtype, unless it is given, and the format of the draft's weights where it differs."""
+    weights, draft_weights = formats.weight_dtype, formats.draft_weight_dtype
+    options = {"draft_weight_dtype": draft_weights} if draft_weights != weights else {}
+    if is_dtype_given:
+        return options
+    dtype = DTYPE_OF_FORMAT.get(weights, "bfloat16")
+    planned = {what: getattr(formats, name) for name, what in FORMATS_OF_DTYPE.items()}
+    lacking = [f"{what} in {value}" for what, value in planned.items() if DTYPE_OF_FORMAT.get(value) != dtype]
+    if lacking:
+        raise ConfigError(
+            f"{path} plans {' and '.join(lacking)}, which is not run; --dtype {dtype} runs the rest of it"
+        )
+    return options | {"dtype": dtype}
+
+
+def _flags(row: Candidate) -> str:
+    flags = {
+        "--draft": row.draft, "--draft-method": row.draft_method, "--draft-budget": row.draft_budget,
+        "--gamma": row.gamma,
+    }  # fmt: skip
+    return " ".join(f"{flag} {value}" for flag, value in flags.items() if value is not None)
+
+
+def _runner_up(plan: Plan) -> list[Candidate]:
+    """The next best that can be run, of the same batch, context and devices where there is one."""
+
+    def values(row: Candidate, *names: str) -> list[Any]:
+        return [getattr(row, name) for name in names]
+
+    others = [
+        row
+        for row in plan.candidates
+        if row.draft_method not in NOT_RUN and values(row, *OPTION_OF_KEY) != values(plan.best, *OPTION_OF_KEY)
+    ]
+    place = ("batch_size", "context_len", "tp_size")
+    alike = [row for row in others if values(row, *place) == values(plan.best, *place)]
+    return (alike or others)[:1]
+
+
+def _options_of(row: Candidate, common: dict[str, Any]) -> dict[str, Any]:
+    options = common | {option: getattr(row, key) for key, option in OPTION_OF_KEY.items()}
+    if options["draft"] == "none":  # a draft named on the command line takes its method, budget and gamma from there
+        for name in ("draft_method", "draft_budget", "gamma", "draft_tp"):
+            del options[name]
+        return options
+    if options["draft"] == "ngram":
+        options.pop("draft_weight_dtype", None)
+    if options["draft_tp"] == options["tp"]:
+        del options["draft_tp"]  # all ranks, whose number --tp may change
+    # Lists on the command line, so text here.
+    options["gamma"] = str(options["gamma"])
+    options["draft_budget"] = str(options["draft_budget"]) if options["draft_budget"] is not None else None
+    return options

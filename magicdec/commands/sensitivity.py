@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from magicdec.commands import completion
-from magicdec.commands.options import OutputFormat, parse_ints, parse_rates
+from magicdec.commands import options
+from magicdec.commands.options import OutputFormat, option, parse_ints, parse_rates
 
 EPILOG = """\b
 Examples:
@@ -19,31 +16,19 @@ Examples:
 
 
 def sensitivity_command(
-    model: Annotated[
-        str, typer.Option(help="Catalog name, config.json or its directory.", autocompletion=completion.models)
-    ] = "llama-3.1-8b",
-    hardware: Annotated[
-        str, typer.Option(help="Catalog name or TOML file.", autocompletion=completion.hardware)
-    ] = "a100-sxm-80gb",
-    engine: Annotated[
-        str | None, typer.Option(help="Catalog name or TOML file.", autocompletion=completion.engines)
-    ] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel size; default: the node.")] = None,
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 64,
-    context: Annotated[int, typer.Option(help="Prompt length.")] = 32768,
-    gamma: Annotated[int | None, typer.Option(help="Drafted tokens per step; default: searched.")] = None,
-    draft: Annotated[
-        str | None, typer.Option(help="self, ngram, eagle, or a model.", autocompletion=completion.planned_drafts)
-    ] = None,
-    draft_method: Annotated[
-        str | None, typer.Option(help="streamingllm, snapkv, topk or full.", autocompletion=completion.planned_methods)
-    ] = None,
-    draft_budget: Annotated[str | None, typer.Option(help="KV slots per sequence, a list.")] = None,
-    acceptance_rate: Annotated[
-        str | None, typer.Option(help="One rate for every position, or a list by position.")
-    ] = None,
-    acceptance: Annotated[list[Path] | None, typer.Option(help="Measured acceptance profile; repeatable.")] = None,
-    output_format: Annotated[OutputFormat, typer.Option("--format", help="table, json or csv.")] = OutputFormat.TABLE,
+    model: options.Model = "llama-3.1-8b",
+    hardware: options.Hardware = "a100-sxm-80gb",
+    engine: options.Engine = None,
+    tp: options.Tp = None,
+    batch: Annotated[int, option("Sequences.")] = 64,
+    context: Annotated[int, option("Prompt length.")] = 32768,
+    gamma: options.Gamma = None,
+    draft: Annotated[str | None, option("self, ngram, eagle, or a model.", options.planned_drafts)] = None,
+    draft_method: options.DraftMethod = None,
+    draft_budget: options.DraftBudgets = None,
+    acceptance_rate: options.Rates = None,
+    acceptance: options.Profiles = None,
+    output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Show which input moves the speedup most.
 

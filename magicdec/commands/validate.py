@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from msgspec import to_builtins
 
-from magicdec.commands.options import OutputFormat, console, require
+from magicdec.commands import options
+from magicdec.commands.options import OutputFormat, console, option, require
 from magicdec.commands.usage import CommandGroup
 from magicdec.progress import shown_progress
 
@@ -38,15 +39,11 @@ Examples:
   magicdec validate records results/vllm-2-cores.jsonl --clock cpu
 """
 OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")]
-Format = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
-Clock = Annotated[
-    Literal["wall", "cpu"] | None,
-    typer.Option(help="wall, or cpu: the processor time of one thread, which other processes disturb less."),
-]
+Clock = Annotated[Literal["wall", "cpu"] | None, option(options.CLOCK_HELP)]
 
 
 @app.command("kernels", epilog="\b\nExamples:\n  magicdec validate kernels gemm.csv attention.csv.gz")
-def kernels_command(files: Files, output_format: Format = OutputFormat.TABLE) -> None:
+def kernels_command(files: Files, output_format: options.Format = OutputFormat.TABLE) -> None:
     """Predicted kernels against measured ones.
 
     Error of the shipped hardware profiles on tables of GEMM, attention and all-reduce.
@@ -60,9 +57,9 @@ def kernels_command(files: Files, output_format: Format = OutputFormat.TABLE) ->
 def serving_command(
     files: Files,
     left_out: Annotated[
-        bool, typer.Option("--left-out", help="Errors also with the row's device, tp or model left out of the fit.")
+        bool, option("Errors also with the row's device, tp or model left out of the fit.", None, "--left-out")
     ] = False,
-    output_format: Format = OutputFormat.TABLE,
+    output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Predicted servers against measured ones.
 
@@ -80,9 +77,9 @@ def serving_command(
 def published_command(
     files: OptionalFiles = None,
     fit_acceptance: Annotated[
-        bool, typer.Option("--fit-acceptance", help="Fit one acceptance rate per pair to the given rows.")
+        bool, option("Fit one acceptance rate per pair to the given rows.", None, "--fit-acceptance")
     ] = False,
-    output_format: Format = OutputFormat.TABLE,
+    output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Predictions against published speedups and latencies."""
     from magicdec.validate.published_speedups import validate_published
@@ -91,7 +88,7 @@ def published_command(
 
 
 @app.command("acceptance", epilog="\b\nExamples:\n  magicdec validate acceptance")
-def acceptance_command(files: OptionalFiles = None, output_format: Format = OutputFormat.TABLE) -> None:
+def acceptance_command(files: OptionalFiles = None, output_format: options.Format = OutputFormat.TABLE) -> None:
     """The acceptance law against published acceptance.
 
     Fitted to short drafts (gamma <= 8), it predicts the tokens per step of long ones.
@@ -104,20 +101,16 @@ def acceptance_command(files: OptionalFiles = None, output_format: Format = Outp
 @app.command("grid", epilog=GRID_EPILOG)
 def grid_command(
     grid: Annotated[Path | None, typer.Argument(help="A grid file (TOML); default: a small built-in grid.")] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="PROFILE.toml of `magicdec calibrate`; default: calibrate first.")
-    ] = None,
-    records: Annotated[Path, typer.Option(help="Predictions, then measurements are appended to it.")] = Path(
-        "grid.jsonl"
-    ),
+    profile: Annotated[Path | None, option("PROFILE.toml of `magicdec calibrate`; default: calibrate first.")] = None,
+    records: Annotated[Path, option("Predictions, then measurements are appended to it.")] = Path("grid.jsonl"),
     engine: Annotated[
-        Literal["ours", "vllm"] | None,
-        typer.Option(help="ours, or vllm with magicdec's plugin (docs/vllm.md); default: the grid file's, or ours."),
+        options.Runtime | None,
+        option("ours, or vllm with magicdec's plugin (docs/vllm.md); default: the grid file's, or ours."),
     ] = None,
     clock: Clock = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few small points, for continuous integration.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress display.")] = False,
-    output_format: Format = OutputFormat.TABLE,
+    quick: Annotated[bool, option("A few small points, for continuous integration.", None, "--quick")] = False,
+    quiet: options.Quiet = False,
+    output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Run a grid on this machine against its predictions.
 
@@ -145,7 +138,7 @@ def grid_command(
 def records_command(
     files: Annotated[list[Path], typer.Argument(help="Records files (JSON lines) with predictions and measurements.")],
     clock: Clock = None,
-    output_format: Format = OutputFormat.TABLE,
+    output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
     """Predictions in records files against measurements.
 

@@ -22,6 +22,8 @@ SPARSE_METHODS: tuple[DraftMethod, ...] = ("streamingllm", "snapkv", "topk")
 """Those whose draft reads a part of the cache, of `draft_budget` slots."""
 DRAFT_WEIGHT_DTYPES = ("bf16", "fp8", "int8", "int4")
 SELF = "self"
+NOT_RUN: tuple[DraftMethod, ...] = ("suffix", *HEAD_METHODS)
+"""Methods that are planned for and not run."""
 OWN_METHOD: tuple[DraftMethod, ...] = (*LOOKUP_METHODS, *HEAD_METHODS)
 """Drafts whose name is their method."""
 ANY_MODEL = "model"

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.commands.run_plan import read_plan
+from magicdec.commands.run import read_plan
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.measure.configuration import BenchmarkRequest, check_request, session_bytes
 from magicdec.perfmodel.planner import PlanRequest, plan

@@ -12,8 +12,7 @@ from samples_reports import grid, plan
 from typer.testing import CliRunner
 
 import magicdec
-from magicdec.commands.export import export_command
-from magicdec.commands.plot import plot_command
+from magicdec.commands.report import export_command, plot_command
 from magicdec.errors import ConfigError
 from magicdec.records import append_record
 

@@ -1,0 +1,397 @@
+"""`magicdec observe`, `magicdec tune`, and what `magicdec calibrate --server` and `--results` do."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from magicdec.commands import options
+from magicdec.commands.options import option, parse_ints, require
+from magicdec.progress import shown_progress
+from magicdec.units import format_seconds
+
+if TYPE_CHECKING:
+    from magicdec.live.http import Address
+    from magicdec.live.observation import Observation
+    from magicdec.live.served_draft import Draft
+    from magicdec.live.server_fit import ServerFit, ServerPoint
+    from magicdec.live.view import View
+    from magicdec.perfmodel.setup import Setup
+
+OBSERVE_EPILOG = """\b
+Examples:
+  magicdec observe http://localhost:8000 --draft ngram -o acceptance.json
+  magicdec observe http://localhost:8000 --draft eagle --model llama-3.1-8b --hardware h100-sxm-80gb --watch
+  magicdec observe before.txt after.txt --draft ngram --model llama-3.1-8b -o acceptance.json
+  magicdec observe trace.jsonl --draft ngram --context 4096 -o acceptance.json
+  magicdec plan --draft ngram --acceptance acceptance.json
+"""
+TUNE_EPILOG = """\b
+Examples:
+  magicdec tune http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --restart "./serve.sh {gamma}"
+"""
+USUAL_INTERVAL_S = 5.0
+DEFAULT_OUTPUT = Path("server.engine.toml")
+NOISE_TO_WARN_OF = 0.3
+SEVERAL_TOKENS = 1.05
+
+
+def observe_command(
+    source: Annotated[
+        list[str], typer.Argument(help="A server's address, two saved scrapes of its /metrics, or a trace.")
+    ],
+    draft: Annotated[
+        str | None, option("What it drafts with: ngram, eagle, self, or a model; default: as it says, or ngram.")
+    ] = None,
+    draft_method: Annotated[str | None, option("Of a sparse draft: streamingllm, snapkv, topk.")] = None,
+    draft_budget: Annotated[int | None, option("KV slots that a sparse draft reads.", min=1)] = None,
+    model: Annotated[
+        str | None, option("The target, as plans call it; default: the server's name.", options.models)
+    ] = None,
+    seconds: Annotated[float, option("How long to look.")] = 30.0,
+    interval: Annotated[
+        float | None, option("Seconds between scrapes; default 5, or half of a shorter window.")
+    ] = None,
+    target: options.Target = None,
+    context: Annotated[float | None, option("Length of sequences, for servers that do not count it.", min=1)] = None,
+    dataset: Annotated[str, option("What the requests were, for the profile.")] = "",
+    hardware: Annotated[str | None, option("The server's device: adds advice.", options.hardware)] = None,
+    engine: Annotated[str | None, option("Engine profile of the advice.", options.engines)] = None,
+    acceptance: Annotated[Path | None, option("For advice where the server drafts nothing: a profile.")] = None,
+    tp: options.ServerTp = 1,
+    temperature: options.ServerTemperature = 1.0,
+    weight_dtype: options.ServerFormat = None,
+    kv_dtype: options.ServerFormat = None,
+    watch: Annotated[bool, option("Keep looking, with the trend, until stopped.", None, "--watch")] = False,
+    output: Annotated[Path | None, option("Acceptance profile to write.", None, "--output", "-o")] = None,
+    records: Annotated[Path | None, option("Append a measured record.")] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Read a server's acceptance and load; advise on gamma.
+
+    Acceptance by position, batch, context and times come from its metrics, from saved ones, or from a trace.
+    """
+    from magicdec.files import check_writable
+    from magicdec.live.served_draft import agreed, parse_draft
+
+    for path in (output, records):
+        if path is not None:
+            check_writable(path)
+    require(
+        draft is not None or (draft_method is None and draft_budget is None),
+        "--draft-method and --draft-budget go with --draft",
+    )
+    given = None if draft is None else parse_draft(draft, method=draft_method, budget=draft_budget)
+    if len(source) == 1 and Path(source[0]).is_file():
+        require(records is None and not watch, "a trace holds acceptance only: --records and --watch need a server")
+        _print_imported(
+            Path(source[0]), draft=agreed(given, None), model=model, context=context, dataset=dataset, output=output
+        )
+        return
+    from magicdec.live.http import Address
+    from magicdec.live.profile import acceptance_profile, record
+    from magicdec.live.scraping import parse_source
+    from magicdec.live.situation import Serving
+    from magicdec.live.view import View
+    from magicdec.perfmodel.acceptance import load_profile, save_profile
+    from magicdec.records import append_record
+
+    where = parse_source(source)
+    every = min(USUAL_INTERVAL_S, seconds / 2.0) if interval is None else interval
+    serving = None
+    if hardware is not None:
+        serving = Serving(
+            model=model or "", hardware=hardware, engine=engine, tp_size=tp, temperature=temperature,
+            weight_dtype=weight_dtype, kv_dtype=kv_dtype,
+        )  # fmt: skip
+    known = load_profile(acceptance) if acceptance is not None else None
+    view = View(draft=given, serving=serving, acceptance=known, context=context)
+    if watch:
+        require(
+            isinstance(where, Address) and not output and not records, "--watch shows an address, and writes nothing"
+        )
+        assert isinstance(where, Address)
+        _watch(where, view, target=target, seconds=seconds, interval=every)
+        return
+    seen = _look(where, target=target, seconds=seconds, interval=every, quiet=quiet)
+    print("\n".join(view.lines(seen)))
+    kind, name = agreed(given, seen.announced), model or seen.target.model
+    if output is not None:
+        save_profile(acceptance_profile(seen, kind, model=name, context=context, dataset=dataset), output)
+        print(f"wrote {output}")
+    if records is not None:
+        append_record(records, record(seen, kind, model=name, hardware=hardware or "", tp_size=tp))
+        print(f"appended to {records}")
+
+
+def _look(
+    where: Address | tuple[Path, Path], *, target: str | None, seconds: float, interval: float, quiet: bool
+) -> Observation:
+    from magicdec.errors import ServerError
+    from magicdec.live.metrics import choose_target
+    from magicdec.live.observation import observe
+    from magicdec.live.scraping import scrapes
+
+    taken = []
+    try:
+        with shown_progress(quiet) as show:
+            for scrape in scrapes(where, seconds=seconds, interval_s=interval):
+                taken.append(scrape)
+                show(f"{choose_target(taken[0], target).name}: scrape {len(taken)}")
+    except ServerError as error:
+        if len(taken) < 2:
+            raise
+        print(f"the window ends early, after {len(taken)} scrapes: {error}")
+    return observe(taken, choose_target(taken[-1], target))
+
+
+def _watch(where: Address, view: View, *, target: str | None, seconds: float, interval: float) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from magicdec.commands.options import console
+    from magicdec.errors import ConfigError
+    from magicdec.live.metrics import choose_target
+    from magicdec.live.observation import observe
+    from magicdec.live.watch import trend_lines, windows
+
+    history: list[Observation] = []
+    with Live(Text("waiting for the second scrape"), console=console(), auto_refresh=False) as screen:
+        try:
+            for taken in windows(where, seconds=seconds, interval_s=interval):
+                history.append(observe(taken, choose_target(taken[-1], target)))
+                try:
+                    lines = view.lines(history[-1], with_setting=False)
+                except ConfigError as error:  # no load yet, or no draft yet: said, and looked at again
+                    lines = [str(error)]
+                screen.update(Text("\n".join([*lines, "", *trend_lines(history)])), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def _print_imported(
+    path: Path, *, draft: Draft, model: str | None, context: float | None, dataset: str, output: Path | None
+) -> None:
+    from magicdec.live.profile import imported_profile
+    from magicdec.live.show import rates_text
+    from magicdec.perfmodel.acceptance import save_profile
+    from magicdec.perfmodel.acceptance_import import read_acceptance
+
+    require(context is not None, "a trace does not say how long its sequences are; give their length with --context")
+    assert context is not None
+    found = read_acceptance(path)
+    profile = imported_profile(found, draft, model=model or "", context=context, dataset=dataset)
+    print(f"{found.kind}: {found.num_steps:.0f} steps of {len(found.sequences)} sequences, drafted by {draft}")
+    print(f"  accepted     {rates_text(profile.measured[0])}")
+    if output is not None:
+        save_profile(profile, output)
+        print(f"wrote {output}")
+
+
+def tune_command(
+    server: Annotated[str, typer.Argument(help="The server's address.")],
+    restart: Annotated[str, option("Command that restarts it, with {gamma} in it; 0 is no draft.")],
+    model: options.ServedModel,
+    hardware: Annotated[str, option("The server's device.", options.hardware)],
+    draft: Annotated[
+        str | None, option("What it drafts with: ngram, eagle, or a model; default: as it says, or ngram.")
+    ] = None,
+    engine: Annotated[str | None, option("Engine profile.", options.engines)] = None,
+    tp: options.ServerTp = 1,
+    temperature: options.ServerTemperature = 1.0,
+    target: options.Target = None,
+    seconds: Annotated[float, option("How long to look at each gamma.")] = 60.0,
+    interval: Annotated[float, option("Seconds between scrapes.")] = 5.0,
+    yes: Annotated[bool, option("Restart without asking.", None, "--yes")] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Try the gammas that matter on a server, and compare.
+
+    Observes it, predicts, restarts it with two or three gammas, and prints what each took.
+    """
+    from magicdec.live.advice import advise
+    from magicdec.live.http import parse_address
+    from magicdec.live.metrics import choose_target
+    from magicdec.live.observation import observe
+    from magicdec.live.scraping import scrapes
+    from magicdec.live.served_draft import agreed, parse_draft
+    from magicdec.live.show import advice_lines
+    from magicdec.live.situation import Serving, situation_of
+    from magicdec.live.tune import candidates, check_command, regret, try_gamma
+
+    check_command(restart)
+    address, given = parse_address(server), None if draft is None else parse_draft(draft)
+    taken = list(scrapes(address, seconds=seconds, interval_s=interval))
+    seen = observe(taken, choose_target(taken[-1], target))
+    kind = agreed(given, seen.announced)
+    serving = Serving(model=model, hardware=hardware, engine=engine, tp_size=tp, temperature=temperature)
+    advice = advise(situation_of(seen, kind, serving))
+    print("\n".join(advice_lines(advice, seen.counts.tpot_s)))
+    chosen = candidates(advice)
+    print(f"to try, each with a restart and {format_seconds(seconds)}: gamma {', '.join(map(str, chosen))}", flush=True)
+    if not yes:
+        typer.confirm("restart the server?", abort=True)
+    trials = []
+    for gamma in chosen:
+        with shown_progress(quiet) as show:
+            show(f"gamma {gamma}: restarting and looking")
+            trial = try_gamma(
+                address, restart, gamma, predicted_tpot_s=advice.choices[gamma].tpot_s, seconds=seconds,
+                interval_s=interval, target=target,
+            )  # fmt: skip
+        trials.append(trial)
+        print(
+            f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
+            f"{format_seconds(trial.predicted_tpot_s)} predicted; {trial.tokens_per_step:.2f} tokens per step, "
+            f"batch {trial.batch_size:.1f}",
+            flush=True,
+        )
+    best = min(trials, key=lambda trial: trial.tpot_s)
+    print(f"best of these: gamma {best.gamma}; the advised gamma {chosen[0]} loses {regret(trials):.1%} against it")
+    print(
+        f"the server runs with gamma {chosen[-1]} now"
+        + (f"; restart it with {best.gamma}" if best != trials[-1] else "")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """The options of `calibrate` that describe a server, by their names."""
+
+    server: str | None
+    results: list[Path] | None
+    output: Path
+    model: str
+    hardware: str | None
+    engine: str | None
+    tp: int
+    dtype: str | None
+    weight_dtype: str | None
+    kv_dtype: str | None
+    concurrency: str
+    prompt_len: str
+    output_len: int
+    rounds: int
+    dry_run: bool
+    quiet: bool
+
+
+def calibrate_server(given: ServerOptions) -> None:
+    """Fits an engine profile to a running server, as a black box."""
+    from magicdec.files import check_writable
+    from magicdec.live.drive import Measured, drive
+    from magicdec.live.http import parse_address
+    from magicdec.live.loads import Load, plan_loads
+    from magicdec.live.served_draft import parse_draft
+    from magicdec.live.server_calibration import (
+        describe_server,
+        estimated_seconds,
+        save_fit,
+        send_plan,
+        sent,
+    )
+    from magicdec.live.server_fit import fit_server
+    from magicdec.specs.catalog import load_model_spec
+
+    address, spec = parse_address(given.server or ""), load_model_spec(given.model)
+    require(not address.path, "--server is the server's own address, without a path: http://localhost:8000")
+    check_writable(given.output)
+    server = describe_server(address, spec)
+    setup = _setup(given, server.engine, parse_draft("ngram") if server.gamma else None)
+    plan = plan_loads(
+        concurrencies=parse_ints(given.concurrency, "--concurrency"),
+        prompt_lens=parse_ints(given.prompt_len, "--prompt-len"),
+        output_len=given.output_len,
+        rounds=given.rounds,
+        max_len=server.max_len,
+        gamma=server.gamma,
+        seed=secrets.randbits(31),  # prompts that were sent before would be cached
+    )
+    expected = estimated_seconds(plan, setup, tp_size=given.tp)
+    judges = sum(load.is_judge for load in plan.loads)
+    print(f"{address}: {server.model}, {server.engine or 'an unknown engine'}, gamma {server.gamma or 'none'}")
+    print(
+        f"{len(plan.loads)} loads x {plan.rounds} rounds, {judges} loads only to judge: {plan.num_requests} requests, "
+        f"{plan.num_tokens} tokens, about {format_seconds(expected)} by the {setup.engine.name} profile"
+    )
+    for load in plan.loads:
+        print(f"  {load}" + ("  (judges)" if load.is_judge else ""))
+    if given.dry_run:
+        print("nothing was sent")
+        return
+
+    def send(load: Load, seed: int) -> Measured:
+        return drive(address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed)
+
+    with shown_progress(given.quiet) as show:
+        points = send_plan(address, plan, send, progress=show)
+    fit = fit_server(points, setup=setup, tp_size=given.tp, gamma=server.gamma, name=given.output.stem)
+    _print_fit(fit, points)
+    files = save_fit(fit, points, sent(plan), given.output)
+    print("sent as planned; wrote " + ", ".join(map(str, files)))
+
+
+def calibrate_results(given: ServerOptions) -> None:
+    """Fits an engine profile to the result files of a load generator."""
+    from magicdec.files import check_writable
+    from magicdec.live.benchmark_results import points_of, read_runs, tokens_per_event
+    from magicdec.live.server_calibration import save_fit
+    from magicdec.live.server_fit import fit_server
+
+    require(not given.dry_run, "--dry-run goes with --server: nothing is sent for --results")
+    check_writable(given.output)
+    runs = [run for path in given.results or () for run in read_runs(path)]
+    points = points_of(runs)
+    setup = _setup(given, "", None)
+    fit = fit_server(points, setup=setup, tp_size=given.tp, gamma=0, name=given.output.stem)
+    num_requests = sum(map(len, runs))
+    print(f"{num_requests} requests in {len(runs)} runs, {len(points)} loads by batch and prompt length")
+    if (per_event := tokens_per_event(runs)) > SEVERAL_TOKENS:
+        print(f"{per_event:.2f} tokens came with each event: were these runs without a draft? The fit is of such")
+    _print_fit(fit, points, between="requests")
+    origin = {"read": {"files": [path.name for path in given.results or () or ()], "requests": num_requests}}
+    files = save_fit(fit, points, origin, given.output)
+    print("wrote " + ", ".join(map(str, files)))
+
+
+def _setup(given: ServerOptions, engine: str, draft: Draft | None) -> Setup:
+    from magicdec.errors import unknown_choice
+    from magicdec.live.situation import Serving
+    from magicdec.specs.precision import PROFILE_DTYPES
+
+    if given.dtype not in (None, *PROFILE_DTYPES):
+        raise unknown_choice("dtype", given.dtype or "", PROFILE_DTYPES)
+    serving = Serving(
+        model=given.model,
+        hardware=given.hardware or "",
+        engine=given.engine,
+        tp_size=given.tp,
+        temperature=0.0,
+        weight_dtype=given.weight_dtype or given.dtype,
+        kv_dtype=given.kv_dtype or given.dtype,
+    )
+    return serving.setup(draft, engine)
+
+
+def _print_fit(fit: ServerFit, points: list[ServerPoint], *, between: str = "rounds") -> None:
+    """Every load with its error, the constants with their intervals, and the two medians."""
+    from magicdec.live.server_calibration import noise
+
+    for point, error in zip(points, fit.errors, strict=True):
+        measured = point.measured
+        role = "judges" if measured.load.is_judge else "fitted"
+        print(
+            f"  {measured.load!s:<16} {role}: {format_seconds(measured.tpot_s)} per token measured "
+            f"(± {point.spread:.0%} between {between}), predicted {error:+.1%}"
+        )
+    for name, (value, low, high) in fit.constants.items():
+        print(f"  {name}: {value:.4g} (90 % interval {low:.4g} to {high:.4g})")
+    print(f"median error {fit.fitted_error:.1%} of the fitted loads, {fit.held_out_error:.1%} of those that judge")
+    if noise(points) > NOISE_TO_WARN_OF:
+        print(
+            f"the {between} differ much: the server or its machine does other work; calibrate again when it is quieter"
+        )
