@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from magicdec.specs.architectures import ARCHITECTURES, WRAPPERS
 from magicdec.specs.catalog import ARCHITECTURES_FILE, MODELS_DIRECTORY, load_model_spec, model_names
+from magicdec.specs.families import ARCHITECTURES, WRAPPERS
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.runnable import why_not_run

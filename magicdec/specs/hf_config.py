@@ -10,30 +10,18 @@ from typing import Any
 import msgspec
 
 from magicdec.errors import ConfigError
-from magicdec.specs.architectures import WRAPPERS, architecture
-from magicdec.specs.hf_keys import MAX_LAYERS, Keys
+from magicdec.specs.families import WRAPPERS, architecture
+from magicdec.specs.families.keys import MAX_LAYERS, Keys
+from magicdec.specs.families.rope import reach
 from magicdec.specs.hf_quantization import read_quantization
-from magicdec.specs.hf_rope import reach
 from magicdec.specs.layers import Attention, LatentAttention, Layer
 from magicdec.specs.model import ModelSpec
 
 MODALITIES = (
-    "vision",
-    "image",
-    "video",
-    "audio",
-    "boi",
-    "eoi",
-    "mm_",
-    "multimodal",
-    "projector",
-    "projection",
-    "spatial",
-    "use_unified_vision",
-    "language_model_only",
-    "media",
-)
-"""How keys begin that describe what stands before the decoder."""
+    "vision", "image", "video", "audio", "boi", "eoi", "mm_", "multimodal", "projector", "projection", "spatial",
+    "use_unified_vision", "language_model_only", "media",
+)  # fmt: skip
+"""Beginnings of keys that describe what stands before the decoder."""
 MODELOPT_FILE = "hf_quant_config.json"
 """Where ModelOpt says how it has quantised a checkpoint, if not in its config.json."""
 BESIDE = ("tie_word_embeddings", "quantization_config", "eos_token_id")
@@ -54,7 +42,7 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
     keys = Keys(values, where, row.defaults)
     for key, allowed in row.fixed.items():
         keys.require(key, *allowed)
-    keys.ignore(*row.ignored, "max_position_embeddings", "vision_config")
+    keys.ignore(*row.ignored.split(), "max_position_embeddings", "vision_config")
     if keys.size("num_hidden_layers", "num_layers", default=1) > MAX_LAYERS:
         raise keys.error("num_hidden_layers", f"at most {MAX_LAYERS}", values.get("num_hidden_layers"))
     layers = tuple(row.layers(keys))

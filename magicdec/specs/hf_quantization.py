@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.specs.hf_keys import Keys
+from magicdec.specs.families.keys import Keys
 from magicdec.specs.layers import Layer, MixtureOfExperts, Projection
 from magicdec.specs.model import TensorNames
 from magicdec.specs.quantization import REGEX, WIDE_BYTES, PartFormat, Quantization, Scheme, Storage, scheme_of

@@ -22,7 +22,8 @@ from magicdec.runtime.engine import Engine, Snapshot
 from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.launch import launch
 from magicdec.runtime.weights import check_divisible, load_model
-from magicdec.specs import architectures
+from magicdec.specs import families
+from magicdec.specs.families import parts
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.runnable import why_not_run
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
@@ -261,12 +262,12 @@ def test_the_row_that_the_guide_adds_is_read_and_run(tmp_path: Path, monkeypatch
     """Without it the architecture is not known; with it, tokens and logits are transformers'."""
     config = draw("olmo2", 3)
     reference = write(tmp_path, config, seed=3)
-    monkeypatch.delitem(architectures.ARCHITECTURES, "olmo2")
+    monkeypatch.delitem(families.ARCHITECTURES, "olmo2")
     with pytest.raises(ConfigError, match="olmo2"):
         load_model(tmp_path)
     (block,) = re.findall(r'```python\n("olmo2": .*?)```', GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    rows = eval(f"{{{block}}}", vars(architectures))
-    monkeypatch.setitem(architectures.ARCHITECTURES, "olmo2", rows["olmo2"])
+    rows = eval(f"{{{block}}}", vars(parts))
+    monkeypatch.setitem(families.ARCHITECTURES, "olmo2", rows["olmo2"])
     check(tmp_path, reference, prompts_for(config, 3))
 
 

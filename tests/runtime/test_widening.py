@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from magicdec.errors import CheckpointError, ConfigError
 from magicdec.runtime.checkpoint import ALL, CheckpointDirectory
 from magicdec.runtime.weights import load_model
-from magicdec.specs.hf_keys import Keys
+from magicdec.specs.families.keys import Keys
 from magicdec.specs.hf_quantization import read_quantization
 from magicdec.specs.model import TensorNames
 from tests.runtime.test_architectures import WEIGHTS, check, prompts_for, write

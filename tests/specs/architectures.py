@@ -90,7 +90,7 @@ OWN_HEAD_DIM = ("smollm3", "ernie4_5_moe", "exaone4", "olmoe", "apertus", "phimo
 
 
 def variant(model_type: str, rng: random.Random) -> Config:
-    """What is drawn for the architectures of hf_variants.py."""
+    """Draws for the architectures of `VARIANTS`."""
     biased = rng.random() < 0.5
     own: dict[str, Config] = {
         "glm": {"attention_bias": biased, "partial_rotary_factor": 0.5},

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
-from magicdec.specs.architectures import ARCHITECTURES
 from magicdec.specs.catalog import ARCHITECTURES_FILE, architecture_facts, model_names
+from magicdec.specs.families import ARCHITECTURES
 
 KNOWN = json.loads(ARCHITECTURES_FILE.read_text(encoding="utf-8"))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magicdec.specs.architectures import ARCHITECTURES
+from magicdec.specs.families import ARCHITECTURES
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.layers import Attention
 from tests.specs.architectures import READ_BY_TRANSFORMERS, draw

@@ -1,44 +1,49 @@
-"""The layers of a configuration, read key by key: what the rows of architectures.py are put together from."""
+"""What the rows of every family are put together from: kinds of layers by index, attention, dense feed-forwards and
+experts, each read key by key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from magicdec.errors import ConfigError
-from magicdec.specs.hf_keys import Keys
-from magicdec.specs.hf_rope import read_rope
+from magicdec.specs.families.keys import Keys
+from magicdec.specs.families.rope import read_rope
 from magicdec.specs.layers import (
     MLP,
     Activation,
     Attention,
     FeedForward,
-    GatedDeltaNet,
-    Indexer,
     LatentAttention,
-    LightningAttention,
-    Mamba2,
+    Layer,
+    Mixer,
     MixtureOfExperts,
     QKNorm,
     Rope,
 )
+from magicdec.specs.model import Norm, TensorNames
 
+Details = dict[str, Any]
+"""Fields of ModelSpec beyond its tables, layers and norms."""
 KINDS = {
-    "full_attention": "full",
-    "attention": "full",
-    "sliding_attention": "window",
-    "chunked_attention": "chunk",
-    "linear_attention": "linear",
-    "mamba": "linear",
-    "indexed_attention": "full",
-    "deepseek_sparse_attention": "full",
-}
+    "full_attention": "full", "attention": "full", "sliding_attention": "window", "chunked_attention": "chunk",
+    "linear_attention": "linear", "mamba": "linear", "indexed_attention": "full", "deepseek_sparse_attention": "full",
+}  # fmt: skip
 """transformers' names of kinds of layers, older ones included."""
 
 
 def num_layers(keys: Keys) -> int:
     return keys.size("num_hidden_layers", "num_layers", "n_layer")
+
+
+# Kinds of layers: readers that return one of KINDS for each
+
+
+def all_full(keys: Keys) -> list[str]:
+    return ["full_attention"] * num_layers(keys)
 
 
 def listed_kinds(keys: Keys, default: Callable[[int], str]) -> list[str]:
@@ -53,26 +58,66 @@ def every_nth(n: int, *, other: str = "sliding_attention") -> Callable[[int], st
     return lambda index: other if (index + 1) % n else "full_attention"
 
 
+def every_second(keys: Keys) -> list[str]:
+    return listed_kinds(keys, every_nth(2))
+
+
+def pattern_kinds(default: int) -> Callable[[Keys], list[str]]:
+    """Every n-th layer attends fully, n given by `sliding_window_pattern`; or as `layer_types` says."""
+
+    def read(keys: Keys) -> list[str]:
+        interval = keys.size("sliding_window_pattern", "_sliding_window_pattern", default=default)
+        return listed_kinds(keys, every_nth(interval))
+
+    return read
+
+
+def windowed(is_local: Callable[[int], bool]) -> Callable[[int], str]:
+    return lambda index: "sliding_attention" if is_local(index) else "full_attention"
+
+
+def windows_from(keys: Keys, window: int | None, *, default: int) -> list[str]:
+    """Windows, where there is one, from layer `max_window_layers` on; or as `layer_types` says."""
+    first = keys.size("max_window_layers", default=default, least=0)
+    return listed_kinds(keys, windowed(lambda i: window is not None and i >= first))
+
+
+def always_window(keys: Keys) -> list[str]:
+    """Every layer sees `sliding_window` tokens, where that is not null."""
+    kind = "full_attention" if keys.optional_size("sliding_window") is None else "sliding_attention"
+    return [kind] * num_layers(keys)
+
+
+def zeros_and_ones(keys: Keys, key: str, default: Callable[[int], bool]) -> list[bool]:
+    """A list with 0 or 1 for each layer, or what the architecture takes where there is none."""
+    count = num_layers(keys)
+    given = keys.per_layer(key, count, lambda each: each in (0, 1), "zeros and ones")
+    return [bool(each) for each in given or map(default, range(count))]
+
+
+# Attention
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupedQuery:
-    """Grouped-query attention; what one architecture does in its own way."""
+    """Reads grouped-query attention; its fields are what one architecture does in its own way."""
 
     bias: bool | str = False
-    """Or the key that says it."""
+    """Bias on q, k and v, or the key that says it."""
     output_bias: bool | str = False
     qk_norm: QKNorm = "none"
     head_dim: int | None = None
     theta: float = 10_000.0
     partial: float | None = None
-    """The share of a head that is rotated, unless the configuration says otherwise; None: always all of it."""
+    """Share of a head that is rotated, unless the configuration says otherwise; None: always all of it."""
     pairs: Literal["halves", "adjacent"] = "halves"
     sinks: bool = False
     gated: bool = False
     rotated: Literal["all", "window", "none"] = "all"
-    """Which layers rotate queries and keys."""
+    """Layers that rotate queries and keys."""
     rope: Callable[..., Rope] = read_rope
 
-    def read(self, keys: Keys, kind: str) -> Attention:
+    def __call__(self, keys: Keys, kind: str = "full_attention") -> Attention:
         hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads", "n_head")
         kv_heads = keys.size("num_key_value_heads", default=heads)
         if heads % kv_heads:
@@ -99,12 +144,16 @@ class GroupedQuery:
         )
 
 
-def latent(keys: Keys, *, pairs: Literal["halves", "adjacent"] = "adjacent") -> LatentAttention:
+biased: Callable[..., GroupedQuery] = partial(GroupedQuery, bias="attention_bias", output_bias="attention_bias")
+"""Grouped-query attention whose four projections have a bias where `attention_bias` is true."""
+
+
+def latent(keys: Keys, kind: str = "full_attention") -> LatentAttention:
     """DeepSeek's multi-head latent attention. YaRN's mscale_all_dim enlarges the scores, as the published code does."""
     nope, rotated = keys.size("qk_nope_head_dim"), keys.size("qk_rope_head_dim")
     keys.require("qk_head_dim", nope + rotated)
     keys.ignore("num_key_value_heads", "head_dim")
-    pairs = pairs if keys.flag("rope_interleave", default=True) else "halves"
+    pairs: Literal["halves", "adjacent"] = "adjacent" if keys.flag("rope_interleave", default=True) else "halves"
     rope = read_rope(keys, rotated, partial=None, pairs=pairs)
     return LatentAttention(
         num_heads=keys.size("num_attention_heads"),
@@ -120,84 +169,46 @@ def latent(keys: Keys, *, pairs: Literal["halves", "adjacent"] = "adjacent") -> 
 
 
 def _score_scale(keys: Keys) -> float:
-    import math
-
     given = keys.raw("rope_scaling", default=None) or keys.raw("rope_parameters", default=None) or {}
     weight, factor = given.get("mscale_all_dim", 0), given.get("factor", 1.0)
     is_yarn = given.get("rope_type", given.get("type", "default")) != "default"
     return 0.1 * weight * math.log(factor) + 1.0 if is_yarn and weight and factor > 1 else 1.0
 
 
-def indexer(keys: Keys, *, is_shared: bool = False) -> Indexer:
-    return Indexer(
-        num_heads=keys.size("index_n_heads"),
-        head_dim=keys.size("index_head_dim"),
-        top_k=keys.size("index_topk"),
-        is_shared=is_shared,
-    )
+# Feed-forwards: readers that take the layer's index as well
 
 
-def gated_delta_net(keys: Keys) -> GatedDeltaNet:
-    net = GatedDeltaNet(
-        num_key_heads=keys.size("linear_num_key_heads"),
-        num_value_heads=keys.size("linear_num_value_heads"),
-        key_head_dim=keys.size("linear_key_head_dim"),
-        value_head_dim=keys.size("linear_value_head_dim"),
-        conv_kernel=keys.size("linear_conv_kernel_dim"),
-    )
-    if net.num_value_heads % net.num_key_heads:
-        raise ConfigError(
-            f"{keys.where}: linear_num_value_heads {net.num_value_heads} is not a multiple of linear_num_key_heads "
-            f"{net.num_key_heads}"
-        )
-    return net
-
-
-def lightning(keys: Keys) -> LightningAttention:
-    heads = keys.size("num_attention_heads")
-    head_dim = keys.size("head_dim", default=max(keys.size("hidden_size") // heads, 1))
-    return LightningAttention(num_heads=heads, head_dim=head_dim)
-
-
-def mamba2(keys: Keys) -> Mamba2:
-    heads, groups = keys.size("mamba_num_heads"), keys.size("n_groups", "mamba_n_groups")
-    if heads % groups:
-        raise ConfigError(f"{keys.where}: mamba_num_heads {heads} is not a multiple of n_groups {groups}")
-    return Mamba2(
-        num_heads=heads,
-        head_dim=keys.size("mamba_head_dim"),
-        state_size=keys.size("ssm_state_size"),
-        num_groups=groups,
-        conv_kernel=keys.size("conv_kernel", "mamba_d_conv"),
-        conv_bias=keys.flag("use_conv_bias", "mamba_conv_bias", default=True),
-        bias=keys.flag("mamba_proj_bias"),
-    )
+def in_every_layer(mlp: Callable[[Keys], FeedForward]) -> Callable[[Keys, int], FeedForward]:
+    return lambda keys, index: mlp(keys)
 
 
 def dense(
     keys: Keys,
     *,
     width: str = "intermediate_size",
-    activation: str | tuple[str, ...] = "hidden_act",
-    default_activation: str = "silu",
+    activation: str = "silu",
     gated: bool = True,
     bias: bool | str = False,
 ) -> MLP:
-    names = (activation,) if isinstance(activation, str) else activation
+    """An MLP; `activation` is the one without a `hidden_act`, `bias` may be the key that says it."""
     return MLP(
         width=keys.size(width),
-        activation=keys.activation(*names, default=default_activation),
+        activation=keys.activation("hidden_act", default=activation),
         gated=gated,
         bias=keys.flag(bias) if isinstance(bias, str) else bias,
     )
 
 
+def mlp(**options: Any) -> Callable[[Keys, int], FeedForward]:
+    """A dense feed-forward in every layer."""
+    return in_every_layer(partial(dense, **options))
+
+
 def experts(
     keys: Keys,
     *,
-    width: str | tuple[str, ...] = "moe_intermediate_size",
+    width: str = "moe_intermediate_size",
     normalized: bool | None = None,
-    shared_width: int = 0,
     activation: Activation | None = None,
     **changes: Any,
 ) -> MixtureOfExperts:
@@ -209,12 +220,16 @@ def experts(
     return MixtureOfExperts(
         num_experts=count,
         num_experts_per_tok=chosen,
-        width=keys.size(*((width,) if isinstance(width, str) else width)),
+        width=keys.size(width),
         activation=activation or keys.activation(),
-        shared_width=shared_width,
         normalized=keys.flag("norm_topk_prob") if normalized is None else normalized,
         **changes,
     )
+
+
+def wide_experts(**options: Any) -> Callable[[Keys, int], FeedForward]:
+    """Experts of `intermediate_size` in every layer, their weights normalised."""
+    return in_every_layer(partial(experts, **{"width": "intermediate_size", "normalized": True, **options}))
 
 
 def deepseek_experts(
@@ -247,7 +262,9 @@ def deepseek_experts(
     return mixture
 
 
-def leading_dense(keys: Keys, index: int, mixture: Callable[[Keys], MixtureOfExperts]) -> FeedForward:
+def leading_dense(
+    keys: Keys, index: int, mixture: Callable[[Keys], MixtureOfExperts] = deepseek_experts
+) -> FeedForward:
     """A dense MLP in the first `first_k_dense_replace` layers, or where `mlp_layer_types` says so; then experts."""
     types = keys.per_layer(
         "mlp_layer_types", num_layers(keys), lambda each: each in ("dense", "sparse"), "dense, sparse"
@@ -258,10 +275,41 @@ def leading_dense(keys: Keys, index: int, mixture: Callable[[Keys], MixtureOfExp
     return dense(keys) if is_dense else routed
 
 
-def sparse_step(keys: Keys, index: int, mixture: Callable[[Keys], MixtureOfExperts]) -> FeedForward:
-    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name, as Qwen's mixtures."""
-    step = keys.size("decoder_sparse_step", default=1)
-    only = keys.indices("mlp_only_layers", num_layers(keys)) or frozenset()
-    is_sparse = index not in only and (index + 1) % step == 0
-    plain, routed = dense(keys), mixture(keys)
-    return routed if is_sparse else plain
+# A row
+
+BIASED, MLP_IN_ALL, RMS, LLAMA_NAMES = biased(), mlp(), Norm(), TensorNames()
+NO_BIAS: Mapping[str, tuple[Any, ...]] = {"attention_bias": (False,), "mlp_bias": (False,)}
+SLIDING_4096: Mapping[str, Any] = {"sliding_window": 4096}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """How the configurations of one architecture are read: its layers, and what differs from Llama around them."""
+
+    mixer: Callable[[Keys, str], Mixer] = BIASED
+    """Reads a layer's mixer, by kind."""
+    mlp: Callable[[Keys, int], FeedForward] = MLP_IN_ALL
+    """Reads a layer's feed-forward, by index."""
+    kinds: Callable[[Keys], list[str]] = all_full
+    whole: Callable[[Keys], list[Layer]] | None = None
+    """Reads all layers together, where kind and index do not tell them; instead of the three above."""
+    norm: Norm = RMS
+    eps_key: str = "rms_norm_eps"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers' configuration class takes for keys that published files leave out."""
+    tied: bool = False
+    details: Callable[[Keys], Details] = lambda keys: {}
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Structural keys, each with the only values that are understood."""
+    ignored: str = ""
+    """Structural keys by their names that this architecture carries and that change nothing in it."""
+    names: TensorNames = LLAMA_NAMES
+    mtp_key: str | None = None
+    """The key that counts prediction heads, each a copy of the last layer."""
+
+    def layers(self, keys: Keys) -> list[Layer]:
+        if self.whole is not None:
+            return self.whole(keys)
+        chosen = self.kinds(keys)
+        mixers = {kind: self.mixer(keys, kind) for kind in dict.fromkeys(chosen)}
+        return [Layer(mixer=mixers[kind], mlp=self.mlp(keys, index)) for index, kind in enumerate(chosen)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.specs.hf_keys import Keys
+from magicdec.specs.families.keys import Keys
 from magicdec.specs.layers import Rope, RopeScaling, RopeType
 
 ROPE_TYPES: Mapping[str, RopeType | None] = {
@@ -96,10 +96,8 @@ def _scaling(keys: Keys, inside: Keys, rope_type: RopeType, dim: int) -> RopeSca
     )
     if factor < 1.0:
         raise inside.error("factor", "at least 1", factor)
-    if rope_type == "linear":
-        return RopeScaling(rope_type="linear", factor=factor, original_max_position_embeddings=positions)
-    if rope_type == "dynamic":
-        return RopeScaling(rope_type="dynamic", factor=factor, original_max_position_embeddings=positions)
+    if rope_type in ("linear", "dynamic"):
+        return RopeScaling(rope_type=rope_type, factor=factor, original_max_position_embeddings=positions)
     if rope_type == "llama3":
         low, high = inside.number("low_freq_factor"), inside.number("high_freq_factor")
         return RopeScaling(

@@ -1,7 +1,7 @@
 """Typed look-ups in a Hugging Face configuration that remember what was read.
 
 A key that nobody reads, and that is not known to change nothing, means that the model is not understood: it is refused
-by name, never guessed. So the table of an architecture's structural keys is what its row in architectures.py reads.
+by name, never guessed. So the table of an architecture's structural keys is what its row reads.
 """
 
 from __future__ import annotations
@@ -22,34 +22,29 @@ IRRELEVANT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels add_cross_attention
     architectures attention_dropout attn_implementation attn_pdrop auto_map aux_loss_alpha bad_words_ids
-    begin_suppress_tokens bos_token_id chunk_size_feed_forward cross_attention_hidden_size custom_pipelines
-    decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping embd_pdrop embedding_dropout
-    encoder_no_repeat_ngram_size eos_token_id experts_implementation exponential_decay_length_penalty
-    finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout id2label init_method_std
-    initializer_range is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty max_length
-    max_sequence_length min_length model_max_length model_type name_or_path no_repeat_ngram_size num_beam_groups
-    num_beams num_labels num_return_sequences output_attentions output_dropout output_hidden_states
-    output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type pruned_heads
-    remove_invalid_values repetition_penalty resid_pdrop residual_dropout return_dict return_dict_in_generate
-    router_aux_loss_coef router_jitter_noise router_z_loss_coef sep_token_id seq_aux suppress_tokens
-    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype
-    torchscript transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16
-    use_cache use_return_dict
+    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward cross_attention_hidden_size
+    custom_pipelines decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping embd_pdrop
+    embedding_dropout encoder_no_repeat_ngram_size eos_token_id experts_implementation
+    exponential_decay_length_penalty finetuning_task for_llm_compressor forced_bos_token_id forced_eos_token_id
+    hidden_dropout id2label init_method_std initializer_range input_jitter_noise is_decoder is_encoder_decoder
+    keys_to_ignore_at_inference label2id length_penalty mamba_ssm_cache_dtype max_length max_sequence_length
+    min_length model_max_length model_type moe_router_dtype moe_shared_expert_overlap name_or_path
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_logits_to_keep num_return_sequences
+    output_attentions output_dropout output_hidden_states output_router_logits output_scores pad_token_id prefix
+    pretraining_tp problem_type pruned_heads remove_invalid_values repetition_penalty rescale_prenorm_residual
+    resid_pdrop residual_dropout residual_in_fp32 return_dict return_dict_in_generate router_aux_loss_coef
+    router_jitter_noise router_z_loss_coef sep_token_id seq_aux suppress_tokens task_specific_params temperature
+    tf_legacy_loss tie_encoder_decoder time_step_floor time_step_max time_step_min time_step_rank tokenizer_class
+    top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p unsloth_fixed
+    unsloth_version use_bfloat16 use_cache use_mamba_kernels use_return_dict
     """.split()  # noqa: SIM905  (a list of 100 strings would be 100 lines)
 )
-"""Keys of training, generation, files and software: they change no weight and no logit."""
+"""Keys of training, generation, files and software, in any architecture: they change no weight and no logit."""
 
 ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu2",
-    "xielu": "xielu",
-}
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "relu": "relu", "relu2": "relu2", "xielu": "xielu",
+}  # fmt: skip
 """transformers' names of activation functions (transformers/activations.py)."""
 
 _MISSING = object()

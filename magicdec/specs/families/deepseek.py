@@ -1,0 +1,113 @@
+"""DeepSeek, and those that follow its latent attention or its experts: Kimi, GLM, dots.1."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from magicdec.specs.families.keys import Keys
+from magicdec.specs.families.parts import (
+    SLIDING_4096,
+    Architecture,
+    GroupedQuery,
+    biased,
+    deepseek_experts,
+    latent,
+    leading_dense,
+    listed_kinds,
+    num_layers,
+    windows_from,
+)
+from magicdec.specs.layers import Attention, Indexer, LatentAttention, Layer, MixtureOfExperts
+from magicdec.specs.model import Norm, TensorNames
+
+
+def v2_experts(keys: Keys) -> MixtureOfExperts:
+    greedy = keys.choice("topk_method", choices={"greedy": True, "group_limited_greedy": False}, default="greedy")
+    changes: dict[str, Any] = {"num_groups": 1, "num_chosen_groups": 1} if greedy else {"group_score": "max"}
+    keys.ignore("norm_topk_prob")
+    return deepseek_experts(keys, scoring="softmax", normalized=False, **changes)
+
+
+def indexed(keys: Keys, index: int) -> LatentAttention:
+    """Latent attention over the tokens that an indexer chooses; some layers may take an earlier layer's choice."""
+    count = num_layers(keys)
+    listed_kinds(keys, lambda i: "indexed_attention")
+    types = keys.per_layer("indexer_types", count, lambda each: each in ("full", "shared"), "full, shared")
+    frequency = keys.size("index_topk_freq", default=1)
+    offset = keys.size("index_skip_topk_offset", default=2, least=0)
+    pattern = keys.raw("index_topk_pattern", default=None)
+    keys.ignore("indexer_rope_interleave")
+    if types is None and pattern is not None:
+        types = [{"F": "full", "S": "shared"}.get(each, each) for each in pattern]
+    if types is None:
+        types = ["shared" if max(i - offset + 1, 0) % frequency else "full" for i in range(count)]
+    chosen = Indexer(
+        num_heads=keys.size("index_n_heads"),
+        head_dim=keys.size("index_head_dim"),
+        top_k=keys.size("index_topk"),
+        is_shared=types[index] == "shared",
+    )
+    return msgspec.structs.replace(latent(keys), indexer=chosen)
+
+
+def indexed_layers(keys: Keys) -> list[Layer]:
+    return [Layer(mixer=indexed(keys, i), mlp=leading_dense(keys, i)) for i in range(num_layers(keys))]
+
+
+def glm4_moe_attention(keys: Keys, kind: str) -> Attention:
+    norm: Any = "head" if keys.flag("use_qk_norm") else "none"
+    return GroupedQuery(bias="attention_bias", qk_norm=norm, partial=0.5)(keys, kind)
+
+
+def dots1_kinds(keys: Keys) -> list[str]:
+    """Windows from layer `max_window_layers` on, where there is one."""
+    return windows_from(keys, keys.optional_size("sliding_window"), default=62)
+
+
+DOTS1_EXPERTS = partial(deepseek_experts, scoring_names=("sigmoid", "noaux_tc"))
+"""DeepSeek-V3's, by scores that the files of dots.1 call noaux_tc and that are sigmoids."""
+V3 = Architecture(
+    mixer=latent,
+    mlp=leading_dense,
+    fixed={"topk_method": ("noaux_tc",), "mlp_bias": (False,)},
+    mtp_key="num_nextn_predict_layers",
+)
+SPARSE = Architecture(
+    whole=indexed_layers,
+    fixed={"topk_method": ("noaux_tc",), "mlp_bias": (False,)},
+    ignored="index_share_for_mtp_iteration",
+    mtp_key="num_nextn_predict_layers",
+)
+GLM_ATTENTION = GroupedQuery(bias="attention_bias", head_dim=128, partial=0.5, pairs="adjacent")
+
+ROWS = {
+    "deepseek_v2": Architecture(
+        mixer=latent, mlp=partial(leading_dense, mixture=v2_experts), fixed={"mlp_bias": (False,)}
+    ),
+    "deepseek_v3": V3,
+    "kimi_k2": V3,
+    "glm4_moe_lite": V3,
+    "deepseek_v32": SPARSE,
+    "glm_moe_dsa": SPARSE,
+    "glm": Architecture(mixer=GLM_ATTENTION, defaults={"attention_bias": True}, names=TensorNames(fused_gate_up=True)),
+    "glm4": Architecture(
+        mixer=GLM_ATTENTION,
+        norm=Norm(placement="around"),
+        defaults={"attention_bias": True},
+        names=TensorNames(
+            fused_gate_up=True,
+            norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+        ),
+    ),
+    "glm4_moe": Architecture(mixer=glm4_moe_attention, mlp=leading_dense, mtp_key="num_nextn_predict_layers"),
+    "dots1": Architecture(
+        mixer=biased(qk_norm="head"),
+        mlp=partial(leading_dense, mixture=DOTS1_EXPERTS),
+        kinds=dots1_kinds,
+        defaults=SLIDING_4096,
+        ignored="use_sliding_window",
+    ),
+}

@@ -1,0 +1,124 @@
+"""Llama, Mistral, and architectures that differ from them by an option or in which layers rotate positions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from magicdec.specs.families.keys import Keys
+from magicdec.specs.families.parts import (
+    NO_BIAS,
+    SLIDING_4096,
+    Architecture,
+    GroupedQuery,
+    always_window,
+    biased,
+    dense,
+    experts,
+    listed_kinds,
+    mlp,
+    num_layers,
+    wide_experts,
+    windowed,
+    zeros_and_ones,
+)
+from magicdec.specs.families.rope import read_rope
+from magicdec.specs.layers import Attention, Layer
+from magicdec.specs.model import TensorNames
+
+
+def ministral3_attention(keys: Keys, kind: str) -> Attention:
+    """Queries grow with their position, as `llama_4_scaling_beta` among the rope's parameters says."""
+    scaled = partial(read_rope, beside=("llama_4_scaling_beta",))
+    mixer = GroupedQuery(head_dim=128, theta=1_000_000.0, rope=scaled)(keys, kind)
+    given = keys.raw("rope_parameters", "rope_scaling", default=None) or {}
+    inside = Keys(given, f"{keys.where}: rope")
+    if not given.get("llama_4_scaling_beta"):
+        return mixer
+    beta, length = inside.number("llama_4_scaling_beta"), inside.size("original_max_position_embeddings")
+    return msgspec.structs.replace(mixer, temperature=(beta, float(length)), temperature_offset=0)
+
+
+def smollm3_layers(keys: Keys) -> list[Layer]:
+    """Every n-th layer has no positions; it may have a window instead."""
+    interval = keys.size("no_rope_layer_interval", default=4)
+    rotated = zeros_and_ones(keys, "no_rope_layers", lambda i: (i + 1) % interval != 0)
+    has_window = keys.flag("use_sliding_window") and keys.optional_size("sliding_window") is not None
+    keys.ignore("sliding_window", "max_window_layers")
+    kinds = listed_kinds(keys, windowed(lambda i: has_window and not rotated[i]))
+    head, feed_forward = biased(theta=2_000_000.0), dense(keys, bias="mlp_bias")
+    mixers = [head(keys, kind if has_window else "full_attention") for kind in kinds]
+    return [
+        Layer(mixer=mixer if turned else msgspec.structs.replace(mixer, rope=None), mlp=feed_forward)
+        for mixer, turned in zip(mixers, rotated, strict=True)
+    ]
+
+
+def llama4_layers(keys: Keys) -> list[Layer]:
+    """Rotated layers see their chunk of the context, the others all of it; experts in every n-th layer."""
+    count = num_layers(keys)
+    interval = keys.size("no_rope_layer_interval", default=4)
+    rotated = [(i + 1) % interval != 0 for i in range(count)]
+    if keys.raw("no_rope_layers", default=None) != []:  # an empty list says nothing
+        rotated = zeros_and_ones(keys, "no_rope_layers", rotated.__getitem__)
+    kinds = listed_kinds(keys, lambda i: "chunked_attention" if rotated[i] else "full_attention")
+    step = keys.size("interleave_moe_layer_step", default=1)
+    sparse = keys.indices("moe_layers", count)
+    sparse = frozenset(range(step - 1, count, step)) if sparse is None else sparse
+    tuning = (keys.number("attn_scale", default=0.1), keys.number("floor_scale", default=8192.0))
+    keys.require("attn_temperature_tuning", True, False, 4)  # 4 in the first published files
+    is_tuned = bool(keys.raw("attn_temperature_tuning", default=True))
+    norm = "l2" if keys.flag("use_qk_norm", default=True) else "none"
+    attention = biased(head_dim=128, theta=500_000.0, pairs="adjacent")
+    width = keys.size("intermediate_size")
+    routed = experts(keys, width="intermediate_size", normalized=False, scoring="sigmoid_of_input", shared_width=width)
+    plain = dense(keys, width="intermediate_size_mlp")
+    layers = []
+    for index, kind in enumerate(kinds):
+        mixer = attention(keys, kind)
+        if rotated[index]:
+            mixer = msgspec.structs.replace(mixer, qk_norm=norm)
+        else:
+            mixer = msgspec.structs.replace(mixer, rope=None, temperature=tuning if is_tuned else None)
+        layers.append(Layer(mixer=mixer, mlp=routed if index in sparse else plain))
+    return layers
+
+
+ROWS = {
+    "llama": Architecture(
+        mlp=mlp(bias="mlp_bias"), ignored="sliding_window use_sliding_window layer_types max_window_layers"
+    ),
+    "mistral": Architecture(
+        mixer=GroupedQuery(),
+        kinds=always_window,
+        defaults=SLIDING_4096,
+        fixed=NO_BIAS,
+        ignored="layer_types use_sliding_window max_window_layers",
+    ),
+    "mixtral": Architecture(
+        mixer=GroupedQuery(theta=1_000_000.0),
+        mlp=wide_experts(),
+        kinds=always_window,
+        fixed=NO_BIAS,
+        names=TensorNames(mlp="block_sparse_moe", expert="w1"),
+    ),
+    "ministral3": Architecture(mixer=ministral3_attention, kinds=always_window),
+    "llama4_text": Architecture(
+        whole=llama4_layers,
+        defaults={"attention_chunk_size": 8192, "intermediate_size_mlp": 16384},
+        names=TensorNames(mlp="feed_forward", router="router", shared="shared_expert", experts="stacked"),
+    ),
+    "smollm3": Architecture(whole=smollm3_layers, tied=True),
+    "seed_oss": Architecture(
+        mixer=GroupedQuery(bias="attention_bias", output_bias="attention_out_bias", head_dim=128),
+        mlp=mlp(bias="mlp_bias"),
+        defaults={"attention_bias": True},
+    ),
+    "apertus": Architecture(
+        mixer=biased(qk_norm="head", theta=12_000_000.0),
+        mlp=mlp(activation="xielu", gated=False),
+        fixed={"mlp_bias": (False,), "post_norm": (False,), "qk_norm": (True,)},
+        names=TensorNames(norms=("attention_layernorm", "feedforward_layernorm")),
+    ),
+}
