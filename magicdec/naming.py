@@ -7,7 +7,7 @@ from typing import Protocol
 METHOD_NAMES = {
     "streamingllm": "StreamingLLM", "snapkv": "SnapKV", "topk": "top-k", "full": "full KV", "ngram": "n-gram",
     "suffix": "suffix", "eagle": "EAGLE", "eagle3": "EAGLE-3",
-    "mtp": "multi-token prediction",
+    "mtp": "multi-token prediction", "dspark": "DSpark", "dflash": "DFlash", "p-eagle": "P-EAGLE",
 }  # fmt: skip
 
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Compare predictions with measurements.", no_args_is_help=True, cls=CommandGroup)
 
 Files = Annotated[list[Path], typer.Argument(help="CSV files (.csv or .csv.gz).")]
+PAIRS_EPILOG = """\b
+Examples:
+  magicdec validate pairs
+  magicdec validate pairs --acceptance shipped --format json
+"""
 PUBLISHED_EPILOG = """\b
 Examples:
   magicdec validate published
@@ -71,6 +76,33 @@ def serving_command(
     for line in by_cause(document["refused"]):
         typer.echo(f"skipped: {line}", err=True)
     _print_groups(document, output_format)
+
+
+@app.command("pairs", epilog=PAIRS_EPILOG)
+def pairs_command(
+    files: OptionalFiles = None,
+    acceptance: Annotated[
+        Literal["measured", "shipped"],
+        option("Tokens per step as each row measured them, or by the acceptance that ships."),
+    ] = "measured",
+    output_format: options.Format = OutputFormat.TABLE,
+) -> None:
+    """Predicted speedups against servers measured with and without speculation.
+
+    Errors of the whole request's speedup and of the time between tokens, and what the plan's gamma would lose.
+    """
+    from magicdec.validate.csv_rows import published
+    from magicdec.validate.pairs import validate_pairs
+    from magicdec.validate.serving import by_cause
+
+    document = validate_pairs(files or published("speculation_pairs.csv"), acceptance=acceptance)
+    for line in by_cause(document["refused"]):
+        typer.echo(f"skipped: {line}", err=True)
+    _print_groups(document, output_format)
+    if output_format is OutputFormat.TABLE and document["choice"]["cells"]:
+        choice = document["choice"]
+        losses = (f"{name} {choice[name]:.1%}" for name in choice if isinstance(choice[name], float))
+        console().print(f"lost to the best gamma, mean of {choice['cells']} loads: {', '.join(losses)}")
 
 
 @app.command("published", epilog=PUBLISHED_EPILOG)

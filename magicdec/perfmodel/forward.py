@@ -67,6 +67,10 @@ class ForwardTime:
                 seconds[memory] = seconds[memory] + np.where(by_compute, 0.0, work)
         return seconds
 
+    def times(self, factor: Any) -> ForwardTime:
+        """A share of the pass, or several of them."""
+        return ForwardTime(tuple(op.times(factor) for op in self.ops))
+
     def plus(self, *others: ForwardTime | Op) -> ForwardTime:
         extra: list[Op] = []
         for other in others:

@@ -70,6 +70,13 @@ class Op:
     compute_s: Array
     overhead_s: Array
 
+    def times(self, factor: Any) -> Op:
+        """The operation so many times."""
+        return replace(
+            self, cost=self.cost.times(factor), time_s=self.time_s * factor, memory_s=self.memory_s * factor,
+            compute_s=self.compute_s * factor, overhead_s=self.overhead_s * factor,
+        )  # fmt: skip
+
 
 def _op(
     name: str, group: Group, cost: Cost, time: OpTime, *, count: Any = 1.0, factor: Any = 1.0, least_s: Any = 0.0

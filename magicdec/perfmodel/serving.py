@@ -226,7 +226,7 @@ class WholeRequests:
     alone: Cycle
     """With autoregressive decoding."""
     drafted: Cycle
-    output_len: float
+    output_len: Any
 
     def speedup_at(self, decoding: Array) -> Array:
         """Of whole requests over autoregressive decoding at the same batch, if decoding alone had this speedup. At the
@@ -244,7 +244,7 @@ class WholeRequests:
 
 
 def whole_requests(
-    prediction: Prediction, *, output_len: float, prompts: Sequence[tuple[float, float]] = ()
+    prediction: Prediction, *, output_len: Any, prompts: Sequence[tuple[float, float]] = ()
 ) -> WholeRequests:
     """Requests with prompts of these (length, share), else of the points' context, and `output_len` tokens to generate
     on average."""
@@ -257,7 +257,7 @@ def whole_requests(
     else:
         prompt_s = prefill_seconds(setup, active=points.batch, prompt_len=points.context, tp_size=points.tp)
     common: dict[str, Any] = {
-        "active": points.batch, "gaps": max(output_len - 1.0, 0.0), "between_share": setup.engine.prefill_share,
+        "active": points.batch, "gaps": np.maximum(output_len - 1.0, 0.0), "between_share": setup.engine.prefill_share,
         "groups": setup.spread.groups,
     }  # fmt: skip
     alone_s = prediction.autoregressive_step_s

@@ -13,6 +13,7 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.cost import Array
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
+from magicdec.specs.layers import Attention
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism, valid_tp_sizes
 from magicdec.specs.precision import BF16, PROFILE_DTYPES, Precision
@@ -28,6 +29,8 @@ from magicdec.specs.speculation import (
 EAGLE3_VOCABULARY = 32_000
 """Tokens that published EAGLE-3 heads can propose."""
 AT_TEMPERATURE_ONE = SamplingSpec(temperature=1.0)
+PARALLEL_HEADS: dict[str, tuple[int, int | None]] = {"dspark": (5, 2048), "dflash": (5, None), "p-eagle": (4, None)}
+"""Layers of published parallel heads, and the window over which they attend."""
 DraftKind = Literal["none", "self", "standalone", "ngram", "eagle"]
 
 
@@ -71,8 +74,10 @@ class ModelSetup:
         if self.speculation.draft_method == "mtp":
             return self.model.prediction_head
         if self.kind == "eagle":
-            head = self.model.eagle_head
-            if self.speculation.draft_method == "eagle3":
+            method, head = self.speculation.draft_method, self.model.eagle_head
+            if method in PARALLEL_HEADS:
+                return _parallel_head(head, *PARALLEL_HEADS[method])
+            if method == "eagle3" and not self.speculation.shares_vocabulary:
                 head = msgspec.structs.replace(head, vocab_size=min(head.vocab_size, EAGLE3_VOCABULARY))
             return head
         return self.draft_model if self.kind == "standalone" and self.draft_model is not None else self.model
@@ -91,6 +96,10 @@ class ModelSetup:
 
     @property
     def drafting_precision(self) -> Precision:
+        """The draft's formats; heads that are trained for a narrow target are in 16 bits, but for those that were
+        published with it."""
+        if self.draft_precision is None and self.kind == "eagle" and self.speculation.draft_method != "mtp":
+            return self.precision.tables
         return self.draft_precision or self.precision
 
     @property
@@ -98,6 +107,14 @@ class ModelSetup:
         """Whether a self-draft has KV of its own, besides the target's."""
         in_place = self.speculation.draft_method == "streamingllm" and self.engine.streaming_in_place
         return self.kind == "self" and self.speculation.draft_method in SPARSE_METHODS and not in_place
+
+
+def _parallel_head(head: ModelSpec, num_layers: int, window: int | None) -> ModelSpec:
+    """A head of several layers like this one's."""
+    layer = head.layers[0]
+    if window is not None and isinstance(layer.mixer, Attention) and layer.mixer.mask == "full":
+        layer = msgspec.structs.replace(layer, mixer=msgspec.structs.replace(layer.mixer, mask="window", span=window))
+    return msgspec.structs.replace(head, layers=(layer,) * num_layers)
 
 
 def precision_of(

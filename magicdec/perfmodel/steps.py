@@ -24,7 +24,7 @@ from magicdec.specs.hardware import DTYPE_BYTES, HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import Precision
-from magicdec.specs.speculation import SPARSE_METHODS
+from magicdec.specs.speculation import PARALLEL_METHODS, SPARSE_METHODS
 
 TOKEN_BYTES = 8.0
 ANY_DEVICE = HardwareProfile(
@@ -262,30 +262,35 @@ def idle_step_s(setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, tp_
 
 
 def _draft_step(
-    setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array, query_len: float = 1.0
+    setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array, query_len: Any = 1.0
 ) -> ForwardTime:
-    """One draft step of `query_len` tokens, on average over a block, whose own drafts it also reads."""
+    """One draft step of `query_len` tokens, on average over a block, whose own drafts it also reads. A parallel head
+    takes one pass of gamma masked positions and the last token for the whole block: each step's share of it."""
     engine = setup.engine
     if setup.kind == "ngram":
         return ForwardTime(())
+    is_parallel = setup.speculation.draft_method in PARALLEL_METHODS
+    rows = batch * gamma if is_parallel else batch
+    query_len = gamma + 1.0 if is_parallel else query_len
     drafted = _draft_pass(
         setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp, query_len=query_len
     )
     ranks, vocabulary = draft_tp(setup, tp), setup.drafter.vocab_size
     extra = [
-        *sampling_ops(setup, rows=batch, tp_size=ranks, vocab_size=vocabulary),
+        *sampling_ops(setup, rows=rows, tp_size=ranks, vocab_size=vocabulary),
         ops.fixed("draft overhead", "overhead", engine.draft_step_overhead_s),
     ]
-    if setup.kind == "eagle":
+    if setup.kind == "eagle" and not is_parallel:
         extra.extend(_head_input(setup, batch=batch, ranks=ranks))
     if not setup.sampling.is_greedy and engine.sampling_s_per_element is None:
         stored = batch * vocabulary * ops.FP32_BYTES / (ranks if engine.vocabulary == "sharded" else 1.0)
         extra.append(ops.streaming("store distribution", setup.hardware, engine, num_bytes=stored))
-    return drafted.plus(*extra)
+    whole = drafted.plus(*extra)
+    return whole.times(1.0 / np.maximum(gamma, 1.0)) if is_parallel else whole
 
 
 def _draft_pass(
-    setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array, query_len: float = 1.0
+    setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array, query_len: Any = 1.0
 ) -> ForwardTime:
     """The network's pass of a draft step."""
     ranks, precision, drafter = draft_tp(setup, tp), setup.drafting_precision, setup.drafter
@@ -294,7 +299,8 @@ def _draft_pass(
     return forward_pass(
         drafter, setup.hardware, setup.engine, batch=batch, query_len=query_len, kv_len=kv_len + own,
         full_kv_len=np.asarray(draft_kv_len) + own,
-        tp_size=ranks, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype, logit_rows=batch,
+        tp_size=ranks, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype,
+        logit_rows=batch * gamma if setup.speculation.draft_method in PARALLEL_METHODS else batch,
         attention_factor=setup.engine.draft_attention_factor if is_sparse else 1.0, spread=setup.draft_spread,
     )  # fmt: skip
 
@@ -326,6 +332,8 @@ def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gam
         tokens = batch * (gamma + 1.0)
         operations.append(ops.linear("fuse", hw, engine, setup.drafting_precision, m=tokens, n=hidden, k=3.0 * hidden))
         operations.append(ops.fixed("step overhead", "overhead", engine.eagle3_step_overhead_s))
+    if setup.speculation.draft_method in PARALLEL_METHODS:
+        operations.extend(_features(setup, tokens=batch * (gamma + 1.0), tp=tp))
     if setup.keeps_draft_cache:
         per_token = memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
         tokens = batch * (gamma + 1.0)
@@ -345,6 +353,18 @@ def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gam
         message = batch * gamma * (TOKEN_BYTES + probabilities)
         operations.append(ops.broadcast(hw, engine, message_bytes=message, tp_size=np.where(fewer, tp, 1.0)))
     return ForwardTime(tuple(operations))
+
+
+def _features(setup: Setup, *, tokens: Array, tp: Array) -> list[Op]:
+    """How a parallel head takes in verified tokens: hidden states of as many of the target's layers as it has are made
+    one, from which each of its own layers computes keys and values."""
+    hw, engine, precision, drafter = setup.hardware, setup.engine, setup.drafting_precision, setup.drafter
+    hidden, layers = float(drafter.hidden_size), float(drafter.num_hidden_layers)
+    size = sum(cache.num_heads * cache.elements_per_token * count for cache, count in drafter.caches) / layers / tp
+    return [
+        ops.linear("fuse", hw, engine, precision, m=tokens, n=hidden, k=layers * hidden),
+        ops.linear("features", hw, engine, precision, m=tokens, n=size, k=hidden, count=layers),
+    ]
 
 
 def _topk_refresh(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, tp: Array) -> list[Op]:

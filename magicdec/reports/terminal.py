@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod
 
 GROUP_FRACTIONS = {
-    "mape", "mape_all", "mape_shipped_held_out", "mape_held_out", "mape_extrapolated", "mape_8_from_2", "bias",
+    "mape", "p90", "coverage", "sign", "baseline_mape", "baseline_bias", "speculative_mape", "speculative_bias",
+    "mape_all", "mape_shipped_held_out", "mape_held_out", "mape_extrapolated", "mape_8_from_2", "bias",
     "median_held_out", "p90_held_out", "mape_nearest_device", "mape_farthest_device",
     "latency_mape", "latency_mape_unfitted", "speculative_latency_mape", "speedup_mape", "speedup_mape_unfitted",
     "speedup_coverage", "gamma_exact", "gamma_within_1", "gamma_regret", "tokens_per_step_mape",
@@ -28,6 +29,8 @@ GROUP_FRACTIONS = {
 """Which figures of the groups that `validate` prints are fractions, shown in per cent."""
 GROUP_CONSTANTS = {"acceptance_rate", "acceptance", "concentration", "drift", "drift_depth"}
 """What was fitted, rather than how far it is off: in JSON and CSV, not in what is read."""
+GROUP_LABELS = {"name", "source", "model", "hardware", "draft", "formats", "compared"}
+"""Parts of a group's name."""
 PLAIN = str.maketrans({"\u202f": None, "\u2212": "-", "\u2013": "-", "×": "x"})
 
 
@@ -130,7 +133,7 @@ def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
         console.print(f"[bold]{group.get('name', '')}[/bold]", soft_wrap=True)
         values = []
         for name, value in group.items():
-            if name in ("name", *GROUP_CONSTANTS) or value is None or isinstance(value, list | dict | tuple):
+            if name in GROUP_LABELS | GROUP_CONSTANTS or value is None or isinstance(value, list | dict | tuple):
                 continue
             shown = f"{value:.3g}" if isinstance(value, float) else str(value)
             values.append(f"{name.replace('_', ' ')} {f'{value:.1%}' if name in GROUP_FRACTIONS else shown}")

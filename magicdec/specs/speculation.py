@@ -8,16 +8,23 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 
-DraftMethod = Literal["none", "full", "streamingllm", "snapkv", "topk", "ngram", "suffix", "eagle", "eagle3", "mtp"]
+DraftMethod = Literal[
+    "none", "full", "streamingllm", "snapkv", "topk", "ngram", "suffix", "eagle", "eagle3", "mtp", "dspark", "dflash",
+    "p-eagle",
+]  # fmt: skip
 DRAFT_METHODS: tuple[DraftMethod, ...] = (
-    "none", "full", "streamingllm", "snapkv", "topk", "ngram", "suffix", "eagle", "eagle3", "mtp"
+    "none", "full", "streamingllm", "snapkv", "topk", "ngram", "suffix", "eagle", "eagle3", "mtp",
+    "dspark", "dflash", "p-eagle",
 )  # fmt: skip
 LOOKUP_METHODS: tuple[DraftMethod, ...] = ("ngram", "suffix")
 """Drafts looked up in the text so far: what followed its last tokens before (n-gram), or what most often followed the
 longest suffix, earlier answers included (suffix). On the host, without a network."""
-HEAD_METHODS: tuple[DraftMethod, ...] = ("eagle", "eagle3", "mtp")
+PARALLEL_METHODS: tuple[DraftMethod, ...] = ("dspark", "dflash", "p-eagle")
+"""Heads that propose all tokens of a block in one pass over masked positions: DSpark with a small chain between the
+positions and a window, DFlash (block diffusion), P-EAGLE (parallel EAGLE-3)."""
+HEAD_METHODS: tuple[DraftMethod, ...] = ("eagle", "eagle3", "mtp", *PARALLEL_METHODS)
 """Heads trained on the target's hidden states: of its last layer (EAGLE), of three layers with a vocabulary of its own
-(EAGLE-3), or published with the model (multi-token prediction)."""
+(EAGLE-3), published with the model (multi-token prediction), or parallel."""
 SPARSE_METHODS: tuple[DraftMethod, ...] = ("streamingllm", "snapkv", "topk")
 """Those whose draft reads a part of the cache, of `draft_budget` slots."""
 DRAFT_WEIGHT_DTYPES = ("bf16", "fp8", "int8", "int4")
@@ -63,6 +70,8 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     pooling_kernel: int = 5
     draft_tp_size: int | None = None
     draft_weight_dtype: str | None = None
+    shares_vocabulary: bool = False
+    """Whether an EAGLE-3 head proposes tokens of the whole vocabulary, by the target's own output layer."""
 
     def __post_init__(self) -> None:
         if self.draft_method not in DRAFT_METHODS:

@@ -57,17 +57,17 @@ def relative_errors(rows: Sequence[ServingRow]) -> Array:
     return np.array(errors)
 
 
-def _summary(name: str, indices: Sequence[int], error: Array, deviation: Array) -> dict[str, Any]:
-    chosen = error[list(indices)]
-    inside = np.abs(np.log1p(np.maximum(chosen, -0.999))) <= Z_90 * deviation[list(indices)]
-    return {
-        "name": name,
-        "rows": len(indices),
-        "mape": float(np.mean(np.abs(chosen))),
-        "bias": float(np.median(chosen)),
-        "p90": float(np.quantile(np.abs(chosen), 0.9)),
-        "coverage": float(np.mean(inside)),
+def error_figures(error: Array, deviation: Array | None = None) -> dict[str, float]:
+    """Mean absolute, median signed and 90th percentile of relative errors; and the share that lies in the 90 %
+    intervals of these standard deviations."""
+    figures = {
+        "mape": float(np.mean(np.abs(error))),
+        "bias": float(np.median(error)),
+        "p90": float(np.quantile(np.abs(error), 0.9)),
     }
+    if deviation is not None:
+        figures["coverage"] = float(np.mean(np.abs(np.log1p(np.maximum(error, -0.999))) <= Z_90 * deviation))
+    return figures
 
 
 def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[str, Any]:
@@ -88,7 +88,8 @@ def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[s
         members[f"all/{name.rsplit('/', 1)[1]}"].append(index)
     groups = []
     for name in sorted(members):
-        group = _summary(name, members[name], error, deviation)
+        chosen = members[name]
+        group: dict[str, Any] = {"name": name, "rows": len(chosen), **error_figures(error[chosen], deviation[chosen])}
         for kind, (log_error, width) in without.items():
             known = [index for index in members[name] if np.isfinite(log_error[index])]
             inside = np.abs(log_error[known]) <= Z_90 * width[known]

@@ -33,6 +33,7 @@ from magicdec.perfmodel.steps import step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.hardware import load_hardware
+from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
@@ -152,10 +153,15 @@ def _weight_dtype(row: Row, model: str) -> str:
     note = row.text("note", "")
     if "moe_quant=" in note:
         dtype = note.split("moe_quant=")[1].split(";")[0].strip()
-    if dtype in ("fp4", "nvfp4") and model.startswith("gpt-oss"):
+    return published_dtype(load_model_spec(model), dtype)
+
+
+def published_dtype(model: ModelSpec, dtype: str) -> str:
+    """The format of a checkpoint that a source names roughly: one published in blocks of fp8 is served as it is, and
+    four bits of gpt-oss are its own."""
+    if dtype in ("fp4", "nvfp4") and model.name.startswith("gpt-oss"):
         return "mxfp4"
-    published = load_model_spec(model).quantization
-    if dtype == "fp8" and published is not None and published.weight_dtype == "fp8_block":
+    if dtype == "fp8" and model.quantization is not None and model.quantization.weight_dtype == "fp8_block":
         return "fp8_block"
     return "nvfp4" if dtype == "fp4" else dtype
 

@@ -1,0 +1,501 @@
+"""Servers measured with and without speculation: what is predicted for each pair, and which gamma would be chosen.
+
+Columns: source, model, hardware, engine, engine_version, tp, concurrency, prompt_len, output_len, draft, draft_detail,
+gamma, tokens_per_step, weight_dtype, kv_dtype, unit, baseline, speculative, note. Units: `tok_s`, output tokens per
+second of the whole server (prefill inside, unless the note says "decode only"); `tpot_*_ms`, the time between tokens.
+A row without lengths is taken to have `PROMPT_LEN` and `OUTPUT_LEN`.
+
+The prediction is a plan's: its acceptance is the row's measured tokens per step, or the shipped profile's. The median
+of the time between tokens (`tpot_p50_ms`) is that of the median request, whose text is easier than the mean step's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from magicdec.errors import ConfigError, MagicdecError, unknown_choice
+from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile
+from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
+from magicdec.perfmodel.arrays import Array
+from magicdec.perfmodel.intervals import Z_90, interval, tokens_error
+from magicdec.perfmodel.prediction import predict
+from magicdec.perfmodel.serving import largest_active, whole_requests
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.specs.catalog import load_model_spec, model_names
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import (
+    AUTOREGRESSIVE,
+    MAX_GAMMA,
+    OWN_METHOD,
+    SELF,
+    SPARSE_METHODS,
+    SamplingSpec,
+    SpeculationSpec,
+)
+from magicdec.units import MILLI
+from magicdec.validate.csv_rows import read_rows, require_columns
+from magicdec.validate.serving import error_figures
+from magicdec.validate.serving_rows import engine_name, published_dtype
+
+COLUMNS = (
+    "source", "model", "hardware", "engine", "tp", "concurrency", "draft", "gamma", "unit", "baseline", "speculative"
+)  # fmt: skip
+PROMPT_LEN, OUTPUT_LEN = 512.0, 256.0
+"""Of a row that states no lengths: about those of ShareGPT's conversations."""
+SHARED_BUDGET = 0.07
+"""Share of the cache that a sparse draft reads where its row states neither a share nor a budget."""
+SMALLEST_BUDGET = 64
+SIGN_MARGIN = 0.05
+CONSTANTS = (1, 3, 5, 7)
+"""Gammas that a plan's choice is compared with."""
+REQUEST_SPREAD = 0.134
+"""Standard deviation of the acceptance rate between the requests of a mixed load: the one number with which medians and
+means of 30 loads (gamma 1 to 7, 1 to 256 users) agree."""
+Acceptance = Literal["measured", "shipped"]
+FORMATS = {
+    "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "half": "bf16", "auto": "bf16", "16bit": "bf16",
+    "float32": "fp32", "awq": "int4", "gptq": "int4", "w4a16": "int4", "awq_int4": "int4", "gptq_int4": "int4",
+    "int4_awq": "int4", "int4_gptq": "int4", "awq_marlin": "int4", "gptq_marlin": "int4", "w8a16": "int8",
+    "w8a8": "int8", "w8a8_int8": "int8", "w8a8_fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8": "fp8",
+    "fp8_dynamic": "fp8", "fp8_per_tensor": "fp8", "fp8_blockwise": "fp8_block", "fp4": "nvfp4",
+}  # fmt: skip
+"""Other names of number formats, and what is priced for them."""
+MODELS = {"llama-3.3-70b": "llama-3.1-70b"}
+"""Models of another's shape."""
+MODEL_NOISE = re.compile(r"^meta-|-(instruct|it|chat|hf|base|thinking|fp8|awq|gptq|int4|int8|w4a16|w8a8|nvfp4|\d{4})\b")
+DRAFT_NAMES = {
+    "eagle-3": "eagle3", "eagle3.1": "eagle3", "eagle-3.1": "eagle3", "deepseek_mtp": "mtp", "deepseek-mtp": "mtp",
+    "nextn": "mtp", "n-gram": "ngram", "prompt-lookup": "ngram", "peagle": "p-eagle", "p_eagle": "p-eagle",
+    "d-flash": "dflash", "top-k": "topk", "vegas": "topk",
+}  # fmt: skip
+DRAFT_MODEL_NAMES = ("draft_model", "draft-model", "draft", "model", "standalone")
+QUANTIZED_SELF = ("quantized-self", "quantised-self", "quantized_self", "self-quantized")
+SHARES_HEAD = re.compile(r"eagle-?3\.1|full vocab|target'?s? (head|vocab)", re.IGNORECASE)
+"""Details of heads that propose tokens of the whole vocabulary, by the target's own output layer."""
+
+
+class PairRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured pair, as its line states it."""
+
+    source: str
+    model: str
+    hardware: str
+    engine: str
+    tp: int
+    concurrency: float
+    draft: str
+    gamma: int
+    unit: str
+    baseline: float
+    speculative: float
+    engine_version: str = ""
+    prompt_len: float = PROMPT_LEN
+    output_len: float = OUTPUT_LEN
+    draft_detail: str = ""
+    tokens_per_step: float | None = None
+    weight_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "baseline", "speculative", "tp", "output_len"):
+            if not 0 < getattr(self, name) < 1e12:
+                raise ConfigError(f"column '{name}' must be above 0, not {getattr(self, name)!r}")
+        if not 1 <= self.gamma <= MAX_GAMMA:
+            raise ConfigError(f"column 'gamma' must be between 1 and {MAX_GAMMA}, not {self.gamma}")
+        if self.unit != "tok_s" and not re.fullmatch(r"(tpot|itl)(_\w+)?_ms", self.unit):
+            raise ConfigError(f"unknown unit '{self.unit}': did you mean tok_s or tpot_mean_ms?")
+        if self.tokens_per_step is not None and not 0.0 <= self.tokens_per_step <= self.gamma + 1.0:
+            raise ConfigError(f"column 'tokens_per_step' must be at most gamma + 1, not {self.tokens_per_step:g}")
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether its figures are tokens per second rather than seconds per token."""
+        return self.unit == "tok_s"
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether no prefill is inside a rate."""
+        return self.is_rate and re.search(r"decod\w* (only|alone)", self.note) is not None
+
+    @property
+    def measured(self) -> tuple[float, float]:
+        """Seconds per token of the baseline and with speculation: of the whole server for a rate, else of a request."""
+        if self.is_rate:
+            return 1.0 / self.baseline, 1.0 / self.speculative
+        return self.baseline * MILLI, self.speculative * MILLI
+
+    @property
+    def speedup(self) -> float:
+        before, after = self.measured
+        return before / after
+
+    @property
+    def origin(self) -> str:
+        """The source without the place in it."""
+        return self.source.split(maxsplit=1)[0]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row with what its names stand for."""
+
+    row: PairRow
+    setup: Setup
+    where: str
+
+    @property
+    def load(self) -> tuple[Any, ...]:
+        """Equal for pairs that differ in gamma and users only."""
+        row = self.row
+        return (
+            row.origin, row.model, row.hardware, row.engine, row.engine_version, row.tp, row.weight_dtype,
+            row.kv_dtype, row.draft, row.draft_detail, row.prompt_len, row.output_len,
+        )  # fmt: skip
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """Equal for pairs that differ in numbers only."""
+        row = self.row
+        return (
+            row.model, row.hardware, row.engine, row.engine_version, row.weight_dtype, row.kv_dtype, row.draft,
+            row.draft_detail, row.is_decoding,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """source / model / hardware / draft / formats / what is compared."""
+        return "/".join(self.labels.values())
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What a group has in common."""
+        row, precision = self.row, self.setup.precision
+        return {
+            "source": row.origin,
+            "model": row.model,
+            "hardware": self.setup.hardware.name,
+            "draft": row.draft,
+            "formats": f"{precision.weight_dtype}, KV {precision.kv_dtype}",
+            "compared": "whole requests" if row.is_rate else "between tokens",
+        }
+
+
+def read_pairs(paths: Sequence[Path]) -> tuple[list[Pair], list[str]]:
+    """The pairs that can be judged, and one line for each row that cannot.
+
+    Raises ConfigError for a file that cannot be read or lacks a column, and when no row of any can be judged.
+    """
+    pairs: list[Pair] = []
+    refused: list[str] = []
+    for path in paths:
+        lines = read_rows(path)
+        require_columns(path, lines, COLUMNS)
+        for line in lines:
+            try:
+                given = {key: value.strip() for key, value in line.values.items() if value.strip()}
+                row = msgspec.convert(given, PairRow, strict=False)
+                pairs.append(Pair(row, pair_setup(row, load_engine(engine_name(row.engine))), line.where))
+            except (MagicdecError, msgspec.ValidationError) as error:
+                refused.append(f"{line.where}: {str(error).replace('`', chr(39))}")
+    if not pairs:
+        raise ConfigError(refused[0])
+    return pairs, refused
+
+
+def model_name(text: str) -> str:
+    """The catalog's name of a model, however its publisher's is written ("Qwen/Qwen3-8B-Instruct": qwen3-8b)."""
+    if text in model_names():
+        return text
+    name, before = text.rsplit("/", 1)[-1].lower().replace("_", "-"), ""
+    while name != before:
+        before, name = name, MODEL_NOISE.sub("", name)
+    name = MODELS.get(name, name)
+    return name if name in model_names() else text
+
+
+def pair_setup(row: PairRow, engine: EngineProfile) -> Setup:
+    """What is predicted for a row. Raises ConfigError for a name that is not known."""
+    name = model_name(row.model)
+    model, hardware = load_model_spec(name), load_hardware(row.hardware)
+    weights, kv = (FORMATS.get(each.lower(), each.lower()) for each in (row.weight_dtype, row.kv_dtype))
+    kind = DRAFT_NAMES.get(row.draft.lower(), row.draft.lower())
+    detail = f"{row.draft} {row.draft_detail}".lower()
+    own: str | None = None
+    draft_model = None
+    spec: dict[str, Any] = {"draft": kind, "draft_method": kind}
+    if kind == "eagle3":
+        spec["shares_vocabulary"] = SHARES_HEAD.search(detail) is not None
+    if kind in SPARSE_METHODS:
+        spec = {"draft": SELF, "draft_method": kind, "draft_budget": _budget(row)}
+    elif kind in QUANTIZED_SELF:
+        own = next((form for word, form in FORMATS.items() if word in detail), "int4")
+        spec = {"draft": SELF, "draft_method": "full", "draft_weight_dtype": own}
+    elif kind not in OWN_METHOD:
+        words = (
+            [row.draft_detail, *re.split(r"[\s,;()]+", row.draft_detail)] if kind in DRAFT_MODEL_NAMES else [row.draft]
+        )
+        found = next((each for word in words if (each := model_name(word)) in model_names()), None)
+        if found is None:
+            raise unknown_choice("draft", row.draft_detail or row.draft, [*OWN_METHOD, *model_names()])
+        draft_model = load_model_spec(found)
+        own = next((form for word, form in FORMATS.items() if word in detail), "fp8" if "fp8" in detail else None)
+        spec = {"draft": found, "draft_method": "full"}
+    return Setup(
+        model=model,
+        hardware=hardware,
+        engine=engine.of_version(row.engine_version),
+        sampling=SamplingSpec(),
+        precision=Precision(weight_dtype=published_dtype(model, weights), kv_dtype=kv),
+        draft_precision=None if own is None else Precision(weight_dtype=own, kv_dtype=kv),
+        draft_model=draft_model,
+        speculation=SpeculationSpec(gamma=row.gamma, **spec),
+    )
+
+
+def _budget(row: PairRow) -> int:
+    """Slots of a sparse draft, by its details ("budget 512", "7 % of KV")."""
+    text = row.draft_detail.lower()
+    if found := re.search(r"budget\D*(\d+)", text):
+        return int(found[1])
+    share = re.search(r"([\d.]+) ?%", text)
+    part = float(share[1]) / 100.0 if share else SHARED_BUDGET
+    return max(int(part * (row.prompt_len + row.output_len / 2.0)), SMALLEST_BUDGET)
+
+
+@dataclass(frozen=True)
+class StatedTokens:
+    """An acceptance law that gives each of several configurations its own stated tokens per step, by one rate for all
+    positions."""
+
+    tokens: Array
+    gamma: Array
+
+    @cached_property
+    def rates(self) -> Array:
+        low, high = np.zeros_like(self.tokens), np.ones_like(self.tokens)
+        gamma_max = int(self.gamma.max())
+        for _ in range(50):
+            middle = 0.5 * (low + high)
+            each = np.repeat(middle[:, None], gamma_max, axis=1)
+            is_low = expected_tokens_per_step(each, self.gamma) < self.tokens
+            low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
+        return np.where(self.tokens < 1.0, self.tokens, 0.5 * (low + high))
+
+    def tokens_per_step(self, *, budget: Any, context: Any, gamma: Any) -> tuple[Array, Array]:
+        """The stated tokens, and the probability that all drafts are accepted."""
+        expected = expected_tokens_per_step(np.repeat(self.rates[:, None], int(self.gamma.max()), axis=1), self.gamma)
+        return expected, self.rates**self.gamma
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """Seconds per token, in the sense of `PairRow.measured`, of each of several pairs; a deviation of the speedup."""
+
+    baseline_s: Array
+    speculative_s: Array
+    log_deviation: Array
+
+    @property
+    def speedup(self) -> Array:
+        return self.baseline_s / self.speculative_s
+
+
+def predict_pairs(
+    pairs: Sequence[Pair], tokens: Sequence[float | None], engines: Mapping[str, EngineProfile] | None = None
+) -> Predicted:
+    """What is predicted with these tokens per step, or by the shipped acceptance where one is None; `engines` replaces
+    profiles of the catalog by name. Not a number where no acceptance is known."""
+    found = np.full((3, len(pairs)), np.nan)
+    alike: dict[Any, list[int]] = defaultdict(list)
+    for index, (pair, given) in enumerate(zip(pairs, tokens, strict=True)):
+        alike[*pair.alike, given is None].append(index)
+    for indices in alike.values():
+        some = [pairs[index] for index in indices]
+        setup = some[0].setup
+        if engines is not None and setup.engine.name in engines:
+            setup = dataclasses.replace(setup, engine=engines[setup.engine.name].of_version(some[0].row.engine_version))
+        stated = [tokens[index] for index in indices]
+        found[:, indices] = _predict_alike(setup, [pair.row for pair in some], stated)
+    return Predicted(baseline_s=found[0], speculative_s=found[1], log_deviation=found[2])
+
+
+def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float | None]) -> Array:
+    """Baseline and speculative seconds, and the deviation of their ratio's logarithm, of rows of one setup."""
+    column = {
+        name: np.array([getattr(row, name) for row in rows], dtype=np.float64)
+        for name in ("concurrency", "prompt_len", "output_len", "tp")
+    }
+    gamma = np.array([row.gamma for row in rows])
+    profile: AcceptanceProfile | None = None
+    law: Any
+    if tokens[0] is None:
+        spec = setup.speculation
+        profile = law = default_profile(setup.model.name, spec.draft_method, draft=spec.draft, temperature=0.0)
+        if law is None:
+            return np.full((3, len(rows)), np.nan)
+    else:
+        law = StatedTokens(np.array(tokens, dtype=np.float64), gamma)
+    alone = dataclasses.replace(setup, speculation=AUTOREGRESSIVE, draft_model=None, draft_precision=None)
+    lengths = {"prompt_len": column["prompt_len"], "output_len": column["output_len"], "tp_size": column["tp"]}
+    budget = None
+    if setup.speculation.draft_budget is not None:
+        budget = np.array([float(_budget(row)) for row in rows])
+
+    def at(which: Setup, gamma: Any, budget: Any) -> Points:
+        most = largest_active(which, **lengths, budget=budget, gamma=gamma)
+        batch = column["concurrency"] if rows[0].is_decoding else np.minimum(column["concurrency"], most)
+        return Points(
+            batch=batch, context=column["prompt_len"], tp=column["tp"], gamma=gamma, budget=budget,
+            gen_len=column["output_len"],
+        )  # fmt: skip
+
+    before = predict(alone, None, at(alone, np.zeros_like(gamma), None))
+    after = predict(setup, law, at(setup, gamma, budget))
+    sure = interval(after, tokens_error(after, profile))
+    log_width = np.log(sure.speedup_high / sure.speedup_low) / (2.0 * Z_90)
+    if rows[0].is_decoding:
+        return np.array(np.broadcast_arrays(1.0 / before.tokens_per_s, 1.0 / after.tokens_per_s, log_width))
+    cycles = (
+        whole_requests(before, output_len=column["output_len"]).alone,
+        whole_requests(after, output_len=column["output_len"]).drafted,
+    )
+    is_rate = np.array([row.is_rate for row in rows])
+    baseline_s, speculative_s = (
+        np.where(is_rate, cycle.in_slot_s / (cycle.active * column["output_len"]), cycle.tpot_s) for cycle in cycles
+    )
+    if any(row.unit.startswith("tpot_p50") for row in rows):
+        is_median = np.array([row.unit.startswith("tpot_p50") for row in rows])
+        expected = np.broadcast_to(after.expected_tokens_per_step, is_median.shape)
+        speculative_s = np.where(is_median, speculative_s / median_request(expected, gamma), speculative_s)
+    decoding = cycles[1].gaps * cycles[1].token_s / cycles[1].in_slot_s
+    return np.array(np.broadcast_arrays(baseline_s, speculative_s, log_width * decoding))
+
+
+def median_request(tokens: Array, gamma: Array) -> Array:
+    """Tokens per step of the median request over those of all steps, where the rates of requests differ by
+    `REQUEST_SPREAD`: slow requests take more of the steps than of the requests.
+
+    The mean of the rates (a Beta distribution's) is the one at which all requests together make `tokens` per step.
+    """
+    from scipy.stats import beta
+
+    shares = (np.arange(40) + 0.5) / 40.0
+    factors = []
+    for expected, most in zip(tokens, gamma, strict=True):
+
+        def of_requests(mean: float, most: int = int(most)) -> Array:
+            spread = min(REQUEST_SPREAD, 0.9 * float(np.sqrt(mean * (1.0 - mean))))
+            weight = mean * (1.0 - mean) / spread**2 - 1.0
+            rates = beta.ppf(shares, mean * weight, (1.0 - mean) * weight)
+            return expected_tokens_per_step(np.repeat(rates[:, None], most, axis=1), most)
+
+        low, high = 1e-3, 1.0 - 1e-3
+        for _ in range(30):
+            middle = 0.5 * (low + high)
+            is_low = 1.0 / np.mean(1.0 / of_requests(middle)) < expected
+            low, high = (middle, high) if is_low else (low, middle)
+        each = of_requests(0.5 * (low + high))
+        factors.append(float(np.median(each)) * float(np.mean(1.0 / each)))
+    return np.array(factors)
+
+
+def validate_pairs(paths: Sequence[Path], *, acceptance: Acceptance = "measured") -> dict[str, Any]:
+    """{"groups": […], "choice": {…}, "refused": [one line per row that is not judged]}.
+
+    Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be judged.
+    """
+    pairs, refused = read_pairs(paths)
+    stated = tokens_of_cells(pairs)
+    predicted = predict_pairs(pairs, stated if acceptance == "measured" else [None] * len(pairs))
+    known = np.array([pair.row.tokens_per_step is not None for pair in pairs]) | (acceptance == "shipped")
+    judged = known & np.isfinite(predicted.speedup)
+    for index in np.flatnonzero(~judged).tolist():
+        row, lacking = pairs[index].row, "no measured tokens per step" if acceptance == "measured" else "no acceptance"
+        refused.append(f"{pairs[index].where}: {lacking} of {row.draft} for {row.model}")
+    members: dict[str, list[int]] = defaultdict(list)
+    for index in np.flatnonzero(judged).tolist():
+        name = pairs[index].name
+        members[name].append(index)
+        members[f"all/{name.rsplit('/', 1)[1]}"].append(index)
+    groups = [_group(name, pairs, members[name], predicted) for name in sorted(members)]
+    return {"groups": groups, "choice": _choice(pairs, predicted.speedup), "refused": refused}
+
+
+def tokens_of_cells(pairs: Sequence[Pair]) -> list[float | None]:
+    """The tokens per step of each pair; where it states none, those that the rate of the same load's nearest gamma
+    gives."""
+    stated: dict[Any, dict[int, float]] = defaultdict(dict)
+    for pair in pairs:
+        if pair.row.tokens_per_step is not None:
+            stated[pair.load][pair.row.gamma] = pair.row.tokens_per_step
+    found: list[float | None] = []
+    for pair in pairs:
+        given, gamma = stated[pair.load], pair.row.gamma
+        if pair.row.tokens_per_step is not None or not given:
+            found.append(pair.row.tokens_per_step)
+            continue
+        near = min(given, key=lambda other: (abs(other - gamma), -other))
+        rate = StatedTokens(np.array([given[near]]), np.array([near])).rates
+        found.append(float(expected_tokens_per_step(np.repeat(rate[:, None], gamma, axis=1), gamma)[0]))
+    return found
+
+
+def _group(name: str, pairs: Sequence[Pair], indices: Sequence[int], predicted: Predicted) -> dict[str, Any]:
+    """The errors of the speedup, of its sign outside the margin, and of both rates."""
+    chosen = np.array(indices)
+    measured = np.array([pairs[index].row.speedup for index in indices])
+    seconds = np.array([pairs[index].row.measured for index in indices])
+    speedup = predicted.speedup[chosen]
+    is_far = np.abs(measured - 1.0) > SIGN_MARGIN
+    signs = np.sign(speedup - 1.0) == np.sign(measured - 1.0)
+    error = speedup / measured - 1.0
+    group: dict[str, Any] = {
+        "name": name,
+        **({} if name.startswith("all/") else pairs[indices[0]].labels),
+        "rows": len(indices),
+        **error_figures(error, predicted.log_deviation[chosen]),
+    }
+    group |= {"sign": float(np.mean(signs[is_far])) if is_far.any() else None, "rows_with_sign": int(is_far.sum())}
+    for what, times, own in zip(
+        ("baseline", "speculative"), (predicted.baseline_s, predicted.speculative_s), seconds.T, strict=True
+    ):
+        figures = error_figures(times[chosen] / own - 1.0)
+        group |= {f"{what}_mape": figures["mape"], f"{what}_bias": figures["bias"]}
+    return group
+
+
+def _choice(pairs: Sequence[Pair], speedup: Array) -> dict[str, Any]:
+    """What following the plan's gamma loses to the best measured one, on average over the loads that were measured at
+    several; what never speculating and constant gammas lose, and the constant that is best in hindsight."""
+    cells: dict[Any, dict[int, tuple[float, float]]] = defaultdict(dict)
+    for pair, predicted in zip(pairs, speedup, strict=True):
+        if pair.row.is_rate and np.isfinite(predicted):
+            cells[*pair.load, pair.row.concurrency][pair.row.gamma] = (float(predicted), pair.row.speedup)
+    swept = [cell | {0: (1.0, 1.0)} for cell in cells.values() if len(cell) > 1]
+    losses: dict[str, list[float]] = defaultdict(list)
+    for cell in swept:
+        best = max(measured for _, measured in cell.values())
+        planned = max(cell, key=lambda gamma: cell[gamma][0])
+        losses["plan"].append(1.0 - cell[planned][1] / best)
+        for gamma in cell:
+            losses["never" if gamma == 0 else f"k{gamma}"].append(1.0 - cell[gamma][1] / best)
+    means = {name: float(np.mean(each)) for name, each in losses.items()}
+    everywhere = [name for name, each in losses.items() if name != "plan" and len(each) == len(swept)]
+    return {
+        "cells": len(swept),
+        **{name: means.get(name) for name in ("plan", "never", *(f"k{gamma}" for gamma in CONSTANTS))},
+        "best_constant": min(everywhere, key=lambda name: means[name], default=None),
+    }
