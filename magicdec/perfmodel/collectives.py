@@ -42,9 +42,9 @@ from magicdec.perfmodel.arrays import Array, as_array
 from magicdec.specs.hardware import AllReduceCurve, HardwareProfile
 from magicdec.units import KIB
 
-ONE_SHOT_BYTES_FEW_RANKS = 512 * KIB
-ONE_SHOT_BYTES_MANY_RANKS = 256 * KIB
 FEW_RANKS = 4
+ONE_SHOT_BYTES = (512.0 * KIB, 256.0 * KIB)
+"""Sizes from which the direct kernels are two-shot, up to `FEW_RANKS` and above."""
 GRID_BYTES = 36 * 512 * 16
 """One pass of the direct kernel: blocks × threads × bytes per load (csrc/custom_all_reduce.cuh of vLLM)."""
 RING_BASE_S = 6.6e-6
@@ -77,25 +77,26 @@ def _inputs(message_bytes: Any, tp_size: Any) -> tuple[Array, Array]:
 def all_reduce_time(hw: HardwareProfile, *, message_bytes: Any, tp_size: Any, kernels: str = "") -> Array:
     """Every rank holds `message_bytes` and gets the sum over `tp_size` ranks, with the `kernels` of an engine.
 
-    Where an engine has kernels of its own, no message takes longer than one that is so much larger that the next
-    algorithm takes it: their tables have few sizes, and show no such fall.
+    No message takes longer than a larger one, which the library's next algorithm takes: a table of timed kernels may
+    have such a hump (vLLM's on eight B200s: 26 us at 256 KiB, 17 us at 1 MiB), measured servers show none.
     """
     curve = hw.allreduce_curve(kernels)
     size, ranks = _inputs(message_bytes, tp_size)
     across = _across_nodes(hw, size, ranks)
+    within = as_array(tp_size, least=1.0)
     if hw.link.between_nodes_bytes_per_s is not None:
-        ranks = np.minimum(ranks, float(hw.link.reach))
-    time = _by_algorithm(hw, curve, size, ranks)
-    if kernels in hw.allreduce_engines:
-        switches = (ONE_SHOT_BYTES_MANY_RANKS, ONE_SHOT_BYTES_FEW_RANKS, curve.direct_bytes, curve.direct_bytes_wide)
-        for switch in switches:
-            after = _by_algorithm(hw, curve, np.full(size.shape, float(switch)), ranks)
-            time = np.where(size < switch, np.minimum(time, after), time)
+        within = np.minimum(within, float(hw.link.reach))
+    time = algorithm_time(hw, curve, message_bytes=size, tp_size=within)
+    for switch in {*ONE_SHOT_BYTES, curve.direct_bytes, curve.direct_bytes_wide, curve.in_switch_bytes}:
+        after = algorithm_time(hw, curve, message_bytes=switch, tp_size=within)
+        time = np.where(size < switch, np.minimum(time, after), time)
     return time + across
 
 
-def _by_algorithm(hw: HardwareProfile, curve: AllReduceCurve, size: Array, ranks: Array) -> Array:
-    """Of the algorithm that the library takes for this size and number of ranks."""
+def algorithm_time(hw: HardwareProfile, curve: AllReduceCurve, *, message_bytes: Any, tp_size: Any) -> Array:
+    """Seconds in one node of the algorithm that the library takes for this size and number of ranks, as tables time
+    it."""
+    size, ranks = as_array(message_bytes), as_array(tp_size, least=1.0)
     link = hw.link.bytes_per_s
     others = ranks - 1.0
     two_way = 2.0 * others / ranks * size
@@ -108,7 +109,7 @@ def _by_algorithm(hw: HardwareProfile, curve: AllReduceCurve, size: Array, ranks
     one_shot = base + others * size / (curve.one_shot_efficiency * link) + passes_s
     two_shot = base + curve.two_shot_overhead_s + curve.two_shot_rank_overhead_s * more
     two_shot = two_shot + two_way / (curve.two_shot_efficiency * link)
-    one_shot_bytes = np.where(ranks <= FEW_RANKS, ONE_SHOT_BYTES_FEW_RANKS, ONE_SHOT_BYTES_MANY_RANKS)
+    one_shot_bytes = np.where(ranks <= FEW_RANKS, *ONE_SHOT_BYTES)
     direct = np.where((ranks <= 2) | (size < one_shot_bytes), one_shot, two_shot)
     bulk = base + curve.bulk_overhead_s + curve.bulk_rank_overhead_s * more + bulk_s
     is_bulk = size >= np.where(ranks <= FEW_RANKS, curve.direct_bytes, curve.direct_bytes_wide)

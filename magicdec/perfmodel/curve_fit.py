@@ -21,7 +21,7 @@ import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.arrays import Array
-from magicdec.perfmodel.collectives import all_reduce_time
+from magicdec.perfmodel.collectives import algorithm_time
 from magicdec.perfmodel.roofline import (
     KvReads,
     attention_time,
@@ -444,8 +444,7 @@ def fit_allreduce(
     weights = row_weights(rows, seconds)
 
     def predict(curve: AllReduceCurve) -> Array:
-        profile = msgspec.structs.replace(hw, allreduce=curve, allreduce_engines={})
-        return all_reduce_time(profile, message_bytes=message_bytes, tp_size=tp_size)
+        return algorithm_time(hw, curve, message_bytes=message_bytes, tp_size=tp_size)
 
     def fit(curve: AllReduceCurve) -> tuple[AllReduceCurve, float, int]:
         free = _that_matter(parameters, curve, predict)

@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.arrays import Array
-from magicdec.perfmodel.collectives import all_reduce_time
+from magicdec.perfmodel.collectives import algorithm_time
 from magicdec.perfmodel.curve_fit import fit_allreduce, fit_attention, fit_gemm, fit_latent
 from magicdec.perfmodel.layer_fit import fit_moe, fit_prefill
 from magicdec.perfmodel.roofline import (
@@ -275,7 +275,8 @@ def predict(table: Table, hw: HardwareProfile, rows: Columns, variant: str = "")
             hw, batch=rows["batch_size"], query_len=rows["prompt_len"], kv_len=rows["prompt_len"],
             num_heads=rows["num_heads"], num_kv_heads=rows["num_kv_heads"], head_dim=rows["head_dim"],
         ).time_s  # fmt: skip
-    return all_reduce_time(hw, message_bytes=rows["message_bytes"], tp_size=rows["tp_size"], kernels=variant)
+    curve = hw.allreduce_curve(variant)
+    return algorithm_time(hw, curve, message_bytes=rows["message_bytes"], tp_size=rows["tp_size"])
 
 
 def _compute_dtype(weight_dtype: str) -> str:

@@ -121,3 +121,13 @@ def test_sizes_at_which_the_algorithm_changes_are_whole_powers_of_two():
         curve = load_hardware(device).allreduce
         for size in (curve.direct_bytes, curve.direct_bytes_wide, curve.in_switch_bytes):
             assert np.log2(size) % 1 == 0, device
+
+
+@pytest.mark.parametrize("device", hardware_names())
+def test_no_message_takes_longer_than_a_larger_one(device):
+    """400 sizes from 1 KiB to 1 GiB, by each engine's kernels, on 2 to 16 ranks."""
+    hw = load_hardware(device)
+    sizes, ranks = np.meshgrid(2.0 ** np.linspace(10, 30, 400), np.arange(2.0, 17.0), indexing="ij")
+    for kernels in ("", *hw.allreduce_engines):
+        time = all_reduce_time(hw, message_bytes=sizes, tp_size=ranks, kernels=kernels)
+        assert np.all(np.diff(time, axis=0) >= 0), kernels
