@@ -119,8 +119,10 @@ def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any
     them: their work is paid, their launches are not."""
     n, k = p.size(*projection.outputs), p.size(projection.inputs)
     precision = precision.tables if projection.name == "router" else precision
-    op = ops.linear(projection.name, p.hardware, p.engine, precision, m=p.tokens, n=n, k=k, count=count)
-    return ops.without_launch(op) if p.engine.fused_experts and projection.name.startswith("shared_") else op
+    is_beside = p.engine.fused_experts and projection.name.startswith("shared_")
+    return ops.linear(
+        projection.name, p.hardware, p.engine, precision, m=p.tokens, n=n, k=k, count=count, is_beside=is_beside
+    )
 
 
 def mixer_ops(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:

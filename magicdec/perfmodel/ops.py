@@ -55,7 +55,7 @@ GROUPS: tuple[Group, ...] = ("gemm", "attention", "elementwise", "link", "overhe
 BOUNDS: tuple[BoundBy, ...] = ("weights", "kv", "compute", "link", "overhead")
 FP32_BYTES = 4.0
 REACHED_BANDWIDTH = 0.95
-"""Share of the memory's peak that the best kernels reach: no engine's is taken to be quicker."""
+"""Share of the memory's peak that the best kernels reach: no engine's factor makes an operation faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Op:
 def _op(
     name: str, group: Group, cost: Cost, time: OpTime, *, count: Any = 1.0, factor: Any = 1.0, least_s: Any = 0.0
 ) -> Op:
-    """`least_s`: what no engine's factor makes it quicker than (the curve itself may be, out of a cache)."""
+    """No factor makes an operation faster than `least_s` (the curve itself may be, out of a cache)."""
     scale = count * factor
     return Op(
         name=name,
@@ -94,10 +94,14 @@ def _op(
     )
 
 
-def without_launch(op: Op) -> Op:
-    """The operation beside another: its work without its fixed time."""
-    time_s = np.maximum(op.time_s - op.overhead_s, 0.0)
-    return replace(op, time_s=time_s, overhead_s=np.zeros_like(op.overhead_s))
+def _least_s(hw: HardwareProfile, cost: Cost, dtype: str) -> Array:
+    """Seconds in which the memory and the processor's peak in `dtype` can do the work. What a matrix product reads of
+    activations is left out: a cache may hold it."""
+    num_bytes = cost.weight_bytes + cost.kv_bytes
+    least: Array = np.maximum(
+        num_bytes / (REACHED_BANDWIDTH * hw.memory_bytes_per_s), cost.flops / hw.compute_rate(dtype)
+    )
+    return least
 
 
 def fixed(name: str, group: Group, seconds: Any, cost: Cost | None = None) -> Op:
@@ -123,8 +127,10 @@ def linear(
     n: Any,
     k: Any,
     count: Any = 1.0,
+    is_beside: bool = False,
 ) -> Op:
-    """`count` linear layers of m tokens through weights n × k."""
+    """`count` linear layers of m tokens through weights n × k. `is_beside`: they run next to another operation, so
+    their work is paid and their launches are not."""
     m, n, k = (np.asarray(value, dtype=np.float64) for value in (m, n, k))
     compute_dtype = matrix_dtype(hw, engine, precision)
     read, written = bytes_per_element(compute_dtype), 4.0 if compute_dtype == "fp32" else 2.0
@@ -136,9 +142,10 @@ def linear(
     time = gemm_time(hw, m=m, n=n, k=k, weight_dtype=precision.weight_dtype, compute_dtype=compute_dtype)
     is_narrow = compute_dtype != precision.compute_dtype
     factor = engine.narrow_gemm_factor if is_narrow else engine.gemm_factor
-    least_s = np.maximum(
-        cost.weight_bytes / (REACHED_BANDWIDTH * hw.memory_bytes_per_s), cost.flops / hw.compute_rate(compute_dtype)
-    )
+    least_s = _least_s(hw, cost, compute_dtype)
+    if is_beside:
+        work_s = np.maximum(time.time_s - time.overhead_s, 0.0)
+        time = time._replace(time_s=work_s, overhead_s=np.zeros_like(time.overhead_s))
     return _op(name, "gemm", cost, time, count=count, factor=factor, least_s=least_s)
 
 
@@ -180,7 +187,7 @@ def experts(
     )  # fmt: skip
     cost = total([part.cost for part in parts])
     cost = cost.times(1.0 / np.asarray(count))
-    least_s = cost.weight_bytes / (REACHED_BANDWIDTH * hw.memory_bytes_per_s)
+    least_s = _least_s(hw, cost, compute_dtype)
     return [_op("experts", "gemm", cost, time, count=count, factor=engine.experts_factor, least_s=least_s)]
 
 
@@ -226,7 +233,7 @@ def attention(
         kernel=engine.attention_kernel,
     )
     factor = engine.attention_factor * factor * _last_wave(hw, engine, blocks=batch * num_kv_heads)
-    least_s = cost.kv_bytes / (REACHED_BANDWIDTH * hw.memory_bytes_per_s)
+    least_s = _least_s(hw, cost, precision.kv_dtype)
     return _op("attention", "attention", cost, time, count=count, factor=factor, least_s=least_s)
 
 
@@ -319,7 +326,8 @@ def _sparse(
         hw, hw.sparse[precision.kv_dtype], tokens=tokens, num_chosen=num_chosen, num_heads=num_heads,
         flops_per_pair=flops_per_pair, row_bytes=row_bytes,
     )  # fmt: skip
-    return _op("attention", "attention", cost, time, count=count, factor=factor)
+    least_s = _least_s(hw, cost, precision.kv_dtype)
+    return _op("attention", "attention", cost, time, count=count, factor=factor, least_s=least_s)
 
 
 def latent_prefill_attention(
@@ -348,7 +356,8 @@ def latent_prefill_attention(
         head_dim=(key_dim + value_dim) / 2.0, kv_dtype=precision.kv_dtype, kv_reads=engine.kv_reads,
         kernel=engine.attention_kernel,
     )  # fmt: skip
-    return _op("attention", "attention", cost, time, count=count, factor=engine.attention_factor * factor)
+    factor, least_s = engine.attention_factor * factor, _least_s(hw, cost, precision.kv_dtype)
+    return _op("attention", "attention", cost, time, count=count, factor=factor, least_s=least_s)
 
 
 def indexer(
@@ -422,7 +431,8 @@ def _one_latent(
         kv_dtype=precision.kv_dtype, kv_reads=engine.kv_reads, curve=curve,
     )  # fmt: skip
     factor = factor * (engine.attention_factor if curve is None else 1.0)
-    return _op(name, "attention", cost, time, count=count, factor=factor)
+    least_s = _least_s(hw, cost, precision.kv_dtype)
+    return _op(name, "attention", cost, time, count=count, factor=factor, least_s=least_s)
 
 
 def linear_attention(
@@ -446,7 +456,8 @@ def linear_attention(
     cost = Cost(flops=6.0 * batch * query_len * state / FP32_BYTES, kv_bytes=num_bytes)
     if hw.linear is None:
         time = elementwise_time(hw, num_bytes=num_bytes, num_kernels=2.0)
-        return _op("linear attention", "attention", cost, time, count=count, factor=engine.attention_factor)
+        factor, least_s = engine.attention_factor, _least_s(hw, cost, precision.compute_dtype)
+        return _op("linear attention", "attention", cost, time, count=count, factor=factor, least_s=least_s)
     time = linear_time(
         hw, hw.linear, batch=batch, query_len=query_len, state_elements=state_elements, conv_elements=conv_elements,
         states_written=states_written, conv_element=precision.activation_bytes,
@@ -501,7 +512,8 @@ def streaming(
     num_bytes = np.asarray(num_bytes, dtype=np.float64)
     time = elementwise_time(hw, num_bytes=num_bytes, num_kernels=num_kernels)
     cost = Cost(activation_bytes=num_bytes)
-    return _op(name, "elementwise", cost, time, count=count, factor=engine.elementwise_factor)
+    least_s = num_bytes / (REACHED_BANDWIDTH * hw.memory_bytes_per_s)
+    return _op(name, "elementwise", cost, time, count=count, factor=engine.elementwise_factor, least_s=least_s)
 
 
 def all_reduce(hw: HardwareProfile, engine: EngineProfile, *, message_bytes: Any, tp_size: Any, count: Any) -> Op:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,13 +27,23 @@ from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.steps import step_terms
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.engine import load_engine
+from magicdec.specs.engine import engine_names, load_engine
 from magicdec.specs.hardware import HardwareProfile, bytes_per_element, hardware_names, load_hardware
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 
 GPUS = [name for name in hardware_names() if load_hardware(name).kind == "gpu"]
 SERVERS = ("vllm", "sglang", "trtllm")
+MODELS = (
+    "llama-3.1-8b",
+    "gemma-3-27b",
+    "gpt-oss-120b",
+    "deepseek-v3",
+    "deepseek-v3.2",
+    "qwen3.5-35b-a3b",
+    "nemotron-3-nano-30b-a3b",
+)
+"""Every kind of operation among them: windows, experts, shared ones, latents, an indexer, a recurrence."""
 BATCH = np.unique(np.round(2.0 ** np.linspace(0, 9, 40)))
 CONTEXT = np.unique(np.round(2.0 ** np.linspace(7, 17, 41)))
 DIP = 0.03
@@ -184,6 +195,31 @@ def test_steps_grow_with_batch_and_context_and_take_at_least_their_bytes(engine)
         assert np.all(np.diff(total, axis=1) >= -DIP * total[:, :-1])
         floor = (time.cost.weight_bytes + time.cost.kv_bytes) / hw.memory_bytes_per_s
         assert np.all(total >= floor), (device, model, dtype, float(np.min(total / floor)))
+
+
+@pytest.mark.parametrize("engine", engine_names())
+@pytest.mark.parametrize("model", MODELS)
+def test_no_factor_of_an_engine_makes_any_operation_faster_than_the_device(engine, model):
+    """Each operation takes 1 / 0.95 of its bytes at the memory's bandwidth and its FLOPs at the peak, or what its
+    kernel's curve alone says; every device, 3 formats, and factors of 0.3 too."""
+    spec, profile = load_model_spec(model), load_engine(engine)
+    factors = [name for name in profile.__struct_fields__ if name.endswith("_factor")]
+    alone, hasty = (msgspec.structs.replace(profile, **dict.fromkeys(factors, each)) for each in (1.0, 0.3))
+    batch, context, queries = grid(np.array([1.0, 32.0, 512.0]), np.array([512.0, 8192.0, 131072.0]), np.array([1, 4]))
+    for device, dtypes in itertools.product(GPUS, (("bf16", "bf16"), ("fp8", "bf16"), ("fp8", "fp8"))):
+        hw = load_hardware(device)
+        shape = {"batch": batch, "query_len": queries, "kv_len": context, "tp_size": 4, "attention_factor": 1.0}
+        shape |= {"weight_dtype": dtypes[0], "kv_dtype": dtypes[1]}
+        curve = {op.name: op.time_s for op in forward_pass(spec, hw, alone, **shape).ops}
+        for each in (profile, hasty):
+            for op in forward_pass(spec, hw, each, **shape).ops:
+                if op.group in ("link", "overhead"):
+                    continue
+                moved = op.cost.weight_bytes + op.cost.kv_bytes
+                moved = moved + (op.cost.activation_bytes if op.group == "elementwise" else 0.0)
+                least = np.maximum(moved / (0.95 * hw.memory_bytes_per_s), op.cost.flops / hw.compute_rate(dtypes[0]))
+                least = np.minimum(least, curve[op.name])
+                assert np.all(op.time_s >= least * (1 - 1e-9)), (device, dtypes, op.name, np.min(op.time_s / least))
 
 
 @pytest.mark.parametrize("engine", SERVERS)
