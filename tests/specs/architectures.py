@@ -182,6 +182,7 @@ def draw(model_type: str, seed: int) -> Config:
     biased = rng.random() < 0.5
     own: dict[str, Config] = {
         "llama": {"attention_bias": biased, "mlp_bias": rng.random() < 0.5},
+        "arcee": {"attention_bias": biased, "mlp_bias": not biased},
         "mistral": _window(rng) if biased else {"sliding_window": None},
         "qwen2": {**_window(rng), "use_sliding_window": biased, "max_window_layers": 2},
         "qwen3": {**_window(rng), "use_sliding_window": biased, "max_window_layers": 2, "attention_bias": not biased},
@@ -268,9 +269,9 @@ VARIANTS = (
 )  # fmt: skip
 """What `variant` draws."""
 READ_BY_TRANSFORMERS = (
-    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text", "cohere",
-    "cohere2", "olmo2", "olmo3", "granite", "glm4", "glm4_moe", "minimax_m2", "gpt_oss", "llama4_text", "nemotron",
-    "nemotron-nas", "deepseek_v2",
+    "llama", "arcee", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text",
+    "cohere", "cohere2", "olmo2", "olmo3", "granite", "glm4", "glm4_moe", "minimax_m2", "gpt_oss", "llama4_text",
+    "nemotron", "nemotron-nas", "deepseek_v2",
     "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "qwen2_moe", "qwen3_next", "qwen3_5_text",
     "qwen3_5_moe_text", "minimax", "nemotron_h", *VARIANTS,
 )  # fmt: skip

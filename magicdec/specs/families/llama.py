@@ -109,6 +109,7 @@ ROWS = {
         defaults={"attention_chunk_size": 8192, "intermediate_size_mlp": 16384},
         names=TensorNames(mlp="feed_forward", router="router", shared="shared_expert", experts="stacked"),
     ),
+    "arcee": Architecture(mlp=mlp(activation="relu2", gated=False, bias="mlp_bias")),
     "smollm3": Architecture(whole=smollm3_layers, tied=True),
     "seed_oss": Architecture(
         mixer=GroupedQuery(bias="attention_bias", output_bias="attention_out_bias", head_dim=128),
