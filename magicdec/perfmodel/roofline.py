@@ -45,6 +45,9 @@ RESIDENT_FRACTION = 0.8
 """Part of the L2 that can hold a working set; the timing loops behind `GemmCurve.l2_fraction` rotate buffers."""
 REDUCTION_BANDWIDTH_RATIO = 3.0
 QUERY_ROWS_PER_BLOCK = 128
+HEAD_TILE_ROWS = 64.0
+"""Query tokens of one head in a block of FlashAttention 2, which computes all of them however few there are. It packs
+the heads of a group together, and splits the context, for one query token only."""
 PARTIAL_BYTES = 4.0
 BLOCK_RIDGE_POWER = 4.0
 FULL_ROWS = 16.0
@@ -246,6 +249,11 @@ def attention_time(
 
     blocks = batch * num_kv_heads * tiles.count
     can_split = (group > 1.0) | (curve.splits == "always" or kernel == "split")
+    if kernel == "measured" and curve.splits == "grouped":
+        by_head, in_tiles = query_len > 1.0, np.ceil(query_len / HEAD_TILE_ROWS)
+        blocks, can_split = np.where(by_head, batch * num_heads * in_tiles, blocks), can_split & ~by_head
+        block_s = 4.0 * HEAD_TILE_ROWS * kv_len * head_dim / (rate / hw.num_multiprocessors)
+        compute_s = np.where(by_head, block_s * waves(blocks / hw.num_multiprocessors, 1.0), compute_s)
     busy_s, splitting_s = _blocks(hw, curve, blocks, kv_len, row_bytes, can_split=can_split, memory_s=memory_s)
     parts = _splits(hw, curve, batch * num_kv_heads, kv_len)
     moved = 2.0 * batch * num_kv_heads * (parts - 1.0) * tiles.part_bytes

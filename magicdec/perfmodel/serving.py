@@ -19,8 +19,7 @@ shares the pass, and the weights it reads: dT = Σ over chunks of linear(b + chu
 does not stops decoding for the whole pass. Requests beyond b wait. A speculative step emits several tokens: t is its
 time per token; a plan adds its draft's own prefill to dT.
 
-Assumed: equal lengths, or the means of mixed ones; w does not depend on them. Ignored: prefix caching, preemption, the
-drafted tokens' share of a mixed pass.
+Assumed: equal lengths, or the means of mixed ones; w does not depend on them. Ignored: prefix caching, preemption.
 """
 
 from __future__ import annotations
@@ -139,9 +138,9 @@ def _without_attention(time: ForwardTime) -> Array:
     return rest
 
 
-def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any) -> Array:
-    """What one prompt adds to the time of `active` requests that decode; of a replica of several groups and stages, to
-    that of all, while every one of them has prompts.
+def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any, query_len: Any = 1.0) -> Array:
+    """What one prompt adds to the time of `active` requests that decode with `query_len` tokens each; of a replica of
+    several groups and stages, to that of all, while every one of them has prompts.
 
     The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor` does.
     """
@@ -169,7 +168,8 @@ def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any)
             )
         )  # fmt: skip
 
-    added = chunks * (linear(active + prompt / chunks) - linear(active))
+    decoding = active * query_len
+    added = chunks * (linear(decoding + prompt / chunks) - linear(decoding))
     added = np.maximum(added, 0.0) + alone.group_seconds()["attention"]
     seconds: Array = engine.prefill_factor * added + uncaptured_s
     return seconds / spread.groups
@@ -201,7 +201,8 @@ def serving_time(
         tp_size=tp_size, full_acceptance=full_acceptance,
     )  # fmt: skip
     step_s, token_s = terms.step_s, terms.step_s / np.asarray(tokens_per_step, dtype=np.float64)
-    one_prompt_s = prefill_seconds(setup, active=active, prompt_len=prompt, tp_size=tp_size)
+    query_len = np.asarray(gamma, dtype=np.float64) + 1.0
+    one_prompt_s = prefill_seconds(setup, active=active, prompt_len=prompt, tp_size=tp_size, query_len=query_len)
     cycle = Cycle(
         token_s=token_s, step_s=step_s, prompt_s=one_prompt_s, active=active, gaps=output - 1.0,
         between_share=setup.engine.prefill_share, groups=setup.spread.groups,
@@ -249,13 +250,16 @@ def whole_requests(
     """Requests with prompts of these (length, share), else of the points' context, and `output_len` tokens to generate
     on average."""
     points, setup = prediction.points, prediction.setup
-    if prompts:
+
+    def prompt_s(query_len: Any) -> Array:
+        at: dict[str, Any] = {"active": points.batch, "tp_size": points.tp, "query_len": query_len}
+        if not prompts:
+            return prefill_seconds(setup, prompt_len=points.context, **at)
         lengths, shares = np.asarray(prompts, dtype=np.float64).T
         lengths = lengths.reshape(-1, *[1] * len(points.shape))
-        each = prefill_seconds(setup, active=points.batch, prompt_len=lengths, tp_size=points.tp)
-        prompt_s = np.tensordot(shares / shares.sum(), each, axes=1)
-    else:
-        prompt_s = prefill_seconds(setup, active=points.batch, prompt_len=points.context, tp_size=points.tp)
+        mean: Array = np.tensordot(shares / shares.sum(), prefill_seconds(setup, prompt_len=lengths, **at), axes=1)
+        return mean
+
     common: dict[str, Any] = {
         "active": points.batch, "gaps": np.maximum(output_len - 1.0, 0.0), "between_share": setup.engine.prefill_share,
         "groups": setup.spread.groups,
@@ -264,7 +268,12 @@ def whole_requests(
     drafts_s = np.where(points.gamma > 0, prediction.draft_prefill_s / setup.spread.groups, 0.0)
     return WholeRequests(
         prediction=prediction,
-        alone=Cycle(token_s=alone_s, step_s=alone_s, prompt_s=prompt_s, **common),
-        drafted=Cycle(token_s=prediction.tpot_s, step_s=prediction.step_s, prompt_s=prompt_s + drafts_s, **common),
+        alone=Cycle(token_s=alone_s, step_s=alone_s, prompt_s=prompt_s(1.0), **common),
+        drafted=Cycle(
+            token_s=prediction.tpot_s,
+            step_s=prediction.step_s,
+            prompt_s=prompt_s(points.gamma + 1.0) + drafts_s,
+            **common,
+        ),
         output_len=output_len,
     )

@@ -156,6 +156,13 @@ class Setup(ModelSetup):
 
     hardware: HardwareProfile
 
+    @property
+    def leaves_graphs(self) -> bool:
+        """Whether the attention kernel keeps verification and drafting out of captured graphs: FlashAttention 2 reads
+        no cache in 8 bits, and what takes its place there is captured for one query token only."""
+        is_older = self.hardware.attention_curve().splits == "grouped"
+        return self.engine.attention_kernel == "measured" and is_older and self.precision.kv_bytes < 2.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Points:

@@ -81,7 +81,8 @@ def accept_ops(setup: Setup, *, rows: Any, tp_size: Any) -> list[Op]:
     """Acceptance of drafted tokens against the target's distribution at each verified one, and the draw of the next."""
     engine = setup.engine
     greedy, filtered = setup.sampling.is_greedy, setup.sampling.top_p is not None or setup.sampling.top_k is not None
-    passes = engine.greedy_passes if greedy else engine.accept_passes
+    greedily = engine.greedy_passes if engine.greedy_accept_passes is None else engine.greedy_accept_passes
+    passes = greedily if greedy else engine.accept_passes
     given = engine.greedy_accept_s_per_element if greedy else engine.accept_s_per_element
     sort = engine.top_p_passes if filtered and not greedy else 0.0
     return _over_vocabulary(
@@ -162,6 +163,8 @@ def step_terms(
         )  # fmt: skip
     verified = target_pass(gamma + 1.0)
     verify = verified.plus(ops.fixed("verify overhead", "overhead", engine.verify_overhead_s))
+    if setup.leaves_graphs:
+        verify = verify.plus(_uncaptured(setup, setup.model.num_hidden_layers))
     accept = ForwardTime(tuple(accept_ops(setup, rows=batch * (gamma + 1.0), tp_size=tp)))
     draft = _draft_step(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
     upkeep = _upkeep(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
@@ -280,6 +283,8 @@ def _draft_step(
         *sampling_ops(setup, rows=rows, tp_size=ranks, vocab_size=vocabulary),
         ops.fixed("draft overhead", "overhead", engine.draft_step_overhead_s),
     ]
+    if setup.leaves_graphs:
+        extra.append(_uncaptured(setup, setup.drafter.num_hidden_layers))
     if setup.kind == "eagle" and not is_parallel:
         extra.extend(_head_input(setup, batch=batch, ranks=ranks))
     if not setup.sampling.is_greedy and engine.sampling_s_per_element is None:
@@ -287,6 +292,13 @@ def _draft_step(
         extra.append(ops.streaming("store distribution", setup.hardware, engine, num_bytes=stored))
     whole = drafted.plus(*extra)
     return whole.times(1.0 / np.maximum(gamma, 1.0)) if is_parallel else whole
+
+
+def _uncaptured(setup: Setup, layers: int) -> Op:
+    """What a pass outside captured graphs takes longer."""
+    engine = setup.engine
+    seconds = engine.uncaptured_pass_s + layers * engine.prefill_layer_overhead_s
+    return ops.fixed("uncaptured", "overhead", seconds)
 
 
 def _draft_pass(
@@ -323,7 +335,8 @@ def _head_input(setup: Setup, *, batch: Array, ranks: Array) -> list[Op]:
 def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array) -> ForwardTime:
     """What is paid once per speculative step: the draft's cache, the hand-over between ranks, fixed costs."""
     engine, hw = setup.engine, setup.hardware
-    operations = [ops.fixed("step overhead", "overhead", engine.step_overhead_s + batch * engine.sequence_overhead_s)]
+    sequence_s = engine.sequence_overhead_s + engine.speculation_sequence_s
+    operations = [ops.fixed("step overhead", "overhead", engine.step_overhead_s + batch * sequence_s)]
     if setup.kind == "ngram":
         seconds = engine.ngram_lookup_s + batch * engine.ngram_lookup_s_per_sequence
         operations.append(ops.fixed("lookup", "overhead", seconds))

@@ -9,6 +9,7 @@ bytes-over-bandwidth estimate of that work.
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from functools import lru_cache
 from pathlib import Path
@@ -99,6 +100,11 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     states_beside: int = 0
     """States of a layer without a cache, per sequence, that are kept beside one for each verified token; the accepted
     token's is copied there (SGLang). 0: the next step reads it where it is (vLLM)."""
+    speculation_sequence_s: float = 0.0
+    """Per sequence of a speculative step, on top of `sequence_overhead_s`: several tokens are checked and handed on."""
+    uncaptured_pass_s: float = 0.0
+    """Per pass that runs outside captured graphs because its attention kernel cannot be captured with several query
+    tokens (FlashInfer on devices before Hopper, whose FlashAttention reads no cache in 8 bits)."""
     verify_overhead_s: float = 0.0
     """Per verification pass."""
     step_overhead_s: float = 0.0
@@ -128,6 +134,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Seconds per row x vocabulary entry when sampling without top-p; replaces `sampling_passes`."""
     greedy_s_per_element: float | None = None
     accept_base_s: float = 0.0
+    greedy_accept_passes: float | None = None
+    """Greedily: the logits' widening and their maxima; None: as `greedy_passes`."""
     accept_passes: float = 6.0
     """fp32 passes over verified tokens x vocabulary: target softmax, read of the draft's, residual, draw."""
     accept_s_per_element: float | None = None
@@ -194,6 +202,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     other_model_error: float | None = None
     """The same for a model that was not fitted on."""
 
+    before: dict[str, dict[str, float]] = {}
+    """Constants of versions before these ("0.14"), where they differ; of several bounds the nearest above counts."""
+
     def error_for(self, device: str, model: str) -> float:
         """Relative error (one standard deviation) of a server's times, by what the constants were fitted on. What an
         unseen device and an unseen model add to the variance are independent."""
@@ -206,9 +217,13 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def of_version(self, version: str) -> EngineProfile:
         """The profile of a version ("0.12.0"; one that is not named is taken as an older one)."""
-        if self.older_sequence_overhead_s is None or _numbers(version) >= _numbers(self.asynchronous_since):
-            return self
-        return msgspec.structs.replace(self, sequence_overhead_s=self.older_sequence_overhead_s)
+        profile, number = self, _numbers(version)
+        for bound in sorted(self.before, key=_numbers, reverse=True):
+            if number < _numbers(bound):
+                profile = msgspec.structs.replace(profile, **self.before[bound])
+        if self.older_sequence_overhead_s is None or number >= _numbers(self.asynchronous_since):
+            return profile
+        return msgspec.structs.replace(profile, sequence_overhead_s=self.older_sequence_overhead_s)
 
     def is_captured(self, *, batch: int, gamma: int, tp_size: int) -> bool:
         """Whether a step's passes run as captured graphs, as the engine is set by default."""
@@ -242,7 +257,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def _numbers(version: str) -> tuple[int, ...]:
     """(0, 12) of "0.12.0rc1": what orders versions."""
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    found = re.match(r"\D*(\d+)(?:\.(\d+))?", version)
+    return () if found is None else tuple(int(part) for part in found.groups() if part)
 
 
 def engine_names() -> list[str]:

@@ -57,6 +57,8 @@ PROMPT_LEN, OUTPUT_LEN = 512.0, 256.0
 SHARED_BUDGET = 0.07
 """Share of the cache that a sparse draft reads where its row states neither a share nor a budget."""
 SMALLEST_BUDGET = 64
+NEWEST = "9999"
+"""The version of a row that states none."""
 SIGN_MARGIN = 0.05
 CONSTANTS = (1, 3, 5, 7)
 """Gammas that a plan's choice is compared with."""
@@ -256,7 +258,7 @@ def pair_setup(row: PairRow, engine: EngineProfile) -> Setup:
     return Setup(
         model=model,
         hardware=hardware,
-        engine=engine.of_version(row.engine_version),
+        engine=engine.of_version(row.engine_version or NEWEST),
         sampling=SamplingSpec(),
         precision=Precision(weight_dtype=published_dtype(model, weights), kv_dtype=kv),
         draft_precision=None if own is None else Precision(weight_dtype=own, kv_dtype=kv),
@@ -326,7 +328,8 @@ def predict_pairs(
         some = [pairs[index] for index in indices]
         setup = some[0].setup
         if engines is not None and setup.engine.name in engines:
-            setup = dataclasses.replace(setup, engine=engines[setup.engine.name].of_version(some[0].row.engine_version))
+            profile = engines[setup.engine.name].of_version(some[0].row.engine_version or NEWEST)
+            setup = dataclasses.replace(setup, engine=profile)
         stated = [tokens[index] for index in indices]
         found[:, indices] = _predict_alike(setup, [pair.row for pair in some], stated)
     return Predicted(baseline_s=found[0], speculative_s=found[1], log_deviation=found[2])

@@ -1,0 +1,99 @@
+"""What a speculative step costs by mechanism: constants by version, attention of several query tokens, captured graphs,
+prompts that share a pass with verified tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+
+from magicdec.perfmodel.roofline import attention_time
+from magicdec.perfmodel.serving import prefill_seconds
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.steps import step_terms
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+
+
+def setup(hardware: str = "a100", *, kv: str = "bf16", engine: str = "vllm", model: str = "llama-3.1-8b") -> Setup:
+    return Setup(
+        model=load_model_spec(model), hardware=load_hardware(hardware), engine=load_engine(engine),
+        speculation=SpeculationSpec(draft="eagle3", draft_method="eagle3"), sampling=SamplingSpec(),
+        precision=Precision(kv_dtype=kv),
+    )  # fmt: skip
+
+
+def step(given: Setup, *, batch: float = 1.0, kv_len: float = 800.0, gamma: float = 5.0) -> tuple[float, float]:
+    """Seconds of an autoregressive and of a speculative step."""
+    terms = step_terms(given, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=gamma)
+    return float(terms.autoregressive.total_s), float(terms.step_s)
+
+
+def test_constants_hold_from_their_version_on():
+    profile = EngineProfile(
+        name="x", step_overhead_s=1e-3,
+        before={"0.14": {"step_overhead_s": 3e-3}, "0.20": {"step_overhead_s": 2e-3, "draft_step_overhead_s": 1e-4}},
+    )  # fmt: skip
+    found = {
+        version: (profile.of_version(version).step_overhead_s, profile.of_version(version).draft_step_overhead_s)
+        for version in ("", "0.9", "0.13.post1", "0.14.0", "0.19-era", "0.20.1rc1 (abc)", "1.0")
+    }
+    assert found == {
+        "": (3e-3, 1e-4), "0.9": (3e-3, 1e-4), "0.13.post1": (3e-3, 1e-4), "0.14.0": (2e-3, 1e-4),
+        "0.19-era": (2e-3, 1e-4), "0.20.1rc1 (abc)": (1e-3, 0.0), "1.0": (1e-3, 0.0),
+    }  # fmt: skip
+
+
+def test_flash_attention_2_neither_packs_nor_splits_several_query_tokens():
+    """A block per query head over the whole context: with fewer blocks than multiprocessors the time does not depend on
+    the batch, and is 64 rows' arithmetic of one multiprocessor for each key."""
+    hw = load_hardware("rtx-a6000-48gb")
+    shape = {"kv_len": 65536.0, "num_heads": 32.0, "num_kv_heads": 8.0, "head_dim": 128.0, "kernel": "measured"}
+    one, two = (float(attention_time(hw, batch=b, query_len=7.0, **shape).time_s) for b in (1.0, 2.0))
+    assert two == pytest.approx(one, rel=0.05)
+    rate = 0.6 * hw.flops_per_s["bf16"] / hw.num_multiprocessors
+    assert one == pytest.approx(4 * 64 * 65536 * 128 / rate, rel=0.1)
+    alone = float(attention_time(hw, batch=1.0, query_len=1.0, **shape).time_s)
+    assert one > 3.0 * alone
+    hopper = load_hardware("h100")
+    ratio = attention_time(hopper, batch=8.0, query_len=np.array([1.0, 7.0]), **shape).time_s
+    assert ratio[1] < 1.2 * ratio[0]
+
+
+def test_an_8_bit_cache_leaves_captured_graphs_before_hopper():
+    for device, is_slower in (("a100", True), ("l40s", True), ("h100", False), ("b200", False)):
+        wide, narrow = step(setup(device)), step(setup(device, kv="fp8"))
+        assert (narrow[1] / narrow[0] > 1.1 * wide[1] / wide[0]) == is_slower, device
+
+
+def test_speculation_never_gains_more_than_its_tokens():
+    for device in ("a100", "h200", "b200"):
+        for kv in ("bf16", "fp8"):
+            alone, whole = step(setup(device, kv=kv), batch=np.float64(64.0))
+            assert whole > alone
+
+
+def test_prompts_cost_more_beside_verified_tokens():
+    """Where decoding leaves arithmetic idle, prompts are computed in its shadow; verification leaves less of it."""
+    given = setup("a100")
+    seconds = [
+        float(prefill_seconds(given, active=32.0, prompt_len=256.0, tp_size=1, query_len=each)) for each in (1.0, 6.0)
+    ]
+    assert 1.02 < seconds[1] / seconds[0] < 1.6
+
+
+def test_heads_that_share_the_vocabulary_read_the_whole_output_layer():
+    own = setup("h100")
+    spec = msgspec.structs.replace(own.speculation, shares_vocabulary=True)
+    shared = dataclasses.replace(own, speculation=spec)
+    own_bytes, shared_bytes = (
+        float(step_terms(each, batch=1, kv_len=800, draft_kv_len=800, gamma=3).draft.cost.weight_bytes)
+        for each in (own, shared)
+    )
+    vocabulary, hidden = own.model.vocab_size, own.model.hidden_size
+    assert shared_bytes - own_bytes == pytest.approx(2.0 * (vocabulary - 32_000) * hidden)
