@@ -183,7 +183,7 @@ def advised(worker: Worker, load: tuple[int, int], given: argparse.Namespace) ->
     from magicdec.live.advice import advise
     from magicdec.live.metrics import choose_target, parse
     from magicdec.live.observation import observe
-    from magicdec.live.served_draft import parse_draft
+    from magicdec.live.observation import parse_draft
     from magicdec.live.show import advice_lines, observation_lines
     from magicdec.live.situation import Serving, situation_of
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from magicdec.live.drive import drive
 from magicdec.live.http import parse_address
 from magicdec.live.loads import plan_loads
-from magicdec.live.served_draft import parse_draft
+from magicdec.live.observation import parse_draft
 from magicdec.live.server_calibration import describe_server, save_fit, send_plan, sent
 from magicdec.live.server_fit import fit_server
 from magicdec.live.situation import Serving

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from magicdec.errors import StorageError
+from magicdec.errors import MagicdecError, StorageError
+from magicdec.units import format_bytes
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -46,6 +47,16 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+def read_text(path: Path, *, limit_bytes: int, error: type[MagicdecError] = StorageError) -> str:
+    """The text of a file from elsewhere, unless it is larger than `limit_bytes`. Raises `error` naming the file."""
+    try:
+        if (size := path.stat().st_size) > limit_bytes:
+            raise error(f"{path} has {format_bytes(size)}, more than the {format_bytes(limit_bytes)} that are read")
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as failure:
+        raise error(f"cannot read {path}: {failure.strerror or failure}") from failure
 
 
 def check_writable(path: Path) -> None:

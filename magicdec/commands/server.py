@@ -17,7 +17,7 @@ from magicdec.units import format_seconds
 if TYPE_CHECKING:
     from magicdec.live.http import Address
     from magicdec.live.observation import Observation
-    from magicdec.live.served_draft import Draft
+    from magicdec.live.observation import Draft
     from magicdec.live.server_fit import ServerFit, ServerPoint
     from magicdec.live.view import View
     from magicdec.perfmodel.setup import Setup
@@ -76,7 +76,7 @@ def observe_command(
     Acceptance by position, batch, context and times come from its metrics, from saved ones, or from a trace.
     """
     from magicdec.files import check_writable
-    from magicdec.live.served_draft import agreed, parse_draft
+    from magicdec.live.observation import agreed, parse_draft
 
     for path in (output, records):
         if path is not None:
@@ -94,7 +94,7 @@ def observe_command(
         return
     from magicdec.live.http import Address
     from magicdec.live.profile import acceptance_profile, record
-    from magicdec.live.scraping import parse_source
+    from magicdec.live.metrics import parse_source
     from magicdec.live.situation import Serving
     from magicdec.live.view import View
     from magicdec.perfmodel.acceptance import load_profile, save_profile
@@ -134,7 +134,7 @@ def _look(
     from magicdec.errors import ServerError
     from magicdec.live.metrics import choose_target
     from magicdec.live.observation import observe
-    from magicdec.live.scraping import scrapes
+    from magicdec.live.metrics import scrapes
 
     taken = []
     try:
@@ -217,8 +217,8 @@ def tune_command(
     from magicdec.live.http import parse_address
     from magicdec.live.metrics import choose_target
     from magicdec.live.observation import observe
-    from magicdec.live.scraping import scrapes
-    from magicdec.live.served_draft import agreed, parse_draft
+    from magicdec.live.metrics import scrapes
+    from magicdec.live.observation import agreed, parse_draft
     from magicdec.live.show import advice_lines
     from magicdec.live.situation import Serving, situation_of
     from magicdec.live.tune import candidates, check_command, regret, try_gamma
@@ -286,7 +286,7 @@ def calibrate_server(given: ServerOptions) -> None:
     from magicdec.live.drive import Measured, drive
     from magicdec.live.http import parse_address
     from magicdec.live.loads import Load, plan_loads
-    from magicdec.live.served_draft import parse_draft
+    from magicdec.live.observation import parse_draft
     from magicdec.live.server_calibration import (
         describe_server,
         estimated_seconds,

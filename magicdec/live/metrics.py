@@ -1,21 +1,25 @@
-"""A scrape of a metrics address, or a saved one, as samples by name; and which engine and model it is of."""
+"""Scrapes of a metrics address, or saved ones, as samples by name; and which engine and model they are of."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from magicdec.errors import ConfigError, ServerError, StorageError, unknown_choice
-from magicdec.live.http import LIMIT_BYTES, Address, get
+from magicdec.errors import ConfigError, ServerError, unknown_choice
+from magicdec.files import read_text
+from magicdec.live.http import LIMIT_BYTES, Address, get, parse_address
 from magicdec.live.series import CACHE_INFO, ENGINES, PROCESS_START, Series
-from magicdec.units import format_bytes
 
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")
 """Where engines answer in Prometheus's format: all but TensorRT-LLM, whose /metrics is JSON, and TensorRT-LLM."""
+MIN_INTERVAL_S = 0.2
+MAX_WINDOW_S = 24 * 3600.0
 Labels = Mapping[str, str]
+Source = Address | tuple[Path, Path]
+"""A live address, or two saved scrapes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,7 @@ class Scrape:
 
     samples: Mapping[str, tuple[tuple[Labels, float], ...]] = field(repr=False)
     time_s: float | None = None
-    """When it was read, by a clock that only runs forward; None: of a file."""
+    """When it was read, by a clock that only runs forward; None for a file."""
     where: str = ""
 
     def total(self, name: str | None, labels: Labels) -> float | None:
@@ -41,15 +45,9 @@ class Scrape:
         return sums
 
     def values(self, label: str, prefix: str) -> list[str]:
-        """What a label says, over the samples whose name starts with `prefix`."""
-        found = {
-            own[label]
-            for name, rows in self.samples.items()
-            if name.startswith(prefix)
-            for own, _ in rows
-            if label in own
-        }
-        return sorted(found)
+        """The values of a label, over the samples whose name starts with `prefix`."""
+        rows = [own for name, rows in self.samples.items() if name.startswith(prefix) for own, _ in rows]
+        return sorted({own[label] for own in rows if label in own})
 
 
 def _includes(own: Labels, wanted: Labels) -> bool:
@@ -117,16 +115,48 @@ def _elsewhere(error: ServerError) -> bool:
 
 def read_dump(path: Path) -> Scrape:
     """Reads a saved answer. Raises StorageError or ServerError."""
-    try:
-        size = path.stat().st_size
-        if size > LIMIT_BYTES:
-            raise StorageError(
-                f"{path} has {format_bytes(size)}, more than the {format_bytes(LIMIT_BYTES)} of a scrape"
-            )
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-    return parse(text, where=str(path))
+    return parse(read_text(path, limit_bytes=LIMIT_BYTES), where=str(path))
+
+
+def parse_source(arguments: Sequence[str]) -> Source:
+    """One address, or two files in the order in which they were saved. Raises ConfigError."""
+    if len(arguments) == 1 and not Path(arguments[0]).is_file():
+        return parse_address(arguments[0])
+    if len(arguments) == 2 and not any("://" in each for each in arguments):
+        return Path(arguments[0]), Path(arguments[1])
+    raise ConfigError("observe takes one address, or two saved scrapes (the earlier one first): counters need two")
+
+
+def scrapes(
+    source: Source,
+    *,
+    seconds: float,
+    interval_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Scrape]:
+    """Yields each scrape when it is read: those of the window's start, end and every interval between; at least two,
+    should one take as long as the window.
+
+    Raises ConfigError for a window or interval out of range, ServerError or StorageError for what cannot be read.
+    """
+    if isinstance(source, tuple):
+        yield from (read_dump(path) for path in source)
+        return
+    if not MIN_INTERVAL_S <= interval_s <= seconds <= MAX_WINDOW_S:
+        raise ConfigError(
+            f"the interval must be at least {MIN_INTERVAL_S} s and at most the window, and the window at most "
+            f"{MAX_WINDOW_S:.0f} s; not {interval_s:g} s of {seconds:g} s"
+        )
+    started = clock()
+    number = 0
+    while True:
+        yield read_address(source)
+        number += 1
+        due = min(number * interval_s, seconds)
+        if number > 1 and clock() - started >= seconds:
+            return
+        sleep(max(due - (clock() - started), 0.0))
 
 
 def targets(scrape: Scrape) -> list[Target]:
@@ -138,19 +168,14 @@ def targets(scrape: Scrape) -> list[Target]:
     for series in ENGINES:
         if not any(name.startswith(series.prefix) for name in scrape.samples):
             continue
-        models = scrape.values("model_name", series.prefix) or [""]
-        for model in models:
-            replicas = _replicas(scrape, series, model) if series.replica_label else [""]
-            found += [Target(series=series, model=model, replica=replica) for replica in replicas]
+        for model in scrape.values("model_name", series.prefix) or [""]:
+            labels = {"model_name": model} if model else {}
+            running = scrape.by_label(series.gauges["running"], series.replica_label or "", labels)
+            found += [Target(series=series, model=model, replica=replica) for replica in sorted(running) or [""]]
     if not found:
         known = ", ".join(f"{series.engine} ({series.prefix}...)" for series in ENGINES)
         raise ServerError(f"{scrape.where} has no metrics of a known engine; known: {known}")
     return found
-
-
-def _replicas(scrape: Scrape, series: Series, model: str) -> list[str]:
-    running = scrape.by_label(series.running, series.replica_label or "", {"model_name": model} if model else {})
-    return sorted(running) or [""]
 
 
 def choose_target(scrape: Scrape, wanted: str | None) -> Target:
@@ -184,13 +209,13 @@ def cache_tokens(scrape: Scrape, target: Target) -> float | None:
     return None
 
 
-def restarted(before: Scrape, after: Scrape, names: Sequence[str], labels: Labels) -> bool:
+def restarted(before: Scrape, after: Scrape, target: Target) -> bool:
     """Whether a counter fell, is gone, or the process is another one: what was counted between is then unknown."""
     started = before.total(PROCESS_START, {}), after.total(PROCESS_START, {})
     if None not in started and started[0] != started[1]:
         return True
-    for name in names:
-        was, now = before.total(name, labels), after.total(name, labels)
+    for name in target.series.counters.values():
+        was, now = before.total(name, target.labels), after.total(name, target.labels)
         if was is not None and (now is None or now < was):
             return True
     return False

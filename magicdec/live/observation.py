@@ -1,4 +1,4 @@
-"""What a server did between scrapes: counts as differences of counters, load as gauges over time.
+"""A server between scrapes: counts as differences of counters, load as gauges over time, and what it drafts with.
 
 Acceptance. Engines count drafts accepted at each position, unconditionally: A_i. The conditional rate is
 A_i / A_(i-1), with A_0 the drafts. Where a draft can be shorter than gamma (n-gram finds no match, or a short one),
@@ -13,12 +13,32 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from typing import get_args
 
-from magicdec.errors import ConfigError
+from magicdec.errors import ConfigError, unknown_choice
 from magicdec.live.metrics import Scrape, Target, cache_tokens, restarted
-from magicdec.live.served_draft import Draft, announced
+from magicdec.live.series import DRAFT_INFO
+from magicdec.naming import draft_name
+from magicdec.specs.speculation import LOOKUP_METHODS, OWN_METHOD, SELF, SPARSE_METHODS, DraftMethod
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A draft's name and method; `budget`: the KV slots that a step of a sparse one reads, None: the full cache."""
+
+    name: str
+    method: DraftMethod
+    budget: int | None = None
+
+    @property
+    def may_be_absent(self) -> bool:
+        """Whether a step may have no draft for want of one, which then counts as a draft that was not accepted."""
+        return self.method in LOOKUP_METHODS
+
+    def __str__(self) -> str:
+        return draft_name(self.name, self.method) + (f", budget {self.budget}" if self.budget else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +46,25 @@ class Counts:
     """Increases of counters between two scrapes; None: not counted by this engine."""
 
     drafts: float | None = None
+    """Verifications of a draft, one per sequence and step."""
     draft_tokens: float | None = None
     accepted: float | None = None
     accepted_by_position: tuple[float, ...] = ()
+    """Drafts accepted at each position: unconditional, so their differences are those that failed there."""
     output_tokens: float | None = None
     requests: float | None = None
+    """Requests whose first token is out (vLLM) or that are done, as `output_tokens` counts them."""
     iterations: float | None = None
+    """Steps of the engine, whatever their batch."""
     counted_steps: float | None = None
+    """Steps of sequences after their first token, by engines that count them."""
     step_seconds: float | None = None
+    """Sum over sequences of the time between their outputs; with speculation an output is a step's."""
     decode_seconds: float | None = None
+    """Sum over requests of the time from the first token to the last."""
     decode_requests: float | None = None
     mean_tpot_sum: float | None = None
+    """Sum over requests of their own time per output token; `mean_tpot_count` is their number."""
     mean_tpot_count: float | None = None
     ttft_sum: float | None = None
     ttft_count: float | None = None
@@ -45,16 +73,10 @@ class Counts:
     request_output_sum: float | None = None
 
     def __add__(self, other: Counts) -> Counts:
-        width = max(len(self.accepted_by_position), len(other.accepted_by_position))
-        padded = [
-            each.accepted_by_position + (0.0,) * (width - len(each.accepted_by_position)) for each in (self, other)
-        ]
-        sums = {
-            name: _sum(getattr(self, name), getattr(other, name))
-            for name in (f.name for f in fields(self))
-            if name != "accepted_by_position"
-        }
-        return Counts(accepted_by_position=tuple(a + b for a, b in zip(*padded, strict=True)), **sums)
+        pairs = {each.name: (getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
+        by_position = itertools.zip_longest(*pairs.pop("accepted_by_position"), fillvalue=0.0)
+        sums = {name: None if None in pair else math.fsum(pair) for name, pair in pairs.items()}
+        return Counts(accepted_by_position=tuple(map(sum, by_position)), **sums)
 
     @property
     def steps(self) -> float | None:
@@ -100,10 +122,6 @@ class Counts:
         return None if prompt is None or output is None else prompt + output / 2.0
 
 
-def _sum(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one + other
-
-
 def _ratio(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
@@ -117,8 +135,6 @@ class Load:
     kv_usage: float | None = None
     context_len: float | None = None
     gamma: int | None = None
-    tokens_per_step: float | None = None
-    num_busy: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +198,8 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
     """
     if len(scrapes) < 2:
         raise ConfigError("an observation needs two scrapes; counters say what happened between them")
-    names = _counter_names(target)
     pairs = list(itertools.pairwise(scrapes))
-    kept = [(before, after) for before, after in pairs if not restarted(before, after, names, target.labels)]
+    kept = [(before, after) for before, after in pairs if not restarted(before, after, target)]
     if not kept:
         raise ConfigError(
             "a counter fell between the scrapes: the server restarted, or the dumps are in the wrong order"
@@ -207,83 +222,100 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
     )
 
 
-def _counter_names(target: Target) -> list[str]:
-    gauges = {
-        "running",
-        "waiting",
-        "kv_usage",
-        "sequence_tokens",
-        "kv_blocks",
-        "kv_block_tokens",
-        "gamma",
-        "tokens_per_step",
-    }
-    other = {"engine", "prefix", "replica_label", "position_label"} | gauges
-    names = [getattr(target.series, f.name) for f in fields(target.series) if f.name not in other]
-    return [name for name in names if name is not None]
-
-
 def _counts(before: Scrape, after: Scrape, target: Target) -> Counts:
     series, labels = target.series, target.labels
 
-    def increase(name: str | None) -> float | None:
-        now = after.total(name, labels)
-        return None if now is None else now - (before.total(name, labels) or 0.0)
+    def increase(name: str) -> float | None:
+        now = after.total(series.counters.get(name), labels)
+        return None if now is None else now - (before.total(series.counters.get(name), labels) or 0.0)
 
-    def positions(name: str | None) -> tuple[float, ...]:
-        was, now = (scrape.by_label(name, series.position_label, labels) for scrape in (before, after))
+    def positions(name: str) -> tuple[float, ...]:
+        counter = series.counters.get(name)
+        was, now = (scrape.by_label(counter, series.position_label, labels) for scrape in (before, after))
         numbered = sorted((int(at), value - was.get(at, 0.0)) for at, value in now.items() if at.isdigit())
         return tuple(value for _, value in numbered)
 
-    by_position, drafted = positions(series.accepted_by_position), positions(series.drafted_by_position)
+    by_position, drafted = positions("accepted_by_position"), positions("drafted_by_position")
     by_position += (0.0,) * (len(drafted) - len(by_position))
-    drafts = increase(series.drafts)
-    if drafts is None and drafted:
-        drafts = drafted[0]
-    output, requests = increase(series.output_tokens), increase(series.requests)
-    accepted = math.fsum(by_position) if by_position else increase(series.accepted_tokens)
-    if accepted is None and drafts and output is not None and requests is not None:
-        accepted = max(output - requests - drafts, 0.0)  # each verification emits one token more than it accepts
-    rest = ("iterations", "step_seconds", "decode_seconds", "decode_requests", "mean_tpot_sum", "mean_tpot_count",
-            "ttft_sum", "ttft_count", "prompt_tokens_sum", "prompt_tokens_count", "request_output_sum")  # fmt: skip
-    return Counts(
-        drafts=drafts,
-        draft_tokens=increase(series.draft_tokens),
-        accepted=accepted,
-        accepted_by_position=by_position,
-        output_tokens=output,
-        requests=requests,
-        counted_steps=increase(series.steps),
-        **{name: increase(getattr(series, name)) for name in rest},
-    )
+    counts = {each.name: increase(each.name) for each in fields(Counts) if each.name != "accepted_by_position"}
+    if counts["drafts"] is None and drafted:
+        counts["drafts"] = drafted[0]
+    drafts, output, requests = (counts[name] for name in ("drafts", "output_tokens", "requests"))
+    if by_position:
+        counts["accepted"] = math.fsum(by_position)
+    elif counts["accepted"] is None and drafts and output is not None and requests is not None:
+        counts["accepted"] = max(output - requests - drafts, 0.0)  # a verification emits one more than it accepts
+    return Counts(accepted_by_position=by_position, **counts)
 
 
 def _load(scrapes: Sequence[Scrape], target: Target) -> Load:
-    series, labels = target.series, target.labels
-    busy = [scrape for scrape in scrapes if (scrape.total(series.running, labels) or 0.0) > 0]
-
-    def mean(value: Callable[[Scrape], float | None]) -> float | None:
-        found = [each for scrape in busy if (each := value(scrape)) is not None]
-        return math.fsum(found) / len(found) if found else None
+    def gauge(scrape: Scrape, name: str) -> float | None:
+        return scrape.total(target.series.gauges.get(name), target.labels)
 
     def held(scrape: Scrape) -> float | None:
         """Tokens in the KV cache, per running sequence."""
-        tokens = scrape.total(series.sequence_tokens, labels)
-        if tokens is None and series.kv_blocks is not None:
-            blocks, size = scrape.total(series.kv_blocks, labels), scrape.total(series.kv_block_tokens, labels)
-            tokens = None if blocks is None or size is None else blocks * size
-        elif tokens is None:
-            room, usage = cache_tokens(scrape, target), scrape.total(series.kv_usage, labels)
-            tokens = None if room is None or usage is None else room * usage
-        return _ratio(tokens, scrape.total(series.running, labels))
+        tokens = gauge(scrape, "sequence_tokens")
+        if tokens is None:
+            room, used = gauge(scrape, "kv_block_tokens"), gauge(scrape, "kv_blocks")
+            if "kv_blocks" not in target.series.gauges:
+                room, used = cache_tokens(scrape, target), gauge(scrape, "kv_usage")
+            tokens = None if room is None or used is None else room * used
+        return _ratio(tokens, gauge(scrape, "running"))
 
-    gamma = mean(lambda scrape: scrape.total(series.gamma, labels))
-    return Load(
-        running=mean(lambda scrape: scrape.total(series.running, labels)),
-        waiting=mean(lambda scrape: scrape.total(series.waiting, labels)),
-        kv_usage=mean(lambda scrape: scrape.total(series.kv_usage, labels)),
-        context_len=mean(held),
-        gamma=round(gamma) if gamma else None,
-        tokens_per_step=mean(lambda scrape: scrape.total(series.tokens_per_step, labels)),
-        num_busy=len(busy),
-    )
+    busy = [scrape for scrape in scrapes if (gauge(scrape, "running") or 0.0) > 0]
+
+    def mean(values: Iterable[float | None]) -> float | None:
+        found = [each for each in values if each is not None]
+        return math.fsum(found) / len(found) if found else None
+
+    means = {
+        name: mean(gauge(scrape, name) for scrape in busy) for name in ("running", "waiting", "kv_usage", "gamma")
+    }
+    gamma = means.pop("gamma")
+    return Load(context_len=mean(map(held, busy)), gamma=round(gamma) if gamma else None, **means)
+
+
+def parse_draft(text: str, *, method: str | None = None, budget: int | None = None) -> Draft:
+    """ "ngram", "eagle" and the like, a draft model's name (with its full cache unless a sparse method is given), or
+    "self" with a sparse method and its budget.
+
+    Raises ConfigError where these do not go together.
+    """
+    if text in OWN_METHOD:
+        if method not in (None, text) or budget is not None:
+            raise ConfigError(f"draft {text} has its own method and no budget; give neither")
+        return Draft(name=text, method=text)
+    if method is not None and method not in get_args(DraftMethod):
+        raise unknown_choice("draft method", method, SPARSE_METHODS)
+    chosen = method or ("streamingllm" if text == SELF else "full")
+    if (chosen in SPARSE_METHODS) != (budget is not None):
+        raise ConfigError(
+            f"draft {text} with method {chosen} needs a --draft-budget"
+            if budget is None
+            else f"--draft-budget goes with a sparse method ({', '.join(SPARSE_METHODS)}), not with {chosen}"
+        )
+    if chosen not in (*SPARSE_METHODS, "full"):
+        raise unknown_choice("draft method", chosen, SPARSE_METHODS)
+    return Draft(name=text, method=chosen, budget=budget)
+
+
+def announced(scrape: Scrape, target: Target) -> Draft | None:
+    """The draft that the server's own metrics name: magicdec's in vLLM. None: they name none, as of all others."""
+    for labels, _ in scrape.samples.get(DRAFT_INFO, ()):
+        if any(labels.get(name, value) != value for name, value in target.labels.items()):
+            continue
+        try:
+            return parse_draft(SELF, method=labels["draft_method"], budget=int(labels["draft_budget"]))
+        except (KeyError, ValueError, ConfigError):
+            return None
+    return None
+
+
+def agreed(given: Draft | None, server: Draft | None) -> Draft:
+    """The draft that both name, or the only one that is named; n-gram where none is.
+
+    Raises ConfigError where they differ.
+    """
+    if given is not None and server is not None and given != server:
+        raise ConfigError(f"the server drafts with {server}, not with {given}; leave --draft out")
+    return given or server or Draft(name="ngram", method="ngram")

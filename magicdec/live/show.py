@@ -5,7 +5,7 @@ from __future__ import annotations
 from magicdec.live.advice import Advice
 from magicdec.live.observation import Observation
 from magicdec.live.profile import rates, tokens_stderr
-from magicdec.live.served_draft import Draft
+from magicdec.live.observation import Draft
 from magicdec.perfmodel.acceptance_fit import MeasuredRates
 from magicdec.perfmodel.intervals import Z_90
 from magicdec.units import format_seconds

@@ -9,7 +9,7 @@ from magicdec.errors import ConfigError
 from magicdec.live.advice import Situation
 from magicdec.live.observation import Observation
 from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
-from magicdec.live.served_draft import Draft
+from magicdec.live.observation import Draft
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.drafts import check_profiles
 from magicdec.perfmodel.setup import Setup, precision_of

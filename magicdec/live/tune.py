@@ -18,7 +18,7 @@ from magicdec.live.advice import Advice
 from magicdec.live.http import Address
 from magicdec.live.metrics import Scrape, choose_target, read_address
 from magicdec.live.observation import Observation, observe
-from magicdec.live.scraping import scrapes
+from magicdec.live.metrics import scrapes
 from magicdec.live.series import PROCESS_START
 
 MAX_TRIALS = 3
@@ -116,7 +116,7 @@ def _await_load(address: Address, target: str | None, *, at_most: float, sleep: 
     while waited < at_most:
         scrape = read_address(address)
         chosen = choose_target(scrape, target)
-        if scrape.total(chosen.series.running, chosen.labels):
+        if scrape.total(chosen.series.gauges["running"], chosen.labels):
             return
         sleep(min(POLL_S, at_most))
         waited += POLL_S

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from magicdec.live.advice import advise
 from magicdec.live.observation import Observation
-from magicdec.live.served_draft import Draft, agreed
+from magicdec.live.observation import Draft, agreed
 from magicdec.live.setting import setting
 from magicdec.live.show import advice_lines, observation_lines
 from magicdec.live.situation import Serving, situation_of

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from magicdec.live.http import Address
 from magicdec.live.metrics import Scrape
 from magicdec.live.observation import Observation
-from magicdec.live.scraping import MAX_WINDOW_S, scrapes
+from magicdec.live.metrics import MAX_WINDOW_S, scrapes
 
 BARS = "▁▂▃▄▅▆▇█"
 TREND_WIDTH = 60

@@ -21,7 +21,7 @@ from magicdec.live.advice import Advice, Choice, Situation, advise, answer_of, b
 from magicdec.live.http import parse_address
 from magicdec.live.metrics import choose_target, parse
 from magicdec.live.observation import observe
-from magicdec.live.served_draft import parse_draft
+from magicdec.live.observation import parse_draft
 from magicdec.live.setting import setting
 from magicdec.live.show import advice_lines
 from magicdec.live.situation import Serving, situation_of

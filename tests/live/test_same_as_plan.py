@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from magicdec.api import plan
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
-from magicdec.live.served_draft import parse_draft
+from magicdec.live.observation import parse_draft
 from magicdec.live.situation import Serving
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points

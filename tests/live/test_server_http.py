@@ -13,7 +13,7 @@ from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.http import TOKEN_VARIABLE, get, parse_address
 from magicdec.live.metrics import read_address
-from magicdec.live.scraping import scrapes
+from magicdec.live.metrics import scrapes
 from tests.live.servers import Vllm, random_requests
 
 

@@ -16,7 +16,7 @@ from serving import ENVIRONMENT
 from magicdec.live.metrics import choose_target, parse
 from magicdec.live.observation import Observation, observe
 from magicdec.live.profile import acceptance_profile, rates
-from magicdec.live.served_draft import parse_draft
+from magicdec.live.observation import parse_draft
 
 NGRAM = parse_draft("ngram")
 

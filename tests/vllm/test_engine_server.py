@@ -21,7 +21,7 @@ from magicdec.live.http import parse_address
 from magicdec.live.metrics import choose_target, read_address
 from magicdec.live.observation import Observation, observe
 from magicdec.live.profile import rates
-from magicdec.live.served_draft import Draft, agreed
+from magicdec.live.observation import Draft, agreed
 
 START_S = 400.0
 GAMMA, BUDGET, NUM_REQUESTS = 3, 256, 4
