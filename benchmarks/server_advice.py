@@ -180,12 +180,10 @@ def calibrated(directory: Path) -> tuple[str, str]:
 
 def advised(worker: Worker, load: tuple[int, int], given: argparse.Namespace) -> dict[str, Any]:
     """The observation of one load, and what follows from it."""
-    from magicdec.live.advice import advise
+    from magicdec.live.advice import Serving, advise, situation_of
     from magicdec.live.metrics import choose_target, parse
-    from magicdec.live.observation import observe
-    from magicdec.live.observation import parse_draft
+    from magicdec.live.observation import observe, parse_draft
     from magicdec.live.show import advice_lines, observation_lines
-    from magicdec.live.situation import Serving, situation_of
 
     draft = parse_draft("ngram") if worker.draft == "ngram" else parse_draft("self", method=worker.draft, budget=BUDGET)
     used = worker.decode(load, given.in_use, given.tokens, metrics=True)

@@ -13,13 +13,11 @@ import argparse
 import secrets
 from pathlib import Path
 
-from magicdec.live.drive import drive
+from magicdec.live.advice import Serving
+from magicdec.live.calibration import describe_server, fit_server, save_fit, send_plan, sent
+from magicdec.live.drive import drive, plan_loads
 from magicdec.live.http import parse_address
-from magicdec.live.loads import plan_loads
 from magicdec.live.observation import parse_draft
-from magicdec.live.server_calibration import describe_server, save_fit, send_plan, sent
-from magicdec.live.server_fit import fit_server
-from magicdec.live.situation import Serving
 from magicdec.specs.catalog import load_model_spec
 
 

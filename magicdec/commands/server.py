@@ -15,11 +15,10 @@ from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
+    from magicdec.live.calibration import ServerFit, ServerPoint
     from magicdec.live.http import Address
-    from magicdec.live.observation import Observation
-    from magicdec.live.observation import Draft
-    from magicdec.live.server_fit import ServerFit, ServerPoint
-    from magicdec.live.view import View
+    from magicdec.live.observation import Draft, Observation
+    from magicdec.live.show import View
     from magicdec.perfmodel.setup import Setup
 
 OBSERVE_EPILOG = """\b
@@ -92,11 +91,11 @@ def observe_command(
             Path(source[0]), draft=agreed(given, None), model=model, context=context, dataset=dataset, output=output
         )
         return
+    from magicdec.live.advice import Serving
     from magicdec.live.http import Address
-    from magicdec.live.profile import acceptance_profile, record
     from magicdec.live.metrics import parse_source
-    from magicdec.live.situation import Serving
-    from magicdec.live.view import View
+    from magicdec.live.profile import acceptance_profile, record
+    from magicdec.live.show import View
     from magicdec.perfmodel.acceptance import load_profile, save_profile
     from magicdec.records import append_record
 
@@ -132,9 +131,8 @@ def _look(
     where: Address | tuple[Path, Path], *, target: str | None, seconds: float, interval: float, quiet: bool
 ) -> Observation:
     from magicdec.errors import ServerError
-    from magicdec.live.metrics import choose_target
+    from magicdec.live.metrics import choose_target, scrapes
     from magicdec.live.observation import observe
-    from magicdec.live.metrics import scrapes
 
     taken = []
     try:
@@ -157,7 +155,7 @@ def _watch(where: Address, view: View, *, target: str | None, seconds: float, in
     from magicdec.errors import ConfigError
     from magicdec.live.metrics import choose_target
     from magicdec.live.observation import observe
-    from magicdec.live.watch import trend_lines, windows
+    from magicdec.live.show import trend_lines, windows
 
     history: list[Observation] = []
     with Live(Text("waiting for the second scrape"), console=console(), auto_refresh=False) as screen:
@@ -213,14 +211,11 @@ def tune_command(
 
     Observes it, predicts, restarts it with two or three gammas, and prints what each took.
     """
-    from magicdec.live.advice import advise
+    from magicdec.live.advice import Serving, advise, situation_of
     from magicdec.live.http import parse_address
-    from magicdec.live.metrics import choose_target
-    from magicdec.live.observation import observe
-    from magicdec.live.metrics import scrapes
-    from magicdec.live.observation import agreed, parse_draft
+    from magicdec.live.metrics import choose_target, scrapes
+    from magicdec.live.observation import agreed, observe, parse_draft
     from magicdec.live.show import advice_lines
-    from magicdec.live.situation import Serving, situation_of
     from magicdec.live.tune import candidates, check_command, regret, try_gamma
 
     check_command(restart)
@@ -283,18 +278,17 @@ class ServerOptions:
 def calibrate_server(given: ServerOptions) -> None:
     """Fits an engine profile to a running server, as a black box."""
     from magicdec.files import check_writable
-    from magicdec.live.drive import Measured, drive
-    from magicdec.live.http import parse_address
-    from magicdec.live.loads import Load, plan_loads
-    from magicdec.live.observation import parse_draft
-    from magicdec.live.server_calibration import (
+    from magicdec.live.calibration import (
         describe_server,
         estimated_seconds,
+        fit_server,
         save_fit,
         send_plan,
         sent,
     )
-    from magicdec.live.server_fit import fit_server
+    from magicdec.live.drive import Load, Measured, drive, plan_loads
+    from magicdec.live.http import parse_address
+    from magicdec.live.observation import parse_draft
     from magicdec.specs.catalog import load_model_spec
 
     address, spec = parse_address(given.server or ""), load_model_spec(given.model)
@@ -339,8 +333,7 @@ def calibrate_results(given: ServerOptions) -> None:
     """Fits an engine profile to the result files of a load generator."""
     from magicdec.files import check_writable
     from magicdec.live.benchmark_results import points_of, read_runs, tokens_per_event
-    from magicdec.live.server_calibration import save_fit
-    from magicdec.live.server_fit import fit_server
+    from magicdec.live.calibration import fit_server, save_fit
 
     require(not given.dry_run, "--dry-run goes with --server: nothing is sent for --results")
     check_writable(given.output)
@@ -360,7 +353,7 @@ def calibrate_results(given: ServerOptions) -> None:
 
 def _setup(given: ServerOptions, engine: str, draft: Draft | None) -> Setup:
     from magicdec.errors import unknown_choice
-    from magicdec.live.situation import Serving
+    from magicdec.live.advice import Serving
     from magicdec.specs.precision import PROFILE_DTYPES
 
     if given.dtype not in (None, *PROFILE_DTYPES):
@@ -379,7 +372,7 @@ def _setup(given: ServerOptions, engine: str, draft: Draft | None) -> Setup:
 
 def _print_fit(fit: ServerFit, points: list[ServerPoint], *, between: str = "rounds") -> None:
     """Every load with its error, the constants with their intervals, and the two medians."""
-    from magicdec.live.server_calibration import noise
+    from magicdec.live.calibration import noise
 
     for point, error in zip(points, fit.errors, strict=True):
         measured = point.measured

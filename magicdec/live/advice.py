@@ -12,6 +12,7 @@ both steps have cancel, and so do the rates of positions that both draft.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,12 +20,23 @@ from typing import Literal
 import numpy as np
 
 from magicdec.errors import ConfigError
+from magicdec.live.observation import Draft, Observation
+from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.drafts import check_profiles
 from magicdec.perfmodel.intervals import Z_90, relative_errors
 from magicdec.perfmodel.prediction import Prediction, predict
-from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.setup import Points, Setup, precision_of
 from magicdec.perfmodel.steps import looked_up_terms
+from magicdec.plan_document import verdict_of
+from magicdec.records import Record
+from magicdec.reports.deployment import VERSIONS, Deployment
+from magicdec.reports.exports import write_settings
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import engine_names, load_engine
+from magicdec.specs.hardware import load_hardware
+from magicdec.specs.speculation import OWN_METHOD, SELF, SamplingSpec, SpeculationSpec
 
 MAX_GAMMA = 12
 WORTH_A_CHANGE = 1.02
@@ -53,6 +65,83 @@ class Situation:
     def gammas(self) -> tuple[int, ...]:
         """0 to the largest; those deeper than what was observed have the wider intervals."""
         return tuple(range(max(MAX_GAMMA, self.gamma) + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """A server as its user describes it. Formats that are None are those of a plan; an engine that is None is the one
+    that the server's metrics name, else ours."""
+
+    model: str
+    hardware: str
+    engine: str | None = None
+    tp_size: int = 1
+    temperature: float = 1.0
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+
+    def setup(self, draft: Draft | None, serving_engine: str = "") -> Setup:
+        """The server as it is predicted; `draft` None: without one.
+
+        Raises ConfigError for a name that is not known, or a draft of another vocabulary.
+        """
+        model, hardware = load_model_spec(self.model), load_hardware(self.hardware)
+        engine = self.engine or (serving_engine if serving_engine in engine_names() else "ours")
+        setup = Setup(
+            model=model,
+            hardware=hardware,
+            engine=load_engine(engine),
+            sampling=SamplingSpec(temperature=self.temperature),
+            precision=precision_of(model, hardware, weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype),
+        )
+        if draft is None:
+            return setup
+        return dataclasses.replace(
+            setup,
+            speculation=SpeculationSpec(
+                draft=draft.name, draft_method=draft.method, draft_budget=draft.budget, gamma=1
+            ),
+            draft_model=None if draft.name in (SELF, *OWN_METHOD) else load_model_spec(draft.name),
+        )
+
+
+def situation_of(
+    observation: Observation,
+    draft: Draft,
+    serving: Serving,
+    *,
+    acceptance: AcceptanceProfile | None = None,
+    context: float | None = None,
+    batch: float | None = None,
+) -> Situation:
+    """The observed load with the observed acceptance, or with a given one where none was observed. `context` and
+    `batch` replace what was observed.
+
+    Raises ConfigError where the batch or the sequences' length is not known, or there is no acceptance at all.
+    """
+    length, batch = context or observation.context_len, batch or observation.batch_size
+    if not length or not batch:
+        raise ConfigError("no advice without a load: this window does not show a running batch, or sequences' length")
+    drafted = observation.is_speculative and (observation.counts.drafts or 0.0) >= MIN_DRAFTS
+    if drafted:
+        acceptance = acceptance_profile(observation, draft, model=serving.model, context=context)
+    elif acceptance is None:
+        raise ConfigError(
+            "no advice without acceptance, and this server verified no drafts: give a profile with --acceptance, or "
+            "let it draft for a while"
+        )
+    else:
+        check_profiles([acceptance], draft=draft.name, method=draft.method)
+    share = observation.drafted_share if draft.may_be_absent and drafted else None
+    return Situation(
+        setup=serving.setup(draft, observation.target.series.engine),
+        acceptance=acceptance,
+        batch_size=batch,
+        context_len=length,
+        gamma=(observation.gamma or 0) if drafted else 0,
+        tp_size=serving.tp_size,
+        drafted_share=1.0 if share is None else min(share, 1.0),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,3 +291,33 @@ def bands(advice: Advice) -> tuple[tuple[int, int, int], ...]:
         elif end >= start:
             found.append((start, end, gamma))
     return tuple(found)
+
+
+def setting(advice: Advice, engine: str) -> str:
+    """What to start `engine` with for the advised gamma, by batch where the best differs."""
+    if engine not in VERSIONS:
+        return f"# {engine}: draft {advice.best.gamma} tokens per step (0: start it without a draft)\n"
+    situation, best, speedup = advice.situation, advice.best, advice.speedup
+    setup, drafts = situation.setup, best.gamma > 0
+    record = Record(
+        source="calibrated",
+        model=setup.model.name,
+        hardware=setup.hardware.name,
+        engine=setup.engine.name,
+        draft=setup.speculation.draft if drafts else "none",
+        draft_method=setup.speculation.draft_method if drafts else "none",
+        draft_budget=setup.speculation.draft_budget if drafts else None,
+        gamma=best.gamma,
+        tp_size=situation.tp_size,
+        batch_size=max(round(situation.batch_size), 1),
+        context_len=max(round(situation.context_len), 1),
+        temperature=setup.sampling.temperature,
+        speedup=speedup.gain,
+        speedup_low=speedup.gain_low,
+        speedup_high=speedup.gain_high,
+    )
+    verdict = verdict_of(speedup_low=speedup.gain_low, speedup_high=speedup.gain_high)
+    ranges = bands(advice)
+    return write_settings(
+        engine, Deployment(model=setup.model.name, best=record, verdict=verdict, bands=ranges if drafts else ())
+    )

@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 
 from magicdec.errors import ConfigError
-from magicdec.live.drive import MIN_STEPS, Measured
-from magicdec.live.loads import Load, check_enough
-from magicdec.live.server_fit import ServerPoint
+from magicdec.live.calibration import ServerPoint
+from magicdec.live.drive import MIN_STEPS, Load, Measured, check_enough
 from magicdec.perfmodel.cost import Array
 from magicdec.units import GIGA, MIB, MILLI
 

@@ -268,9 +268,7 @@ def _load(scrapes: Sequence[Scrape], target: Target) -> Load:
         found = [each for each in values if each is not None]
         return math.fsum(found) / len(found) if found else None
 
-    means = {
-        name: mean(gauge(scrape, name) for scrape in busy) for name in ("running", "waiting", "kv_usage", "gamma")
-    }
+    means = {name: mean(gauge(scrape, name) for scrape in busy) for name in ("running", "waiting", "kv_usage", "gamma")}
     gamma = means.pop("gamma")
     return Load(context_len=mean(map(held, busy)), gamma=round(gamma) if gamma else None, **means)
 

@@ -7,8 +7,7 @@ import math
 import msgspec
 
 from magicdec.errors import ConfigError
-from magicdec.live.observation import Counts, Observation
-from magicdec.live.observation import Draft
+from magicdec.live.observation import Counts, Draft, Observation
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
 from magicdec.perfmodel.acceptance_fit import MeasuredRates, Measurement, measured_rates
 from magicdec.perfmodel.acceptance_import import ImportedAcceptance

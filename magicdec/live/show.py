@@ -1,11 +1,18 @@
-"""An observation in a terminal, and what it does not say in plain words."""
+"""An observation in a terminal: its load, times and acceptance, the advice, notes in plain words, and the trend."""
 
 from __future__ import annotations
 
-from magicdec.live.advice import Advice
-from magicdec.live.observation import Observation
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from magicdec.live.advice import Advice, Serving, advise, setting, situation_of
+from magicdec.live.http import Address
+from magicdec.live.metrics import MAX_WINDOW_S, Scrape, scrapes
+from magicdec.live.observation import Draft, Observation, agreed
 from magicdec.live.profile import rates, tokens_stderr
-from magicdec.live.observation import Draft
+from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance_fit import MeasuredRates
 from magicdec.perfmodel.intervals import Z_90
 from magicdec.units import format_seconds
@@ -14,6 +21,32 @@ MISFIT = 1.5
 """A prediction of the time per token that is off by more is worth a word."""
 SHORT_DRAFT = 0.98
 """Drafts shorter than this share of gamma on average are worth a word."""
+BARS = "▁▂▃▄▅▆▇█"
+TREND_WIDTH = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """`serving` without a model takes the server's own name for it; None: no advice. `draft` None: what it says."""
+
+    draft: Draft | None = None
+    serving: Serving | None = None
+    acceptance: AcceptanceProfile | None = None
+    context: float | None = None
+
+    def lines(self, seen: Observation, *, with_setting: bool = True) -> list[str]:
+        """Raises ConfigError where advice is asked for and cannot be given, or the server drafts with another draft."""
+        draft = agreed(self.draft, seen.announced)
+        lines = observation_lines(seen, draft)
+        if self.serving is None:
+            return lines
+        serving = dataclasses.replace(self.serving, model=self.serving.model or seen.target.model)
+        situation = situation_of(seen, draft, serving, acceptance=self.acceptance, context=self.context)
+        advice = advise(situation)
+        lines += advice_lines(advice, seen.counts.tpot_s)
+        if not with_setting or advice.answer == "keep":
+            return lines
+        return [*lines, setting(advice, seen.target.series.engine)]
 
 
 def observation_lines(observation: Observation, draft: Draft) -> list[str]:
@@ -154,4 +187,43 @@ def _drafts_are_short(observation: Observation) -> bool:
     counts, gamma = observation.counts, observation.gamma
     return bool(
         counts.drafts and gamma and counts.draft_tokens and counts.draft_tokens < SHORT_DRAFT * gamma * counts.drafts
+    )
+
+
+def windows(
+    address: Address, *, seconds: float, interval_s: float, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[list[Scrape]]:
+    """After each scrape from the second on, those of the last `seconds`; for a day at most."""
+    taken: list[Scrape] = []
+    for scrape in scrapes(address, seconds=MAX_WINDOW_S, interval_s=interval_s, sleep=sleep):
+        taken.append(scrape)
+        oldest = (scrape.time_s or 0.0) - seconds
+        taken = [each for each in taken if (each.time_s or 0.0) >= oldest]
+        if len(taken) > 1:
+            yield taken
+
+
+def trend_lines(history: Sequence[Observation]) -> list[str]:
+    """The latest interval of each observation, as bars between the least and the greatest."""
+    latest = [each.segments[-1] for each in history[-TREND_WIDTH:]]
+    series = (
+        ("batch", [each.load.running for each in history[-TREND_WIDTH:]], "{:.1f}"),
+        ("tokens/step", [each.tokens_per_step for each in latest], "{:.2f}"),
+        ("ms per token", [each.tpot_s and each.tpot_s * 1e3 for each in latest], "{:.1f}"),
+    )
+    lines = []
+    for name, values, form in series:
+        known = [value for value in values if value is not None]
+        if len(known) > 1:
+            low, high = min(known), max(known)
+            lines.append(f"  {name:<12} {bars(values)} {form.format(low)} to {form.format(high)}")
+    return lines
+
+
+def bars(values: Sequence[float | None]) -> str:
+    """One character for each value; a space where it is not known."""
+    known = [value for value in values if value is not None]
+    low, width = min(known), (max(known) - min(known)) or 1.0
+    return "".join(
+        " " if value is None else BARS[min(int((value - low) / width * len(BARS)), len(BARS) - 1)] for value in values
     )

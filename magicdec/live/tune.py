@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.advice import Advice
 from magicdec.live.http import Address
-from magicdec.live.metrics import Scrape, choose_target, read_address
+from magicdec.live.metrics import Scrape, choose_target, read_address, scrapes
 from magicdec.live.observation import Observation, observe
-from magicdec.live.metrics import scrapes
 from magicdec.live.series import PROCESS_START
 
 MAX_TRIALS = 3

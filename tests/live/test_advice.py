@@ -17,15 +17,11 @@ from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
-from magicdec.live.advice import Advice, Choice, Situation, advise, answer_of, bands
+from magicdec.live.advice import Advice, Choice, Serving, Situation, advise, answer_of, bands, setting, situation_of
 from magicdec.live.http import parse_address
 from magicdec.live.metrics import choose_target, parse
-from magicdec.live.observation import observe
-from magicdec.live.observation import parse_draft
-from magicdec.live.setting import setting
-from magicdec.live.show import advice_lines
-from magicdec.live.situation import Serving, situation_of
-from magicdec.live.watch import bars, trend_lines, windows
+from magicdec.live.observation import observe, parse_draft
+from magicdec.live.show import advice_lines, bars, trend_lines, windows
 from magicdec.perfmodel.acceptance import constant_profile, fit_profile, save_profile
 from magicdec.perfmodel.intervals import relative_errors
 from magicdec.perfmodel.prediction import predict

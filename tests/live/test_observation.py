@@ -7,9 +7,8 @@ import pytest
 
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.metrics import choose_target, parse
-from magicdec.live.observation import observe
+from magicdec.live.observation import observe, parse_draft
 from magicdec.live.profile import acceptance_profile, rates, record, tokens_stderr
-from magicdec.live.observation import parse_draft
 from magicdec.live.show import observation_lines
 from tests.live.servers import STEP_S, TTFT_S, LlamaCpp, Request, SGLang, TensorRT, Vllm, random_requests
 

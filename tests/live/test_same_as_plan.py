@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from magicdec.api import plan
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
+from magicdec.live.advice import Serving
 from magicdec.live.observation import parse_draft
-from magicdec.live.situation import Serving
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points
 from magicdec.specs.engine import load_engine

@@ -6,9 +6,8 @@ import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.live.metrics import choose_target, parse
-from magicdec.live.observation import observe
+from magicdec.live.observation import Draft, agreed, announced, observe, parse_draft
 from magicdec.live.profile import acceptance_profile, rates
-from magicdec.live.observation import Draft, agreed, announced, parse_draft
 from tests.live.servers import Vllm, random_requests
 
 SPARSE = Draft(name="self", method="streamingllm", budget=512)

@@ -15,11 +15,9 @@ from scipy.stats import binom
 
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import drive as drive_module
-from magicdec.live.drive import Answer, Measured, drive, measure
+from magicdec.live.calibration import ServerPoint, estimated_seconds, fit_server, median_of, save_fit, sent
+from magicdec.live.drive import Answer, Load, Measured, drive, measure, plan_loads
 from magicdec.live.http import TOKEN_VARIABLE, parse_address
-from magicdec.live.loads import Load, plan_loads
-from magicdec.live.server_calibration import estimated_seconds, median_of, save_fit, sent
-from magicdec.live.server_fit import ServerPoint, fit_server
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.steps import step_terms
 from magicdec.specs.catalog import load_model_spec

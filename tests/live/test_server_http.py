@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.http import TOKEN_VARIABLE, get, parse_address
-from magicdec.live.metrics import read_address
-from magicdec.live.metrics import scrapes
+from magicdec.live.metrics import read_address, scrapes
 from tests.live.servers import Vllm, random_requests
 
 

@@ -8,9 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.live.advice import Situation, advise
+from magicdec.live.advice import Serving, Situation, advise
 from magicdec.live.observation import parse_draft
-from magicdec.live.situation import Serving
 from magicdec.perfmodel.acceptance import Law, Measurement, expected_tokens_per_step, fit_profile
 from magicdec.perfmodel.acceptance_runs import fit_runs
 from magicdec.perfmodel.prediction import predict

@@ -14,9 +14,8 @@ import pytest
 from serving import ENVIRONMENT
 
 from magicdec.live.metrics import choose_target, parse
-from magicdec.live.observation import Observation, observe
+from magicdec.live.observation import Observation, observe, parse_draft
 from magicdec.live.profile import acceptance_profile, rates
-from magicdec.live.observation import parse_draft
 
 NGRAM = parse_draft("ngram")
 

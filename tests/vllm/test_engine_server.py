@@ -19,9 +19,8 @@ import pytest
 
 from magicdec.live.http import parse_address
 from magicdec.live.metrics import choose_target, read_address
-from magicdec.live.observation import Observation, observe
+from magicdec.live.observation import Draft, Observation, agreed, observe
 from magicdec.live.profile import rates
-from magicdec.live.observation import Draft, agreed
 
 START_S = 400.0
 GAMMA, BUDGET, NUM_REQUESTS = 3, 256, 4

@@ -1,0 +1,296 @@
+"""An engine profile from outside: the times that a server's steps take beyond the kernels of the hardware profile.
+
+The planned loads are sent, medians over rounds taken, and fitted:
+
+    step(load) = Σ_n P(n) · (T_verify + T_accept + T_upkeep)(γ · n / b)         n = 0: T_autoregressive
+
+as perfmodel/steps.py predicts it, the formula of plans, for looked-up drafts: n of the batch's b sequences have one, by
+the share of steps with a draft (0 without speculation), which the server counts.
+Fitted in log scale, robustly: factors on the kernels' times (a priori 1), the fixed cost of a step, and that of each
+of its sequences (both at least 0). Two files are written:
+
+    PROFILE.toml         the engine profile (magicdec plan --engine), its constants with their intervals
+    PROFILE.loads.json   every load: the requests that were sent, its times, its error, and whether it only judged
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from magicdec.errors import ServerError
+from magicdec.files import write_atomic
+from magicdec.live.drive import Load, LoadPlan, Measured
+from magicdec.live.http import Address, get
+from magicdec.live.metrics import Scrape, choose_target, read_address
+from magicdec.live.observation import Counts, observe
+from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.intervals import Z_90
+from magicdec.perfmodel.prediction import predict
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.steps import looked_up_terms
+from magicdec.progress import Step
+from magicdec.specs.engine import EngineProfile, save_engine
+from magicdec.specs.model import ModelSpec
+from magicdec.units import MICRO, MILLI
+
+FACTORS = ("gemm_factor", "attention_factor")
+FACTOR_PRIOR = 1.0
+"""Standard deviation, in log, by which a factor is expected to differ from 1: another engine's kernels."""
+PRIOR_WEIGHT = 0.05
+"""A prior's standard deviation counts as an error of this size of one load."""
+SCALES = {"forward_overhead_s": MILLI, "sequence_overhead_s": 100 * MICRO}
+LOSS_SCALE = 0.1
+MIN_ERROR, MAX_ERROR = 0.03, 0.5
+Sender = Callable[[Load, int], Measured]
+"""Sends a load whose prompts follow from a seed, and times it."""
+Round = tuple[Measured, float]
+"""A load's window, and the share of steps that verified a draft."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """What a server says of itself."""
+
+    model: str
+    max_len: int
+    engine: str = ""
+    gamma: int = 0
+    """Drafted tokens per step at most; 0 without speculation."""
+
+
+def describe_server(address: Address, spec: ModelSpec) -> Server:
+    """Asks for its models and metrics.
+
+    Raises ServerError where it serves no model, or does not speak OpenAI's protocol.
+    """
+    where = address.at("/v1/models")
+    try:
+        listed = msgspec.json.decode(get(where))["data"]
+        name, longest = str(listed[0]["id"]), listed[0].get("max_model_len")
+    except (msgspec.DecodeError, KeyError, IndexError, TypeError, AttributeError):
+        raise ServerError(f"{where} does not list a model: is this an OpenAI-compatible server?") from None
+    known = min(spec.max_position_embeddings, longest) if isinstance(longest, int) else spec.max_position_embeddings
+    scrape = _scrape(address)
+    if scrape is None:
+        return Server(model=name, max_len=known)
+    target = choose_target(scrape, None)
+    seen = observe([scrape, scrape], target)
+    return Server(model=name, max_len=known, engine=target.series.engine, gamma=seen.gamma or 0)
+
+
+def estimated_seconds(plan: LoadPlan, setup: Setup, *, tp_size: int) -> float:
+    """How long the loads take by the profiles as they are: prefills one after another, then the decoding."""
+    total = 0.0
+    for load in plan.loads:
+        at = Points(batch=float(load.concurrency), context=float(load.prompt_len), tp=float(tp_size), gamma=0)
+        prediction = predict(setup, None, at)
+        total += load.concurrency * float(prediction.ttft_s)
+        total += load.output_len * float(prediction.autoregressive_step_s)
+    return plan.rounds * total
+
+
+def send_plan(
+    address: Address,
+    plan: LoadPlan,
+    send: Sender,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[ServerPoint]:
+    """Has every load of every round sent, in its order, and stops at the first error.
+
+    Raises ServerError.
+    """
+    rounds: dict[Load, list[Round]] = {load: [] for load in plan.loads}
+    order = plan.order
+    for number, load in enumerate(order, 1):
+        progress(Step(f"load {number} of {len(order)}: {load}", done=number - 1, total=len(order)))
+        before = _scrape(address)
+        measured = send(load, plan.seed + number)
+        rounds[load].append((measured, _drafted_share(before, _scrape(address))))
+    return [median_of(rounds[load]) for load in plan.loads]
+
+
+def _scrape(address: Address) -> Scrape | None:
+    """The server's metrics; None where it has none that are known."""
+    try:
+        return read_address(address.at(""))
+    except ServerError:
+        return None
+
+
+def _drafted_share(before: Scrape | None, after: Scrape | None) -> float:
+    if before is None or after is None:
+        return 0.0
+    counts: Counts = observe([before, after], choose_target(after, None)).counts
+    return (counts.drafts or 0.0) / counts.steps if counts.steps else 0.0
+
+
+def median_of(rounds: Sequence[Round]) -> ServerPoint:
+    """The round with the median step time, and the range of all."""
+    ordered = sorted(rounds, key=lambda each: each[0].step_s)
+    measured, share = ordered[len(ordered) // 2]
+    width = ordered[-1][0].step_s - ordered[0][0].step_s
+    return ServerPoint(measured=measured, spread=width / 2.0 / measured.step_s, drafted_share=share)
+
+
+def sent(plan: LoadPlan) -> dict[str, Any]:
+    """How a calibration's file describes the loads that were sent."""
+    told = {"requests": plan.num_requests, "tokens": plan.num_tokens, "rounds": plan.rounds, "seed": plan.seed}
+    return {"sent": told}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerPoint:
+    """The median of a load's rounds, and how far they differ."""
+
+    measured: Measured
+    spread: float
+    """Half the range of the rounds' step times, over their median."""
+    drafted_share: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFit:
+    """`errors`: predicted over measured TPOT, less 1, of each point in order."""
+
+    profile: EngineProfile
+    constants: dict[str, tuple[float, float, float]]
+    """Each fitted constant with its 90 % interval."""
+    errors: tuple[float, ...]
+    fitted_error: float
+    """Median over the points that were fitted; the other over those that only judge."""
+    held_out_error: float
+
+
+def fit_server(points: Sequence[ServerPoint], *, setup: Setup, tp_size: int, gamma: int, name: str) -> ServerFit:
+    """Fits the constants of `setup.engine` to the points that do not judge."""
+    from scipy.optimize import least_squares
+
+    chosen = [point for point in points if not point.measured.load.is_judge]
+    measured = np.log(_measured_steps(chosen, gamma))
+
+    def residuals(x: Array) -> Array:
+        engine = _engine(x, setup)
+        missed = np.log(predicted_steps(chosen, setup, engine, tp_size=tp_size, gamma=gamma)) - measured
+        return np.concatenate([missed, x[: len(FACTORS)] * (PRIOR_WEIGHT / FACTOR_PRIOR)])
+
+    size, known = len(FACTORS) + len(SCALES), len(FACTORS)
+    start = np.concatenate([np.zeros(known), np.ones(size - known)])
+    low, high = np.full(size, -3.0), np.full(size, 3.0)
+    low[known:], high[known:] = 0.0, 1e4
+    solved = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac")
+    x = np.asarray(solved.x, dtype=np.float64)
+    engine = _engine(x, setup)
+    predicted = predicted_steps(points, setup, engine, tp_size=tp_size, gamma=gamma)
+    missed = np.log(predicted) - np.log(_measured_steps(points, gamma))
+    judges = np.array([point.measured.load.is_judge for point in points])
+    unexplained = float(np.sqrt(np.sum(missed[~judges] ** 2) / max(len(chosen) - size, 1)))
+    constants = _with_intervals(x, np.asarray(solved.jac, dtype=np.float64), unexplained)
+    error = float(np.clip(unexplained, MIN_ERROR, MAX_ERROR))
+    engine = msgspec.structs.replace(
+        engine,
+        name=name,
+        description=f"{setup.engine.name}, fitted to a running server from outside",
+        fitted_device=setup.hardware.name,
+        fitted_devices=(setup.hardware.name,),
+        fitted_models=(setup.model.name,),
+        relative_error=error,
+        speedup_relative_error=max(error, setup.engine.speedup_relative_error),
+        sources={key: f"{value:.4g} (90 % interval {a:.4g} to {b:.4g})" for key, (value, a, b) in constants.items()},
+    )
+    errors = np.expm1(missed)
+    return ServerFit(
+        profile=engine,
+        constants=constants,
+        errors=tuple(float(each) for each in errors),
+        fitted_error=float(np.median(np.abs(errors[~judges]))),
+        held_out_error=float(np.median(np.abs(errors[judges]))),
+    )
+
+
+def _measured_steps(points: Sequence[ServerPoint], gamma: int) -> list[float]:
+    """Without drafts a step makes one token, and an event of two is two steps that came together."""
+    return [point.measured.step_s if gamma else point.measured.tpot_s for point in points]
+
+
+def predicted_steps(
+    points: Sequence[ServerPoint], setup: Setup, engine: EngineProfile, *, tp_size: int, gamma: int
+) -> Array:
+    """Seconds of each point's step."""
+    terms, probability = looked_up_terms(
+        dataclasses.replace(setup, engine=engine),
+        batch=np.array([float(point.measured.load.concurrency) for point in points]),
+        kv_len=np.array([point.measured.context_len for point in points]),
+        gamma=np.full(len(points), gamma),
+        share=np.array([point.drafted_share for point in points]),
+        tp_size=float(tp_size),
+    )
+    steps: Array = np.sum(probability * terms.step_s, axis=-1)
+    return steps
+
+
+def _engine(x: Array, setup: Setup) -> EngineProfile:
+    """The profile of the fitted numbers, which hold what a step takes beyond its kernels."""
+    factors = dict(zip(FACTORS, np.exp(x[: len(FACTORS)]).tolist(), strict=True))
+    costs = {name: float(v) * scale for (name, scale), v in zip(SCALES.items(), x[len(FACTORS) :], strict=True)}
+    return msgspec.structs.replace(
+        setup.engine, **factors, **costs, layer_overhead_s=0.0, autoregressive_overhead_s=0.0, step_overhead_s=0.0
+    )
+
+
+def _with_intervals(x: Array, jacobian: Array, error: float) -> dict[str, tuple[float, float, float]]:
+    """Each constant with its 90 % interval, from the curvature at the fit and the error left."""
+    deviation = np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian))) * max(error, 1e-6)
+    low, high = x - Z_90 * deviation, x + Z_90 * deviation
+    found = {}
+    for index, name in enumerate(FACTORS):
+        found[name] = tuple(float(np.exp(each[index])) for each in (x, low, high))
+    for index, (name, scale) in enumerate(SCALES.items(), len(FACTORS)):
+        found[name] = tuple(float(max(each[index], 0.0)) * scale for each in (x, low, high))
+    return found  # type: ignore[return-value]  # three numbers each
+
+
+def save_fit(fit: ServerFit, points: Sequence[ServerPoint], origin: dict[str, Any], path: Path) -> list[Path]:
+    """Writes the profile, and the loads next to it with their origin; returns the files."""
+    rows = [_row(point, error) for point, error in zip(points, fit.errors, strict=True)]
+    document: dict[str, Any] = {
+        **origin,
+        "median_error": {"fitted": fit.fitted_error, "held_out": fit.held_out_error},
+        "constants": {
+            name: dict(zip(("value", "low", "high"), each, strict=True)) for name, each in fit.constants.items()
+        },
+        "loads": rows,
+    }
+    save_engine(fit.profile, path)
+    beside = path.with_suffix(".loads.json")
+    write_atomic(beside, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    return [path, beside]
+
+
+def _row(point: ServerPoint, error: float) -> dict[str, Any]:
+    measured = point.measured
+    return {
+        "concurrency": measured.load.concurrency,
+        "prompt_len": measured.load.prompt_len,
+        "output_len": measured.load.output_len,
+        "judges": measured.load.is_judge,
+        "step_s": measured.step_s,
+        "tpot_s": measured.tpot_s,
+        "tokens_per_step": measured.tokens_per_step,
+        "context_len": measured.context_len,
+        "ttft_s": measured.ttft_s,
+        "drafted_share": point.drafted_share,
+        "spread": point.spread,
+        "error": error,
+    }
+
+
+def noise(points: Sequence[ServerPoint]) -> float:
+    return float(np.median([point.spread for point in points]))
