@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -31,6 +31,7 @@ from magicdec.perfmodel.roofline import (
 )
 from magicdec.specs.hardware import (
     LIMITS,
+    RING_EXPONENT,
     AllReduceCurve,
     AttentionCurve,
     ElementwiseCurve,
@@ -60,11 +61,20 @@ PRIOR_WEIGHT = 0.006
 
 @dataclass(frozen=True, kw_only=True)
 class Free:
-    """A parameter to fit: its prior median and spread in the fitted scale (log, logit, or log of the excess over 1)."""
+    """A parameter to fit: its prior median and spread in the fitted scale (log, logit, or log of the excess over 1).
 
-    prior: float
+    The prior is the curve's generic value, its field's default, unless the kind of kernel has another (None: the
+    default).
+    """
+
+    prior: float | None = None
     spread: float = 0.5
     scale: Literal["log", "unit", "above_one", "linear"] = "log"
+
+    @property
+    def center(self) -> float:
+        assert self.prior is not None
+        return self.encode(self.prior)
 
     def encode(self, value: float) -> float:
         if self.scale == "linear":
@@ -85,21 +95,32 @@ class Free:
 
 Parameters = Mapping[str, Free]
 
+
+def with_priors(parameters: Parameters, curve: type) -> dict[str, Free]:
+    """The parameters with the generic values of a kind of curve where they have no prior of their own."""
+    generic = curve()
+    return {
+        name: replace(free, prior=getattr(generic, name)) if free.prior is None else free
+        for name, free in parameters.items()
+    }
+
+
 GEMM_PARAMETERS: Parameters = {
-    "overhead_s": Free(prior=3e-6, spread=1.0),
-    "bandwidth_efficiency": Free(prior=0.85, spread=0.15),
-    "flops_efficiency": Free(prior=0.8, spread=0.1),
-    "ridge_power": Free(prior=3.5, scale="above_one"),
-    "stream_ratio": Free(prior=5.0, spread=0.7),
-    "split_overhead_s": Free(prior=2e-6, spread=1.0),
-    "split_traffic": Free(prior=1.0, spread=1.0),
-    "wave_weight": Free(prior=0.5, spread=1.0, scale="unit"),
-    "l2_fraction": Free(prior=0.16),
-    "l2_bandwidth_ratio": Free(prior=2.5, scale="above_one"),
+    "overhead_s": Free(spread=1.0),
+    "bandwidth_efficiency": Free(spread=0.15),
+    "flops_efficiency": Free(spread=0.1),
+    "ridge_power": Free(scale="above_one"),
+    "stream_ratio": Free(spread=0.7),
+    "split_overhead_s": Free(spread=1.0),
+    "split_traffic": Free(spread=1.0),
+    "wave_weight": Free(spread=1.0, scale="unit"),
+    "l2_fraction": Free(),
+    "l2_bandwidth_ratio": Free(scale="above_one"),
 }
 NARROW_GEMM_PARAMETERS: Parameters = {
     "overhead_s": Free(prior=6e-6, spread=0.2),
-    "bandwidth_efficiency": Free(prior=0.82, spread=0.1),
+    "bandwidth_efficiency": Free(spread=0.1),
+    "ridge_power": Free(prior=3.5, scale="above_one"),
     "host_s": Free(prior=2e-5, spread=2.0),
     "host_few_s": Free(prior=2e-5, spread=2.0),
 }
@@ -119,17 +140,17 @@ GEMM_PARAMETERS_UNTILED: Parameters = {
     "gemv_efficiency": Free(prior=0.15, spread=1.0),
 }
 ATTENTION_PARAMETERS: Parameters = {
-    "overhead_s": Free(prior=6e-6, spread=1.0),
-    "bandwidth_efficiency": Free(prior=0.85, spread=0.2),
-    "stream_ratio": Free(prior=1.5, spread=0.7),
-    "ridge_power": Free(prior=4.0, scale="above_one"),
-    "split_overhead_s": Free(prior=4e-6, spread=1.0),
-    "l2_fraction": Free(prior=0.9, spread=0.3),
-    "l2_bandwidth_ratio": Free(prior=2.5),
-    "wave_weight": Free(prior=0.5, spread=1.0, scale="unit"),
-    "min_split_tokens": Free(prior=256.0),
-    "max_splits": Free(prior=64.0, spread=0.7),
-    "block_overhead_s": Free(prior=3e-7, spread=1.0),
+    "overhead_s": Free(spread=1.0),
+    "bandwidth_efficiency": Free(spread=0.2),
+    "stream_ratio": Free(spread=0.7),
+    "ridge_power": Free(scale="above_one"),
+    "split_overhead_s": Free(spread=1.0),
+    "l2_fraction": Free(spread=0.3),
+    "l2_bandwidth_ratio": Free(),
+    "wave_weight": Free(spread=1.0, scale="unit"),
+    "min_split_tokens": Free(),
+    "max_splits": Free(spread=0.7),
+    "block_overhead_s": Free(spread=1.0),
 }
 GROUPED_MAX_SPLITS = 128.0
 """FlashAttention 2's constant."""
@@ -143,30 +164,30 @@ ATTENTION_PARAMETERS_UNTILED: Parameters = {
     "ridge_power": Free(prior=2.0, scale="above_one"),
     "block_overhead_s": Free(prior=1e-6, spread=2.0),
 }
-QUERY_PARAMETERS: Parameters = {"flops_efficiency": Free(prior=0.3, spread=1.0)}
+QUERY_PARAMETERS: Parameters = {"flops_efficiency": Free(spread=1.0)}
 """Determined only by rows with several query tokens."""
 ALL_REDUCE_PARAMETERS: Parameters = {
-    "overhead_s": Free(prior=5e-6, spread=1.0),
-    "rank_overhead_s": Free(prior=1e-7),
-    "one_shot_efficiency": Free(prior=0.6),
-    "one_shot_pass_s": Free(prior=1e-7, spread=1.5),
-    "two_shot_overhead_s": Free(prior=5e-6),
-    "two_shot_efficiency": Free(prior=0.6),
-    "in_switch_overhead_s": Free(prior=5e-6),
-    "in_switch_efficiency": Free(prior=0.5),
-    "bulk_overhead_s": Free(prior=2e-5, spread=1.0),
-    "bulk_rank_overhead_s": Free(prior=5e-7),
-    "bulk_efficiency": Free(prior=0.65),
-    "rank_exponent": Free(prior=-0.2, spread=0.3, scale="linear"),
+    "overhead_s": Free(spread=1.0),
+    "rank_overhead_s": Free(),
+    "one_shot_efficiency": Free(),
+    "one_shot_pass_s": Free(spread=1.5),
+    "two_shot_overhead_s": Free(),
+    "two_shot_efficiency": Free(),
+    "in_switch_overhead_s": Free(),
+    "in_switch_efficiency": Free(),
+    "bulk_overhead_s": Free(spread=1.0),
+    "bulk_rank_overhead_s": Free(),
+    "bulk_efficiency": Free(),
+    "rank_exponent": Free(spread=0.3, scale="linear"),
 }
 RING_PARAMETERS: Parameters = {
-    "overhead_s": Free(prior=5e-6, spread=1.0),
-    "one_shot_efficiency": Free(prior=0.6),
-    "two_shot_efficiency": Free(prior=0.6),
-    "bulk_overhead_s": Free(prior=2e-6, spread=1.0),
-    "bulk_efficiency": Free(prior=0.6),
-    "rank_exponent": Free(prior=0.5, spread=1.5, scale="linear"),
-    "ring_hop_s": Free(prior=1.3e-6),
+    "overhead_s": Free(spread=1.0),
+    "one_shot_efficiency": Free(),
+    "two_shot_efficiency": Free(),
+    "bulk_overhead_s": Free(spread=1.0),
+    "bulk_efficiency": Free(),
+    "rank_exponent": Free(prior=RING_EXPONENT, spread=1.5, scale="linear"),
+    "ring_hop_s": Free(),
 }
 SWITCH_SIZES = tuple(float(2**power) for power in range(20, 26))
 
@@ -187,12 +208,13 @@ def minimise(
     from scipy.optimize import least_squares
 
     names = list(parameters)
+    parameters = with_priors(parameters, type(start))
     if len(names) > MAX_PARAMETERS:
         raise ValueError(f"{len(names)} free parameters, at most {MAX_PARAMETERS}")
     if seconds.size < 3 or not np.all(np.isfinite(seconds) & (seconds > 0)):
         raise ConfigError(f"cannot fit {type(start).__name__}: needs at least 3 rows with positive times")
     log_seconds = np.log(seconds)
-    center = np.array([parameters[name].encode(parameters[name].prior) for name in names])
+    center = np.array([parameters[name].center for name in names])
     spread = np.array([parameters[name].spread for name in names])
     pull = PRIOR_WEIGHT * math.sqrt(seconds.size)
 
@@ -467,12 +489,13 @@ def fit_allreduce(
 
 def _that_matter(parameters: Parameters, curve: Curve, predict: Callable[[Curve], Array]) -> Parameters:
     """The parameters that some row's prediction depends on."""
-    at_priors = msgspec.structs.replace(curve, **{name: free.prior for name, free in parameters.items()})
-    usual = predict(at_priors)
+    known = with_priors(parameters, type(curve))
+    generic = msgspec.structs.replace(curve, **{name: free.prior for name, free in known.items()})
+    usual = predict(generic)
     return {
         name: free
-        for name, free in parameters.items()
-        if np.any(predict(msgspec.structs.replace(at_priors, **{name: 1.5 * free.prior})) != usual)
+        for name, free in known.items()
+        if np.any(predict(msgspec.structs.replace(generic, **{name: free.decode(free.center + 0.4)})) != usual)
     }
 
 

@@ -40,6 +40,8 @@ WEIGHT_ONLY = ("int8", "mxfp4", "int4")
 BORROWED_ERROR_FACTOR = 2.0
 DEFAULT_RELATIVE_ERROR = 0.3
 KERNEL_LAUNCH_S = 4e-6
+RING_EXPONENT = 0.5
+"""Generic `AllReduceCurve.rank_exponent` of a ring over PCIe."""
 
 
 class _Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +199,7 @@ class PrefillCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """Rate with heads of 64 dimensions and fewer, relative to 128."""
     wide_head_efficiency: float = 1.0
     """The same with more than 128."""
-    block_weight: float = 1.0
+    block_weight: float = 0.9
     """Time of the longest block (128 queries over all keys) relative to its share of the device's rate."""
     bandwidth_efficiency: float = 0.4
     ridge_power: float = 1.2
@@ -208,20 +210,20 @@ class MoeCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 
     fit: Fit = Fit()
     overhead_s: float = 2e-5
-    hidden_overhead_s: float = 2e-9
+    hidden_overhead_s: float = 1e-9
     """Per number of the hidden state: products whose depth no split shortens."""
     expert_overhead_s: float = 2e-7
     """Per expert that some token chose."""
     bandwidth_efficiency: float = 0.8
     flops_efficiency: float = 0.6
-    activation_efficiency: float = 0.4
+    activation_efficiency: float = 0.5
     """Of the memory's bandwidth, for the tokens' copies by expert and their sum."""
-    ridge_power: float = 1.5
-    tile_rows: float = 8.0
+    ridge_power: float = 1.7
+    tile_rows: float = 10.0
     """Tokens that an expert's product takes the time of, at least."""
     independence: float = 0.93
     """Exponent below 1: t tokens touch as many experts as t to this power that choose evenly."""
-    imbalance: float = 0.2
+    imbalance: float = 0.15
     """How much longer the fullest expert makes products of many tokens."""
 
 
@@ -233,7 +235,7 @@ class LinearCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     library: str = "generic"
     overhead_s: float = 6e-6
     """Of both kernels."""
-    bandwidth_efficiency: float = 0.75
+    bandwidth_efficiency: float = 0.8
     l2_fraction: float = 0.8
     l2_bandwidth_ratio: float = 2.0
     token_s: float = 6e-7
@@ -246,7 +248,7 @@ class LinearPrefillCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields
 
     fit: Fit = Fit()
     library: str = "generic"
-    overhead_s: float = 1.5e-5
+    overhead_s: float = 1e-5
     chunk_s: float = 3e-6
     """Of 64 tokens of one state, which wait for the 64 before them."""
     block_s: float = 4e-6
@@ -257,7 +259,7 @@ class LinearPrefillCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields
     bandwidth_efficiency: float = 0.5
     """Of the convolution."""
     l2_fraction: float = 0.5
-    l2_bandwidth_ratio: float = 1.5
+    l2_bandwidth_ratio: float = 2.0
     ridge_power: float = 3.0
 
 
@@ -283,11 +285,11 @@ class TopKCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     fit: Fit = Fit()
     library: str = "generic"
     overhead_s: float = 4e-6
-    row_s: float = 5e-6
+    row_s: float = 4e-6
     """Of a block, which chooses for one query token."""
     score_s: float = 3e-10
     """Of each score, in a block."""
-    wave_weight: float = 0.1
+    wave_weight: float = 0.2
     bandwidth_efficiency: float = 0.3
     ridge_power: float = 3.0
 
@@ -312,10 +314,10 @@ class AllReduceCurve(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     library: str = "generic"
     direct_ranks: int = 8
     """Up to this many ranks read each other's memory in one kernel; more (or no peer access) use a ring."""
-    overhead_s: float = 6e-6
+    overhead_s: float = 5e-6
     rank_overhead_s: float = 1e-7
     one_shot_efficiency: float = 0.6
-    one_shot_pass_s: float = 0.0
+    one_shot_pass_s: float = 1e-7
     """Each further pass of the direct kernel's grid over a long message."""
     two_shot_overhead_s: float = 6e-6
     two_shot_rank_overhead_s: float = 5e-7
@@ -489,7 +491,9 @@ class HardwareProfile(_Spec, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return self.allreduce
         overhead_s = KERNEL_LAUNCH_S + self.link.latency_s
         if self.link.topology in ("pcie", "shared-memory"):
-            return AllReduceCurve(library="generic ring", direct_ranks=2, rank_exponent=0.5, overhead_s=overhead_s)
+            return AllReduceCurve(
+                library="generic ring", direct_ranks=2, rank_exponent=RING_EXPONENT, overhead_s=overhead_s
+            )
         return AllReduceCurve(overhead_s=overhead_s)
 
     def elementwise_curve(self) -> ElementwiseCurve:

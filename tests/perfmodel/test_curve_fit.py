@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from magicdec.perfmodel.curve_fit import (
 )
 from magicdec.perfmodel.roofline import attention_time, elementwise_time, gemm_time
 from magicdec.specs.hardware import ElementwiseCurve, HardwareProfile, Link, load_hardware
+from magicdec.validate.kernel_tables import curve_of, predict, read_table, refit, with_curve
 
 NOISE = 0.02
 
@@ -187,3 +190,34 @@ def test_a_cpu_whose_kernel_has_its_own_speed_per_number_of_rows_is_recovered() 
     curve = fit_attention({**rows, "head_dim": np.full(len(shapes), 64.0)}, hw, kv_dtype="fp32")
     assert len(curve.row_factors) == 5
     assert curve.fit.relative_error <= 0.05
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemm_bf16",
+        "decode_attention_bf16",
+        "prefill_attention_bf16",
+        "moe",
+        "allreduce_bf16",
+        "linear_attention",
+        "linear_prefill",
+        "indexer",
+        "top_k",
+        "sparse_attention",
+    ],
+)
+def test_a_fit_begins_at_the_generic_curve_and_stays_there_where_rows_agree(name):
+    """One generic value per constant: timings that the generic curve gives are fitted by it."""
+    table, groups = read_table(Path(__file__).parents[1] / "data/kernels" / f"{name}.csv.gz")
+    key, rows = next((key, rows) for key, rows in groups.items() if key.device in ("h100-sxm-80gb", "h200-sxm-141gb"))
+    device = load_hardware(key.device)
+    generic = type(curve_of(table, device, key.variant))()
+    device = with_curve(table, device, key.variant, generic)
+    rows = {column: values[:200] for column, values in rows.items()}
+    rows["time_s"] = predict(table, device, rows, key.variant)
+    fitted = curve_of(table, refit(table, device, rows, variant=key.variant), key.variant)
+    for constant in generic.__struct_fields__:
+        value = getattr(generic, constant)
+        if type(value) is float:
+            assert getattr(fitted, constant) == pytest.approx(value, rel=1e-3), constant
