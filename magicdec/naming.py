@@ -1,14 +1,65 @@
-"""What a draft and a configuration are called in text, everywhere alike."""
+"""Ways to draft: the sort of each, whether our runtime runs it, and its names in text and in each serving engine."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
-METHOD_NAMES = {
-    "streamingllm": "StreamingLLM", "snapkv": "SnapKV", "topk": "top-k", "full": "full KV", "ngram": "n-gram",
-    "suffix": "suffix", "eagle": "EAGLE", "eagle3": "EAGLE-3",
-    "mtp": "multi-token prediction", "dspark": "DSpark", "dflash": "DFlash", "p-eagle": "P-EAGLE",
+ENGINE_TITLES = {"vllm": "vLLM 0.32", "sglang": "SGLang 0.5.23", "trtllm": "TensorRT-LLM 1.2"}
+"""Serving engines, with the versions that exports are written for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to draft. Engines' names are those of a draft model unless it has its own."""
+
+    text: str
+    """Name in text."""
+    sort: Literal["none", "whole", "sparse", "lookup", "head", "parallel"]
+    """How it drafts: with its whole cache; with a part of it, of `draft_budget` slots; by looking text up, without a
+    network; with a head on the target's hidden states, token by token, or a block in one pass over masked positions."""
+    is_run: bool = False
+    """Whether our runtime runs it; else it is planned for alone."""
+    has_checkpoint: bool = True
+    """Whether it is a network that the target does not bring along."""
+    vllm: Mapping[str, Any] = field(default_factory=lambda: {"method": "draft_model"})
+    """Keys of vLLM's speculative configuration."""
+    sglang: str = "STANDALONE"
+    """SGLang's --speculative-algorithm."""
+    trtllm: str = "Draft_Target"
+    """TensorRT-LLM's decoding_type."""
+
+    @property
+    def is_head(self) -> bool:
+        return self.sort in ("head", "parallel")
+
+
+METHODS: Mapping[str, Method] = {
+    "none": Method(text="none", sort="none", is_run=True),
+    "full": Method(text="full KV", sort="whole", is_run=True),
+    "streamingllm": Method(text="StreamingLLM", sort="sparse", is_run=True),
+    "snapkv": Method(text="SnapKV", sort="sparse", is_run=True),
+    "topk": Method(text="top-k", sort="sparse", is_run=True),
+    "ngram": Method(
+        text="n-gram", sort="lookup", is_run=True, has_checkpoint=False, vllm={"method": "ngram"}, sglang="NGRAM",
+        trtllm="NGram",
+    ),
+    "suffix": Method(text="suffix", sort="lookup", has_checkpoint=False, vllm={"method": "suffix"}),
+    "eagle": Method(text="EAGLE", sort="head", vllm={"method": "eagle"}, sglang="EAGLE", trtllm="Eagle3"),
+    "eagle3": Method(text="EAGLE-3", sort="head", vllm={"method": "eagle3"}, sglang="EAGLE3", trtllm="Eagle3"),
+    "mtp": Method(
+        text="multi-token prediction", sort="head", has_checkpoint=False, vllm={"method": "mtp"}, sglang="EAGLE",
+        trtllm="MTP",
+    ),
+    "dspark": Method(text="DSpark", sort="parallel", vllm={"method": "dspark"}),
+    "dflash": Method(text="DFlash", sort="parallel", vllm={"method": "dflash"}),
+    "p-eagle": Method(text="P-EAGLE", sort="parallel", vllm={"method": "eagle3", "parallel_drafting": True}),
 }  # fmt: skip
+"""n-gram: what followed the last tokens before; suffix: what most often followed the longest suffix, earlier answers
+included. EAGLE's head reads the last layer, EAGLE-3's three layers, with a vocabulary of its own; heads of multi-token
+prediction are published with the model (SGLang runs them as EAGLE). DSpark chains the positions of its block and has a
+window; DFlash is a block diffusion; P-EAGLE a parallel EAGLE-3."""
 
 
 class Configuration(Protocol):
@@ -27,14 +78,29 @@ class Configuration(Protocol):
 
 
 def method_name(method: str) -> str:
-    return METHOD_NAMES.get(method, method)
+    return METHODS[method].text if method in METHODS else method
 
 
 def draft_name(draft: str, method: str) -> str:
-    """ "StreamingLLM", "tinyllama-1.1b, full KV", or "none"."""
+    """A draft in text: "StreamingLLM", "tinyllama-1.1b, full KV", or "none"."""
     if "none" in (method, draft):
         return "none"
     return method_name(method) if draft in ("self", method) else f"{draft}, {method_name(method)}"
+
+
+def draft_id(draft: str, method: str) -> str:
+    """A draft in the words of the options, for tables: "streamingllm", "tinyllama-1.1b full", or "none"."""
+    return method if draft in ("self", "none", method) else f"{draft} {method}"
+
+
+def draft_phrase(draft: str, method: str, budget: int | None) -> str:
+    """A draft as part of a sentence: "self-speculation with StreamingLLM (budget 256)", "an EAGLE-3 draft"."""
+    room = f" (budget {budget})" if budget is not None else ""
+    if draft == "self":
+        return f"self-speculation with {method_name(method)}{room}"
+    if draft in ("ngram", method):
+        return f"a {method_name(method)} draft"
+    return f"{draft} as a draft with {method_name(method)}{room}"
 
 
 def describe(configuration: Configuration, *, symbol: str = "gamma") -> str:

@@ -16,6 +16,7 @@ import msgspec
 
 from magicdec.errors import ConfigError, StorageError
 from magicdec.files import rows_to_csv
+from magicdec.naming import draft_id
 from magicdec.units import MILLI
 
 if TYPE_CHECKING:
@@ -384,7 +385,7 @@ class Plan(Case, frozen=True, kw_only=True):
         rows = [
             (
                 case.hardware, best.tp_size, best.batch_size, case.context_len,
-                best.draft_method if best.draft in ("self", "none") else f"{best.draft}/{best.draft_method}",
+                draft_id(best.draft, best.draft_method),
                 best.draft_budget or "", best.gamma,
                 f"{best.speedup:.2f} ({best.speedup_low:.2f}–{best.speedup_high:.2f})",
                 f"{best.tpot_s / MILLI:.3g}", best.verdict if best.is_speculative else "autoregressive",

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.measure.configuration import MODEL_METHODS, BenchmarkRequest
+from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
 from magicdec.progress import Stages, Step
 from magicdec.runtime.generate import INACTIVE, DecodeResult
-from magicdec.specs.speculation import SELF, SPARSE_METHODS, DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import MODEL_METHODS, SELF, SPARSE_METHODS, DraftMethod, SamplingSpec, SpeculationSpec
 
 DRAFTS_METHODS: dict[str, tuple[str, ...]] = {SELF: SPARSE_METHODS, "ngram": ("ngram",)}
 """Methods of the drafts that are no model; a model's are `MODEL_METHODS`."""

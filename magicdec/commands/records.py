@@ -14,6 +14,7 @@ from magicdec.commands.options import option, table_console
 from magicdec.commands.usage import CommandGroup
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
+from magicdec.naming import draft_id
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,11 +56,7 @@ def _cells(record: Record) -> tuple[str, ...]:
         record.key[:KEY_SHOWN],
         escape(record.source),
         escape(record.model),
-        escape(
-            record.draft_method
-            if record.draft in ("self", "none", record.draft_method)
-            else f"{record.draft} {record.draft_method}"
-        ),
+        escape(draft_id(record.draft, record.draft_method)),
         "-" if record.draft_budget is None else str(record.draft_budget),
         str(record.gamma),
         str(record.batch_size),

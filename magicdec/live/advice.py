@@ -22,6 +22,7 @@ import numpy as np
 from magicdec.errors import ConfigError
 from magicdec.live.observation import Draft, Observation
 from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
+from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import check_profiles
@@ -31,12 +32,12 @@ from magicdec.perfmodel.setup import Points, Setup, precision_of
 from magicdec.perfmodel.steps import looked_up_terms
 from magicdec.plan_document import verdict_of
 from magicdec.records import Record
-from magicdec.reports.deployment import VERSIONS, Deployment
+from magicdec.reports.deployment import Deployment
 from magicdec.reports.exports import write_settings
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import engine_names, load_engine
 from magicdec.specs.hardware import load_hardware
-from magicdec.specs.speculation import OWN_METHOD, SELF, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import SamplingSpec, SpeculationSpec, draft_model_name
 
 MAX_GAMMA = 12
 WORTH_A_CHANGE = 1.02
@@ -101,7 +102,7 @@ class Serving:
             speculation=SpeculationSpec(
                 draft=draft.name, draft_method=draft.method, draft_budget=draft.budget, gamma=1
             ),
-            draft_model=None if draft.name in (SELF, *OWN_METHOD) else load_model_spec(draft.name),
+            draft_model=load_model_spec(name) if (name := draft_model_name(draft.name)) else None,
         )
 
 
@@ -295,7 +296,7 @@ def bands(advice: Advice) -> tuple[tuple[int, int, int], ...]:
 
 def setting(advice: Advice, engine: str) -> str:
     """What to start `engine` with for the advised gamma, by batch where the best differs."""
-    if engine not in VERSIONS:
+    if engine not in ENGINE_TITLES:
         return f"# {engine}: draft {advice.best.gamma} tokens per step (0: start it without a draft)\n"
     situation, best, speedup = advice.situation, advice.best, advice.speedup
     setup, drafts = situation.setup, best.gamma > 0

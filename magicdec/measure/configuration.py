@@ -22,7 +22,14 @@ from magicdec.specs.engine import load_engine
 from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES, Precision
-from magicdec.specs.speculation import AUTOREGRESSIVE, SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import (
+    AUTOREGRESSIVE,
+    MODEL_METHODS,
+    SPARSE_METHODS,
+    SamplingSpec,
+    SpeculationSpec,
+    draft_model_name,
+)
 from magicdec.units import format_bytes
 
 Weights = Literal["checkpoint", "random"]
@@ -33,7 +40,6 @@ NOISE = "noise"
 MAX_LINE_BYTES = 1 << 26
 MIN_PROMPT = 2
 """Tokens of a prompt: one that is cached, and the pending one."""
-MODEL_METHODS = ("streamingllm", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,13 +159,8 @@ def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
     _check_memory(request, model, is_loaded=is_loaded)
 
 
-def draft_model_name(speculation: SpeculationSpec) -> str | None:
-    """The model that drafts, where it is another one than the target."""
-    return None if speculation.draft in ("none", SELF, "ngram") else speculation.draft
-
-
 def _check_speculation(request: BenchmarkRequest, speculation: SpeculationSpec, target: ModelSpec) -> None:
-    budget, name = speculation.draft_budget, draft_model_name(speculation)
+    budget, name = speculation.draft_budget, draft_model_name(speculation.draft)
     if budget is not None and budget > request.context_len:
         raise ConfigError(
             f"draft budget {budget} exceeds the context {request.context_len}; the largest is {request.context_len}"
@@ -211,7 +212,7 @@ def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
 
 def model_setup(request: BenchmarkRequest, speculation: SpeculationSpec) -> ModelSetup:
     """What a request runs, with one of its speculations, as the performance model has it."""
-    draft, dtype = draft_model_name(speculation), PROFILE_DTYPES[request.dtype]
+    draft, dtype = draft_model_name(speculation.draft), PROFILE_DTYPES[request.dtype]
     return ModelSetup(
         model=load_model_spec(request.model),
         engine=load_engine("ours"),
@@ -278,7 +279,7 @@ def _local_world_size(request: BenchmarkRequest) -> int:
 def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec) -> dict[str, Any]:
     """The identity part of a record."""
     sampling = request.sampling
-    draft = draft_model_name(speculation)
+    draft = draft_model_name(speculation.draft)
     simulated = request.simulate_acceptance if not speculation.is_autoregressive else None
     is_adaptive = request.adaptive and not speculation.is_autoregressive
     return {

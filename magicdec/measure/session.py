@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from magicdec.measure.configuration import NOISE, BenchmarkRequest, check_request, draft_model_name
+from magicdec.measure.configuration import NOISE, BenchmarkRequest, check_request
 from magicdec.measure.utilisation import MemoryMeter
 from magicdec.runtime.adaptive import AdaptiveGamma, GammaPolicy
 from magicdec.runtime.distributed import SINGLE, TensorParallel
@@ -27,7 +27,7 @@ from magicdec.runtime.prompts import PromptRequest, generation_eos_token_ids, lo
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model, with_weight_dtype
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
-from magicdec.specs.speculation import SELF, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import SELF, SamplingSpec, SpeculationSpec, draft_model_name
 
 DraftKey = tuple[str, int, str | None]
 """A drafting model's name, ranks, and weight format (None: as it is)."""
@@ -94,7 +94,7 @@ class BenchmarkSession:
 
     def _draft_key(self, speculation: SpeculationSpec) -> DraftKey | None:
         """Which model drafts; None where it is the target as it is, or none."""
-        name, weight_dtype = draft_model_name(speculation), speculation.draft_weight_dtype
+        name, weight_dtype = draft_model_name(speculation.draft), speculation.draft_weight_dtype
         if name is None and (weight_dtype is None or not speculation.is_self):
             return None
         return name or SELF, speculation.draft_tp_size or self.request.tp_size, weight_dtype
@@ -103,7 +103,7 @@ class BenchmarkSession:
         """A new drafter, but the kept one of a draft model: its prefill serves every run."""
         draft_key = self._draft_key(speculation)
         draft_model = None if draft_key is None else self._draft_models[draft_key]
-        if speculation.is_autoregressive or draft_model_name(speculation) is None:
+        if speculation.is_autoregressive or draft_model_name(speculation.draft) is None:
             return build_drafter(speculation, self.engine, draft_model)
         kind = msgspec.structs.replace(speculation, gamma=0)
         same = (s.gamma for s in self.request.speculations if msgspec.structs.replace(s, gamma=0) == kind)

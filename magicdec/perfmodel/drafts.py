@@ -18,12 +18,14 @@ from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import (
     DRAFT_METHODS,
     LOOKUP_METHODS,
+    NAMED_DRAFTS,
     OWN_METHOD,
     SELF,
     SPARSE_METHODS,
     DraftMethod,
     SpeculationSpec,
     draft_kind,
+    draft_model_name,
 )
 
 DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -33,7 +35,6 @@ LARGEST_DRAFT_SHARE = 0.25
 """Of the target's parameters, of these."""
 RATE_BUDGET = 512
 """The budget that a single acceptance rate is taken to belong to when none is given."""
-NAMED_DRAFTS = (SELF, "none", *OWN_METHOD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ def draft_options(
     options: list[DraftOption] = []
     lacking: list[NeedsAcceptance] = []
     for name, kind in _that_run(_considered(target, wanted, context), engine, is_asked=wanted.names_a_draft):
-        model = None if name in NAMED_DRAFTS else _draft_model(name, target)
+        model = _draft_model(name, target) if draft_model_name(name) else None
         law = laws.constant_profile(wanted.rate) if wanted.rate is not None else _law(target, name, kind, wanted)
         if law is None or (law.only_if_asked and not wanted.names_a_draft):
             reason = _reason(target, name, kind, wanted, law)

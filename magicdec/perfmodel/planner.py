@@ -19,7 +19,7 @@ import numpy as np
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step, static_batch_efficiency
-from magicdec.perfmodel.drafts import NAMED_DRAFTS, RATE_BUDGET, DraftOption, draft_options
+from magicdec.perfmodel.drafts import RATE_BUDGET, DraftOption, draft_options
 from magicdec.perfmodel.gamma_table import gamma_table
 from magicdec.perfmodel.plan_notes import notes
 from magicdec.perfmodel.plan_request import (
@@ -41,7 +41,7 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import SPARSE_METHODS, DraftMethod
+from magicdec.specs.speculation import SPARSE_METHODS, DraftMethod, draft_model_name
 from magicdec.units import format_seconds
 
 __all__ = ["Plan", "PlanRequest", "plan"]
@@ -319,7 +319,7 @@ def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptan
     option = DraftOption(
         draft=lacking.draft,
         method=method,
-        model=None if lacking.draft in NAMED_DRAFTS else load_model_spec(lacking.draft),
+        model=load_model_spec(name) if (name := draft_model_name(lacking.draft)) else None,
         budgets=(budget,),
         acceptance=usual,
         draft_tp_size=device.request.draft_tp_size,

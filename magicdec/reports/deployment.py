@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from magicdec.errors import ConfigError
-from magicdec.naming import describe
+from magicdec.naming import ENGINE_TITLES, describe
 from magicdec.plan_document import Candidate, GammaTable, Plan, Verdict
 from magicdec.records import Record
 from magicdec.reports.data import candidate_record
 from magicdec.units import MILLI, format_seconds
 
-VERSIONS = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23", "trtllm": "TensorRT-LLM 1.2"}
 COMMENT_WIDTH = 79
 Band = tuple[int, int, int]
 
@@ -108,10 +107,10 @@ def batch_bands(table: GammaTable, context_len: int) -> list[Band]:
     return bands
 
 
-def heading(engine: str, plan: Deployment, *, version: str | None = None) -> list[str]:
+def heading(engine: str, plan: Deployment) -> list[str]:
     """What it was written for, what is to be run, and what was predicted of it."""
     best = plan.best
-    lines = [f"Written by magicdec for {version or VERSIONS[engine]}."]
+    lines = [f"Written by magicdec for {ENGINE_TITLES[engine]}."]
     layout = plan.candidate.layout if plan.candidate is not None else f"tp {best.tp_size}"
     where = f"batch {best.batch_size}, context {best.context_len}, {layout}"
     where += f", {best.hardware}" if best.hardware else ""
@@ -147,7 +146,7 @@ def _times(row: Candidate) -> str:
 
 def sparse_note(engine: str, plan: Deployment) -> list[str]:
     """Why a sparse-KV draft cannot be configured, or what is lost without it."""
-    name = VERSIONS[engine]
+    name = ENGINE_TITLES[engine]
     if plan.best.draft == "self":
         return [
             f"Not supported by {name}: self-speculation with a sparse KV cache ({plan.best.draft_method}). No flag of "

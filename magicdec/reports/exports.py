@@ -1,6 +1,6 @@
 """A plan as the flags of a serving engine, with what the engine supports of it and what it does not.
 
-Written for, and checked against the sources of, the versions in `VERSIONS`:
+Written for, and checked against the sources of, the versions in `ENGINE_TITLES` (naming.py):
     vLLM        vllm/config/{speculative,vllm}.py, vllm/v1/spec_decode/dynamic/utils.py, docs/features/
                 speculative_decoding/
     SGLang      sglang/srt/arg_groups/{fields/spec,speculative_hook}.py, sglang/srt/speculative/adaptive_spec_params.py
@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from magicdec.errors import unknown_choice
+from magicdec.naming import ENGINE_TITLES, METHODS
 from magicdec.plan_document import Plan
 from magicdec.reports.deployment import (
-    VERSIONS,
     Band,
     Deployment,
     can_speculate,
@@ -33,18 +33,11 @@ from magicdec.reports.deployment import (
 )
 from magicdec.reports.parallel_flags import sglang_words, trtllm_flags, vllm_words
 
-PLUGIN_VERSION = "vLLM 0.32"
 PLUGIN_CLASS = "magicdec.vllm.draft.SparseDraft"
 PLUGIN_METHODS = ("streamingllm",)
 """Self-drafts that magicdec's own plugin (magicdec/vllm) runs in vLLM on any device."""
 PLUGIN_PAGE_SIZE, PLUGIN_SMALLEST_BUDGET = 32, 96
 PROMPT_LOOKUP_MAX = 4
-HEADS = ("eagle", "eagle3", "mtp")
-"""Draft methods of trained heads."""
-WITHOUT_CHECKPOINT = ("mtp", "suffix")
-"""Drafts that come with the target, or need no network."""
-SGLANG_ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
-"""Multi-token prediction runs as EAGLE, with the target's own heads."""
 
 
 def export(engine: str, plan: Plan, *, reason: str = "") -> str:
@@ -58,8 +51,8 @@ def export(engine: str, plan: Plan, *, reason: str = "") -> str:
 
 def check_engine(engine: str) -> None:
     """Raises ConfigError for an engine that nothing is written for."""
-    if engine not in VERSIONS:
-        raise unknown_choice("engine", engine, VERSIONS)
+    if engine not in ENGINE_TITLES:
+        raise unknown_choice("engine", engine, ENGINE_TITLES)
 
 
 def write_settings(engine: str, deployment: Deployment) -> str:
@@ -99,7 +92,7 @@ def _vllm(plan: Deployment) -> str:
             "Supported: gamma by batch size (num_speculative_tokens_per_batch_size; not with data parallelism).",
             f"Not supported: gamma by context; the bands are those of context {best.context_len}.",
         ]
-        if best.draft_method not in HEADS:
+        if not METHODS[best.draft_method].is_head:
             lines.append("Untried by vLLM's own tests: gamma by batch size with a draft other than EAGLE and DFlash.")
     return comment(lines) + command([*words, ["--speculative-config", shlex.quote(json.dumps(config))]])
 
@@ -127,7 +120,7 @@ def _vllm_plugin(plan: Deployment) -> str:
     assert best.draft_budget is not None
     budget = max(best.draft_budget, PLUGIN_SMALLEST_BUDGET)
     lines = [
-        *heading("vllm", plan, version=PLUGIN_VERSION),
+        *heading("vllm", plan),
         "Needs magicdec's plugin: pip install 'magicdec[vllm]' in the engine's environment (docs/vllm.md). Tested on "
         "CPUs; on a GPU nothing was measured yet.",
     ]
@@ -160,14 +153,9 @@ def _vllm_plugin(plan: Deployment) -> str:
 
 
 def _vllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
-    best = plan.best
-    if best.draft_method == "ngram":
-        return {"method": "ngram", "prompt_lookup_max": PROMPT_LOOKUP_MAX}
-    if best.draft_method in WITHOUT_CHECKPOINT:
-        return {"method": best.draft_method}
-    return {
-        "method": best.draft_method if best.draft_method in HEADS else "draft_model", "model": _checkpoint(plan, lines)
-    }  # fmt: skip
+    method = METHODS[plan.best.draft_method]
+    more = {"prompt_lookup_max": PROMPT_LOOKUP_MAX} if plan.best.draft_method == "ngram" else {}
+    return {**method.vllm, **more, **({"model": _checkpoint(plan, lines)} if method.has_checkpoint else {})}
 
 
 def _checkpoint(plan: Deployment, lines: list[str]) -> str:
@@ -199,28 +187,23 @@ def _sglang(plan: Deployment) -> str:
         return comment(lines + (schedule_note(plan) if best.is_speculative else [])) + command(words)
     candidates = {gamma for _, _, gamma in plan.bands}
     gamma = best.gamma if best.gamma in candidates or not plan.varies else plan.max_gamma
-    if best.draft_method == "ngram":
-        words.append(["--speculative-algorithm", "NGRAM"])
-    else:
-        algorithm = SGLANG_ALGORITHMS.get(best.draft_method, "STANDALONE")
-        words.append(["--speculative-algorithm", algorithm])
-        if best.draft_method not in WITHOUT_CHECKPOINT:
-            words.append(["--speculative-draft-model-path", shlex.quote(_checkpoint(plan, lines))])
-        words += [
-            ["--speculative-num-steps", str(gamma)],
-            ["--speculative-eagle-topk", "1"],
-        ]
+    method = METHODS[best.draft_method]
+    words.append(["--speculative-algorithm", method.sglang])
+    if method.has_checkpoint:
+        words.append(["--speculative-draft-model-path", shlex.quote(_checkpoint(plan, lines))])
+    if method.sort != "lookup":
+        words += [["--speculative-num-steps", str(gamma)], ["--speculative-eagle-topk", "1"]]
     words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
-    if best.draft_method in HEADS and plan.varies:
+    if method.is_head and plan.varies:
         schedule = {str(start): {"candidate_steps": [steps]} for start, _, steps in plan.bands}
         words += [["--speculative-adaptive"], ["--speculative-adaptive-config", "gamma.json"]]
         lines += ["Supported: gamma by batch size. Save as gamma.json:", f"  {json.dumps(schedule)}"]
     elif plan.varies:
         lines.append("Not supported for this draft: gamma by batch size (--speculative-adaptive is for EAGLE only).")
         lines += schedule_note(plan)
-    if best.temperature > 0 and best.draft_method in HEADS:
+    if best.temperature > 0 and method.is_head:
         words.append(["--speculative-use-rejection-sampling"])
-    elif best.temperature > 0 and best.draft_method != "ngram":
+    elif best.temperature > 0 and method.sort != "lookup":
         lines.append("Not supported for this draft: rejection sampling; at temperature > 0 fewer drafts are accepted.")
     if best.draft_tp_size is not None and best.draft_tp_size != best.tp_size:
         lines.append(f"Not supported: a draft on {best.draft_tp_size} of {best.tp_size} ranks.")
@@ -244,9 +227,10 @@ def _trtllm(plan: Deployment) -> str:
         return comment([*lines, *_trtllm_serve(serve, has_file=bool(body))]) + "".join(f"{line}\n" for line in body)
     config = _trtllm_draft(plan, lines) | {"max_draft_len": plan.max_gamma}
     lines += _trtllm_serve(serve, has_file=True)
-    body += ["disable_overlap_scheduler: true"] if best.draft_method not in HEADS else []
+    is_head = METHODS[best.draft_method].is_head
+    body += ["disable_overlap_scheduler: true"] if not is_head else []
     body += ["speculative_config:", *(f"  {name}: {json.dumps(value)}" for name, value in config.items())]
-    if plan.varies and best.draft_method not in HEADS:
+    if plan.varies and not is_head:
         schedule, changed = draft_len_schedule(plan.bands)
         if len(schedule) > 1:
             body += ["  draft_len_schedule:", *(f"    {batch}: {gamma}" for batch, gamma in schedule.items())]
@@ -295,10 +279,10 @@ def _trtllm_limits(plan: Deployment) -> list[str]:
 
 
 def _trtllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
-    best = plan.best
+    best, method = plan.best, METHODS[plan.best.draft_method]
+    config: dict[str, Any] = {"decoding_type": method.trtllm}
     if best.draft_method == "ngram":
-        return {"decoding_type": "NGram", "max_matching_ngram_size": PROMPT_LOOKUP_MAX}
+        return config | {"max_matching_ngram_size": PROMPT_LOOKUP_MAX}
     if best.draft_method == "mtp":
-        return {"decoding_type": "MTP", "num_nextn_predict_layers": best.gamma}
-    kind = "Eagle3" if best.draft_method in HEADS else "Draft_Target"
-    return {"decoding_type": kind, "speculative_model": _checkpoint(plan, lines)}
+        return config | {"num_nextn_predict_layers": best.gamma}
+    return config | {"speculative_model": _checkpoint(plan, lines)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from magicdec.naming import method_name
+from magicdec.naming import draft_phrase
 from magicdec.plan_document import GammaTable
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, has_weak_baseline, median_pair
@@ -175,12 +175,7 @@ def _range(record: Record) -> str:
 
 
 def _draft(record: Record) -> str:
-    budget = f" (budget {record.draft_budget})" if record.draft_budget is not None else ""
-    if record.draft == "self":
-        return f"self-speculation with {method_name(record.draft_method)}{budget}"
-    if record.draft in ("ngram", record.draft_method):
-        return f"a {method_name(record.draft_method)} draft"
-    return f"{record.draft} as a draft with {method_name(record.draft_method)}{budget}"
+    return draft_phrase(record.draft, record.draft_method, record.draft_budget)
 
 
 def _model(name: str) -> str:

@@ -1,4 +1,4 @@
-"""How a replica is spread, as flags of a serving engine. Checked against the sources of `VERSIONS` (deployment.py):
+"""How a replica is spread, as flags of a serving engine. Checked against the sources of `ENGINE_TITLES` (naming.py):
 
 vLLM        vllm/engine/arg_utils.py, vllm/config/{parallel,scheduler}.py (max_num_seqs is of each data-parallel rank)
 SGLang      sglang/srt/arg_groups/fields/parallel.py, parallel_hook.py (tp_size counts all ranks of a stage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from magicdec.naming import draft_id
 from magicdec.plan_document import Candidate, Case, GammaTable, MemoryUse, NeedsAcceptance, Operation, Plan
 from magicdec.units import GIB, MILLI, format_bytes, format_seconds
 
@@ -227,7 +228,7 @@ def _budget(row: Candidate) -> str:
 
 
 def _draft_name(row: Candidate) -> str:
-    return row.draft_method if row.draft in ("self", row.draft_method) else f"{row.draft} {row.draft_method}"
+    return draft_id(row.draft, row.draft_method)
 
 
 def _verdict_cell(row: Candidate) -> str:

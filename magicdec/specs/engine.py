@@ -19,11 +19,12 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
+from magicdec.naming import ENGINE_TITLES
 from magicdec.specs.speculation import DRAFT_KINDS, draft_kind
 
 ENGINES_DIRECTORY = Path(__file__).resolve().parent / "data" / "engines"
 MAX_VALUE = 1e6
-SERVING_ENGINES = ("vllm", "sglang", "trtllm")
+SERVING_ENGINES = tuple(ENGINE_TITLES)
 DEFAULT_ENGINE = "vllm"
 """Of plans on GPUs."""
 DEFAULT_CPU_ENGINE = "ours"

@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
+from magicdec.naming import METHODS
 
 DraftMethod = Literal[
     "none", "full", "streamingllm", "snapkv", "topk", "ngram", "suffix", "eagle", "eagle3", "mtp", "dspark", "dflash",
     "p-eagle",
 ]  # fmt: skip
-DRAFT_METHODS: tuple[DraftMethod, ...] = (
-    "none", "full", "streamingllm", "snapkv", "topk", "ngram", "suffix", "eagle", "eagle3", "mtp",
-    "dspark", "dflash", "p-eagle",
-)  # fmt: skip
-LOOKUP_METHODS: tuple[DraftMethod, ...] = ("ngram", "suffix")
-"""Drafts looked up in the text so far: what followed its last tokens before (n-gram), or what most often followed the
-longest suffix, earlier answers included (suffix). On the host, without a network."""
-PARALLEL_METHODS: tuple[DraftMethod, ...] = ("dspark", "dflash", "p-eagle")
-"""Heads that propose all tokens of a block in one pass over masked positions: DSpark with a small chain between the
-positions and a window, DFlash (block diffusion), P-EAGLE (parallel EAGLE-3)."""
-HEAD_METHODS: tuple[DraftMethod, ...] = ("eagle", "eagle3", "mtp", *PARALLEL_METHODS)
-"""Heads trained on the target's hidden states: of its last layer (EAGLE), of three layers with a vocabulary of its own
-(EAGLE-3), published with the model (multi-token prediction), or parallel."""
-SPARSE_METHODS: tuple[DraftMethod, ...] = ("streamingllm", "snapkv", "topk")
+DRAFT_METHODS: tuple[DraftMethod, ...] = get_args(DraftMethod)
+
+
+def _of_sort(*sorts: str) -> tuple[DraftMethod, ...]:
+    return tuple(name for name in DRAFT_METHODS if METHODS[name].sort in sorts)
+
+
+LOOKUP_METHODS = _of_sort("lookup")
+"""Drafts looked up in the text so far, on the host, without a network."""
+PARALLEL_METHODS = _of_sort("parallel")
+"""Heads that propose all tokens of a block in one pass over masked positions."""
+HEAD_METHODS = _of_sort("head", "parallel")
+"""Heads trained on the target's hidden states."""
+SPARSE_METHODS = _of_sort("sparse")
 """Those whose draft reads a part of the cache, of `draft_budget` slots."""
+MODEL_METHODS: tuple[DraftMethod, ...] = ("streamingllm", "full")
+"""Methods by which our runtime runs a draft model."""
+NOT_RUN: tuple[DraftMethod, ...] = tuple(name for name in DRAFT_METHODS if not METHODS[name].is_run)
+"""Methods that are planned for and not run."""
+OWN_METHOD = _of_sort("lookup", "head", "parallel")
+"""Drafts whose name is their method."""
 DRAFT_WEIGHT_DTYPES = ("bf16", "fp8", "int8", "int4")
 SELF = "self"
-NOT_RUN: tuple[DraftMethod, ...] = ("suffix", *HEAD_METHODS)
-"""Methods that are planned for and not run."""
-OWN_METHOD: tuple[DraftMethod, ...] = (*LOOKUP_METHODS, *HEAD_METHODS)
-"""Drafts whose name is their method."""
+NAMED_DRAFTS = (SELF, "none", *OWN_METHOD)
+"""Drafts that are no model."""
 ANY_MODEL = "model"
 """A draft model, in a `draft_kind`."""
 DRAFT_KINDS = (
-    *(f"{SELF}/{method}" for method in (*SPARSE_METHODS, "full")),
-    *(f"{ANY_MODEL}/{method}" for method in (*SPARSE_METHODS, "full")),
+    *(f"{drafter}/{method}" for drafter in (SELF, ANY_MODEL) for method in (*SPARSE_METHODS, "full")),
     *OWN_METHOD,
-)  # fmt: skip
-
-
+)
 MAX_GAMMA = 32
 
 
@@ -50,6 +52,11 @@ def draft_kind(draft: str, method: str) -> str:
     if method in OWN_METHOD:
         return method
     return f"{SELF if draft == SELF else ANY_MODEL}/{method}"
+
+
+def draft_model_name(draft: str) -> str | None:
+    """The model that drafts, where it is another one than the target."""
+    return None if draft in NAMED_DRAFTS else draft
 
 
 class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
-from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec, draft_model_name
 from magicdec.units import MILLI
 from magicdec.validate.csv_rows import Row, read_rows, require_columns
 
@@ -211,7 +211,7 @@ def _column(rows: Sequence[ServingRow], name: str) -> Array:
 def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
     return Setup(
         speculation=_speculation(row),
-        draft_model=None if row.draft in OWN_METHOD or row.draft == "none" else load_model_spec(row.draft),
+        draft_model=load_model_spec(name) if (name := draft_model_name(row.draft)) else None,
         model=load_model_spec(row.model),
         hardware=load_hardware(row.hardware),
         engine=engine,

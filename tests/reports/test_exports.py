@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from samples_reports import plan
 
 from magicdec.errors import ConfigError
+from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.planner import PlanRequest
 from magicdec.perfmodel.planner import plan as make_plan
 from magicdec.plan_document import GammaTable, Plan, parse_plan
-from magicdec.reports.deployment import VERSIONS, batch_bands
+from magicdec.reports.deployment import batch_bands
 from magicdec.reports.exports import draft_len_schedule, export
 from magicdec.vllm.settings import read_settings
 
@@ -56,9 +57,22 @@ def sample(name: str) -> Plan:
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("engine", VERSIONS)
+@pytest.mark.parametrize("engine", ENGINE_TITLES)
 def test_the_text_is_as_agreed(engine: str, draft: str) -> None:
     assert export(engine, sample(draft)) == (GOLDEN / f"{engine}-{draft}.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [("dflash", {"method": "dflash"}), ("dspark", {"method": "dspark"}),
+     ("p-eagle", {"method": "eagle3", "parallel_drafting": True})],
+)  # fmt: skip
+def test_a_parallel_head_has_vllms_own_name(method: str, named: dict[str, Any]) -> None:
+    best = msgspec.structs.replace(sample("eagle").best, draft=method, draft_method=method)
+    words = shlex.split(export("vllm", plan(best=best)).split("vllm serve")[1])
+    config = json.loads(words[words.index("--speculative-config") + 1])
+    assert named.items() <= config.items()
+    assert config["model"].startswith(f"YOUR-{method.upper()}-HEAD-OF-")
 
 
 @pytest.mark.parametrize("draft", ["draft-model", "ngram", "eagle"])
@@ -155,7 +169,7 @@ def test_a_head_is_the_checkpoint_whose_acceptance_was_planned_with(engine: str,
     assert "placeholder" not in text
 
 
-@pytest.mark.parametrize("engine", VERSIONS)
+@pytest.mark.parametrize("engine", ENGINE_TITLES)
 def test_a_head_that_nobody_published_is_a_placeholder_that_says_so(engine: str) -> None:
     text = export(engine, planned(engine, model="gemma-3-27b", draft="eagle3", batch_sizes=(4,), acceptance_rate=0.7))
     assert text.count("YOUR-EAGLE3-HEAD-OF-gemma-3-27b") == 2
@@ -187,7 +201,7 @@ def test_the_cache_has_the_format_that_was_priced(engine: str, flag: str) -> Non
     assert flag not in export(engine, planned(engine))
 
 
-@pytest.mark.parametrize("engine", VERSIONS)
+@pytest.mark.parametrize("engine", ENGINE_TITLES)
 def test_comments_fit_a_terminal_and_state_the_whole_request(engine: str) -> None:
     document = planned(engine, gen_len=300, price_per_hour_usd=2.0, draft="eagle3")
     comments = [line for line in export(engine, document).splitlines() if line.startswith("# ")]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from magicdec.errors import ConfigError
+from magicdec.naming import ENGINE_TITLES
 from magicdec.reports import exports
 from magicdec.specs.gamma_table import TableGamma
 from magicdec.vllm.settings import DRAFT_CLASS, METHODS, DraftSettings, check_pages, read_settings
@@ -61,6 +62,6 @@ def test_the_exported_command_names_this_plugin() -> None:
     """Exports know nothing of this package but what stands in them."""
     assert exports.PLUGIN_CLASS == DRAFT_CLASS
     assert set(exports.PLUGIN_METHODS) <= set(METHODS)
-    assert exports.PLUGIN_VERSION.removeprefix("vLLM ") in TESTED_VERSIONS
+    assert ENGINE_TITLES["vllm"].removeprefix("vLLM ") in TESTED_VERSIONS
     smallest = DraftSettings(draft_budget=exports.PLUGIN_SMALLEST_BUDGET)
     check_pages(smallest, page_size=exports.PLUGIN_PAGE_SIZE, max_gamma=1)
