@@ -259,7 +259,7 @@ class _Points:
         if gamma == over:
             return 0.0
         setup = self.situation.setup
-        errors = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision.kv_dtype)
+        errors = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision)
         terms = sum(
             (error * (self.shares[group][gamma] - self.shares[group][over])) ** 2 for group, error in errors.items()
         )

@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from magicdec.perfmodel import ops
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.prediction import Prediction
-from magicdec.perfmodel.setup import draft_kv_tokens
+from magicdec.perfmodel.setup import Setup, draft_kv_tokens
+from magicdec.perfmodel.steps import StepTerms
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.layers import Attention, GatedDeltaNet, LatentAttention, Mixer
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import BF16, Precision
 
 Z_90 = NormalDist().inv_cdf(0.95)
 """A normal variable lies within ± this many standard deviations with probability 0.9."""
@@ -80,13 +83,16 @@ def _mixer_error(hw: HardwareProfile, mixer: Mixer, kv_dtype: str) -> float:
 
 
 def relative_errors(
-    hw: HardwareProfile, engine: EngineProfile, model: ModelSpec | None = None, kv_dtype: str = "bf16"
+    hw: HardwareProfile, engine: EngineProfile, model: ModelSpec | None = None, precision: Precision = BF16
 ) -> dict[str, float]:
     """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs. Without
     a `model`, of one whose layers are all attention."""
+    of_experts = precision if model is None else model.part_precision("experts", precision)
+    experts = ops.experts_curve(hw, engine, of_experts)
     return {
         "gemm": hw.gemm_curve().fit.relative_error,
-        "attention": attention_error(hw, model, kv_dtype),
+        "experts": (experts or hw.gemm_curve()).fit.relative_error,
+        "attention": attention_error(hw, model, precision.kv_dtype),
         "elementwise": hw.elementwise_curve().fit.relative_error,
         "link": hw.allreduce_curve().fit.relative_error,
         "overhead": engine.relative_error
@@ -105,42 +111,60 @@ class Interval:
     tpot_high_s: Array
 
 
-def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interval:
-    """The 90 % intervals of a prediction, its tokens per step being uncertain by `tokens_relative_error`.
+def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Array]:
+    """One relative standard deviation of a speedup and of a step's time, tokens per step apart: for the intervals of
+    plans, and for those that measured servers are compared with.
 
-    An error in one kind of term moves the autoregressive and the speculative step together, so that only the
-    difference of that term's shares affects the speedup.
+    An error in one kind of term moves the autoregressive and the speculative step together, so only the difference of
+    that term's shares affects the speedup.
 
     σ_machine: the speeds of a calibrated machine's memory and processor drift independently. The memory's moves all
     attention, the processor's everything else. They are assumed to drift in opposite directions, which affects the
     speedup most (and in the same direction for the time of a token):
     σ_machine = (σ_memory + σ_processor) · |share_AR,attention − share_SD,attention|.
+
+    An engine fitted to servers states the error of whole measured times, with the kernels' errors inside: the larger of
+    both holds for a time. Any other engine's is what the kernels' errors leave unexplained, and adds to them.
     """
-    setup, terms = prediction.setup, prediction.terms
-    errors: dict[str, Any] = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision.kv_dtype)
-    alone = terms.autoregressive.group_seconds()
+    engine = setup.engine
+    alone: dict[str, Array] = {str(group): value for group, value in terms.autoregressive.group_seconds().items()}
     step = terms.step_seconds("group")
+    shares = {group: (alone[group] / terms.autoregressive.total_s, step[group] / terms.step_s) for group in step}
     difference: Array = np.asarray(0.0)
     own: Array = np.asarray(0.0)
-    errors["link"] = _link_error(prediction, errors["link"])
-    if setup.spread.whole_experts:
-        errors["gemm"] = np.hypot(errors["gemm"], EXPERTS_ERROR)
-    for group, error in errors.items():
-        share = step[group] / prediction.step_s
-        alone_share = alone[group] / prediction.autoregressive_step_s  # type: ignore[index]  # the keys are the groups
-        difference = difference + (error * (alone_share - share)) ** 2
-        own = own + (error * share) ** 2
+    for group, error in _group_errors(setup, tp_size).items():
+        of_alone, of_step = shares[group]
+        difference = difference + (error * (of_alone - of_step)) ** 2
+        own = own + (error * of_step) ** 2
     of_memory, of_processor = setup.hardware.memory_spread, setup.hardware.compute_spread
-    attention, attention_alone = (
-        step["attention"] / prediction.step_s,
-        alone["attention"] / prediction.autoregressive_step_s,
-    )
-    difference = difference + ((of_memory + of_processor) * (attention_alone - attention)) ** 2
-    own = own + (of_memory * attention + of_processor * (1.0 - attention)) ** 2
-    tokens = np.asarray(tokens_relative_error, dtype=np.float64) ** 2
-    drafts = terms.gamma > 0
-    of_speedup = np.where(drafts, np.sqrt(difference + tokens + setup.engine.speedup_relative_error**2), 0.0)
-    of_tpot = np.sqrt(own + np.where(drafts, tokens, 0.0) + setup.engine.relative_error**2)
+    of_alone, of_step = shares["attention"]
+    difference = difference + ((of_memory + of_processor) * (of_alone - of_step)) ** 2
+    own = own + (of_memory * of_step + of_processor * (1.0 - of_step)) ** 2
+    measured = engine.error_for(setup.hardware.name, setup.model.name)
+    of_time = np.maximum(np.sqrt(own), measured) if engine.fitted_devices else np.sqrt(own + measured**2)
+    return np.sqrt(difference + engine.speedup_relative_error**2), of_time
+
+
+def _group_errors(setup: Setup, tp_size: Any) -> dict[str, Any]:
+    """Relative error of each kind of term as this setup runs it: sends by how far they go, whole experts by how
+    unevenly they are chosen."""
+    errors: dict[str, Any] = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision)
+    errors["link"] = _link_error(setup, tp_size, errors["link"])
+    if setup.spread.whole_experts:
+        of_experts = setup.model.part_precision("experts", setup.precision)
+        is_fused = ops.experts_curve(setup.hardware, setup.engine, of_experts) is not None
+        group = "experts" if is_fused else "gemm"
+        errors[group] = np.hypot(errors[group], EXPERTS_ERROR)
+    return errors
+
+
+def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interval:
+    """The 90 % intervals of a prediction, its tokens per step being uncertain by `tokens_relative_error`."""
+    drafts = prediction.terms.gamma > 0
+    tokens = np.where(drafts, np.asarray(tokens_relative_error, dtype=np.float64), 0.0)
+    of_speedup, of_time = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
+    of_speedup = np.where(drafts, np.hypot(of_speedup, tokens), 0.0)
+    of_tpot = np.hypot(of_time, tokens)
     return Interval(
         speedup_low=prediction.speedup * np.exp(-Z_90 * of_speedup),
         speedup_high=prediction.speedup * np.exp(Z_90 * of_speedup),
@@ -149,15 +173,13 @@ def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interv
     )
 
 
-def _link_error(prediction: Prediction, near: float) -> Any:
-    """Of what is sent between devices, by how far it goes."""
-    setup = prediction.setup
+def _link_error(setup: Setup, tp_size: Any, near: float) -> Any:
+    """Relative error of what is sent between devices, by how far it goes."""
     if setup.hardware.kind != "gpu":
         return near
     if setup.spread.dp > 1:
         near = max(near, EXCHANGE_ERROR)
-    tp = prediction.points.tp
-    estimated = (tp > setup.hardware.link.reach) | (setup.spread.pp > 1)
+    estimated = (np.asarray(tp_size) > setup.hardware.link.reach) | (setup.spread.pp > 1)
     return np.where(estimated, max(near, ACROSS_NODES_ERROR), near) if np.any(estimated) else near
 
 

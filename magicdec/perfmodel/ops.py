@@ -49,9 +49,9 @@ from magicdec.specs.hardware import HardwareProfile, MoeCurve, bytes_per_element
 from magicdec.specs.layers import Part
 from magicdec.specs.precision import Precision
 
-Group = Literal["gemm", "attention", "elementwise", "link", "overhead"]
+Group = Literal["gemm", "experts", "attention", "elementwise", "link", "overhead"]
 BoundBy = Literal["weights", "kv", "compute", "link", "overhead"]
-GROUPS: tuple[Group, ...] = ("gemm", "attention", "elementwise", "link", "overhead")
+GROUPS: tuple[Group, ...] = ("gemm", "experts", "attention", "elementwise", "link", "overhead")
 BOUNDS: tuple[BoundBy, ...] = ("weights", "kv", "compute", "link", "overhead")
 FP32_BYTES = 4.0
 REACHED_BANDWIDTH = 0.95
@@ -170,7 +170,7 @@ def experts(
     device's were measured; else the touched experts' weights side by side, each for its share of tokens.
     """
     tokens = np.asarray(tokens, dtype=np.float64)
-    curve = _experts_curve(hw, precision.weight_dtype) if engine.fused_experts else None
+    curve = experts_curve(hw, engine, precision)
     touched = experts_touched(num_experts, num_experts_per_tok, tokens, 1.0 if curve is None else curve.independence)
     shared = {"m": tokens * num_experts_per_tok / np.maximum(touched, 1e-9), "count": count}
     parts = [
@@ -188,14 +188,18 @@ def experts(
     cost = total([part.cost for part in parts])
     cost = cost.times(1.0 / np.asarray(count))
     least_s = _least_s(hw, cost, compute_dtype)
-    return [_op("experts", "gemm", cost, time, count=count, factor=engine.experts_factor, least_s=least_s)]
+    return [_op("experts", "experts", cost, time, count=count, factor=engine.experts_factor, least_s=least_s)]
 
 
-def _experts_curve(hw: HardwareProfile, weight_dtype: str) -> MoeCurve | None:
-    """The curve of the format's kernels. On Hopper the table's for fp8 per tensor reach 15-21 % of the bandwidth, which
-    no measured server shows: of the two kinds of fp8 kernels, those that read weights faster."""
-    alike = ("fp8", "fp8_block") if weight_dtype == "fp8" else (weight_dtype,)
-    known = [hw.moe[name] for name in alike if name in hw.moe]
+def experts_curve(hw: HardwareProfile, engine: EngineProfile, precision: Precision) -> MoeCurve | None:
+    """The curve of fused kernels for experts of this format; None where the engine or the device has none.
+
+    On Hopper the table's for fp8 per tensor reach 15-21 % of the bandwidth, which no measured server shows: of the
+    two kinds of fp8 kernels, those that read weights faster.
+    """
+    own = precision.weight_dtype
+    alike = ("fp8", "fp8_block") if own == "fp8" else (own,)
+    known = [hw.moe[name] for name in alike if name in hw.moe and engine.fused_experts]
     return max(known, key=lambda curve: curve.bandwidth_efficiency, default=None)
 
 

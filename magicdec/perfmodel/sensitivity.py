@@ -149,7 +149,7 @@ def _state(request: PlanRequest, best: Candidate) -> tuple[State, Points]:
 def _inputs(state: State) -> list[tuple[str, Callable[[State, float], State], float | None, str]]:
     """Name, how it is scaled, its relative standard deviation, and how to measure it; inputs at 0 are left out."""
     setup, acceptance = state
-    errors = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision.kv_dtype)
+    errors = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision)
     inputs: list[tuple[str, Callable[[State, float], State], float | None, str]] = [
         ("memory bandwidth", _scale_bandwidth, None, CALIBRATE),
         ("compute rate", _scale_compute, None, CALIBRATE),

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from magicdec.perfmodel.arrays import Array
+from magicdec.perfmodel.intervals import step_errors
 from magicdec.specs.engine import load_engine
 from magicdec.validate.serving_fit import LEFT_OUT, Z_90, left_out_predictions, nested_deviations
-from magicdec.validate.serving_rows import ServingRow, predict_rows, read_serving
+from magicdec.validate.serving_rows import ServingRow, alike, predict_rows, read_serving, row_steps
 
 
 def group_name(row: ServingRow) -> str:
@@ -48,13 +49,13 @@ def by_cause(refused: Sequence[str]) -> list[str]:
 
 
 def relative_errors(rows: Sequence[ServingRow]) -> Array:
-    """One standard deviation of each prediction, relative."""
-    errors = []
-    for row in rows:
-        engine = load_engine(row.engine)
-        is_speedup = row.metric == "speedup"
-        errors.append(engine.speedup_relative_error if is_speedup else engine.error_for(row.hardware, row.model))
-    return np.array(errors)
+    """One standard deviation of each prediction, relative: that of a plan's intervals."""
+    errors = np.zeros(len(rows))
+    for indices in alike(rows).values():
+        some = [rows[index] for index in indices]
+        of_speedup, of_time = step_errors(*row_steps(some, load_engine(some[0].engine)))
+        errors[indices] = of_speedup if some[0].metric == "speedup" else of_time
+    return errors
 
 
 def error_figures(error: Array, deviation: Array | None = None) -> dict[str, float]:

@@ -29,7 +29,7 @@ from magicdec.perfmodel.arrays import Array
 from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.serving import ServingTime, serving_time
 from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.steps import step_terms
+from magicdec.perfmodel.steps import StepTerms, step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.hardware import load_hardware
@@ -192,16 +192,21 @@ def predict_rows(rows: Sequence[ServingRow], engines: Mapping[str, EngineProfile
     An engine's constants may be columns of n values: the result then is (n, rows).
     """
     found: dict[int, Array] = {}
-    alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        key = (row.model, row.hardware, row.engine_version, row.weight_dtype, row.kv_dtype, row.draft, row.metric)
-        alike[key].append(index)
-    for indices in alike.values():
+    for indices in alike(rows).values():
         some = [rows[index] for index in indices]
         engine = (engines or {}).get(some[0].engine) or load_engine(some[0].engine)
         engine = engine.of_version(some[0].engine_version.partition(" ")[2])
         found.update(zip(indices, np.moveaxis(_predict_alike(some, engine), -1, 0), strict=True))
     return np.stack(np.broadcast_arrays(*(found[index] for index in range(len(rows)))), axis=-1)
+
+
+def alike(rows: Sequence[ServingRow]) -> dict[tuple[Any, ...], list[int]]:
+    """The places of rows that differ in numbers only."""
+    places: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        key = (row.model, row.hardware, row.engine_version, row.weight_dtype, row.kv_dtype, row.draft, row.metric)
+        places[key].append(index)
+    return places
 
 
 def _column(rows: Sequence[ServingRow], name: str) -> Array:
@@ -247,24 +252,29 @@ def tokens_per_step(row: ServingRow) -> float:
     )
 
 
+def row_steps(rows: Sequence[ServingRow], engine: EngineProfile) -> tuple[Setup, StepTerms, Array]:
+    """The steps of rows that differ in numbers only, with their setup and tp sizes."""
+    setup, tp, kv_len = row_setup(rows[0], engine), _column(rows, "tp_size"), _column(rows, "context_len")
+    gamma = _column(rows, "gamma") if rows[0].metric == "speedup" else np.zeros(len(rows))
+    batch = _column(rows, "batch_size")
+    terms = step_terms(setup, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=gamma, tp_size=tp)
+    return setup, terms, tp
+
+
 def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
     """Rows that differ in numbers only."""
     setup, metric = row_setup(rows[0], engine), rows[0].metric
     batch, tp = _column(rows, "batch_size"), _column(rows, "tp_size")
     prompt, output = _column(rows, "prompt_len"), _column(rows, "output_len")
-    nothing = np.zeros(len(rows))
     if metric == "speedup":
-        kv_len, gamma = _column(rows, "context_len"), _column(rows, "gamma")
-        terms = step_terms(setup, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=gamma, tp_size=tp)
+        _, terms, _ = row_steps(rows, engine)
         emitted = np.array([tokens_per_step(row) for row in rows])
         speedup: Array = terms.autoregressive.total_s * emitted / terms.step_s
         return speedup
     if metric in ("tokens_per_s", "output_tokens_per_s_with_prefill") or not np.all(output > 0):
-        step = step_terms(
-            setup, batch=batch, kv_len=_column(rows, "context_len"), draft_kv_len=nothing, gamma=nothing, tp_size=tp
-        ).autoregressive.total_s  # fmt: skip
+        step = row_steps(rows, engine)[1].autoregressive.total_s
         if metric != "output_tokens_per_s_with_prefill":
-            return np.broadcast_to(step, nothing.shape)
+            return np.broadcast_to(step, batch.shape)
         first = prefill(
             setup.model, setup.hardware, engine, batch=batch, prompt_len=prompt, tp_size=tp,
             weight_dtype=setup.precision.weight_dtype, kv_dtype=setup.precision.kv_dtype,

@@ -317,13 +317,26 @@ def test_an_engine_on_another_device_than_it_was_fitted_on_is_less_sure() -> Non
     assert relative_errors(renamed, anywhere) == relative_errors(A100, ENGINE)
 
 
+def test_experts_are_as_sure_as_the_fits_of_their_own_kernels() -> None:
+    b200, vllm = load_hardware("b200-sxm-192gb"), load_engine("vllm")
+
+    def of(weight_dtype: str, engine: EngineProfile = vllm) -> float:
+        model = load_model_spec("qwen3-30b-a3b")
+        return relative_errors(b200, engine, model, Precision(weight_dtype=weight_dtype))["experts"]
+
+    assert of("bf16") == b200.moe["bf16"].fit.relative_error > relative_errors(b200, vllm)["gemm"]
+    assert of("nvfp4") == b200.moe["nvfp4"].fit.relative_error
+    unfused = msgspec.structs.replace(vllm, fused_experts=False)
+    assert of("bf16", unfused) == relative_errors(b200, unfused)["gemm"]
+
+
 def test_kernels_that_no_table_holds_are_less_sure() -> None:
     """Qwen3.5's recurrence is in one, Nemotron's is not, nor is sparse attention over an fp8 cache."""
     hw = load_hardware("h200")
     assert hw.linear is not None
 
     def of(model: str, kv_dtype: str = "bf16") -> float:
-        return relative_errors(hw, ENGINE, load_model_spec(model), kv_dtype)["attention"]
+        return relative_errors(hw, ENGINE, load_model_spec(model), Precision(kv_dtype=kv_dtype))["attention"]
 
     assert of("llama-3.1-8b") == relative_errors(hw, ENGINE)["attention"]
     assert of("qwen3.5-35b-a3b") == max(of("llama-3.1-8b"), hw.linear.fit.relative_error)

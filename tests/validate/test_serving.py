@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from magicdec import api
 from magicdec.commands.validate import app
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.steps import step_terms
 from magicdec.specs.engine import load_engine
-from magicdec.validate.serving import by_cause, validate_serving
+from magicdec.validate.serving import by_cause, relative_errors, validate_serving
 from magicdec.validate.serving_fit import (
     PRIORS,
     Z_90,
@@ -51,6 +52,19 @@ def sample_rows() -> list[ServingRow]:
     rows, refused = read_serving([SAMPLE])
     assert not refused
     return rows
+
+
+def test_a_plans_interval_is_the_validated_one(tmp_path: Path):
+    """DeepSeek-R1 in SGLang on B200, a model and a device that the engine's fit had not seen."""
+    line = "mine,deepseek-r1,b200,8,16,8192,none,0,,tokens_per_s,900.0,sglang 0.5.6,fp8,bf16,8000,384,yes,"
+    (row,), _ = read_serving([write(tmp_path / "rows.csv", line)])
+    best = api.plan(
+        model=row.model, hardware=row.hardware, engine="sglang", tp=8, batch=16, context=8192, draft="none",
+        weight_dtype=row.weight_dtype, kv_dtype=row.kv_dtype, temperature=0.0,
+    ).best  # fmt: skip
+    planned = math.log(best.tpot_high_s / best.tpot_s) / Z_90
+    assert planned == pytest.approx(relative_errors([row])[0], rel=1e-6)
+    assert planned == pytest.approx(load_engine("sglang").error_for(row.hardware, row.model), rel=1e-6)
 
 
 def test_servers_are_predicted_within_the_targets():
