@@ -78,16 +78,16 @@ class Pass:
 
 
 def attended(mixer: Attention, p: Pass) -> Array:
-    """Tokens that a query sees on average (of decoding: the last of the pass's queries).
+    """Tokens that a query sees on average (in decoding, the last of the pass's queries).
 
-    A chunk's position is taken as uniform: half of a chunk, once the context is longer than one.
+    A chunk is seen up to the query's place in it. The contexts of a batch lie half a chunk around their mean, or down
+    to nothing, so that place is the context at first, and half a chunk on average beyond.
     """
     if mixer.span is None:
         return (p.kv_len + 1.0) / 2.0 if p.is_prefill else p.full_kv_len
     span = float(mixer.span)
     if mixer.mask == "chunk":
-        half = (np.minimum(span, p.kv_len) + 1.0) / 2.0
-        return half if p.is_prefill else np.where(p.kv_len > span, half, p.kv_len)
+        return (np.minimum(span, p.kv_len) + 1.0) / 2.0 if p.is_prefill else np.minimum(p.kv_len, (span + 1.0) / 2.0)
     if p.is_prefill:
         window = np.minimum(span, p.kv_len)
         return window * (1.0 - (window - 1.0) / (2.0 * np.maximum(p.kv_len, 1.0)))

@@ -1,11 +1,11 @@
 """A pipeline: layers in stages, and the batch in as many microbatches, which follow each other through them.
 
-    step = max(m · slowest stage, one microbatch through all stages)          m ≤ pp microbatches
+    step = max(m · slowest stage, one microbatch through all stages)          m = min(pp, batch) microbatches
 
 A stage's time is its share of the layers' time and of sending hidden states on; the last has the head, the choice of
 tokens, and a draft other than the target itself, too. m · slowest is the time until every microbatch has passed, as a
 stage begins the next when it is done with one; a microbatch's next token needs its last one, so that it goes round no
-faster than once through all stages.
+faster than once through all stages. All microbatches are taken to be as long as the fullest.
 
 Ignored: a stage that receives while it computes (its sends are in its time), layers of unequal times.
 """
@@ -56,6 +56,6 @@ def waiting_op(setup: Setup, *, batch: Any, layers_s: Any, last_s: Any, sends_s:
     shares = counts / counts.sum()
     slowest = np.maximum(shares[:-1].max() * layers_s, shares[-1] * layers_s + last_s) + sends_s / spread.pp
     per_group = np.ceil(np.asarray(batch, dtype=np.float64) / spread.dp)
-    num_microbatches = np.minimum(np.ceil(per_group / np.maximum(microbatch(setup, batch), 1.0)), float(spread.pp))
+    num_microbatches = np.minimum(per_group, float(spread.pp))
     through = layers_s + last_s + sends_s
     return ops.fixed("waiting", "overhead", np.maximum(num_microbatches * slowest - through, 0.0))

@@ -10,7 +10,8 @@ by another algorithm than a served model is taken out by module and counted apar
 - Llama-4's experts are all computed for every token: the share of the chosen ones is taken;
 - a recurrence is elementwise in decoding and quadratic in its chunked form: its projections are compared, its short
   convolution and state are not (ops.linear_attention says what is charged);
-- the mean position in a chunk, where a pass oversteps it, has no counterpart in one pass: attention is left out.
+- the mean position in a chunk, where contexts around the pass's overstep it, has no counterpart in one pass: attention
+  is left out, and compared with the mean over such contexts instead.
 """
 
 from __future__ import annotations
@@ -97,9 +98,9 @@ def as_served(counts: Any, layer: Layer, index: int, query_len: int, kv_len: int
 
 
 def overstepped(layer: Layer, kv_len: int) -> bool:
-    """Whether it attends by chunks, and the context is longer than one."""
+    """Whether it attends by chunks, and the context is longer than half of one: then ours is the mean of a batch's."""
     mixer = layer.mixer
-    return isinstance(mixer, Attention) and mixer.mask == "chunk" and mixer.span is not None and kv_len > mixer.span
+    return isinstance(mixer, Attention) and mixer.mask == "chunk" and mixer.span is not None and 2 * kv_len > mixer.span
 
 
 def ours(spec: ModelSpec, query_len: int, kv_len: int) -> float:

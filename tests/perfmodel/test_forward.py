@@ -12,6 +12,7 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.specs.hf_config import model_from_hf_config
+from magicdec.specs.layers import Attention
 
 A100 = load_hardware("a100-sxm-80gb")
 ENGINE = load_engine("magicdec-2024")
@@ -156,3 +157,18 @@ def test_verification_writes_a_recurrence_after_every_token(engine: str, states:
     )  # fmt: skip
     assert float(verify.cost.kv_bytes / decode.cost.kv_bytes) == pytest.approx(states / 2)
     assert float(verify.time_s / decode.time_s) == pytest.approx(states / 2, rel=0.05)
+
+
+def test_chunks_are_seen_up_to_the_mean_place_of_a_batchs_contexts() -> None:
+    """A chunk of 9, and contexts alike from 4 below to 4 above, or from 1: of each the place in its chunk is seen."""
+
+    def attended(span: int | None, kv_len: int) -> float:
+        mixer = Attention(num_heads=4, num_kv_heads=2, head_dim=8, mask="chunk" if span else "full", span=span)
+        model = msgspec.structs.replace(LLAMA, layers=(msgspec.structs.replace(LLAMA.layers[0], mixer=mixer),))
+        time = forward_pass(model, A100, ENGINE, batch=1, query_len=1, kv_len=kv_len)
+        return float(next(op.cost.flops for op in time.ops if op.name == "attention"))
+
+    for context in range(1, 40):
+        around = min(context - 1, 4)
+        places = [(each - 1) % 9 + 1 for each in range(context - around, context + around + 1)]
+        assert attended(9, context) == pytest.approx(np.mean([attended(None, each) for each in places]))

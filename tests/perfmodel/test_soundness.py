@@ -26,13 +26,16 @@ from magicdec.perfmodel.roofline import (
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.steps import step_terms
-from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import engine_names, load_engine
 from magicdec.specs.hardware import HardwareProfile, bytes_per_element, hardware_names, load_hardware
+from magicdec.specs.parallel import Parallelism, largest_tp_at_most
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 
 GPUS = [name for name in hardware_names() if load_hardware(name).kind == "gpu"]
+LONGER = np.unique(np.concatenate([2.0 ** np.linspace(6, 17, 45).round(2), *([n, n + 1.0] for n in (128, 4096, 8192))]))
+LARGER = np.concatenate([np.arange(1.0, 40.0), np.unique(np.round(2.0 ** np.linspace(5.4, 10, 30)))])
 SERVERS = ("vllm", "sglang", "trtllm")
 MODELS = (
     "llama-3.1-8b",
@@ -254,3 +257,18 @@ def test_served_times_are_finite_and_no_work_is_lost(engine):
     assert np.all(time.requests_per_s * (output - 1) * time.decode_step_s <= time.active * (1.0 + 1e-6))
     assert np.all(time.prefill_share >= 0)
     assert np.all(time.prefill_share < 1)
+
+
+@pytest.mark.parametrize("pp", [1, 4])
+def test_time_never_falls_with_context_or_batch(pp):
+    """For every catalog model: across windows and chunks of attention, waves of blocks, and microbatches of stages."""
+    hw, engine = load_hardware("h100-sxm-80gb"), load_engine("vllm")
+    for name in model_names():
+        model = load_model_spec(name)
+        setup = Setup(model=model, hardware=hw, engine=engine, spread=Parallelism(pp=min(pp, model.num_hidden_layers)))
+        tp = float(largest_tp_at_most(model, 8))
+        for batch, context in ((np.array([[1.0], [16.0]]), LONGER), (LARGER, np.array([[512.0], [16_384.0]]))):
+            terms = step_terms(setup, batch=batch, kv_len=context, draft_kv_len=context, gamma=0.0, tp_size=tp)
+            seconds = terms.autoregressive.total_s
+            worst = np.min(seconds[:, 1:] / np.maximum.accumulate(seconds, axis=1)[:, :-1])
+            assert worst >= 1.0 - 1e-9, (name, worst)

@@ -22,7 +22,7 @@ from magicdec.perfmodel.memory import memory_need, weights_bytes
 from magicdec.perfmodel.plan_request import PlanRequest
 from magicdec.perfmodel.planner import plan
 from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.stages import microbatch, waiting_op
+from magicdec.perfmodel.stages import waiting_op
 from magicdec.perfmodel.steps import step_terms
 from magicdec.reports.terminal_plan import print_plan
 from magicdec.specs.catalog import load_model_spec
@@ -65,9 +65,8 @@ def test_a_step_in_stages_takes_what_a_simulated_pipeline_takes(
     counts = setup.spread.stage_layers(126)
     times = [count / 126 * layers_s + sends_s / pp for count in counts]
     times[-1] += last_s
-    each = int(microbatch(setup, batch))
     waiting = waiting_op(setup, batch=batch, layers_s=layers_s, last_s=last_s, sends_s=sends_s)
-    expected = simulated(times, min(pp, -(-batch // each)))
+    expected = simulated(times, min(pp, batch))
     assert float(layers_s + last_s + sends_s + waiting.time_s) == pytest.approx(expected, rel=1e-6)
 
 
