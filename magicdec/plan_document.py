@@ -16,7 +16,7 @@ import msgspec
 
 from magicdec.errors import ConfigError, StorageError
 from magicdec.files import rows_to_csv
-from magicdec.naming import draft_id
+from magicdec.naming import draft_id, draft_name
 from magicdec.units import MILLI
 
 if TYPE_CHECKING:
@@ -176,9 +176,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The best gamma by batch (rows) and context (columns) at one tp; gamma 0, speedup 1 where no draft is quicker."""
+    """The best gamma of one draft by batch (rows) and context (columns) at one tp; gamma 0, speedup 1 where it is not
+    faster than decoding without it."""
 
     tp_size: Count
+    draft: str = ""
+    """The best configuration's draft, or the leading one where that is autoregressive; "": not said (version 2, whose
+    cells are of the best draft each)."""
+    draft_method: str = ""
+    draft_budget: Count | None = None
     batch_sizes: list[Count]
     context_lens: list[Count]
     gamma: list[list[Annotated[int, msgspec.Meta(ge=0)]]]
@@ -187,17 +193,24 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
     fits: list[list[bool]]
     break_even_gen_len: list[list[int | None]]
     break_even_context: list[Number | None]
-    """By batch: the context from which speculation is quicker; null: at none."""
+    """The context from which on speculation is faster, up to the longest of the table, by batch; null: it is not faster
+    there."""
     idle_speedup: list[list[Number]] | None = None
-    """Of an engine that has the best configuration's draft set up and drafts nothing (K = 0), over one without it;
-    null: the best has no draft."""
+    """Speedup of an engine that has the draft set up and drafts nothing (K = 0), over one without it; null: the best
+    has no draft."""
     gamma_set_up: list[list[Annotated[int, msgspec.Meta(ge=0)]]] | None = None
-    """The best gamma of that draft once it is set up: 0 only where that is quicker than drafting."""
+    """The best gamma once the draft is set up: 0 only where drafting nothing is faster."""
 
     @property
     def gamma_of_steps(self) -> list[list[int]]:
-        """What an engine that has the draft set up should draft."""
+        """The gammas that an engine with the draft set up should draft: what is shown and exported."""
         return self.gamma if self.gamma_set_up is None else self.gamma_set_up
+
+    @property
+    def draft_name(self) -> str:
+        """The draft in a few words: "StreamingLLM 512"."""
+        name = draft_name(self.draft, self.draft_method) if self.draft else "the best draft of each cell"
+        return name + (f" {self.draft_budget}" if self.draft_budget else "")
 
     def __post_init__(self) -> None:
         shape = len(self.batch_sizes), len(self.context_lens)

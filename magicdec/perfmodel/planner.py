@@ -193,8 +193,9 @@ def _answer(device: Device, lengths: Lengths, baseline: Candidate | None) -> Ans
         return None
     loads = _loads(alone, drafted, is_one=device.searches_batch)
     answered = [_ranked(*load) for load in loads]
-    leading = sorted(answered, key=lambda each: _objective(each[0]), reverse=True)
-    best, drafted = leading[0][0], [row for _, rows in leading for row in rows]
+    by_load = sorted(answered, key=lambda each: _objective(each[0]), reverse=True)
+    best, drafted = by_load[0][0], [row for _, rows in by_load for row in rows]
+    leading = best if best.is_speculative else next(iter(drafted), None)
     origin = next(each for each in found if best in each.rows)
     prediction = origin.prediction.take([origin.rows.index(best)])
     best = _with_static_batch(device, lengths, origin, best)
@@ -207,7 +208,7 @@ def _answer(device: Device, lengths: Lengths, baseline: Candidate | None) -> Ans
         best_autoregressive=baseline,
         best_by_batch=[] if device.searches_batch else [row for row, _ in answered],
         pareto=frontier,
-        gamma_table=gamma_table(device, best),
+        gamma_table=gamma_table(device, best, leading),
         breakdown=breakdown(prediction),
         memory=_memory(device, lengths, origin.option, best, prediction),
         ceilings=ceilings(prediction.setup),

@@ -309,22 +309,22 @@ def gamma_table(data: ReportData) -> Table | None:
     columns = (
         Column(name="batch_size", title="Batch", kind="integer"),
         *(Column(name=f"context_{c}", title=thousands(c), kind="integer") for c in grid.context_lens),
-        Column(name="break_even_context", title="Quicker from context"),
+        Column(name="break_even_context", title="Faster from context on"),
     )
     rows = []
     for batch, gammas, fits, start in zip(
-        grid.batch_sizes, grid.gamma, grid.fits, grid.break_even_context, strict=True
+        grid.batch_sizes, grid.gamma_of_steps, grid.fits, grid.break_even_context, strict=True
     ):
         shown = [gamma if fit else None for gamma, fit in zip(gammas, fits, strict=True)]
-        rows.append((batch, *shown, quicker_from(start, grid.context_lens[0])))
+        rows.append((batch, *shown, faster_from(start, grid.context_lens[0])))
     note = (
-        "Best γ for each batch size (rows) and context length (columns); 0 = leave speculation off; "
-        "empty = does not fit in memory."
+        f"Best γ of {grid.draft_name} for each batch size (rows) and context length (columns), as exported; 0 = draft "
+        "nothing; empty = does not fit in memory."
     )
     return Table(name="gamma", title="Which γ to use", note=note, columns=columns, rows=tuple(rows))
 
 
-def quicker_from(start: float | None, shortest: int) -> str | None:
+def faster_from(start: float | None, shortest: int) -> str | None:
     """A context of break-even; at the edge of what was looked at it is an upper bound."""
     if start is None:
         return None

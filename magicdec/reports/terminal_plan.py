@@ -89,7 +89,8 @@ def _print_case(console: Console, answer: Plan, case: Case) -> None:
     if any(any(row) for row in case.gamma_table.gamma):
         _print(
             console,
-            "best gamma by batch and context; 0: off, ?: unclear, -: no room",
+            f"gamma of {case.gamma_table.draft_name} by batch and context, as exported; 0: off, ?: unclear, "
+            "!: slower than without it, -: no room",
             _gamma_table(case.gamma_table, console.width),
         )
 
@@ -311,26 +312,27 @@ def _more_throughput(case: Case) -> str:
 def _gamma_table(table: GammaTable, width: int) -> Table:
     """With the speedup beside gamma where there is room for it."""
     contexts = table.context_lens
-    shown = _table([("batch", "right"), *((_short(context), RIGHT) for context in contexts), ("quicker from", "right")])
+    shown = _table([("batch", "right"), *((_short(context), RIGHT) for context in contexts), ("faster from", "right")])
     wide = 6 + 10 * len(contexts) + 13 <= width
 
     def cell(row: int, column: int) -> str:
         if not table.fits[row][column]:
             return "-"
-        gamma, doubt = table.gamma[row][column], "?" if table.verdict[row][column] == "unclear" else ""
-        return f"{gamma}{doubt} ({table.speedup[row][column]:.2f})" if wide and gamma else f"{gamma}{doubt}"
+        gamma, pays = table.gamma_of_steps[row][column], table.gamma[row][column] > 0
+        mark = "?" if table.verdict[row][column] == "unclear" else "!" if gamma and not pays else ""
+        return f"{gamma}{mark} ({table.speedup[row][column]:.2f})" if wide and pays else f"{gamma}{mark}"
 
     for row, batch in enumerate(table.batch_sizes):
         start = table.break_even_context[row]
         cells = [cell(row, column) for column in range(len(contexts))]
-        shown.add_row(str(batch), *cells, _quicker_from(start, contexts[0]))
+        shown.add_row(str(batch), *cells, _faster_from(start, contexts[0]))
     return shown
 
 
-def _quicker_from(start: float | None, shortest: int) -> str:
-    """The least context with a speedup of 1, of which the table's first is only a bound."""
+def _faster_from(start: float | None, shortest: int) -> str:
+    """The context from which on the speedup is above 1, of which the table's first is only a bound."""
     if start is None:
-        return "never"
+        return "-"
     return f"<= {_short(shortest)}" if start <= shortest else _short(round(start))
 
 

@@ -179,6 +179,21 @@ def test_break_even_contexts_are_where_the_speedup_is_one() -> None:
         assert predict(setup_of(spec), STREAMING, points).speedup.max() == pytest.approx(1.0, abs=0.03)
 
 
+def test_from_the_break_even_context_on_every_cell_drafts() -> None:
+    """Also where several drafts are ranked, some of which gain at short contexts only: a table is of one draft."""
+    document = plan(PlanRequest(hardware=("h100-sxm-80gb",), tp_size=8, batch_sizes=(16,), context_lens=(16_384,)))
+    table = document.gamma_table
+    assert (table.draft, table.draft_method) == (document.best.draft, document.best.draft_method)
+    assert any(0 < gammas.count(0) < len(gammas) for gammas in table.gamma)
+    for gammas, start in zip(table.gamma, table.break_even_context, strict=True):
+        drafting = [gamma > 0 for gamma in gammas]
+        assert drafting[-1] == (start is not None)
+        from_there = [
+            each for each, context in zip(drafting, table.context_lens, strict=True) if start and context >= start
+        ]
+        assert all(from_there)
+
+
 def test_autoregressive_decoding_is_compared_at_its_own_best_batch() -> None:
     document = plan(PlanRequest(**CASE))
     alone = document.best_autoregressive

@@ -21,7 +21,7 @@ from magicdec.naming import describe
 from magicdec.records import Record, read_many, record_rows
 from magicdec.reports.data import ReportData, median_pair, plan_records
 from magicdec.reports.headline import headline
-from magicdec.reports.tables import all_tables, error_table, quicker_from
+from magicdec.reports.tables import all_tables, error_table, faster_from
 from magicdec.reports.terminal import print_comparison, print_groups, print_run, print_verdict
 
 
@@ -196,9 +196,9 @@ def test_the_headline_names_what_measured_better_than_the_plans_choice() -> None
 
 
 def test_a_break_even_at_the_edge_of_the_grid_is_an_upper_bound() -> None:
-    assert quicker_from(512, 512) == "≤ 512"
-    assert quicker_from(512.4, 512) == "512"
-    assert quicker_from(None, 512) is None
+    assert faster_from(512, 512) == "≤ 512"
+    assert faster_from(512.4, 512) == "512"
+    assert faster_from(None, 512) is None
 
 
 def test_a_report_of_a_pipeline_counts_all_of_its_devices() -> None:
