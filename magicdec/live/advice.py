@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError
@@ -24,12 +25,10 @@ from magicdec.live.observation import Draft, Observation
 from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.drafts import check_profiles
 from magicdec.perfmodel.intervals import Z_90, relative_errors
 from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points, Setup, precision_of
-from magicdec.perfmodel.steps import looked_up_terms
 from magicdec.plan_document import verdict_of
 from magicdec.records import Record
 from magicdec.reports.deployment import Deployment
@@ -221,24 +220,14 @@ class _Points:
         self.situation = situation
         gammas = np.array(situation.gammas)
         at = Points(batch=batch[0], context=context[0], tp=float(situation.tp_size), gamma=gammas)
-        self.prediction: Prediction = predict(situation.setup, situation.acceptance, at)
-        terms, probability = self.prediction.terms, np.ones(())
-        if situation.drafted_share < 1.0:
-            terms, probability = looked_up_terms(
-                situation.setup, batch=batch[0], kv_len=context[0], gamma=gammas, share=situation.drafted_share,
-                tp_size=float(situation.tp_size),
-            )  # fmt: skip
-
-        def mean(values: Array) -> Array:
-            """Over the numbers of sequences that have a draft."""
-            if not probability.ndim:
-                return np.broadcast_to(values, gammas.shape)
-            weighted: Array = np.sum(probability * values, axis=-1)
-            return weighted
-
-        self.step_s = mean(terms.step_s)
+        acceptance = msgspec.structs.replace(situation.acceptance, drafted_share=situation.drafted_share)
+        self.prediction: Prediction = predict(situation.setup, acceptance, at)
+        self.step_s = np.broadcast_to(self.prediction.step_s, gammas.shape)
         self.tokens = np.broadcast_to(self.prediction.expected_tokens_per_step, gammas.shape)
-        self.shares = {group: mean(seconds) / self.step_s for group, seconds in terms.step_seconds("group").items()}
+        self.shares = {
+            group: np.broadcast_to(seconds, gammas.shape) / self.step_s
+            for group, seconds in self.prediction.terms.step_seconds("group").items()
+        }
 
     def choice(self, gamma: int, *, over: int) -> Choice:
         tpot = self.step_s / self.tokens

@@ -23,7 +23,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.memory import Memory, capacity_bytes, memory_need
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
-from magicdec.perfmodel.steps import StepTerms, prefill_terms, step_terms
+from magicdec.perfmodel.steps import StepTerms, looked_up_terms, prefill_terms, step_terms
 from magicdec.specs.speculation import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
 
 MAX_CHUNK_POINTS = 2_000_000
@@ -208,6 +208,11 @@ def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) 
         setup, batch=at.batch, kv_len=kv_len, draft_kv_len=at.budget if is_uncut else read, gamma=at.gamma,
         tp_size=at.tp, full_acceptance=everything,
     )  # fmt: skip
+    if setup.kind == "ngram" and acceptance is not None and acceptance.drafted_share < 1.0:
+        by_number, probability = looked_up_terms(
+            setup, batch=at.batch, kv_len=kv_len, gamma=at.gamma, share=acceptance.drafted_share, tp_size=at.tp
+        )
+        terms = by_number.averaged(probability, at.gamma)
     held = at.context + at.gen_len if at.max_len is None else at.max_len
     need = memory_need(
         setup, batch=at.batch, max_len=held, budget=at.budget, gamma=at.gamma, tp_size=at.tp,

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from magicdec.perfmodel import memory, ops, stages
-from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.cost import Array, Cost
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
 from magicdec.perfmodel.ops import Op
 from magicdec.perfmodel.setup import ModelSetup, Setup, draft_kv_tokens, draft_tp
@@ -27,6 +27,8 @@ from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import PARALLEL_METHODS, SPARSE_METHODS
 
 TOKEN_BYTES = 8.0
+FEWEST_GROUPS = 32
+MOST_CASES = 65_536
 ANY_DEVICE = HardwareProfile(
     name="any", memory_bytes=1e12, memory_bytes_per_s=1e12, flops_per_s=dict.fromkeys(DTYPE_BYTES, 1e12)
 )
@@ -62,6 +64,34 @@ class StepTerms:
         once, draft = split(self.verify.plus(self.accept, self.upkeep)), split(self.draft)
         alone = split(self.autoregressive)
         return {key: np.where(self.gamma > 0, self.gamma * draft[key] + once[key], alone[key]) for key in once}
+
+    def averaged(self, probability: Array, gamma: Array) -> StepTerms:
+        """The mean step over the last axis, whose cases have this probability. Steps that draft nothing there are
+        autoregressive; their operations count to the verification."""
+        drafts = np.where(self.gamma > 0, probability, 0.0)
+        verify = _mean(self.verify, drafts).plus(_mean(self.autoregressive, probability - drafts))
+        return StepTerms(
+            autoregressive=_mean(self.autoregressive, probability), draft=_mean(self.draft, drafts), verify=verify,
+            accept=_mean(self.accept, drafts), upkeep=_mean(self.upkeep, drafts), gamma=gamma,
+        )  # fmt: skip
+
+
+def _mean(time: ForwardTime, weight: Array) -> ForwardTime:
+    """The operations of a pass summed over the last axis with these weights."""
+
+    def summed(value: Any) -> Array:
+        total: Array = np.sum(weight * value, axis=-1)
+        return total
+
+    return ForwardTime(
+        tuple(
+            replace(
+                op, cost=Cost(*map(summed, op.cost)), time_s=summed(op.time_s), memory_s=summed(op.memory_s),
+                compute_s=summed(op.compute_s), overhead_s=summed(op.overhead_s),
+            )
+            for op in time.ops
+        )
+    )  # fmt: skip
 
 
 def sampling_ops(setup: Setup, *, rows: Any, tp_size: Any, vocab_size: int) -> list[Op]:
@@ -211,14 +241,16 @@ def looked_up_terms(
     sequences that have one, 0 to the largest batch on a last axis, and the probability of each.
 
     A pass has one token for each sequence and gamma more for each that has a draft, gamma · n / batch per sequence on
-    average; without any draft it is autoregressive. n is binomial: sequences are taken as independent.
+    average; without any draft it is autoregressive. n is binomial: sequences are taken as independent, and on large
+    grids as so many equal groups of them.
     """
     from scipy.special import gammaln, xlog1py, xlogy
 
-    batch, kv_len, gamma, share = (
-        np.asarray(value, dtype=np.float64)[..., None] for value in (batch, kv_len, gamma, share)
+    batch, kv_len, gamma, share, tp_size = (
+        np.asarray(value, dtype=np.float64)[..., None] for value in (batch, kv_len, gamma, share, tp_size)
     )
-    count = np.maximum(np.round(batch), 1.0)
+    cells = np.broadcast(batch, kv_len, gamma, share, tp_size).size
+    count = np.clip(np.round(batch), 1.0, max(FEWEST_GROUPS, MOST_CASES // cells))
     number = np.arange(int(count.max()) + 1.0)
     having = np.minimum(number, count)
     ways = gammaln(count + 1.0) - gammaln(having + 1.0) - gammaln(count - having + 1.0)

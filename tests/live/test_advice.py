@@ -24,6 +24,7 @@ from magicdec.live.observation import observe, parse_draft
 from magicdec.live.show import advice_lines, bars, trend_lines, windows
 from magicdec.perfmodel.acceptance import constant_profile, fit_profile, save_profile
 from magicdec.perfmodel.intervals import relative_errors
+from magicdec.perfmodel.planner import PlanRequest, plan
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.steps import step_terms
@@ -290,3 +291,26 @@ def test_watching_ends_with_the_last_view_when_it_is_stopped(serve):  # noqa: F8
     assert (program.returncode, failed) == (0, "")
     assert "advice: " in printed
     assert any(bar in printed for bar in "▁▂▃▄▅▆▇█")
+
+
+def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
+    """Rates that rise with the position, and a look-up that finds a draft in some of the steps."""
+    for draft, rates, share in ((EAGLE, (0.55, 0.68, 0.75), 1.0), (NGRAM, (0.55, 0.68, 0.75), 0.3)):
+        left, rows = 4000.0, []
+        for position, rate in enumerate(rates, 1):
+            rows.append({"draft_method": draft.method, "budget": 4096, "context": 4096, "position": position,
+                         "trials": left, "accepted": left * rate})  # fmt: skip
+            left *= rate
+        profile = msgspec.structs.replace(fit_profile(rows, draft=draft.name, spread=0.0), drafted_share=share)
+        for batch in (4, 32, 96):
+            setup = dataclasses.replace(SERVING, engine="vllm").setup(draft, "vllm")
+            at = situation(setup=setup, acceptance=profile, batch_size=float(batch), context_len=4096.0)
+            advice = advise(dataclasses.replace(at, drafted_share=share))
+            drafted = [choice for choice in advice.choices if choice.gamma]
+            request = PlanRequest(
+                model=setup.model, hardware=(setup.hardware,), engine=setup.engine, tp_size=1, batch_sizes=(batch,),
+                context_lens=(4096,), draft=draft.name, draft_method=draft.method, acceptance=(profile,),
+            )  # fmt: skip
+            rows_of_plan = {row.gamma: row.tpot_s for row in plan(request).candidates}
+            assert min(rows_of_plan, key=rows_of_plan.get) == min(drafted, key=lambda choice: choice.tpot_s).gamma
+            assert rows_of_plan == pytest.approx({choice.gamma: choice.tpot_s for choice in drafted}, rel=1e-9)
