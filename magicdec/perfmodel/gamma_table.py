@@ -42,7 +42,7 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> G
     alone = predict(device.setup(None), None, every)
     shape, split = every.shape[:2], len(contexts)
     room = alone.full(alone.memory.fits).reshape(shape)
-    option = None if leading is None or not any(device.gammas) else _option_of(device, leading)
+    option = None if leading is None or leading.gamma == 0 else _option_of(device, leading)
     speedup, gamma, paid = np.zeros(shape), np.zeros(shape, dtype=np.int64), np.full(shape, np.inf)
     verdict, fits, set_up = np.full(shape, "does not pay"), room, {}
     if option is not None and leading is not None:
@@ -86,7 +86,7 @@ def _best_gammas(
 ) -> tuple[Prediction, Any]:
     """The draft at its best gamma of each batch and context, as rows, and whether it can run there: below its context,
     and in memory wherever autoregressive decoding fits (`room`)."""
-    gammas = np.reshape(device.gammas, (1, 1, 1, 1, -1))
+    gammas = np.reshape(device.gammas_of(option), (1, 1, 1, 1, -1))
     points = dataclasses.replace(every, budget=np.reshape(leading.draft_budget or 0, (1, 1, 1, 1, 1)), gamma=gammas)
     result = predict(device.setup(option), option.acceptance, points)
     shape = (*room.shape, gammas.size)

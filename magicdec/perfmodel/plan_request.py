@@ -198,11 +198,14 @@ class Device:
         per_tp: Array = np.broadcast_to(batch, (len(self.tp_sizes),))
         return per_tp
 
-    @property
-    def gammas(self) -> tuple[int, ...]:
+    def gammas_of(self, option: DraftOption | None) -> tuple[int, ...]:
+        """The gammas to search: as asked, else as deep as the draft's acceptance is good for; (0,) drafts nothing."""
+        if option is None:
+            return (0,)
         if self.request.gamma is not None:
             return (self.request.gamma,)
-        return tuple(range(1, DEFAULT_MAX_GAMMA + 1))
+        deepest = option.acceptance.max_gamma if option.acceptance is not None else None
+        return tuple(range(1, min(DEFAULT_MAX_GAMMA, deepest or DEFAULT_MAX_GAMMA) + 1))
 
 
 def wanted_drafts(request: PlanRequest) -> Wanted:

@@ -92,7 +92,7 @@ def _found(
     device: Device, option: DraftOption | None, lengths: Lengths, batches: Array, baseline: float | None
 ) -> Found | None:
     """Of one draft every point, or where the batch is searched those worth a look; None where there are none."""
-    gammas = device.gammas if option is not None else (0,)
+    gammas = device.gammas_of(option)
     if not len(batches) or (option is not None and gammas == (0,)):
         return None
     setup, law = device.setup(option), option.acceptance if option is not None else None

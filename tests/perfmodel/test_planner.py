@@ -194,6 +194,15 @@ def test_from_the_break_even_context_on_every_cell_drafts() -> None:
         assert all(from_there)
 
 
+def test_gamma_is_searched_only_as_deep_as_acceptance_was_measured() -> None:
+    case: dict[str, Any] = {"hardware": ("h100-sxm-80gb",), "tp_size": 1, "batch_sizes": (8,), "context_lens": (4096,)}
+    document = plan(PlanRequest(**case, draft="ngram"))
+    assert max(row.gamma for row in document.candidates) == 5
+    assert max(map(max, document.gamma_table.gamma_of_steps)) <= 5
+    deeper = plan(PlanRequest(**case, draft="ngram", gamma=12)).candidates[0]
+    assert deeper.acceptance_extrapolated
+
+
 def test_autoregressive_decoding_is_compared_at_its_own_best_batch() -> None:
     document = plan(PlanRequest(**CASE))
     alone = document.best_autoregressive
