@@ -37,7 +37,7 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> G
     limit = device.model.longest_context - growth
     batches = sorted({*TABLE_BATCHES, best.batch_size})
     contexts = sorted({*(each for each in TABLE_CONTEXTS if each <= limit), best.context_len})
-    fine = np.geomspace(contexts[0], contexts[-1], NUM_BREAK_EVEN_CONTEXTS)
+    fine = np.round(np.geomspace(contexts[0], contexts[-1], NUM_BREAK_EVEN_CONTEXTS))
     every = Points.grid(batch=batches, context=[*contexts, *fine], tp=(best.tp_size,), gen_len=float(growth))
     alone = predict(device.setup(None), None, every)
     shape, split = every.shape[:2], len(contexts)
@@ -117,5 +117,5 @@ def _break_even(contexts: Array, speedups: Array) -> int | None:
     if last == len(contexts) - 1:
         return None
     low, high = speedups[last], speedups[last + 1]
-    share = (1.0 - low) / (high - low)
+    share = (1.0 - low) / (high - low) if low > 0.0 else 1.0  # 0: the draft cannot run there at all
     return round(float(contexts[last] * (contexts[last + 1] / contexts[last]) ** share))
