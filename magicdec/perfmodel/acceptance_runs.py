@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
 from magicdec.perfmodel.cost import Array
+from magicdec.specs.speculation import MAX_GAMMA
 
 LONGEST = 1024
 """Tokens of a run at most; with 64 the tokens per step differ by 1 %."""
@@ -63,16 +64,18 @@ class Runs:
 
     def log_ratio_error(self, gamma: Any, over: Any) -> Array:
         """One standard deviation of log(E(gamma) / E(over)); arrays broadcast."""
-
-        def ratio(x: Array) -> Array:
-            moved = replace(self, x=x)
-            return np.log(moved.tokens_per_step(gamma)[0] / moved.tokens_per_step(over)[0])
-
-        by_x = [(ratio(self.x + up) - ratio(self.x - up)) / (2 * STEP) for up in np.eye(2) * STEP]
-        gradient = np.stack(by_x, axis=-1)
-        counted = np.einsum("...i,ij,...j", gradient, self.covariance, gradient)
-        error: Array = np.sqrt(np.maximum(counted, 0.0) + (SHAPE_ERROR * ratio(self.x)) ** 2)
+        ratio = self._log_tokens[:, gamma] - self._log_tokens[:, over]
+        gradient = (ratio[1:3] - ratio[3:5]) / (2 * STEP)
+        counted = np.einsum("i...,ij,j...", gradient, self.covariance, gradient)
+        error: Array = np.sqrt(np.maximum(counted, 0.0) + (SHAPE_ERROR * ratio[0]) ** 2)
         return error
+
+    @cached_property
+    def _log_tokens(self) -> Array:
+        """log E of gamma = 0..MAX_GAMMA on the last axis, at x and a STEP up and down in either of its parts."""
+        steps = np.eye(2) * STEP
+        moved = [self, *(replace(self, x=self.x + step) for step in (*steps, *-steps))]
+        return np.log([runs.tokens_per_step(np.arange(MAX_GAMMA + 1))[0] for runs in moved])
 
 
 @lru_cache(maxsize=64)

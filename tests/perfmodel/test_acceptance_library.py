@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import pytest
 
@@ -76,10 +77,15 @@ def test_multi_token_prediction_gives_the_speedup_that_nvidia_measured() -> None
     assert max(speedups.values()) < 1.03 * speedups[3]
 
 
-def test_a_block_longer_than_any_measured_is_an_extrapolation() -> None:
-    planned = plan(
-        PlanRequest(model="deepseek-v3", hardware=("h200-sxm-141gb",), batch_sizes=(4,), context_lens=(1024,))
-    )
-    flags = {row.gamma: row.acceptance_extrapolated for row in planned.candidates if row.draft == "mtp"}
-    assert flags[7] is False
-    assert flags[8] is True
+def test_a_plan_drafts_no_longer_blocks_than_were_measured_unless_asked() -> None:
+    """Multi-token prediction's rates were measured at up to 7 drafts, a look-up's at up to 5; asked for more, a plan
+    marks it."""
+    for model, draft, deepest in (("deepseek-v3", "mtp", 7), ("llama-3.1-8b", "ngram", 5)):
+        request = PlanRequest(
+            model=model, hardware=("h200-sxm-141gb",), batch_sizes=(1,), context_lens=(1024,), draft=draft
+        )
+        rows = plan(request).candidates
+        assert max(row.gamma for row in rows) == deepest
+        assert not any(row.acceptance_extrapolated for row in rows)
+        (row,) = plan(replace(request, gamma=8)).candidates
+        assert (row.gamma, row.acceptance_extrapolated) == (8, True)
