@@ -15,6 +15,7 @@ from magicdec.plan_document import NeedsAcceptance
 from magicdec.specs.catalog import load_model_spec, model_names, models_of_vocabulary
 from magicdec.specs.engine import EngineProfile, engines_that_run
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import (
     DRAFT_METHODS,
     LOOKUP_METHODS,
@@ -70,8 +71,20 @@ class Wanted:
     """A user's own, before the published ones."""
     rate: float | tuple[float, ...] | None = None
     temperature: float = 1.0
-    is_quantised: bool = False
-    """Whether a self-draft has other weights than its target."""
+    weight_dtype: str | None = None
+    """The target's format; None: as published, else 16 bits."""
+    draft_weight_dtype: str | None = None
+
+    def has_other_weights(self, target: ModelSpec, kind: DraftMethod, draft: str) -> bool:
+        """Whether the draft's weights are not those that its acceptance was published with: the target's own where it
+        drafts for itself; the published format or a wider one of a head or a draft model."""
+        if self.draft_weight_dtype is None or kind in LOOKUP_METHODS:
+            return False
+        own = target.quantization.weight_dtype if target.quantization is not None else "bf16"
+        if draft == SELF:
+            return self.draft_weight_dtype != (self.weight_dtype or own)
+        published = Precision(weight_dtype=own if kind == "mtp" else "bf16")
+        return Precision(weight_dtype=self.draft_weight_dtype).weight_bytes < published.weight_bytes
 
     @property
     def names_a_draft(self) -> bool:
@@ -125,7 +138,7 @@ def _reason(
         return (
             f"acceptance of {name} hangs on the text ({published.dataset} is published); --draft {name} plans with that"
         )
-    weights = " with other weights than its target's" if wanted.is_quantised else ""
+    weights = f" with weights in {wanted.draft_weight_dtype}" if wanted.has_other_weights(target, kind, name) else ""
     return f"no published acceptance of {name}/{kind}{weights} for {target.name}; measure it, or give a rate"
 
 
@@ -233,7 +246,7 @@ def _law(target: ModelSpec, draft: str, method: DraftMethod, wanted: Wanted) -> 
     for profile in wanted.profiles:
         if _describes(profile, draft, method):
             return profile
-    if wanted.is_quantised:
+    if wanted.has_other_weights(target, method, draft):
         return None
     return laws.default_profile(target.name, method, draft=draft, temperature=wanted.temperature)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from magicdec.specs.engine import DEFAULT_CPU_ENGINE, DEFAULT_ENGINE, EngineProf
 from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import MAX_EP_SIZE, MAX_PP_SIZE, MAX_TP_SIZE, TENSOR_PARALLEL, Parallelism
-from magicdec.specs.precision import Precision
+from magicdec.specs.precision import PROFILE_DTYPES, Precision
 from magicdec.specs.speculation import MAX_GAMMA, SamplingSpec
 from magicdec.specs.workload import WorkloadSpec
 
@@ -145,7 +145,6 @@ class Device:
     engine: EngineProfile
     tp_sizes: tuple[int, ...]
     precision: Precision
-    draft_precision: Precision
     searches_batch: bool
     options: tuple[DraftOption, ...] = ()
     spread: Parallelism = TENSOR_PARALLEL
@@ -167,12 +166,14 @@ class Device:
         }
         if option is None:
             return Setup(**common)
-        return Setup(
-            **common,
-            speculation=option.speculation(),
-            draft_model=option.model,
-            draft_precision=self.draft_precision,
-        )
+        setup = Setup(**common, speculation=option.speculation(), draft_model=option.model)
+        return replace(setup, draft_precision=self.drafting_precision(setup))
+
+    def drafting_precision(self, setup: Setup) -> Precision:
+        """The draft's formats: those that were asked for, else the usual ones of such a draft."""
+        given = {"weight_dtype": self.request.draft_weight_dtype, "kv_dtype": self.request.draft_kv_dtype}
+        named = {key: PROFILE_DTYPES.get(dtype, dtype) for key, dtype in given.items() if dtype is not None}
+        return msgspec.structs.replace(setup.drafting_precision, **named)
 
     @property
     def tp(self) -> Array:
@@ -217,7 +218,8 @@ def wanted_drafts(request: PlanRequest) -> Wanted:
         profiles=request.acceptance,
         rate=request.acceptance_rate,
         temperature=request.sampling.temperature,
-        is_quantised=request.draft_weight_dtype not in (None, request.weight_dtype or "bf16"),
+        weight_dtype=request.weight_dtype,
+        draft_weight_dtype=request.draft_weight_dtype,
     )
 
 
@@ -276,7 +278,6 @@ def _resolved(
         raise ConfigError(f"engine {engine.name} runs {able} with pp {request.pp_size}, not {request.draft}")
     limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
     limited = any(limit is not None for limit in limits)
-    precision = precision_of(model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype)
     device = Device(
         request=request,
         model=model,
@@ -284,13 +285,7 @@ def _resolved(
         engine=engine,
         tp_sizes=layout.tp_sizes,
         spread=layout.spread,
-        precision=precision,
-        draft_precision=precision_of(
-            model,
-            hw,
-            weight_dtype=request.draft_weight_dtype or precision.weight_dtype,
-            kv_dtype=request.draft_kv_dtype or precision.kv_dtype,
-        ),
+        precision=precision_of(model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype),
         searches_batch=not request.batch_sizes and limited,
         options=tuple(staged),
     )

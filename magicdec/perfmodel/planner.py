@@ -96,7 +96,7 @@ def plan(request: PlanRequest) -> Plan:
         model=model.name,
         engine=first.device.engine.name,
         request=_request_record(request),
-        precision=_formats(first.device),
+        precision=_formats(first),
         other_cases=[each.case for each in answers[1:]],
         needs_acceptance=[_with_paying_rate(first, each) for each in first.lacking if _is_run(first.device, each)],
         notes=[*notes(devices, first.device, first.case, first.drafted), *refused],
@@ -351,9 +351,11 @@ def _request_record(request: PlanRequest) -> Request:
     return msgspec.convert(names, Request)
 
 
-def _formats(device: Device) -> Formats:
-    draft = device.draft_precision
+def _formats(answer: Answer) -> Formats:
+    device = answer.device
+    setup = device.setup(answer.option or next(iter(device.options), None))
+    draft = device.drafting_precision(setup)
     return Formats(
-        weight_dtype=device.precision.weight_dtype, kv_dtype=device.precision.kv_dtype,
+        weight_dtype=setup.precision.weight_dtype, kv_dtype=setup.precision.kv_dtype,
         draft_weight_dtype=draft.weight_dtype, draft_kv_dtype=draft.kv_dtype,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from magicdec import api
 from magicdec.perfmodel.setup import EAGLE3_VOCABULARY, Setup
 from magicdec.perfmodel.steps import StepTerms, step_terms
 from magicdec.specs.catalog import load_model_spec
@@ -92,3 +93,34 @@ def test_lookup_on_the_host_grows_with_the_batch():
     engine = load_engine("vllm")
     per_sequence = engine.sequence_overhead_s + engine.speculation_sequence_s
     assert many - few == pytest.approx(128 * (engine.ngram_lookup_s_per_sequence + per_sequence))
+
+
+def test_a_head_stays_in_16_bits_beside_a_narrow_target_with_its_published_acceptance():
+    def planned(**formats: str):
+        return api.plan(
+            model="llama-3.1-8b", hardware="h100-sxm-80gb", engine="vllm", batch=4, context=4096, tp=1, draft="eagle3",
+            gamma=3, **formats,
+        )  # fmt: skip
+
+    (wide,), (narrow,) = planned().candidates, planned(weight_dtype="fp8").candidates
+    assert narrow.draft_step_s == wide.draft_step_s
+    assert narrow.autoregressive_step_s < 0.8 * wide.autoregressive_step_s
+    said = planned(weight_dtype="fp8", draft_weight_dtype="bf16")
+    assert said.candidates == [narrow]
+    assert (said.precision.weight_dtype, said.precision.draft_weight_dtype) == ("fp8", "bf16")
+    quantised = planned(weight_dtype="fp8", draft_weight_dtype="int4")
+    assert not quantised.candidates
+    assert "with weights in int4" in quantised.needs_acceptance[0].reason
+
+
+def test_a_self_draft_in_another_format_than_its_target_has_no_published_acceptance():
+    def is_known(**formats: str) -> bool:
+        asked = {"hardware": "h100-sxm-80gb", "engine": "ours", "batch": 4, "context": 4096, "tp": 1, "gamma": 3}
+        plan = api.plan(model="llama-3.1-8b", draft="self", draft_method="streamingllm", **asked, **formats)
+        return bool(plan.candidates)
+
+    assert is_known()
+    assert is_known(draft_weight_dtype="bf16")
+    assert is_known(weight_dtype="fp8", draft_weight_dtype="fp8")
+    assert not is_known(weight_dtype="fp8", draft_weight_dtype="bf16")
+    assert not is_known(draft_weight_dtype="fp8")
