@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.drafts import load_profiles
-from magicdec.perfmodel.plan_request import PlanRequest
-from magicdec.perfmodel.planner import plan as answer
+from magicdec.perfmodel.plan.drafts import load_profiles
+from magicdec.perfmodel.plan.planner import plan as answer
+from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.plan_document import Candidate, Plan
 from magicdec.records import Record, read_many, record_rows
 from magicdec.specs.engine import EngineProfile

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.perfmodel.acceptance import constant_profile, save_profile
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.records import read_records
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, MODELS_DIRECTORY
 from magicdec.specs.engine import ENGINES_DIRECTORY

@@ -216,7 +216,7 @@ def export_command(
     """
     from magicdec.files import write_atomic
     from magicdec.perfmodel.acceptance import load_profile
-    from magicdec.perfmodel.replan import for_engine
+    from magicdec.perfmodel.plan.replan import for_engine
     from magicdec.plan_document import load_plan
     from magicdec.reports.exports import check_engine, export
 

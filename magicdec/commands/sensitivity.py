@@ -35,9 +35,9 @@ def sensitivity_command(
     And so what is best measured next.
     """
     from magicdec.files import rows_to_csv
-    from magicdec.perfmodel.drafts import load_profiles
-    from magicdec.perfmodel.planner import PlanRequest
-    from magicdec.perfmodel.sensitivity import sensitivity
+    from magicdec.perfmodel.plan.drafts import load_profiles
+    from magicdec.perfmodel.plan.planner import PlanRequest
+    from magicdec.perfmodel.plan.sensitivity import sensitivity
     from magicdec.specs.hardware import load_hardware
 
     result = sensitivity(

@@ -11,7 +11,7 @@ import msgspec
 
 from magicdec.errors import MagicdecError
 from magicdec.explore.state import CONTROLS, Catalog, State
-from magicdec.perfmodel.planner import Plan, plan
+from magicdec.perfmodel.plan.planner import Plan, plan
 from magicdec.plan_document import Candidate
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import Chart, draw

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile
-from magicdec.perfmodel.planner import PlanRequest
+from magicdec.perfmodel.plan.planner import PlanRequest
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.hardware import HardwareProfile, hardware_names, load_hardware

@@ -25,8 +25,8 @@ from magicdec.live.observation import Draft, Observation
 from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.drafts import check_profiles
 from magicdec.perfmodel.intervals import Z_90, relative_errors
+from magicdec.perfmodel.plan.drafts import check_profiles
 from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points, Setup, precision_of
 from magicdec.plan_document import verdict_of

@@ -43,7 +43,7 @@ PROMPT_LOOKUP_MAX = 4
 def export(engine: str, plan: Plan, *, reason: str = "") -> str:
     """The text to paste for `engine`: comments, then a command or a configuration file.
 
-    `plan` is priced on this engine (perfmodel/replan.py); `reason` says why its best is not what was planned first.
+    `plan` is priced on this engine (perfmodel/plan/replan.py); `reason` says why its best is not the first plan's.
     Raises ConfigError for an unknown engine, and for a plan that does not fit in memory.
     """
     return write_settings(engine, replace(read_deployment(plan), reason=reason))

@@ -38,7 +38,7 @@ SUFFIX = {"a record": "jsonl", "a report": "html", "a figure": "svg", "rows": "c
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    from magicdec.perfmodel.planner import PlanRequest, plan
+    from magicdec.perfmodel.plan.planner import PlanRequest, plan
 
     path.write_text(plan(PlanRequest(batch_sizes=(8,), context_lens=(2048,), draft="eagle")).to_json())
     return path

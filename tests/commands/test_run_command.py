@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from magicdec.commands.run import read_plan
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.measure.configuration import BenchmarkRequest, check_request, session_bytes
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.plan_document import Formats, GammaTable, NeedsAcceptance, Plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec

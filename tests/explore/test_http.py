@@ -21,7 +21,7 @@ import magicdec
 from magicdec.errors import ConfigError
 from magicdec.explore.page import FIGURES, Explorer
 from magicdec.explore.server import Server
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.plan_document import Candidate
 from tests.pace import cpu_seconds, slowness
 

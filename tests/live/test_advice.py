@@ -24,7 +24,7 @@ from magicdec.live.observation import observe, parse_draft
 from magicdec.live.show import advice_lines, bars, trend_lines, windows
 from magicdec.perfmodel.acceptance import constant_profile, fit_profile, save_profile
 from magicdec.perfmodel.intervals import relative_errors
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.steps import step_terms

@@ -16,7 +16,7 @@ from magicdec.measure.configuration import BenchmarkRequest, Outputs
 from magicdec.measure.environment import REFERENCE_BYTES, ReferenceKernels, ReferenceTimes
 from magicdec.measure.rank import measure_request
 from magicdec.measure.utilisation import MemoryMeter, phase_bytes, planned_memory_bytes
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.records import Record, read_records
 from magicdec.reports.terminal import print_run
 from magicdec.runtime.distributed import SINGLE

@@ -9,7 +9,7 @@ import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, default_profile, expected_tokens_per_step
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 
 with (PROFILES_DIRECTORY / "published.csv").open(encoding="utf-8", newline="") as file:
     FIGURES = [row for row in csv.DictReader(file) if row["gamma"]]

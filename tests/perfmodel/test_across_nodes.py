@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.collectives import all_gather_time, all_reduce_time
-from magicdec.perfmodel.plan_request import PlanRequest
-from magicdec.perfmodel.planner import plan
+from magicdec.perfmodel.plan.planner import plan
+from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.specs.hardware import load_hardware
 
 H100 = load_hardware("h100-sxm-80gb")

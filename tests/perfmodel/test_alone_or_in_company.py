@@ -9,7 +9,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.plan_document import Candidate
 
 OF_THE_CASE = ("speedup_static_batch",)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.specs.catalog import model_names
 from magicdec.specs.hardware import hardware_names
 from magicdec.specs.speculation import SamplingSpec

@@ -7,8 +7,8 @@ import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile, load_profile, save_profile
-from magicdec.perfmodel.drafts import load_profiles
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.drafts import load_profiles
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 
 RATES = (0.9, 0.7, 0.5)
 

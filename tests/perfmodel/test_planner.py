@@ -15,7 +15,7 @@ from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance_law import Law
 from magicdec.perfmodel.intervals import tokens_error
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.plan_document import Case, parse_plan, verdict_of

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.planner import PlanRequest, plan
-from magicdec.perfmodel.replan import for_engine
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.replan import for_engine
 from magicdec.plan_document import Plan, parse_plan
 from magicdec.reports.exports import export
 from magicdec.specs.engine import load_engine

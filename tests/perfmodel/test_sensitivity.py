@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.planner import PlanRequest, plan
-from magicdec.perfmodel.sensitivity import sensitivity
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.sensitivity import sensitivity
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
 

@@ -19,8 +19,8 @@ from magicdec.perfmodel import layer_ops
 from magicdec.perfmodel.collectives import exchange_time
 from magicdec.perfmodel.forward import forward_pass
 from magicdec.perfmodel.memory import memory_need, weights_bytes
-from magicdec.perfmodel.plan_request import PlanRequest
-from magicdec.perfmodel.planner import plan
+from magicdec.perfmodel.plan.planner import plan
+from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.stages import waiting_op
 from magicdec.perfmodel.steps import step_terms

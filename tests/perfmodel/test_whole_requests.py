@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from magicdec.commands.plan import plan_command
-from magicdec.perfmodel.plan_request import PlanRequest
-from magicdec.perfmodel.planner import plan
+from magicdec.perfmodel.plan.planner import plan
+from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.serving import Cycle, serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec

@@ -16,8 +16,8 @@ from samples_reports import plan
 
 from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES
-from magicdec.perfmodel.planner import PlanRequest
-from magicdec.perfmodel.planner import plan as make_plan
+from magicdec.perfmodel.plan.planner import PlanRequest
+from magicdec.perfmodel.plan.planner import plan as make_plan
 from magicdec.plan_document import GammaTable, Plan, parse_plan
 from magicdec.reports.deployment import batch_bands
 from magicdec.reports.exports import draft_len_schedule, export

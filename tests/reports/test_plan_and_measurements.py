@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from magicdec.measure.configuration import BenchmarkRequest, configuration_fields
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.plan_document import Plan
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, candidate_record

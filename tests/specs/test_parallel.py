@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.layouts import Asked, layouts
+from magicdec.perfmodel.plan.layouts import Asked, layouts
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from magicdec.perfmodel.cost import Array
-from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.intervals import interval, tokens_error
-from magicdec.perfmodel.plan_request import Device
+from magicdec.perfmodel.plan.drafts import DraftOption
+from magicdec.perfmodel.plan.request import Device
+from magicdec.perfmodel.plan.search import source_error
 from magicdec.perfmodel.prediction import Prediction, predict
-from magicdec.perfmodel.search import source_error
 from magicdec.perfmodel.setup import Points, draft_kv_tokens
 from magicdec.perfmodel.steps import idle_step_s
 from magicdec.plan_document import Candidate, GammaTable, verdict_of

@@ -18,10 +18,10 @@ import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.drafts import draft_options
 from magicdec.perfmodel.intervals import relative_errors
-from magicdec.perfmodel.plan_request import engine_of, resolve, wanted_drafts
-from magicdec.perfmodel.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.drafts import draft_options
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.request import engine_of, resolve, wanted_drafts
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.plan_document import Candidate

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.cost import Array
-from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.intervals import SOURCE_ERROR, interval, tokens_error
-from magicdec.perfmodel.plan_request import DEFAULT_BATCH, MAX_BATCH, Device, Lengths
-from magicdec.perfmodel.plan_rows import candidates, requests_of
+from magicdec.perfmodel.plan.answer import candidates, requests_of
+from magicdec.perfmodel.plan.drafts import DraftOption
+from magicdec.perfmodel.plan.request import DEFAULT_BATCH, MAX_BATCH, Device, Lengths
 from magicdec.perfmodel.prediction import BoolArray, Prediction, predict
 from magicdec.perfmodel.serving import WholeRequests
 from magicdec.perfmodel.setup import Points

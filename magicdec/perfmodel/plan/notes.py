@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from magicdec.perfmodel.drafts import DraftOption
 from magicdec.perfmodel.intervals import is_engine_fitted_on
 from magicdec.perfmodel.layer_ops import EXPERT_IMBALANCE
-from magicdec.perfmodel.plan_request import Device
+from magicdec.perfmodel.plan.drafts import DraftOption
+from magicdec.perfmodel.plan.request import Device
 from magicdec.plan_document import Candidate, Case
 from magicdec.specs.speculation import draft_kind
 from magicdec.units import GIGA

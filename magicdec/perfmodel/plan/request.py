@@ -12,8 +12,8 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.cost import Array
-from magicdec.perfmodel.drafts import DraftOption, Wanted
-from magicdec.perfmodel.layouts import Asked, Layout, layouts
+from magicdec.perfmodel.plan.drafts import DraftOption, Wanted
+from magicdec.perfmodel.plan.layouts import Asked, Layout, layouts
 from magicdec.perfmodel.setup import AT_TEMPERATURE_ONE, Setup, precision_of
 from magicdec.specs.engine import DEFAULT_CPU_ENGINE, DEFAULT_ENGINE, EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware

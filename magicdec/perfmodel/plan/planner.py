@@ -3,8 +3,8 @@
     answer = plan(PlanRequest(model="llama-3.1-8b", hardware=("a100-sxm-80gb",), tp_size=8, batch_sizes=(64,)))
     answer.best.gamma, answer.best.speedup, answer.best.verdict
 
-Each (device, context) is a case, answered for itself (perfmodel/search.py): tokens per second are compared within a
-case only. With batch sizes given, the best is the best of these; without them the batch is searched too, under the
+Each (device, context) is a case, answered for itself (search.py): tokens per second are compared within a case only.
+With batch sizes given, the best is the best of these; without them the batch is searched too, under the
 latency limits and the memory.
 """
 
@@ -19,10 +19,11 @@ import numpy as np
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step, static_batch_efficiency
-from magicdec.perfmodel.drafts import RATE_BUDGET, DraftOption, draft_options
-from magicdec.perfmodel.gamma_table import gamma_table
-from magicdec.perfmodel.plan_notes import notes
-from magicdec.perfmodel.plan_request import (
+from magicdec.perfmodel.plan.answer import breakdown, candidates, ceilings
+from magicdec.perfmodel.plan.drafts import RATE_BUDGET, DraftOption, draft_options
+from magicdec.perfmodel.plan.gamma import gamma_table
+from magicdec.perfmodel.plan.notes import notes
+from magicdec.perfmodel.plan.request import (
     DEFAULT_MAX_GAMMA,
     Device,
     Lengths,
@@ -32,9 +33,8 @@ from magicdec.perfmodel.plan_request import (
     resolve,
     wanted_drafts,
 )
-from magicdec.perfmodel.plan_rows import breakdown, candidates, ceilings
+from magicdec.perfmodel.plan.search import Found, best_autoregressive, search
 from magicdec.perfmodel.prediction import Prediction, predict
-from magicdec.perfmodel.search import Found, best_autoregressive, search
 from magicdec.perfmodel.setup import Points
 from magicdec.plan_document import Candidate, Case, Formats, MemoryUse, NeedsAcceptance, Plan, Request
 from magicdec.specs.catalog import load_model_spec
