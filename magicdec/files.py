@@ -1,4 +1,5 @@
-"""Files in one move, so that a crash or a full disk never leaves half a report; and rows as CSV."""
+"""Files written in one move, so a crash or a full disk never leaves half a report; documents read with one kind of
+error; and rows as CSV."""
 
 from __future__ import annotations
 
@@ -8,12 +9,19 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from magicdec.errors import MagicdecError, StorageError
-from magicdec.units import format_bytes
+import msgspec
+
+from magicdec.errors import ConfigError, MagicdecError, StorageError
+from magicdec.units import MIB, format_bytes
+
+LIMIT_BYTES = 64 * MIB
+"""Size above which no profile, configuration or grid is read."""
+T = TypeVar("T")
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -57,6 +65,40 @@ def read_text(path: Path, *, limit_bytes: int, error: type[MagicdecError] = Stor
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as failure:
         raise error(f"cannot read {path}: {failure.strerror or failure}") from failure
+
+
+def read_toml(path: Path, what: str = "") -> dict[str, Any]:
+    """The values of a TOML file, at most `LIMIT_BYTES` large. Raises ConfigError naming the file, and `what` it is."""
+    values: dict[str, Any] = _document(path, what, "TOML", tomllib.loads)
+    return values
+
+
+def read_json(path: Path, what: str = "") -> Any:
+    """The values of a JSON file, as `read_toml`."""
+    return _document(path, what, "JSON", json.loads)
+
+
+def _document(path: Path, what: str, form: str, decode: Callable[[str], Any]) -> Any:
+    try:
+        if (size := path.stat().st_size) > LIMIT_BYTES:
+            raise ConfigError(f"{path} has {format_bytes(size)}; at most {format_bytes(LIMIT_BYTES)} are read")
+        return decode(path.read_text(encoding="utf-8"))
+    except OSError as failure:
+        raise ConfigError(f"cannot read {f'{what} ' * bool(what)}{path}: {failure.strerror or failure}") from failure
+    except (ValueError, RecursionError) as failure:
+        raise ConfigError(f"{path} is not valid {form}: {failure}") from failure
+
+
+def converted(document: Any, kind: type[T], *, where: str, strict: bool = True) -> T:
+    """A document's values as a struct. Raises ConfigError naming `where` and the key that is wrong."""
+    try:
+        return msgspec.convert(document, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).replace("`", "'").partition(" - at ")
+        message = message.replace("Object missing required field", "missing key")
+        message = message.replace("Object contains unknown field", "unknown key")
+        key = place.strip("'$.")
+        raise ConfigError(f"{where}: " + (f"key '{key}': " if key else "") + message) from error
 
 
 def check_writable(path: Path) -> None:

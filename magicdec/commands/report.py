@@ -107,9 +107,10 @@ def load_report_data(records: list[Path], plan: Path | None, profile: Path | Non
     import shlex
     import sys
 
+    from magicdec.files import read_toml
     from magicdec.plan_document import is_plan, load_plan
     from magicdec.records import read_many
-    from magicdec.reports.data import ReportData, load_profile
+    from magicdec.reports.data import ReportData
 
     plans = [path for path in records if is_plan(path)]
     if len(plans) + (plan is not None) > 1:
@@ -119,7 +120,7 @@ def load_report_data(records: list[Path], plan: Path | None, profile: Path | Non
     return ReportData.from_records(
         read_many(records),
         load_plan(plan) if plan is not None else None,
-        profile=load_profile(profile) if profile is not None else None,
+        profile=read_toml(profile, "profile") if profile is not None else None,
         title=title,
         command=shlex.join(["magicdec", *sys.argv[1:]]),
         sources=[str(path) for path in records],

@@ -5,17 +5,15 @@ Nothing is computed here that a record or a plan does not hold; rows are only se
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from magicdec.comparison import Comparison, is_paired, latest_measured, latest_predicted, pair_records, setting_key
-from magicdec.errors import ConfigError, StorageError
+from magicdec.errors import ConfigError
 from magicdec.plan_document import Candidate, Plan
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 
@@ -148,13 +146,3 @@ def plan_records(plan: Plan) -> list[Record]:
     """All candidates of a plan as predicted records, each case's autoregressive one and best included."""
     rows = [*plan.autoregressive_rows, *(each.autoregressive for each in plan.cases), *plan.candidates]
     return [candidate_record(plan, row) for row in [*rows, *(each.best for each in plan.cases)]]
-
-
-def load_profile(path: Path) -> dict[str, Any]:
-    """Reads a hardware profile as a plain mapping. Raises StorageError or ConfigError naming the file."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StorageError(f"cannot read profile {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from magicdec.errors import ConfigError, unknown_choice
-from magicdec.files import write_atomic
+from magicdec.errors import unknown_choice
+from magicdec.files import converted, read_toml, write_atomic
 from magicdec.naming import ENGINE_TITLES
 from magicdec.specs.speculation import DRAFT_KINDS, draft_kind
 
@@ -279,7 +278,7 @@ def load_engine(name_or_path: str | Path) -> EngineProfile:
     """
     text = str(name_or_path)
     if "/" in text or text.endswith(".toml"):
-        return _load_file(Path(name_or_path))
+        return engine_from_document(read_toml(Path(text), "engine profile"), where=text)
     return _of_catalog(text)
 
 
@@ -288,29 +287,12 @@ def _of_catalog(text: str) -> EngineProfile:
     path = ENGINES_DIRECTORY / f"{text.lower()}.toml"
     if not path.is_file():
         raise unknown_choice("engine", text, engine_names())
-    return _load_file(path)
-
-
-def _load_file(path: Path) -> EngineProfile:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read engine profile {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return engine_from_document(document, where=str(path))
+    return engine_from_document(read_toml(path, "engine profile"), where=str(path))
 
 
 def engine_from_document(document: dict[str, Any], *, where: str) -> EngineProfile:
     """The profile that a parsed TOML document describes; ConfigError names `where` and the key."""
-    try:
-        return msgspec.convert(document, EngineProfile)
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at ")
-        message = message.replace("Object missing required field", "missing key")
-        message = message.replace("Object contains unknown field", "unknown key").replace("`", "'")
-        key = place.strip("`$.")
-        raise ConfigError(f"{where}: " + (f"key '{key}': " if key else "") + message) from error
+    return converted(document, EngineProfile, where=where)
 
 
 def save_engine(profile: EngineProfile, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from magicdec.errors import ConfigError
+from magicdec.files import read_json
 from magicdec.specs.families import WRAPPERS, architecture
 from magicdec.specs.families.keys import MAX_LAYERS, Keys
 from magicdec.specs.families.rope import reach
@@ -123,12 +123,7 @@ def _names_quantization(config: dict[str, Any]) -> bool:
 
 
 def _json_object(file: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not valid JSON: {error}") from error
+    config = read_json(file)
     if not isinstance(config, dict):
         raise ConfigError(f"{file} must hold a JSON object, not a {type(config).__name__}")
     return config

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from magicdec.errors import ConfigError
+from magicdec.files import converted, read_toml
 from magicdec.specs.layers import Layer
 from magicdec.specs.model import ModelSpec, Norm
 
@@ -38,12 +39,7 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def load_model_file(path: Path) -> ModelSpec:
     """Raises ConfigError when it cannot be read, breaks the schema, or names a layer that it does not describe."""
-    try:
-        file = msgspec.toml.decode(path.read_bytes(), type=ModelFile)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    file = converted(read_toml(path), ModelFile, where=str(path))
     sizes = (file.hidden_size, file.vocab_size, file.max_position_embeddings, *(run.repeat for run in file.pattern))
     if min(sizes) < 1:
         raise ConfigError(f"{path}: sizes and repeats must be at least 1")

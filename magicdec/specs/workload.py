@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from magicdec.errors import ConfigError
+from magicdec.files import LIMIT_BYTES, converted, read_json, read_text, read_toml
 
 MAX_TOKENS = 2**26
 Z_99 = 2.3263478740408408
@@ -96,20 +96,10 @@ def load_workload(path: Path) -> WorkloadSpec:
 
     Raises ConfigError naming the file and the key.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        document: Any
-        if path.suffix == ".toml":
-            document = tomllib.loads(text)
-        elif path.suffix == ".csv":
-            document = {"requests": list(csv.DictReader(text.splitlines()))}
-        else:
-            document = msgspec.json.decode(text)
-        return msgspec.convert(document, WorkloadSpec, strict=path.suffix != ".csv")
-    except OSError as error:
-        raise ConfigError(f"cannot read workload {path}: {error.strerror or error}") from error
-    except msgspec.ValidationError as error:
-        message = str(error).replace("Object missing required field", "missing key")
-        raise ConfigError(f"{path}: {message.replace('Object contains unknown field', 'unknown key')}") from error
-    except (msgspec.DecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a readable workload: {error}") from error
+    is_csv = path.suffix == ".csv"
+    if is_csv:
+        text = read_text(path, limit_bytes=LIMIT_BYTES, error=ConfigError)
+        document: Any = {"requests": list(csv.DictReader(text.splitlines()))}
+    else:
+        document = (read_toml if path.suffix == ".toml" else read_json)(path, "workload")
+    return converted(document, WorkloadSpec, where=str(path), strict=not is_csv)

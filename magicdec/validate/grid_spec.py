@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from magicdec.errors import ConfigError
+from magicdec.files import converted, read_toml
 from magicdec.measure.clock import Clock
 from magicdec.measure.configuration import BenchmarkRequest, Runtime
 from magicdec.specs.speculation import DraftMethod, SamplingSpec, SpeculationSpec
@@ -110,12 +110,7 @@ def load_grid(path: Path | None) -> GridSpec:
     """
     if path is None:
         return BUILT_IN_GRID
-    try:
-        grid = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), GridSpec)
-    except OSError as error:
-        raise ConfigError(f"cannot read grid {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"grid {path}: {error}") from error
+    grid = converted(read_toml(path, "grid"), GridSpec, where=f"grid {path}")
     if not (grid.cases or (grid.batch_sizes and grid.context_lens)):
         raise ConfigError(f"grid {path}: give cases = [[batch, context], ...], or batch_sizes and context_lens")
     return grid

@@ -59,3 +59,10 @@ def test_profiles_are_immutable() -> None:
     with pytest.raises(AttributeError):
         load_engine("ours").name = "other"  # type: ignore[misc]  # that is the point
     assert msgspec.structs.replace(load_engine("ours"), name="other").name == "other"
+
+
+def test_a_file_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    for name, text in (("deep.toml", "a = " + "[" * 5000 + "]" * 5000), ("wide.toml", 'name = "\udc80"')):
+        (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(ConfigError, match=rf"{name} is not valid TOML"):
+            load_engine(tmp_path / name)

@@ -51,7 +51,7 @@ def test_formats_agree(tmp_path: Path) -> None:
         ('{"requests": [{"prompt_len": 5}]}', "gen_len"),
         ('{"requests": [{"prompt_len": 5, "gen_len": 5, "wait": 1}]}', "wait"),
         ('{"requests": [{"prompt_len": "x", "gen_len": 5}]}', "prompt_len"),
-        ("{", "readable"),
+        ("{", "is not valid JSON"),
     ],
 )
 def test_a_bad_file_names_itself_and_the_key(tmp_path: Path, text: str, named: str) -> None:
