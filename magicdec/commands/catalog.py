@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-import typer
-
-from magicdec.commands.options import table_console
+from magicdec.commands.options import option, table_console
 from magicdec.units import GIGA, MEGA, TERA, format_bytes
 
-Format = Annotated[Literal["table", "json"], typer.Option("--format", help="table or json.")]
+Format = Annotated[Literal["table", "json"], option("table or json.", None, "--format")]
 MODELS_EPILOG = "\b\nExamples:\n  magicdec models\n  magicdec models --format json\n  magicdec models --architectures"
 HARDWARE_EPILOG = "\b\nExamples:\n  magicdec hardware"
-PROSE = ("layers", "fitted_on", "models", "runs")
-"""Columns that wrap; in the others a name or a number would be cut."""
+PROSE = ("layers", "fitted on", "models", "run")
+"""Headings of columns that wrap."""
 WIDTH_WITH_LAYERS = 110
 HEADINGS = {
     "parameters": "params", "active_parameters": "active", "kv_bytes_per_token": "KV/token",
@@ -26,7 +24,7 @@ ENGINES_EPILOG = "\b\nExamples:\n  magicdec engines"
 
 def models_command(
     architectures: Annotated[
-        bool, typer.Option("--architectures", help="The architectures that are understood, instead.")
+        bool, option("The architectures that are understood, instead.", None, "--architectures")
     ] = False,
     output: Format = "table",
 ) -> None:
@@ -133,14 +131,11 @@ def _show(rows: list[dict[str, Any]], output: str) -> None:
     if output == "json":
         print(json.dumps(rows, indent=1))
         return
-    from rich.table import Table
+    from magicdec.reports.text import text_table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in rows[0]:
-        table.add_column(HEADINGS.get(name, name.replace("_", " ")), no_wrap=name not in PROSE)
-    for row in rows:
-        table.add_row(*(_cell(name, value) for name, value in row.items()))
-    table_console().print(table)
+    heads = [HEADINGS.get(name, name.replace("_", " ")) for name in rows[0]]
+    cells = [[_cell(name, value) for name, value in row.items()] for row in rows]
+    table_console().print(text_table(heads, cells, wraps=PROSE))
 
 
 def _cell(name: str, value: Any) -> str:

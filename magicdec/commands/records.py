@@ -30,33 +30,23 @@ EXPORT_SUFFIXES = (".csv", ".json", ".parquet")
 @app.command("ls", epilog="\b\nExamples:\n  magicdec records ls grid.jsonl")
 def ls_command(files: Files) -> None:
     """List records, one line each."""
-    from rich.table import Table
-
     from magicdec.records import read_many
     from magicdec.reports.style import GAMMA
+    from magicdec.reports.text import text_table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("key", no_wrap=True)
-    for name in ("source", "model", "draft"):
-        table.add_column(name, overflow="fold")
-    for name in ("budget", GAMMA, "batch", "context", "tok/s", "speedup"):
-        table.add_column(name, justify="right", no_wrap=True)
     records = read_many(files)
-    for record in records:
-        table.add_row(*_cells(record))
+    heads = ("key", "source", "model", "draft", "budget", GAMMA, "batch", "context", "tok/s", "speedup")
     console = table_console()
-    console.print(table)
+    console.print(text_table(heads, [_cells(record) for record in records], wraps=("source", "model", "draft")))
     console.print(f"{len(records)} records")
 
 
 def _cells(record: Record) -> tuple[str, ...]:
-    from rich.markup import escape
-
     return (
         record.key[:KEY_SHOWN],
-        escape(record.source),
-        escape(record.model),
-        escape(draft_id(record.draft, record.draft_method)),
+        record.source,
+        record.model,
+        draft_id(record.draft, record.draft_method),
         "-" if record.draft_budget is None else str(record.draft_budget),
         str(record.gamma),
         str(record.batch_size),

@@ -6,7 +6,7 @@ import json
 from typing import Annotated
 
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, option, parse_ints, parse_rates
+from magicdec.commands.options import OutputFormat, option, parse_ints, parse_rates, table_console
 
 EPILOG = """\b
 Examples:
@@ -38,6 +38,7 @@ def sensitivity_command(
     from magicdec.perfmodel.plan.drafts import load_profiles
     from magicdec.perfmodel.plan.planner import PlanRequest
     from magicdec.perfmodel.plan.sensitivity import sensitivity
+    from magicdec.reports.text import text_table
     from magicdec.specs.hardware import load_hardware
 
     result = sensitivity(
@@ -66,10 +67,15 @@ def sensitivity_command(
     best = result.configuration
     budget = f" {best.draft_budget}" if best.draft_budget else ""
     print(f"{model}: {best.draft_method}{budget}, gamma {best.gamma}: {result.speedup:.2f}x")
-    print(f"{'input':<36}{'+10 % gives':>12}{'its error':>11}{'moves the speedup':>19}")
-    for each in result.inputs:
-        sigma = "-" if each.sigma is None else f"{each.sigma:.1%}"
-        swing = "-" if each.swing is None else f"{each.swing:.1%}"
-        print(f"{each.name:<36}{1.1**each.elasticity - 1:>+12.1%}{sigma:>11}{swing:>19}")
+    rows = [
+        (
+            each.name,
+            f"{1.1**each.elasticity - 1:+.1%}",
+            "-" if each.sigma is None else f"{each.sigma:.1%}",
+            "-" if each.swing is None else f"{each.swing:.1%}",
+        )
+        for each in result.inputs
+    ]
+    table_console().print(text_table(("input", "+10 % gives", "its error", "moves the speedup"), rows))
     if result.measure_next:
         print(f"measure next: {result.measure_next}")

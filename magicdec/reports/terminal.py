@@ -13,10 +13,11 @@ from magicdec.records import Record
 from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, has_weak_baseline
 from magicdec.reports.style import GAMMA
 from magicdec.reports.tables import Column, Table, Value, case_table, error_table, format_value, point_table
+from magicdec.reports.text import text_table
 from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console, JustifyMethod
+    from rich.console import Console
 
 GROUP_FRACTIONS = {
     "mape", "p90", "coverage", "sign", "baseline_mape", "baseline_bias", "speculative_mape", "speculative_bias",
@@ -44,7 +45,7 @@ def print_run(results: Sequence[Record], console: Console) -> None:
         f"context {first.context_len}, temperature {first.temperature:g}"
     )
     names = ("tok/s", "step", "draft", "verify", "accept", "tok/step", "speedup", "base MBU")
-    _print_table(console, ("configuration", *names), [_run_row(record) for record in results])
+    console.print(text_table(("configuration", *names), [_run_row(record) for record in results]))
     for line in (*_run_summary(first), *(line for record in results for line in _run_details(record))):
         console.print(line)
     if any(map(has_weak_baseline, results)):
@@ -143,7 +144,7 @@ def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
 def print_table(table: Table, console: Console) -> None:
     """A report's table in plain characters."""
     cells = [[_plain(column, value) for column, value in zip(table.columns, row, strict=True)] for row in table.rows]
-    _print_table(console, [column.title.lower() for column in table.columns], cells)
+    console.print(text_table([column.title.lower() for column in table.columns], cells))
 
 
 def _plain(column: Column, value: Value) -> str:
@@ -186,20 +187,3 @@ def print_verdict(failures: Sequence[str], console: Console) -> None:
     for failure in failures:
         console.print(f"[bold]threshold missed:[/bold] {failure}", soft_wrap=True)
     console.print("[bold]failed[/bold]" if failures else "[bold]passed[/bold]")
-
-
-def _print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Numbers to the right. Where it does not fit the terminal, the headings wrap and the first column with them."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for i, head in enumerate(heads):
-        texts = [row[i] for row in rows]
-        words = all(not text or not (text[0].isdigit() or text[0] in "-+") for text in texts) or i == 0
-        widest = max(len(word) for text in (head, *texts) for word in text.split() or [""])
-        justify: JustifyMethod = "left" if words else "right"
-        table.add_column(escape(head), justify=justify, no_wrap=False, overflow="fold", min_width=widest)
-    for row in rows:
-        table.add_row(*(escape(text) for text in row))
-    console.print(table)

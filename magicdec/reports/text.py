@@ -1,0 +1,29 @@
+"""A table of plain text, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None) -> Table:
+    """Numbers to the right, nothing cut off. Where it does not fit the terminal, the columns with a heading in `wraps`
+    break over lines; None: all do, headings too, but no word of theirs."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for i, head in enumerate(heads):
+        texts = [row[i] for row in rows]
+        words = i == 0 or not all(text[0].isdigit() or text[0] in "-+" for text in texts if text)
+        widest = max(len(word) for text in (head, *texts) for word in text.split() or [""])
+        table.add_column(
+            escape(head), justify="left" if words else "right", overflow="fold",
+            no_wrap=wraps is not None and head not in wraps, min_width=widest if wraps is None else None,
+        )  # fmt: skip
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
