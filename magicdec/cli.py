@@ -136,7 +136,7 @@ def _one_line(message: Warning | str, *_: object, **__: object) -> str:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """What was begun is tidied up on the way out: started ranks are ended, temporary files removed."""
+    """Exits in order: started ranks are ended, temporary files removed."""
     sys.exit(TERMINATED_EXIT_CODE)
 
 

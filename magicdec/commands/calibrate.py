@@ -131,7 +131,7 @@ def calibrate_command(
 
 
 def _print_costs(engine: EngineProfile) -> None:
-    """What the engine's passes and steps take beyond the device's kernels."""
+    """Prints the times of the engine's passes and steps beyond the device's kernels."""
     factors = {"linear layers": engine.gemm_factor, "attention": engine.attention_factor}
     factors |= {"of verification": engine.verify_attention_factor, "of drafts": engine.draft_attention_factor}
     print(f"{engine.name}, times its kernels: " + ", ".join(f"{name} {value:.2f}" for name, value in factors.items()))

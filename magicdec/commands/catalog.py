@@ -72,7 +72,7 @@ def _show_architectures(output: str) -> None:
     num_run = sum(each.why_not_run is None for each in facts)
     print(
         f"planned: all {len(facts)}; run: {num_run}. parity: drawn configurations whose tokens are\n"
-        "transformers'; oracle: weights, caches and FLOPs are held against transformers;\n"
+        "transformers'; oracle: weights, caches and FLOPs are compared with transformers;\n"
         "models: of the catalog, with their parameters with --format json"
     )
 

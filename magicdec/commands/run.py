@@ -45,7 +45,7 @@ OPTION_OF_KEY = {
 }
 """Keys of a plan's row, and the run's option that each sets."""
 FORMATS_OF_DTYPE = {"weight_dtype": "weights", "kv_dtype": "a KV cache", "draft_kv_dtype": "a draft's KV cache"}
-"""What of a plan's formats the run's dtype decides. A draft's weights have an option of their own."""
+"""Formats of a plan that the run's dtype decides. A draft's weights have an option of their own."""
 
 
 def run_command(
@@ -210,7 +210,7 @@ def _tp_size(wanted: int, *, is_explicit: bool) -> int:
 
 
 def _merge(requests: list[BenchmarkRequest]) -> list[BenchmarkRequest]:
-    """Requests that differ in what is drafted only become one, so that they are measured side by side."""
+    """Joins requests that differ only in their drafts, which are then measured side by side."""
     merged: dict[BenchmarkRequest, list[SpeculationSpec]] = {}
     for request in requests:
         merged.setdefault(replace(request, speculations=()), []).extend(request.speculations)
@@ -294,8 +294,8 @@ def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool 
     """The options of the plan's best configuration and of its runner-up (the next best of the same batch, context and
     devices, where there is one), each with the plan's `gamma_table`.
 
-    With `is_draft_given` the command line says what drafts, so that the plan's own draft need not be one that runs;
-    with `is_dtype_given` likewise for the plan's number formats.
+    With `is_draft_given` the command line names the draft, and the plan's own need not be one that runs; with
+    `is_dtype_given` likewise for the plan's number formats.
     Raises ConfigError when the file is no plan, or plans a draft, a number format or a spread over devices that cannot
     be run; StorageError when it cannot be read.
     """

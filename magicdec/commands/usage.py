@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in one line that names the nearest valid option, command or value.
+"""Errors of a command line, in one line that names the nearest valid option, command or value.
 
 Typer's errors are told by the names of their classes: where these classes are depends on its version.
 """
@@ -16,7 +16,7 @@ EXTRA_ARGUMENTS = re.compile(r"Got unexpected extra argument\S* \((.*?)[ )]")
 
 
 class CommandGroup(TyperGroup):
-    """Commands of which an unknown one is refused with the nearest."""
+    """A group of commands that refuses an unknown one with the nearest."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         is_name = not ctx.resilient_parsing and not args[0].startswith("-")

@@ -6,10 +6,10 @@
               inter_chunk_latency, input_sequence_length, output_sequence_length, each with its unit
               (aiperf/common/models/record_models.py, metrics/types)
 
-Neither starts all requests of a load at once, so that prefills of some fall into the decoding of others. AIPerf has the
-time of every event: only gaps in which no other request waits for its first token are timed. GuideLLM has the first and
-the last: only requests are taken in whose decoding others wait for at most `MAX_PREFILL_SHARE` of the time. The batch
-is the mean number of requests that decode meanwhile.
+Neither starts all requests of a load at once, so some are prefilled while others decode. AIPerf records every event:
+only gaps in which no other request waits for its first token are timed. GuideLLM records the first and the last: a
+request counts only if others wait for at most `MAX_PREFILL_SHARE` of its decoding. The batch is the mean number of
+requests that decode meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from magicdec.errors import ConfigError
+from magicdec.files import read_text
 from magicdec.live.calibration import ServerPoint
 from magicdec.live.drive import MIN_STEPS, Load, Measured, check_enough
 from magicdec.perfmodel.cost import Array
@@ -43,12 +44,12 @@ class Request:
 
     start_s: float
     events_s: Array
-    """Times of its events; of which only the first and the last are measured, unless `is_timed`."""
+    """Times of its events. Unless `is_timed`, only the first and the last are measured."""
     prompt_len: int
     output_len: int
     is_timed: bool
     is_drafted: bool = False
-    """The server says so."""
+    """Whether the server reports a draft."""
 
     @property
     def tokens_per_event(self) -> float:
@@ -66,7 +67,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class _Decoding:
-    """What one request says of a step."""
+    """A step as one request saw it."""
 
     batch: float
     prompt_len: int
@@ -81,12 +82,7 @@ def read_runs(path: Path) -> list[list[Request]]:
 
     Raises ConfigError where it is neither of the two, or holds no request that was streamed.
     """
-    try:
-        if path.stat().st_size > LIMIT_BYTES:
-            raise ConfigError(f"{path} is larger than the {LIMIT_BYTES // MIB} MiB that are read")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    text = read_text(path, limit_bytes=LIMIT_BYTES, error=ConfigError)
     try:
         runs = _guidellm(text) if _is_one_document(text) else [_aiperf(text)]
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:

@@ -56,7 +56,7 @@ Round = tuple[Measured, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """What a server says of itself."""
+    """A server as its own answers describe it."""
 
     model: str
     max_len: int

@@ -3,7 +3,7 @@
 A load is `concurrency` requests sent at once, of one prompt length and one output length. While all of them decode, the
 batch and the lengths are known: that window alone is timed, so neither prefill nor queueing is in it.
 
-Prompts are random token ids, so that lengths are exact without the model's tokenizer and no prefix is cached. Answers
+Prompts are random token ids: lengths are exact without the model's tokenizer, and no prefix is cached. Answers
 are streamed; an engine that streams sends one event per sequence and step. Sent: what the plan says and nothing else;
 the first error stops everything. No redirects, no proxies; answers are bounded in size and time.
 
@@ -67,7 +67,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """Every load once per round, each round in an order of its own, so that a drifting machine favours none of them."""
+    """Every load once per round, each round in an order of its own: a drifting machine favours none of them."""
 
     loads: tuple[Load, ...]
     rounds: int
@@ -198,7 +198,7 @@ async def send_all(
 
 
 def bodies(load: Load, *, model: str, vocab_size: int, seed: int) -> list[dict[str, Any]]:
-    """What is posted to /v1/completions, one body for each request of the load."""
+    """The bodies to post to /v1/completions, one for each request of the load."""
     generator = random.Random(seed)
     return [
         {

@@ -198,7 +198,7 @@ def choose_target(scrape: Scrape, wanted: str | None) -> Target:
 
 
 def cache_tokens(scrape: Scrape, target: Target) -> float | None:
-    """Tokens that the engine's KV cache has room for, where vLLM says so."""
+    """Tokens that the engine's KV cache has room for; None except for vLLM, which reports it."""
     for labels, _ in scrape.samples.get(CACHE_INFO, ()):
         if target.replica and labels.get("engine", target.replica) != target.replica:
             continue

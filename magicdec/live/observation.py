@@ -2,7 +2,7 @@
 
 Acceptance. Engines count drafts accepted at each position, unconditionally: A_i. The conditional rate is
 A_i / A_(i-1), with A_0 the drafts. Where a draft can be shorter than gamma (n-gram finds no match, or a short one),
-what was not drafted counts as not accepted, so that the rates give the tokens per step that the engine really made.
+positions that were not drafted count as not accepted, so the rates give the tokens per step that the engine made.
 
 Steps. A sequence's step emits 1 + accepted tokens: tokens per step = 1 + A / steps, with A the accepted. Where steps
 are not counted they are the drafts, or O - R - A with O the output tokens and R the first ones (which the prefill
@@ -151,7 +151,7 @@ class Observation:
     num_scrapes: int
     num_restarts: int = 0
     announced: Draft | None = None
-    """What the server's own metrics name as its draft."""
+    """The draft that the server's own metrics name."""
 
     @property
     def gamma(self) -> int | None:
@@ -192,7 +192,7 @@ class Observation:
 
 
 def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
-    """What happened between the scrapes, in order.
+    """Observes one engine over the scrapes, which are in order.
 
     Raises ConfigError where fewer than two are given, or the server restarted within every interval.
     """

@@ -1,10 +1,11 @@
-"""An observation as what the rest of the program reads: an acceptance profile for plans, and a measured record."""
+"""An observation as an acceptance profile, which plans read, and as a measured record."""
 
 from __future__ import annotations
 
 import math
 
 import msgspec
+import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.live.observation import Counts, Draft, Observation
@@ -12,6 +13,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
 from magicdec.perfmodel.acceptance_fit import MeasuredRates, Measurement, measured_rates
 from magicdec.perfmodel.acceptance_import import ImportedAcceptance
 from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
+from magicdec.perfmodel.intervals import clustered_stderr
 from magicdec.records import Record, current_environment
 
 MIN_DRAFTS = 20
@@ -52,7 +54,7 @@ def _blocks(counts: Counts, draft: Draft) -> float:
 
 
 def _survivors(observation: Observation, counts: Counts) -> tuple[float, ...]:
-    """Drafts accepted at each position; where only their sum is counted, as one rate for all positions would."""
+    """Drafts accepted at each position; if only their sum is counted, those of one rate for all positions."""
     drafts, gamma = counts.drafts, observation.gamma
     if counts.accepted_by_position:
         return counts.accepted_by_position[:gamma]
@@ -83,8 +85,7 @@ def rates(observation: Observation, draft: Draft) -> MeasuredRates | None:
 def tokens_stderr(observation: Observation) -> float | None:
     """Standard error of the tokens per step: of independent steps, or where greater of intervals as clusters.
 
-    Independent: Var(N) = Σ (2i − 1)·S_i − (Σ S_i)², S_i = P(N ≥ i). Clustered: a linearised ratio, as in
-    perfmodel/acceptance_fit.py.
+    Independent: Var(N) = Σ (2i − 1)·S_i − (Σ S_i)², S_i = P(N ≥ i).
     """
     counts, steps = observation.counts, observation.counts.steps
     if not steps:
@@ -93,11 +94,10 @@ def tokens_stderr(observation: Observation) -> float | None:
     mean = math.fsum(survival)
     second = math.fsum((2 * i - 1) * value for i, value in enumerate(survival, 1))
     variance = max(second - mean**2, 0.0) / steps
-    pairs = [(each.accepted or 0.0, each.steps or 0.0) for each in observation.segments]
-    groups = len(pairs)
-    if groups > 2:
-        excess = math.fsum((accepted - mean * n) ** 2 for accepted, n in pairs)
-        variance = max(variance, groups / (groups - 1) * excess / steps**2)
+    if len(observation.segments) > 2:
+        accepted = np.array([each.accepted or 0.0 for each in observation.segments])
+        clustered = clustered_stderr(accepted, np.array([each.steps or 0.0 for each in observation.segments]))
+        variance = max(variance, (clustered or 0.0) ** 2)
     return math.sqrt(variance)
 
 
@@ -115,7 +115,7 @@ def acceptance_profile(
     counts = observation.counts
     if not observation.is_speculative:
         raise ConfigError(
-            "no draft was verified in this window, so that there is no acceptance to write: the server runs without "
+            "no draft was verified in this window, so there is no acceptance to write: the server runs without "
             "speculation, or had no load"
         )
     if (counts.drafts or 0.0) < MIN_DRAFTS:

@@ -27,7 +27,8 @@ TREND_WIDTH = 60
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """`serving` without a model takes the server's own name for it; None: no advice. `draft` None: what it says."""
+    """Chooses the lines to show. `serving` without a model takes the server's own name for it, None gives no advice;
+    `draft` None is the one that the server names."""
 
     draft: Draft | None = None
     serving: Serving | None = None
@@ -144,7 +145,7 @@ def rates_text(found: MeasuredRates) -> str:
 
 
 def notes(observation: Observation, draft: Draft) -> list[str]:
-    """What the numbers leave out or could be mistaken for."""
+    """Warnings about the numbers: gaps in them, and likely misreadings."""
     counts, said = observation.counts, []
     if observation.num_restarts:
         said.append(f"the server restarted {observation.num_restarts} times; those intervals are left out")
@@ -159,7 +160,7 @@ def notes(observation: Observation, draft: Draft) -> list[str]:
     if observation.window_s is None:
         said.append("saved scrapes hold no times: no tokens per second, and gauges are of these two instants")
     if _drafts_are_short(observation) and draft.may_be_absent:
-        said.append("what was not drafted counts as not accepted, so that the rates give the real tokens per step")
+        said.append("positions that were not drafted count as not accepted: the rates give the real tokens per step")
     elif _drafts_are_short(observation):
         said.append("drafts were often shorter than gamma (a gamma that adapts?): deep rates are underestimated")
     missing = [

@@ -1,8 +1,7 @@
-"""Tries the gammas that matter on the server itself, under the load that it has, and says what advice was worth.
+"""Tries the gammas that matter on the server itself, under its own load, and says how good the advice was.
 
-Predicted first, tried then: the best by prediction, the one in use, and those next to them whose interval reaches the
-best's, at most `MAX_TRIALS`. A command of the user's restarts the server with each; compared is the measured time per
-token.
+Predictions come first; tried are the best of them, the gamma in use, and others whose interval reaches the best's, at
+most `MAX_TRIALS`. The user's command restarts the server with each, and their measured times per token are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ POLL_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What the server did with one gamma."""
+    """One gamma tried on the server: its time per token, measured and predicted."""
 
     gamma: int
     tpot_s: float
@@ -89,7 +88,7 @@ def restart(command: str, gamma: int) -> None:
 
 
 def _await_server(address: Address, *, other_than: float | None, sleep: Callable[[float], None]) -> None:
-    """Until a process answers that was not there before the restart, as far as the server says when it started."""
+    """Waits until a process answers that was not there before the restart, if the server reports when it started."""
     waited = 0.0
     while True:
         try:
@@ -110,7 +109,7 @@ def _process_start(scrape: Scrape) -> float | None:
 
 
 def _await_load(address: Address, target: str | None, *, at_most: float, sleep: Callable[[float], None]) -> None:
-    """Until something runs, so that the window is not one of an idle server."""
+    """Waits until something runs: a window of an idle server says nothing."""
     waited = 0.0
     while waited < at_most:
         scrape = read_address(address)
@@ -122,7 +121,7 @@ def _await_load(address: Address, target: str | None, *, at_most: float, sleep: 
 
 
 def trial_of(seen: Observation, gamma: int, predicted_tpot_s: float) -> Trial:
-    """Raises ConfigError where the server drafts otherwise than it was told, ServerError where it had no load."""
+    """Raises ConfigError if the server ignores the gamma it was restarted with, ServerError if it had no load."""
     counts, batch = seen.counts, seen.batch_size
     if not counts.tpot_s or not batch:
         raise ServerError(f"with gamma {gamma} the server had no load to observe: tuning needs its usual requests")
