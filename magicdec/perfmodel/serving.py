@@ -35,6 +35,7 @@ import numpy as np
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
+from magicdec.perfmodel.intervals import Z_90, Interval, engine_error
 from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens
 from magicdec.perfmodel.stages import send_op
@@ -236,6 +237,13 @@ class WholeRequests:
         decoding_s = (self.drafted.in_slot_s - prefills_s) * self.prediction.speedup / decoding
         speedup: Array = self.alone.in_slot_s / (prefills_s + decoding_s)
         return speedup
+
+    def speedup_bounds(self, decoding: Interval) -> tuple[Array, Array]:
+        """The 90 % interval, of decoding's: no narrower than what the engine's constants leave, since prompts share
+        passes with verified tokens."""
+        low, middle, high = map(self.speedup_at, (decoding.speedup_low, self.prediction.speedup, decoding.speedup_high))
+        width = np.where(self.prediction.points.gamma > 0, Z_90 * engine_error(self.prediction.setup), 0.0)
+        return np.minimum(low, middle * np.exp(-width)), np.maximum(high, middle * np.exp(width))
 
     @cached_property
     def output_tokens_per_s(self) -> Array:

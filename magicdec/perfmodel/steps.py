@@ -315,6 +315,9 @@ def _draft_step(
         *sampling_ops(setup, rows=rows, tp_size=ranks, vocab_size=vocabulary),
         ops.fixed("draft overhead", "overhead", engine.draft_step_overhead_s),
     ]
+    if setup.kind == "standalone" and engine.draft_model_layer_s:
+        seconds = setup.drafter.num_hidden_layers * engine.draft_model_layer_s
+        extra.append(ops.fixed("uncaptured", "overhead", seconds))
     if setup.leaves_graphs:
         extra.append(_uncaptured(setup, setup.drafter.num_hidden_layers))
     if setup.kind == "eagle" and not is_parallel:

@@ -93,6 +93,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Per autoregressive step, on top of its forward pass and sampling."""
     draft_step_overhead_s: float = 0.0
     """Per draft step, on top of its forward pass and sampling."""
+    draft_model_layer_s: float = 0.0
+    """Per layer of a draft model's pass, where it is launched kernel by kernel outside captured graphs."""
     eagle3_draft_overhead_s: float = 0.0
     """Per draft step of an EAGLE-3 head on top of that (its logits are scattered to the target's vocabulary)."""
     eagle3_step_overhead_s: float = 0.0
@@ -197,6 +199,10 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of a step's time."""
     speedup_relative_error: float = 0.04
     """Of a speedup, where part of the errors cancel."""
+    other_speedup_error: float | None = None
+    """The same where no server with speculation was measured on such a device with such formats; None: as there."""
+    speculation_fitted: tuple[str, ...] = ()
+    """Where they were: "device/weights/cache"."""
     other_device_error: float | None = None
     """Of the time between a server's tokens on a device that was not fitted on; None: as `relative_error`."""
     other_model_error: float | None = None
@@ -214,6 +220,16 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.fitted_models and model not in self.fitted_models:
             variance += max((self.other_model_error or 0.0) ** 2 - own, 0.0)
         return math.sqrt(variance)
+
+    def is_speculation_fitted(self, device: str, weight_dtype: str, kv_dtype: str) -> bool:
+        """Whether servers with speculation were measured on this device with these formats (or nothing says where)."""
+        return not self.speculation_fitted or f"{device}/{weight_dtype}/{kv_dtype}" in self.speculation_fitted
+
+    def speedup_error_for(self, device: str, weight_dtype: str, kv_dtype: str) -> float:
+        """Relative error (one standard deviation) of a speedup, by where servers with speculation were measured."""
+        if self.other_speedup_error is None or self.is_speculation_fitted(device, weight_dtype, kv_dtype):
+            return self.speedup_relative_error
+        return max(self.other_speedup_error, self.speedup_relative_error)
 
     def of_version(self, version: str) -> EngineProfile:
         """The profile of a version ("0.12.0"; one that is not named is taken as an older one)."""

@@ -16,7 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -371,10 +371,8 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
     log_width = np.log(sure.speedup_high / sure.speedup_low) / (2.0 * Z_90)
     if rows[0].is_decoding:
         return np.array(np.broadcast_arrays(1.0 / before.tokens_per_s, 1.0 / after.tokens_per_s, log_width))
-    cycles = (
-        whole_requests(before, output_len=column["output_len"]).alone,
-        whole_requests(after, output_len=column["output_len"]).drafted,
-    )
+    requests = whole_requests(after, output_len=column["output_len"])
+    cycles = whole_requests(before, output_len=column["output_len"]).alone, requests.drafted
     is_rate = np.array([row.is_rate for row in rows])
     baseline_s, speculative_s = (
         np.where(is_rate, cycle.in_slot_s / (cycle.active * column["output_len"]), cycle.tpot_s) for cycle in cycles
@@ -383,36 +381,37 @@ def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float
         is_median = np.array([row.unit.startswith("tpot_p50") for row in rows])
         expected = np.broadcast_to(after.expected_tokens_per_step, is_median.shape)
         speculative_s = np.where(is_median, speculative_s / median_request(expected, gamma), speculative_s)
-    decoding = cycles[1].gaps * cycles[1].token_s / cycles[1].in_slot_s
-    return np.array(np.broadcast_arrays(baseline_s, speculative_s, log_width * decoding))
+    low, high = requests.speedup_bounds(sure)
+    log_width = np.where(is_rate, np.log(high / low) / (2.0 * Z_90), log_width)
+    return np.array(np.broadcast_arrays(baseline_s, speculative_s, log_width))
 
 
 def median_request(tokens: Array, gamma: Array) -> Array:
     """Tokens per step of the median request over those of all steps, where the rates of requests differ by
-    `REQUEST_SPREAD`: slow requests take more of the steps than of the requests.
+    `REQUEST_SPREAD`: slow requests take more of the steps than of the requests."""
+    return np.array([_median_factor(float(each), int(most)) for each, most in zip(tokens, gamma, strict=True)])
 
-    The mean of the rates (a Beta distribution's) is the one at which all requests together make `tokens` per step.
-    """
+
+@lru_cache(maxsize=1024)
+def _median_factor(expected: float, gamma: int) -> float:
+    """The mean of the rates (a Beta distribution's) is the one at which requests together make `expected` tokens."""
     from scipy.stats import beta
 
     shares = (np.arange(40) + 0.5) / 40.0
-    factors = []
-    for expected, most in zip(tokens, gamma, strict=True):
 
-        def of_requests(mean: float, most: int = int(most)) -> Array:
-            spread = min(REQUEST_SPREAD, 0.9 * float(np.sqrt(mean * (1.0 - mean))))
-            weight = mean * (1.0 - mean) / spread**2 - 1.0
-            rates = beta.ppf(shares, mean * weight, (1.0 - mean) * weight)
-            return expected_tokens_per_step(np.repeat(rates[:, None], most, axis=1), most)
+    def of_requests(mean: float) -> Array:
+        spread = min(REQUEST_SPREAD, 0.9 * float(np.sqrt(mean * (1.0 - mean))))
+        weight = mean * (1.0 - mean) / spread**2 - 1.0
+        rates = beta.ppf(shares, mean * weight, (1.0 - mean) * weight)
+        return expected_tokens_per_step(np.repeat(rates[:, None], gamma, axis=1), gamma)
 
-        low, high = 1e-3, 1.0 - 1e-3
-        for _ in range(30):
-            middle = 0.5 * (low + high)
-            is_low = 1.0 / np.mean(1.0 / of_requests(middle)) < expected
-            low, high = (middle, high) if is_low else (low, middle)
-        each = of_requests(0.5 * (low + high))
-        factors.append(float(np.median(each)) * float(np.mean(1.0 / each)))
-    return np.array(factors)
+    low, high = 1e-3, 1.0 - 1e-3
+    for _ in range(30):
+        middle = 0.5 * (low + high)
+        is_low = 1.0 / np.mean(1.0 / of_requests(middle)) < expected
+        low, high = (middle, high) if is_low else (low, middle)
+    each = of_requests(0.5 * (low + high))
+    return float(np.median(each)) * float(np.mean(1.0 / each))
 
 
 def validate_pairs(paths: Sequence[Path], *, acceptance: Acceptance = "measured") -> dict[str, Any]:

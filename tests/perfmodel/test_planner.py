@@ -398,7 +398,13 @@ def test_a_draft_that_the_ranks_do_not_split_runs_on_the_most_that_do() -> None:
 
 
 def test_small_models_of_the_vocabulary_are_listed_with_the_rate_from_which_they_would_pay() -> None:
-    case = {"model": "llama-3.1-70b", "hardware": ("h100-sxm-80gb",), "batch_sizes": (8,), "context_lens": (4096,)}
+    case = {
+        "model": "llama-3.1-70b",
+        "hardware": ("h100-sxm-80gb",),
+        "batch_sizes": (8,),
+        "context_lens": (4096,),
+        "engine": "sglang",
+    }
     document = plan(PlanRequest(**case))
     rates = {each.draft: each.break_even_acceptance_rate for each in document.needs_acceptance}
     assert {"llama-3.2-1b", "llama-3.2-3b"} <= set(rates)

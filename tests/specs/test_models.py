@@ -47,6 +47,7 @@ PUBLISHED_PARAMETERS = {
 """Tensor elements in each published safetensors index (a tied head counted once)."""
 
 COUNTED_PARAMETERS = {
+    "apertus-70b": 70_599_864_480,
     "apertus-8b": 8_053_338_176,
     "deepseek-r1": 671_026_419_200,
     "deepseek-v3": 671_026_419_200,

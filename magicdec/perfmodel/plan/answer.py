@@ -139,13 +139,14 @@ def _of_requests(lengths: Lengths, prediction: Prediction, bounds: Interval) -> 
     if whole is None:
         return {}
     drafted = whole.drafted
+    low, high = whole.speedup_bounds(bounds)
     return {
         "request_ttft_s": drafted.ttft_s,
         "request_tpot_s": drafted.tpot_s,
         "request_s": drafted.in_slot_s,
         "request_speedup": whole.speedup_at(prediction.speedup),
-        "request_speedup_low": whole.speedup_at(bounds.speedup_low),
-        "request_speedup_high": whole.speedup_at(bounds.speedup_high),
+        "request_speedup_low": low,
+        "request_speedup_high": high,
         "prefill_share": drafted.prefill_share,
         "output_tokens_per_s_per_gpu": whole.output_tokens_per_s / prediction.num_gpus,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magicdec.perfmodel.intervals import is_engine_fitted_on
+from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many
 from magicdec.perfmodel.layer_ops import EXPERT_IMBALANCE
 from magicdec.perfmodel.plan.drafts import DraftOption
 from magicdec.perfmodel.plan.request import Device
@@ -15,8 +15,20 @@ def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candi
     """The notes on a plan whose first case is answered on `device`, out of `drafted`; `devices` of all cases."""
     best = case.best
     return [
-        *_on_devices(devices), *_on_spread(device, case), *_on_engine(device, best), *_on_drafts(device, best, drafted)
+        *_on_devices(devices), *_on_spread(device, case), *_on_engine(device, best), *_on_measured(device, best),
+        *_on_drafts(device, best, drafted),
     ]  # fmt: skip
+
+
+def _on_measured(device: Device, best: Candidate) -> list[str]:
+    """What no server with speculation was measured with."""
+    engine, formats, hardware = device.engine, device.precision, device.hardware.name
+    if not best.is_speculative or engine.is_speculation_fitted(hardware, formats.weight_dtype, formats.kv_dtype):
+        return []
+    return [
+        f"no {engine.name} server with speculation was measured on {hardware} with {formats.weight_dtype} weights and "
+        f"a {formats.kv_dtype} cache: the interval is wider for it"
+    ]
 
 
 def _on_spread(device: Device, case: Case) -> list[str]:
@@ -116,6 +128,10 @@ def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> lis
                 f"acceptance of {option.draft}/{option.method} was measured at temperature {measured.temperature:g}, "
                 f"not {asked:g}"
             )
+        is_best = (option.draft, option.method) == (best.draft, best.draft_method)
+        if is_best and measured is not None and is_one_head_of_many(measured):
+            head = f"the head {measured.checkpoint}" if measured.checkpoint else "one published head"
+            notes.append(f"acceptance is that of {head}: the interval spans what other heads of a model accept")
         if best.acceptance_extrapolated and (option.draft, option.method) == (best.draft, best.draft_method):
             notes.append(_extrapolation(option, best, drafted))
     if len({row.acceptance_source for row in drafted}) > 1:
