@@ -26,7 +26,7 @@ demo: $(INSTALLED)
 	$(BIN)/magicdec demo --output demo-output
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,14 +36,16 @@ def stdlib_documents(*, held_out: bool, tests: bool = False) -> Iterator[str]:
     they are not text.
     """
     root = Path(sysconfig.get_path("stdlib"))
+    skipped = _SKIPPED_PARTS if tests else _SKIPPED_PARTS | _TEST_PARTS
     chosen = []
-    for path in root.rglob("*.py"):
-        relative = path.relative_to(root)
-        parts = set(relative.parts)
-        if parts & _SKIPPED_PARTS or bool(parts & _TEST_PARTS) != tests:
+    for directory, names, files in os.walk(root):
+        names[:] = [name for name in names if name not in skipped]  # of an installation, most files are of packages
+        place = Path(directory).relative_to(root)
+        if tests != bool(_TEST_PARTS.intersection(place.parts)):
             continue
-        if is_held_out(relative.as_posix()) == held_out:
-            chosen.append((hashlib.sha256(relative.as_posix().encode()).digest(), path))
+        for relative in (place / name for name in files if name.endswith(".py")):
+            if is_held_out(relative.as_posix()) == held_out:
+                chosen.append((hashlib.sha256(relative.as_posix().encode()).digest(), root / relative))
     for _, path in sorted(chosen):
         text = path.read_text(encoding="utf-8", errors="ignore")
         if text.strip():

@@ -1,5 +1,5 @@
 """Decoding on a pretended GPU (pretend_gpu.py): nothing of the host meets the device's tensors, captured steps never
-wait for the host, and replayed they decode what a CPU decodes."""
+wait for the host, and replayed they decode what a CPU decodes. And on a GPU, where there is one."""
 
 from __future__ import annotations
 
@@ -78,13 +78,16 @@ def test_decoding_keeps_to_the_device(
     both(model, draft, gpu, temperature=temperature)
 
 
-@pytest.mark.parametrize("draft", ["streamingllm", "topk", "model"])
+@pytest.mark.parametrize("draft", ["streamingllm", "topk", "sparse-model", "model"])
 def test_a_queue_and_changing_gammas_do_too(draft: str, model: Transformer, gpu: PretendGPU) -> None:
-    expected = run(model, draft, max_new_tokens=9, queue=[[1, 2, 3]], policy=TakesTurns())
+    """Each gamma's graphs read what the step before left, whichever gamma it had; prompts are admitted in between."""
+    options = {"gamma": 3, "max_new_tokens": 22, "queue": [[1, 2, 3], [4] * 20]}
+    expected = run(model, draft, policy=TakesTurns(), **options)
     with gpu:
-        result = run(model, draft, gpu=gpu, max_new_tokens=9, queue=[[1, 2, 3]], policy=TakesTurns())
+        result = run(model, draft, gpu=gpu, policy=TakesTurns(), **options)
     assert result.tokens == expected.tokens
-    assert gpu.captured
+    assert np.array_equal(result.num_accepted, expected.num_accepted)
+    assert len(gpu.captured) >= 4 * (3 if draft == "model" else 4)  # its steps differ by how far it is behind, too
 
 
 @pytest.mark.parametrize("draft", [None, "snapkv", "model"])
@@ -97,7 +100,13 @@ def test_rings_do_too(draft: str | None, gpu: PretendGPU) -> None:
 
 
 def test_simulated_acceptance_does_too(model: Transformer, gpu: PretendGPU) -> None:
-    both(model, "streamingllm", gpu, simulate_acceptance=[0.8, 0.5])
+    both(model, "streamingllm", gpu, simulate_acceptance=[0.8, 0.5], max_new_tokens=9, queue=[[1, 2, 3]])
+
+
+def test_graphs_can_be_switched_off(model: Transformer, gpu: PretendGPU) -> None:
+    with gpu:
+        run(model, "snapkv", gpu=gpu, cuda_graphs=False)
+    assert not gpu.captured
 
 
 @pytest.mark.parametrize(("draft", "temperature"), [("streamingllm", 0.0), ("snapkv", 1.0)])
@@ -220,3 +229,31 @@ def _succeeds(work: Callable[[], Tensor]) -> bool:
     except (MixedDevices, RuntimeError):
         return False
     return True
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft", [None, *DRAFTS])
+def test_on_a_gpu_captured_steps_decode_what_plain_steps_decode(draft: str | None, temperature: float) -> None:
+    """The same kernels in the same shapes; several gammas, and a queue."""
+    model = load_model(tiny_spec(head_dim=16), weights="random", seed=3, device="cuda")
+    small = tiny_spec(name="small", hidden_size=16, num_hidden_layers=1, intermediate_size=32)
+    spec = None if draft is None else DRAFTS[draft]
+    needs_model = spec is not None and draft_model_for(spec, 64) is not None
+    draft_model = load_model(small, weights="random", seed=9, device="cuda") if needs_model else None
+    results = []
+    for cuda_graphs in (False, True):
+        engine = Engine(model, batch_size=2, max_len=160)
+        engine.prefill([[7] * 33, [1, 2, 3, 4, 5]])
+        drafter = None if spec is None else build_drafter(spec, engine, draft_model)
+        options = DecodeOptions(
+            gamma=0 if drafter is None else 3,
+            max_new_tokens=[40, 60, 50],
+            queue=[[4] * 40],
+            policy=None if drafter is None else TakesTurns(),
+            cuda_graphs=cuda_graphs,
+        )
+        results.append(decode(engine, drafter, SamplingSpec(temperature=temperature, seed=3), options))
+    assert results[0].tokens == results[1].tokens
+    assert np.array_equal(results[0].num_accepted, results[1].num_accepted)

@@ -4,6 +4,8 @@ joint distribution when sampling."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,8 +120,15 @@ def chi_square_p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     return float(stats.chisquare(observed[keep], wanted[keep] * observed.sum() / wanted[keep].sum()).pvalue)
 
 
-@pytest.mark.parametrize("sampling_name", SAMPLINGS)
-@pytest.mark.parametrize("draft", [None, *DRAFTS])
+def sampled_cases() -> Iterator[Any]:
+    """Every draft with every way of sampling: one of them by default, in turn, and the others in the slow tests."""
+    for number, draft in enumerate([None, *DRAFTS]):
+        for turn, name in enumerate(SAMPLINGS):
+            is_slow = number % len(SAMPLINGS) != turn
+            yield pytest.param(draft, name, marks=[pytest.mark.slow] if is_slow else [])
+
+
+@pytest.mark.parametrize(("draft", "sampling_name"), sampled_cases())
 def test_sampled_tokens_follow_the_exact_joint_distribution(
     draft: str | None, sampling_name: str, toy_model: Transformer
 ) -> None:

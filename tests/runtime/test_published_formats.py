@@ -66,6 +66,7 @@ def all_logits(tp: TensorParallel) -> dict[str, Any]:
     return {name: logits_of(name, tp).tolist() for name in DIVIDED}
 
 
+@pytest.mark.slow
 def test_two_ranks_compute_what_one_does() -> None:
     """Half of q's heads and of o's inputs, of each way of packing; in groups of 32 a shard begins within a group."""
     found = launch(all_logits, 2)

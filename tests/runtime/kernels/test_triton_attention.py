@@ -51,7 +51,7 @@ def test_output_and_probabilities_equal_the_definition(case: str, num_splits: in
     """fp32, ragged, with one split and with several."""
     inputs = random_inputs(CASES[case], torch.float32, seed=len(case), device=DEVICE)
     stored, has_weights = inputs.in_ring(CASES[case].ring), CASES[case].ring is None
-    output, weights = decode_attention(**vars(stored), probabilities=has_weights, num_splits=num_splits)
+    output, weights = decode_attention(**stored.arguments, probabilities=has_weights, num_splits=num_splits)
     expected, expected_weights = exact_attention(inputs)
     assert (output - expected).abs().max() < TOLERANCE[torch.float32]
     if not has_weights:
@@ -65,7 +65,7 @@ def test_output_and_probabilities_equal_the_definition(case: str, num_splits: in
 def test_half_precision_stays_within_its_rounding(case: str, dtype: torch.dtype) -> None:
     """The inputs' own rounding is shared with the oracle: what remains is the probabilities' and the output's."""
     inputs = random_inputs(CASES[case], dtype, device=DEVICE)
-    output, weights = decode_attention(**vars(inputs), probabilities=True, num_splits=2)
+    output, weights = decode_attention(**inputs.arguments, probabilities=True, num_splits=2)
     expected, expected_weights = exact_attention(inputs)
     assert weights is not None
     assert output.dtype == dtype
@@ -75,7 +75,7 @@ def test_half_precision_stays_within_its_rounding(case: str, dtype: torch.dtype)
 
 def test_more_splits_than_slots_leave_some_without_work() -> None:
     inputs = random_inputs(CASES["head-dim-8"], torch.float32, device=DEVICE)
-    output, _ = decode_attention(**vars(inputs), num_splits=9)
+    output, _ = decode_attention(**inputs.arguments, num_splits=9)
     assert (output - exact_attention(inputs)[0]).abs().max() < TOLERANCE[torch.float32]
 
 
@@ -86,7 +86,7 @@ def test_what_is_cached_behind_a_sequence_does_not_matter() -> None:
     for b, last in enumerate(inputs.last_BT[:, -1].tolist()):
         inputs.keys_BKSD[b, :, last + 1 :] = torch.nan
         inputs.values_BKSD[b, :, last + 1 :] = torch.nan
-    output, weights = decode_attention(**vars(inputs), probabilities=True, num_splits=2)
+    output, weights = decode_attention(**inputs.arguments, probabilities=True, num_splits=2)
     assert weights is not None
     assert (output - expected).abs().max() < TOLERANCE[torch.float32]
     assert bool(weights.isfinite().all())
@@ -95,7 +95,7 @@ def test_what_is_cached_behind_a_sequence_does_not_matter() -> None:
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
     inputs = random_inputs(CASES["verify-2"], torch.float32, device=DEVICE)
     inputs.last_BT[0] = -1
-    output, weights = decode_attention(**vars(inputs), probabilities=True, num_splits=2)
+    output, weights = decode_attention(**inputs.arguments, probabilities=True, num_splits=2)
     assert weights is not None
     assert not output[0].any()
     assert not weights[0].any()
@@ -119,6 +119,7 @@ def test_splits_fill_the_device_but_stay_long() -> None:
     assert choose_num_splits(num_programs=1, num_slots=10_000_000, num_multiprocessors=132) == 128
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_gpus(tmp_path: Path) -> None:
     """Those of the other modules too, for sm_80 and sm_90: within their shared memory, with copies that overlap the
     products where there are any, and bf16 without spilled registers."""
