@@ -28,7 +28,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from benchmarks import flex_attention
-from magicdec.runtime.attention import Scoring, Visible, Workspace, reference_attention
+from magicdec.runtime.attention import Scoring, Workspace, reference_attention
 from magicdec.runtime.kernels import cpu_attention, has_triton
 from tests.runtime.kernels.oracle import Case, Inputs, exact_attention, random_inputs
 
@@ -56,12 +56,8 @@ def backends(device: str) -> dict[str, Backend]:
 
 
 def reference(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    visible = Visible(last_BT=inputs.last_BT, stop=inputs.keys_BKSD.shape[2], window=inputs.window, empty=inputs.empty)
     return reference_attention(
-        inputs.query_BTAD,
-        inputs.keys_BKSD,
-        inputs.values_BKSD,
-        visible,
+        **inputs.arguments,
         scoring=Scoring(scale=inputs.query_BTAD.shape[-1] ** -0.5),
         workspace=Workspace(),
         probabilities=probabilities,
@@ -71,7 +67,7 @@ def reference(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.
 def on_cpu(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     if not cpu_attention.supports(inputs.query_BTAD, inputs.keys_BKSD, inputs.values_BKSD):
         raise NotImplementedError
-    return cpu_attention.decode_attention(**vars(inputs), probabilities=probabilities)
+    return cpu_attention.decode_attention(**inputs.arguments, probabilities=probabilities)
 
 
 def in_triton(
@@ -79,7 +75,7 @@ def in_triton(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     from magicdec.runtime.kernels import triton_attention
 
-    return triton_attention.decode_attention(**vars(inputs), probabilities=probabilities, num_splits=num_splits)
+    return triton_attention.decode_attention(**inputs.arguments, probabilities=probabilities, num_splits=num_splits)
 
 
 def flex(inputs: Inputs, probabilities: bool) -> tuple[torch.Tensor, torch.Tensor | None]:

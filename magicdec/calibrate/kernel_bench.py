@@ -25,8 +25,9 @@ import torch.nn.functional as F
 from magicdec.calibrate.points import Point, Shape
 from magicdec.measure.ceilings import is_cuda, seconds_per_call
 from magicdec.measure.clock import Clock
-from magicdec.runtime.attention import Scoring, Visible, Workspace, decode_attention
+from magicdec.runtime.attention import Scoring, Workspace, decode_attention
 from magicdec.runtime.graphs import capture
+from magicdec.runtime.kernels import Visible
 from magicdec.specs.model import ModelSpec
 
 

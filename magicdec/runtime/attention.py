@@ -11,65 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from magicdec.runtime.kernels import has_triton
-
-
-@dataclass(frozen=True, kw_only=True)
-class Visible:
-    """Which slots each query sees: those up to its last one, at most `window` of them, that are not empty.
-
-    In a ring, all of this is said of positions, and position p is in slot p mod `ring`.
-    """
-
-    last_BT: Tensor
-    """The last slot that each query sees, int64."""
-    stop: int
-    """No query sees this slot or a later one. Known to the host, as are the two below."""
-    first: int = 0
-    """No query sees an earlier slot."""
-    num_open: int = 0
-    """So many slots, from `first`, are seen by every query."""
-    window: int | None = None
-    chunk: int | None = None
-    """A query sees slots of its own chunk of so many only."""
-    ring: int | None = None
-    """The slots of a ring, which are then all read: `first` is 0, `stop` this, and none is open."""
-    empty: tuple[Tensor, int] | None = None
-    """(first_B, stop): in sequence b, slots first_B[b]..stop-1 hold nothing, as where it is shorter than a budget."""
-
-    @cached_property
-    def is_hidden_BTS(self) -> Tensor | None:
-        """For slots first + num_open .. stop - 1: whether a query does not see them. None where there are none."""
-        if self.first + self.num_open == self.stop:
-            return None
-        slots_S = torch.arange(self.first + self.num_open, self.stop, device=self.last_BT.device)
-        if self.ring is not None:
-            return self._is_hidden_in_ring(slots_S, self.ring)
-        hidden_BTS = slots_S > self.last_BT[..., None]
-        if self.window is not None:
-            hidden_BTS |= slots_S <= self.last_BT[..., None] - self.window
-        if self.chunk is not None:
-            hidden_BTS |= slots_S < self.last_BT[..., None] // self.chunk * self.chunk
-        if self.empty is not None:
-            first_B, stop = self.empty
-            hidden_BTS |= ((slots_S >= first_B[:, None]) & (slots_S < stop))[:, None]
-        return hidden_BTS
-
-    def _is_hidden_in_ring(self, slots_S: Tensor, ring: int) -> Tensor:
-        """A slot holds the token so many places back from a query as it is behind the query's slot; or a later one, of
-        the block or rejected, where that is too far back to be seen."""
-        num_seen_BT = self.last_BT + 1
-        if self.window is not None:
-            num_seen_BT = num_seen_BT.clamp_max(self.window)
-        if self.chunk is not None:
-            num_seen_BT = self.last_BT % self.chunk + 1
-        return (self.last_BT[..., None] - slots_S) % ring >= num_seen_BT[..., None]
+from magicdec.runtime.kernels import Visible, has_triton
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,16 +24,16 @@ class Scoring:
     """How the queries of a layer score keys, and how far back they see."""
 
     scale: float
-    """What products of query and key are multiplied with."""
+    """Factor of the products of query and key."""
     window: int | None = None
     chunk: int | None = None
     softcap: float | None = None
     """Scores become softcap · tanh(score / softcap)."""
     sinks_A: Tensor | None = None
-    """Of each query head, a logit that takes part in the softmax and attends to nothing."""
+    """Logits, one for each query head, that take part in the softmax and attend to nothing."""
 
     def num_seen_before(self, position: int) -> int:
-        """Of the tokens before this position, how many its query sees."""
+        """Number of the tokens before this position that its query sees."""
         if self.chunk is not None:
             return position % self.chunk
         return position if self.window is None else min(position, self.window - 1)
@@ -98,7 +45,7 @@ class Scoring:
 
 
 REFERENCE_QUERIES = 64
-"""Query tokens at a time, where a prompt is attended to by the reference: its scores are kept in memory."""
+"""Query tokens at a time where the reference attends to a prompt: its scores are in memory."""
 
 
 class Workspace:
@@ -141,18 +88,7 @@ def decode_attention(
             query_BTAD, keys_BKSD, values_BKSD, visible,
             scoring=scoring, workspace=workspace, probabilities=probabilities,
         )  # fmt: skip
-    output, weights = kernel(
-        query_BTAD,
-        keys_BKSD[:, :, : visible.stop],
-        values_BKSD[:, :, : visible.stop],
-        visible.last_BT,
-        scale=scoring.scale,
-        window=visible.window,
-        ring=visible.ring,
-        empty=visible.empty,
-        probabilities=probabilities,
-    )
-    return output, weights
+    return kernel(query_BTAD, keys_BKSD, values_BKSD, visible, scale=scoring.scale, probabilities=probabilities)
 
 
 def fastest_kernel(query: Tensor, keys: Tensor, values: Tensor) -> Callable[..., tuple[Tensor, Tensor | None]] | None:

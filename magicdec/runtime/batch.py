@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.runtime.decode_options import DecodeOptions
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
-from magicdec.runtime.result import INACTIVE, DecodeResult
+from magicdec.runtime.result import INACTIVE, DecodeOptions, DecodeResult
 
 
 class Batch:
@@ -142,9 +141,7 @@ class Batch:
             # Before the caches of ended sequences are exchanged: steady state has none of that.
             self._steady = (self.num_steps, int(self._counts.sum()), self._now_s())
         for slot in rest[::-1].tolist():  # from the last, so that an exchange brings in a sequence that goes on
-            exchanged = self._engine.retire(slot)
-            if self._drafter is not None:
-                self._drafter.swap(slot, exchanged)
+            self._swap_drafts(slot, self._engine.retire(slot))
 
     def _refill(self, slot: int) -> None:
         """The next queued prompt takes an ended sequence's place. It goes to slot 0, the one that can be active alone,
@@ -153,10 +150,14 @@ class Batch:
         sequence = self.num_sequences - len(self._queue)
         engine.exchange(slot, 0)
         engine.replace_first(sequence, self._queue.pop(0))
+        self._swap_drafts(slot, 0)
         if drafter is not None:
-            drafter.swap(slot, 0)
             with engine.only_first():
                 drafter.admit()
+
+    def _swap_drafts(self, first: int, second: int) -> None:
+        if self._drafter is not None and first != second:
+            self._drafter.swap(first, second)
 
     def _now_s(self) -> float:
         if self._engine.model.device.type == "cuda":

@@ -54,18 +54,18 @@ BESIDE_THE_DECODER = (
 )  # fmt: skip
 """Modules that turn images into embeddings: text does not pass them."""
 EXPERT_MATRICES = {"gate_proj": ("gate_proj", "up_proj", "down_proj"), "w1": ("w1", "w3", "w2")}
-"""By TensorNames.expert."""
+"""Names of gate, up and down, by TensorNames.expert."""
 LATENT_NORM_EPS = 1e-6
-"""Of latents, whatever the other norms have (DeepSeek-V3's published code)."""
+"""Epsilon of latents' norms, whatever the other norms have (DeepSeek-V3's published code)."""
 NORM_PLACES = {
     "before": ("input_norm", "mlp_norm"),
     "after": ("mixed_norm", "output_norm"),
     "around": ("input_norm", "mixed_norm", "mlp_norm", "output_norm"),
     "parallel": ("input_norm",),
 }
-"""What TensorNames.norms lists, by the placement of the norms."""
+"""Norms in the order of TensorNames.norms, by their placement."""
 MIXER_NORMS = ("input_norm", "mixed_norm")
-"""Those of the mixer; a block without one lacks them."""
+"""Norms of the mixer; a block without one lacks them."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Builder:
         return LayerNorm(weight=weight, eps=norm.eps, bias=bias)
 
     def _norm_weight(self, name: str, shape: tuple[int, ...], rows: slice = ALL) -> Tensor:
-        """What is multiplied with: the tensor, or one more than it, in 32 bits lest that be rounded away."""
+        """The factor of a norm: the tensor, or one more than it, in 32 bits lest that be rounded away."""
         weight = self._source.read(name, shape, rows)
         return weight.float() + 1.0 if self._spec.norm.kind.endswith("plus_one") else weight
 
@@ -270,7 +270,7 @@ class Builder:
         return ColumnParallelLinear(weight=self._qkv_rows(prefix, kind, heads, "weight"), bias=bias)
 
     def _qkv_rows(self, prefix: str, kind: Attention, heads: _Heads, ending: str) -> Tensor:
-        """Of queries, keys and values, then of gates where there are any: of the matrix, or of its bias."""
+        """Rows of queries, keys and values, then of gates where there are any, of the matrix or of its bias."""
         counts = {"q": kind.num_heads, "k": kind.num_kv_heads, "v": kind.num_kv_heads}
         sizes = {part: kind.head_dim * (2 if kind.gated and part == "q" else 1) for part in counts}
         columns = (self._spec.hidden_size,) if ending == "weight" else ()
@@ -357,7 +357,7 @@ class Builder:
         return self._spec.names.experts != "each" and not apart
 
     def _stacked_expert(self, prefix: str, index: int, kind: MixtureOfExperts) -> MLP:
-        """Of tensors that hold all experts, inputs first."""
+        """An expert from tensors that hold all of them, inputs first."""
         hidden, width, read = self._spec.hidden_size, kind.width, self._source.read
         part, one = self._tp.slice_of(width), slice(index, index + 1)
         down = read(f"{prefix}.down_proj", (kind.num_experts, width, hidden), one, part)[0].T
@@ -416,7 +416,7 @@ class Builder:
         )
 
     def _xielu(self, prefix: str) -> XIELU:
-        """Of the numbers that softplus makes the learned ones of; the others may be stored too."""
+        """A learned activation: the stored numbers after softplus. Its fixed numbers may be stored too."""
         names = ("beta", "eps") if isinstance(self._source, CheckpointDirectory) else ()
         stored = {name: f"{prefix}.{name}" for name in names if f"{prefix}.{name}" in self._source}
         fixed = {name: float(self._source.read(tensor, ())) for name, tensor in stored.items()}

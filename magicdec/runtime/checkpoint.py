@@ -193,7 +193,7 @@ class _Matrix:
         return groups
 
     def _aligned(self, stored: Stored, part: tuple[range, range], groups: Tensor | None) -> Tensor | None:
-        """What one of its tensors says of a part. None for one that may be absent and is."""
+        """One of its tensors, as numbers that stand where those of a part do; None for an optional one not there."""
         names = [f"{self._module}.{name}" for name in stored.names]
         name = next((name for name in names if name in self._files), names[0])
         if stored.is_optional and name not in self._files:

@@ -127,6 +127,12 @@ class TensorParallel:
         part = total // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 
+    def own_rows(self, tokens: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The rows of these tokens among this shard's `size` of the vocabulary, any row for another shard's; and which
+        are this shard's."""
+        local = tokens - self.rank * size
+        return local.clamp(0, size - 1), (local >= 0) & (local < size)
+
 
 SINGLE = TensorParallel()
 

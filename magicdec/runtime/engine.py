@@ -95,7 +95,7 @@ class Engine:
 
     @property
     def host_lengths(self) -> np.ndarray:
-        """The same on the host, kept in step without reading the device."""
+        """Cached tokens of each active sequence on the host, kept in step without reading the device."""
         return self._lengths[: self.num_active]
 
     @property
@@ -203,12 +203,12 @@ class Engine:
         self.num_active = self.batch_size
 
     @torch.inference_mode()
-    def forward(self, tokens_BT: Tensor, *, observer: AttentionObserver | None = None, write: bool = True) -> Tensor:
+    def forward(self, tokens_BT: Tensor, *, observer: AttentionObserver | None = None) -> Tensor:
         """One pass of all active sequences over their pending token and what is drafted after it.
 
         Returns this shard's logits [B, T, V]. Lengths do not change: `advance` says how much of it stays.
         """
-        return self.model.logits(tokens_BT, self.decode_pass(tokens_BT.shape[1], observer=observer, write=write))
+        return self.model.logits(tokens_BT, self.decode_pass(tokens_BT.shape[1], observer=observer))
 
     def first_bad_layer(self, tokens_BT: Tensor) -> int | None:
         """The first layer whose output holds NaN or infinity in a repetition of this pass; None when none does."""
@@ -222,25 +222,38 @@ class Engine:
         return bad[0] if bad else None
 
     def decode_pass(
-        self, num_tokens: int, *, ahead: int = 0, observer: AttentionObserver | None = None, write: bool = True
+        self,
+        num_tokens: int,
+        *,
+        ahead: int = 0,
+        of: Engine | None = None,
+        observer: AttentionObserver | None = None,
+        write: bool = True,
     ) -> DecodePass:
-        """A pass over tokens behind each active sequence's cached ones, from `ahead` tokens further on."""
+        """A pass over tokens behind the cached ones of each active sequence (of another engine with the same ones),
+        from `ahead` tokens further on; or, for a negative number, before their end."""
+        engine = of or self
+        lengths_B, host_lengths = engine.lengths_B, engine.host_lengths
+        if ahead:
+            lengths_B, host_lengths = lengths_B + ahead, host_lengths + ahead
+        if ahead < 0:
+            lengths_B, host_lengths = lengths_B.clamp_min(0), np.maximum(host_lengths, 0)
         return DecodePass(
             self.cache,
-            lengths_B=self.lengths_B + ahead if ahead else self.lengths_B,
-            host_lengths=self.host_lengths + ahead,
+            lengths_B=lengths_B,
+            host_lengths=host_lengths,
             num_tokens=num_tokens,
             workspace=self.workspace,
             observer=observer,
             write=write,
-            static_shapes=self.static_shapes,
+            static_shapes=self.static_shapes and write,
         )
 
     @torch.inference_mode()
     def probe(self, num_tokens: int, observer: AttentionObserver, *, num_back: int) -> None:
         """Shows the observer how `num_tokens` cached tokens, the first of them `num_back` before the end, attend.
 
-        Nothing is written. A sequence shorter than `num_back` takes part from its beginning, to no purpose.
+        Nothing is written. What a sequence shorter than `num_back` shows, from its beginning, means nothing.
 
         Raises ConfigError where a layer's window no longer holds what they see.
         """
@@ -249,16 +262,7 @@ class Engine:
                 f"{self.model.spec.name} keeps the windows of the last {self.max_back} tokens here; observe at most so "
                 f"many, not {num_back}"
             )
-        lengths_B = (self.lengths_B - num_back).clamp_min(0)
-        attention = DecodePass(
-            self.cache,
-            lengths_B=lengths_B,
-            host_lengths=np.maximum(self.host_lengths - num_back, 0),
-            num_tokens=num_tokens,
-            workspace=self.workspace,
-            observer=observer,
-            write=False,
-        )
+        attention = self.decode_pass(num_tokens, ahead=-num_back, observer=observer, write=False)
         self.model.hidden(self.tokens_BS.gather(1, attention.positions_BT), attention)
 
     def advance(self, emitted_BT: Tensor, num_emitted_B: Tensor) -> None:

@@ -8,14 +8,14 @@ Shape suffixes: M tokens, E experts, C chosen experts per token, H hidden, F gro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from magicdec.runtime.distributed import TensorParallel
-from magicdec.runtime.layers import MLP, Narrow
+from magicdec.runtime.layers import MLP
 from magicdec.specs.layers import MixtureOfExperts
 
 
@@ -100,8 +100,3 @@ class Experts:
             else:
                 output_MH.index_add_(0, tokens, self.experts[expert](x_MH[tokens]) * weight_N1)
         return self.tp.all_reduce(output_MH).view(x_BTH.shape)
-
-    def narrowed(self, narrow: Narrow) -> Experts:
-        """With the experts' linear layers in another format; the router keeps its own."""
-        shared = None if self.shared is None else self.shared.narrowed(narrow)
-        return replace(self, experts=tuple(each.narrowed(narrow) for each in self.experts), shared=shared)

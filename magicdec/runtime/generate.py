@@ -22,13 +22,11 @@ from torch import Tensor
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.runtime import graphs
 from magicdec.runtime.batch import Batch
-from magicdec.runtime.decode_options import DecodeOptions
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
-from magicdec.runtime.graphs import part
-from magicdec.runtime.result import INACTIVE, DecodeResult
+from magicdec.runtime.graphs import PhaseTimer, part
+from magicdec.runtime.result import INACTIVE, DecodeOptions, DecodeResult
 from magicdec.runtime.sampling import UniformStream
-from magicdec.runtime.timing import PhaseTimer
 from magicdec.runtime.verification import Outcome, Proposal, verify
 from magicdec.specs.speculation import SamplingSpec
 
@@ -70,7 +68,7 @@ def decode(engine: Engine, drafter: Drafter | None, sampling: SamplingSpec, opti
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is kept of a block: the step's tokens [B, gamma + 1], of which the first num_accepted + 1 count; whether the
+    """A judged block: the step's tokens [B, gamma + 1], of which the first num_accepted + 1 count; and whether the
     target's logits were bad."""
 
     outcome: Outcome
@@ -195,7 +193,7 @@ class Step:
         self.keep_up(verdict)
 
     def _graph_key(self, gamma: int) -> Hashable | None:
-        """What the work of the next step depends on, the batch aside; None where it cannot be captured."""
+        """A key of all that the next step's work depends on, the batch aside; None where it cannot be captured."""
         if self._drafter is None:
             return (0, None)
         key = self._drafter.graph_key(gamma)

@@ -1,4 +1,4 @@
-"""A decoding step as CUDA graphs: its parts are captured once, and replayed with one launch each.
+"""A decoding step in parts: each is timed, and as a CUDA graph captured once and replayed with one launch.
 
 A part reads and writes storage that keeps its place (caches, lengths, tokens, a buffer of random numbers), and its
 results keep theirs: each replay overwrites them. Steps of one kind (a key: gamma, active sequences, what else the draft
@@ -10,14 +10,14 @@ replayed in the order of their capture, and no step reads what another chain's s
 from __future__ import annotations
 
 import gc
+import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
-
-from magicdec.runtime.timing import PhaseTimer
 
 
 class HasParts(Protocol):
@@ -75,6 +75,53 @@ class StepGraphs:
         replay, results = chain.parts[name]
         replay()
         return results
+
+
+class PhaseTimer:
+    """Splits the wall-clock time of a loop into phases: entering one closes the phase before it.
+
+    The device is waited for each time, so phases do not overlap. A run without fences measures nothing, and does not
+    wait.
+    """
+
+    def __init__(self, device: torch.device, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.phases: dict[str, list[float]] = defaultdict(list)
+        self._is_cuda = device.type == "cuda"
+        self._phase: str | None = None
+        self._last_s = 0.0
+
+    def start(self) -> None:
+        """Begins, and forgets what was measured before."""
+        self.phases.clear()
+        self._phase = None
+        if self.enabled:
+            self._last_s = self._now_s()
+
+    def enter(self, phase: str) -> None:
+        """The first phase after `start` or `end` begins there."""
+        self._close()
+        self._phase = phase
+
+    def end(self) -> None:
+        """Closes the last phase of a round."""
+        self._close()
+        self._phase = None
+
+    def phases_so_far(self) -> dict[str, list[float]]:
+        """Seconds of each phase in each round that had it."""
+        return {name: list(values) for name, values in self.phases.items()}
+
+    def _close(self) -> None:
+        if self.enabled and self._phase is not None:
+            now_s = self._now_s()
+            self.phases[self._phase].append(now_s - self._last_s)
+            self._last_s = now_s
+
+    def _now_s(self) -> float:
+        if self._is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 def part(name: str) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]]:

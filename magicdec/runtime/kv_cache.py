@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What a layer keeps of each token on this shard: a key and a value per head; or, where `latent_value_dim` is set,
+    """A layer's storage of each token on this shard: a key and a value per head; or, where `latent_value_dim` is set,
     one vector per head that is the key, and whose first so many numbers are the value."""
 
     num_heads: int
@@ -120,19 +120,16 @@ class KVCache:
 
     def read(self, layer: int, num_sequences: int) -> tuple[Tensor, Tensor]:
         """Views of the keys and values [B, K, S, D] of the first sequences, all slots."""
-        return self._parts(layer, self._layers[layer][:, :num_sequences])
+        return keys_and_values(self._layers[layer][:, :num_sequences], self.kept[layer])
 
     def read_row(self, layer: int, row: int, stop: int) -> tuple[Tensor, Tensor]:
         """Views of one sequence's keys and values [1, K, S, D], the slots before `stop`."""
-        return self._parts(layer, self._layers[layer][:, row : row + 1, :, :stop])
+        return keys_and_values(self._layers[layer][:, row : row + 1, :, :stop], self.kept[layer])
 
     def last_of_row(self, layer: int, row: int, stop: int, count: int) -> Tensor:
         """A copy of a sequence's last `count` tokens before position `stop`, from a ring: [P, 1, K, T, D]."""
         slots_T = torch.arange(stop - count, stop, device=self.device) % self._layers[layer].shape[3]
         return self._layers[layer][:, row : row + 1].index_select(3, slots_T)
-
-    def _parts(self, layer: int, data_PBKSD: Tensor) -> tuple[Tensor, Tensor]:
-        return keys_and_values(data_PBKSD, self.kept[layer])
 
     def first_keys(self, block: Block, num_sequences: int, num_slots: int) -> Tensor:
         """A view of the keys in the first slots of the first sequences, a block's layers: [L, B, K, S, D]."""

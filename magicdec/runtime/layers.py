@@ -10,9 +10,9 @@ D head_dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -129,9 +129,6 @@ class AllHeadsNorm:
         return heads_BTND * scales_BTN[..., None] * self.weight_ND
 
 
-L = TypeVar("L", "ColumnParallelLinear", "RowParallelLinear")
-
-
 def linear(x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
     """x · weightᵀ + bias, whatever the weight's format."""
     return F.linear(x, weight, bias) if isinstance(weight, Tensor) else weight.linear(x, bias)
@@ -160,12 +157,6 @@ class RowParallelLinear:
         return self.tp.all_reduce(linear(x, self.weight, self.bias))
 
 
-class Narrow(Protocol):
-    """Gives a linear layer with its weight in another format."""
-
-    def __call__(self, layer: L, /) -> L: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class VocabParallelEmbedding:
     """Rows of the table are divided among the shards; the shards' lookups are summed."""
@@ -176,11 +167,8 @@ class VocabParallelEmbedding:
     def __call__(self, tokens_BT: Tensor) -> Tensor:
         if self.tp.size == 1:
             return F.embedding(tokens_BT, self.weight_VH)
-        size = self.weight_VH.shape[0]
-        local = tokens_BT - self.tp.rank * size
-        inside = (local >= 0) & (local < size)
-        hidden_BTH = F.embedding(local.clamp(0, size - 1), self.weight_VH) * inside[..., None]
-        return self.tp.all_reduce(hidden_BTH)
+        rows_BT, is_here_BT = self.tp.own_rows(tokens_BT, len(self.weight_VH))
+        return self.tp.all_reduce(F.embedding(rows_BT, self.weight_VH) * is_here_BT[..., None])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,20 +190,16 @@ class MLP:
     """down(activation(gate(x)) · up(x)), with gate and up fused into one product; or down(activation(up(x)))."""
 
     gate_up: ColumnParallelLinear
-    """Of `up` alone where it is not gated."""
+    """The products of gate and up, or of up alone where the layer is not gated."""
     down: RowParallelLinear
     activation: Activation = "silu"
     gated: bool = True
     learned: XIELU | None = None
-    """What takes the activation's place, where the layer has learned it."""
+    """The activation where the layer has learned it, in place of the named one."""
 
     def __call__(self, x: Tensor) -> Tensor:
         activate = self.learned or (GATED if self.gated else UNGATED)[self.activation]
         return self.down(activate(self.gate_up(x)))
-
-    def narrowed(self, narrow: Narrow) -> MLP:
-        """With its linear layers in another format."""
-        return replace(self, gate_up=narrow(self.gate_up), down=narrow(self.down))
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What mixes tokens in a layer, holding this shard's weights: projections, norms and rotations around an attention.
+"""Mixers of tokens in a layer, holding this shard's weights: projections, norms and rotations around an attention.
 
 Where keys and values are kept, and which of them a query sees, is the business of the `AttentionPass`.
 
@@ -10,7 +10,7 @@ head's values.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from magicdec.runtime.attention import Scoring
 from magicdec.runtime.kv_cache import Kept
-from magicdec.runtime.layers import ColumnParallelLinear, HeadNorm, Narrow, RMSNorm, RowParallelLinear
+from magicdec.runtime.layers import ColumnParallelLinear, HeadNorm, RMSNorm, RowParallelLinear
 from magicdec.runtime.rotary import rotate_
 
 
@@ -38,15 +38,12 @@ class Mixer(Protocol):
 
     @property
     def kept(self) -> Kept:
-        """What is kept of each token."""
+        """Storage of each token."""
 
     def __call__(self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]) -> Tensor: ...
 
     def rotate_keys_(self, keys_BKSD: Tensor, rotations: Sequence[Tensor]) -> Tensor:
         """Moves stored keys on by so many positions, in place."""
-
-    def narrowed(self, narrow: Narrow) -> Mixer:
-        """With its linear layers in another format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +56,13 @@ class GroupedAttention:
     output: RowParallelLinear
     scoring: Scoring
     rotary: int | None
-    """Which of the transformer's rotary embeddings rotates queries and keys, if any."""
+    """Number of the transformer's rotary embedding that rotates queries and keys, if any."""
     num_rotated: int
     """The first dimensions of each head, which it rotates."""
     norm: Callable[[Tensor], Tensor] | None = None
-    """Of query and key heads, before rotation."""
+    """Norm of query and key heads before rotation."""
     rotated_norm: Callable[[Tensor], Tensor] | None = None
-    """The same after rotation."""
+    """Norm of query and key heads after rotation."""
     temperature: tuple[float, float] | None = None
     """(c, n): queries at position p are multiplied with 1 + c·ln(1 + ⌊(p + o)/n⌋), with o `temperature_offset`."""
     temperature_offset: int = 1
@@ -117,9 +114,6 @@ class GroupedAttention:
         rotate_(keys_BKSD[..., : self.num_rotated], rotations[self.rotary])
         return keys_BKSD if weight_K1D is None else keys_BKSD.mul_(weight_K1D)
 
-    def narrowed(self, narrow: Narrow) -> GroupedAttention:
-        return replace(self, qkv=narrow(self.qkv), output=narrow(self.output))
-
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
@@ -133,7 +127,7 @@ class LatentAttention:
     num_heads: int
     query: ColumnParallelLinear
     latent: ColumnParallelLinear
-    """The same on every shard, as what it gives is kept by every shard."""
+    """Projection to the latent and the rotated key, whole on every shard, because every shard keeps them."""
     latent_norm: RMSNorm
     keys_ADR: Tensor
     values_AVR: Tensor
@@ -162,9 +156,3 @@ class LatentAttention:
         if self.rotary is not None:
             rotate_(keys_BKSD[..., self.latent_norm.weight.shape[0] :], rotations[self.rotary])
         return keys_BKSD
-
-    def narrowed(self, narrow: Narrow) -> LatentAttention:
-        """What is absorbed keeps its format."""
-        lead = None if self.query_latent is None else narrow(self.query_latent)
-        query, latent, output = narrow(self.query), narrow(self.latent), narrow(self.output)
-        return replace(self, query=query, latent=latent, output=output, query_latent=lead)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from magicdec.runtime.attention import Scoring, Visible, Workspace, decode_attention, prefill_attention
+from magicdec.runtime.attention import Scoring, Workspace, decode_attention, prefill_attention
+from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kv_cache import KVCache, keys_and_values
 
 AttentionObserver = Callable[[int, Tensor], None]
@@ -51,10 +52,10 @@ class PrefillPass:
 
 
 class DecodePass:
-    """The same number of tokens for each of the first B sequences, after their own cached lengths.
+    """A pass over equally many tokens of each of the first B sequences, after their own cached lengths.
 
-    What a shorter sequence or an earlier token must not see is hidden from it. `write` is False for a pass over tokens
-    whose keys and values are cached already. With `static_shapes` nothing depends on the host's lengths.
+    Slots that a shorter sequence or an earlier token must not see are hidden from it. `write` is False for a pass over
+    tokens whose keys and values are cached already. With `static_shapes` nothing depends on the host's lengths.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class DecodePass:
         self._slots: dict[int | None, Tensor] = {None: self.positions_BT}
 
     def _visible_to(self, scoring: Scoring, ring: int | None) -> Visible:
-        """What the queries of a layer see; made once for all layers that see as far."""
+        """The slots that the queries of a layer see; made once for all layers that see as far."""
         window, chunk = scoring.window, scoring.chunk
         if (window, chunk) not in self._visible:
             stop = self._longest + self._num_tokens

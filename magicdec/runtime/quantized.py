@@ -23,7 +23,7 @@ from magicdec.runtime.kernels import has_triton
 from magicdec.specs.speculation import DRAFT_WEIGHT_DTYPES
 
 GROUP_SIZES = (64, 32, 16)
-"""Of int4, the first that divides the input features: at 64 the scales add 6 % to the weights' bytes."""
+"""Sizes of an int4 group; the first that divides the input features is taken. At 64 the scales add 6 % to the bytes."""
 FP8_MAX, INT8_MAX = 448.0, 127.0
 FP8_CAPABILITY = (8, 9)
 """The oldest GPUs that convert e4m3; on others Triton has no such type."""

@@ -61,7 +61,7 @@ class RotaryEmbedding:
         return self._table[positions_BT].unsqueeze(2)
 
     def turns(self, distances_BT: Tensor) -> Tensor:
-        """What moves keys that were rotated already on by so many positions: of the same shape, and of size 1."""
+        """Rotations of size 1 that move rotated keys on by so many positions, complex [B, T, 1, D/2]."""
         scaling = self._rope.scaling
         return self[distances_BT] / (1.0 if scaling is None else scaling.attention_factor)
 

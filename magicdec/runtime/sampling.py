@@ -142,8 +142,5 @@ def token_probabilities(probabilities_BTV: Tensor, tokens_BT: Tensor, tp: Tensor
     """The probability of one token at each position, [B, T]."""
     if tp.size == 1:
         return probabilities_BTV.gather(-1, tokens_BT[..., None]).squeeze(-1)
-    size = probabilities_BTV.shape[-1]
-    local_BT = tokens_BT - tp.rank * size
-    inside_BT = (local_BT >= 0) & (local_BT < size)
-    found_BT = probabilities_BTV.gather(-1, local_BT.clamp(0, size - 1)[..., None]).squeeze(-1)
-    return tp.all_reduce(found_BT * inside_BT)
+    rows_BT, is_here_BT = tp.own_rows(tokens_BT, probabilities_BTV.shape[-1])
+    return tp.all_reduce(probabilities_BTV.gather(-1, rows_BT[..., None]).squeeze(-1) * is_here_BT)

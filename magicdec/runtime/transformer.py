@@ -9,7 +9,7 @@ Shape suffixes: B sequences, T query tokens, H hidden, V vocabulary of this shar
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,14 +17,7 @@ from torch import Tensor
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.experts import Experts
 from magicdec.runtime.kv_cache import Kept
-from magicdec.runtime.layers import (
-    MLP,
-    ColumnParallelLinear,
-    Narrow,
-    Norm,
-    VocabParallelEmbedding,
-    add_and_norm_,
-)
+from magicdec.runtime.layers import MLP, ColumnParallelLinear, Norm, VocabParallelEmbedding, add_and_norm_
 from magicdec.runtime.mixers import AttentionPass, Mixer
 from magicdec.runtime.rotary import RotaryEmbedding
 from magicdec.specs.model import ModelSpec
@@ -46,11 +39,6 @@ class Layer:
     output_norm: Norm | None = None
     is_parallel: bool = False
 
-    def narrowed(self, narrow: Narrow) -> Layer:
-        """With its linear layers in another format."""
-        mixer = None if self.mixer is None else self.mixer.narrowed(narrow)
-        return replace(self, mixer=mixer, mlp=None if self.mlp is None else self.mlp.narrowed(narrow))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
@@ -59,7 +47,7 @@ class Transformer:
     spec: ModelSpec
     tp: TensorParallel
     kept: dict[int, Kept]
-    """What each layer keeps of a token."""
+    """Storage of a token in each layer that has a mixer."""
     embedding: VocabParallelEmbedding
     layers: tuple[Layer, ...]
     norm: Norm
@@ -91,7 +79,7 @@ class Transformer:
         return [rotary[positions_BT] for rotary in self.rotaries]
 
     def turns(self, distances_BT: Tensor) -> list[Tensor]:
-        """What moves rotated keys on by so many positions, by rotary embedding."""
+        """Rotations that move rotated keys on by so many positions, by rotary embedding."""
         return [rotary.turns(distances_BT) for rotary in self.rotaries]
 
     def hidden(
@@ -136,6 +124,6 @@ class Transformer:
 
 
 def _written(norm: Norm | None, output_BTH: Tensor, scale: float) -> Tensor:
-    """What a sublayer adds to the residual stream."""
+    """A sublayer's contribution to the residual stream."""
     delta_BTH = output_BTH if norm is None else norm(output_BTH)
     return delta_BTH if scale == 1.0 else delta_BTH * scale

@@ -59,12 +59,9 @@ def verify(
     `simulated_rates_T`, where given, decides acceptance by position instead (everything is computed all the same).
     """
     if sampling.is_greedy:
-        outcome = _verify_greedy(logits_BTV, proposal, tp, uniforms, simulated_rates_T)
-    else:
-        assert uniforms is not None
-        target_BTV = probabilities(logits_BTV, sampling, tp)
-        outcome = _verify_sampled(target_BTV, proposal, tp, uniforms, simulated_rates_T)
-    return outcome
+        return _verify_greedy(logits_BTV, proposal, tp, uniforms, simulated_rates_T)
+    assert uniforms is not None
+    return _verify_sampled(probabilities(logits_BTV, sampling, tp), proposal, tp, uniforms, simulated_rates_T)
 
 
 def _verify_greedy(
@@ -123,10 +120,8 @@ def _verify_sampled(
 
 def _without(weights_BV: Tensor, tokens_B: Tensor, is_removed_B: Tensor, tp: TensorParallel) -> Tensor:
     """The weights with one token's set to 0 in the rows where it is to be removed."""
-    size = weights_BV.shape[-1]
-    local_B = tokens_B - tp.rank * size
-    is_here_B = is_removed_B & (local_B >= 0) & (local_B < size)
-    one_hot_BV = F.one_hot(local_B.clamp(0, size - 1), size).bool() & is_here_B[:, None]
+    rows_B, is_here_B = tp.own_rows(tokens_B, weights_BV.shape[-1])
+    one_hot_BV = F.one_hot(rows_B, weights_BV.shape[-1]).bool() & (is_here_B & is_removed_B)[:, None]
     return weights_BV.masked_fill(one_hot_BV, 0.0)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,10 +13,12 @@ from magicdec.errors import CheckpointError, ConfigError, unknown_choice
 from magicdec.runtime.builder import Builder
 from magicdec.runtime.checkpoint import CheckpointDirectory, RandomTensors, TensorSource
 from magicdec.runtime.distributed import SINGLE, TensorParallel
+from magicdec.runtime.experts import Experts
 from magicdec.runtime.hub import resolve_hub_name
-from magicdec.runtime.layers import L
+from magicdec.runtime.layers import MLP, ColumnParallelLinear, RowParallelLinear
+from magicdec.runtime.mixers import GroupedAttention, LatentAttention
 from magicdec.runtime.quantized import quantize
-from magicdec.runtime.transformer import Transformer
+from magicdec.runtime.transformer import Layer, Transformer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import check_tp
@@ -81,14 +82,20 @@ def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transform
         return model
     if model.weight_dtype is not None:
         raise ConfigError(f"{model.spec.name} is in {model.weight_dtype} already; load it again for {weight_dtype}")
-    narrow = partial(_narrow, weight_dtype=weight_dtype)
-    layers = tuple(layer.narrowed(narrow) for layer in model.layers)
-    return replace(model, layers=layers, head=narrow(model.head), weight_dtype=weight_dtype)
+    layers, head = (_narrowed(part, weight_dtype) for part in (model.layers, model.head))
+    return replace(model, layers=layers, head=head, weight_dtype=weight_dtype)
 
 
-def _narrow(layer: L, *, weight_dtype: str) -> L:
-    assert isinstance(layer.weight, Tensor)
-    return replace(layer, weight=quantize(layer.weight, weight_dtype))
+def _narrowed(part: Any, weight_dtype: str) -> Any:
+    """Gives a part of a model with narrower linear layers; norms, routers and what latents absorb keep their format."""
+    if isinstance(part, ColumnParallelLinear | RowParallelLinear):
+        assert isinstance(part.weight, Tensor)
+        return replace(part, weight=quantize(part.weight, weight_dtype))
+    if isinstance(part, list | tuple):
+        return tuple(_narrowed(each, weight_dtype) for each in part)
+    if isinstance(part, Layer | GroupedAttention | LatentAttention | MLP | Experts):
+        return replace(part, **{each.name: _narrowed(getattr(part, each.name), weight_dtype) for each in fields(part)})
+    return part
 
 
 def check_divisible(spec: ModelSpec, tp_size: int) -> None:

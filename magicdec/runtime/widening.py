@@ -38,8 +38,8 @@ Unit = Literal["one", "word", "group", "block", "all"]
 
 
 class Side(NamedTuple):
-    """What a stored tensor's dimension runs along, the outputs (0) or the inputs (1); an entry stands for one of them,
-    for those in a word, or for those that share a scale."""
+    """The side of the matrix, outputs (0) or inputs (1), that a stored tensor's dimension runs along; an entry stands
+    for one of them, for those in a word, or for those that share a scale."""
 
     axis: Literal[0, 1]
     unit: Unit = "one"

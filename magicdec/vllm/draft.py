@@ -42,7 +42,7 @@ class Proposal:
 
 
 class SparseDraft:
-    """What `speculative_config` names. Built with the model runner, before weights load."""
+    """The proposer that `speculative_config` names. Built with the model runner, before weights load."""
 
     def __init__(self, config: VllmConfig) -> None:
         """Raises ConfigError for what is not supported."""

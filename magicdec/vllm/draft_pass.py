@@ -30,7 +30,7 @@ PADDING_SLOT = -1
 
 
 class DraftPasses:
-    """What stays the same from block to block: the engine's layers, page size and builders."""
+    """The engine's layers, page size and builders, which stay from block to block."""
 
     def __init__(self, runner: Any) -> None:
         """Raises ConfigError where the cache is not one group of pages with the keys and values of every layer."""
@@ -116,7 +116,7 @@ class DraftBlock:
         return mode, descriptor.num_tokens
 
     def _metadata(self, step: int, count: int) -> dict[str, Any]:
-        """Of attention, by layer."""
+        """Attention metadata by layer."""
         host_lengths = self.host_lengths_TB[step]
         common = CommonAttentionMetadata(
             query_start_loc=self.passes.starts[: count + 1],

@@ -24,7 +24,7 @@ Ints = NDArray[np.integer]
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What is read of each of B sequences: `table` [B, pages], and how many pages [B] each has left out."""
+    """The pages that are read of each of B sequences: `table` [B, pages], and how many pages [B] each leaves out."""
 
     table: Ints
     num_left_out: Ints

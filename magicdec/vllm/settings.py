@@ -1,4 +1,4 @@
-"""What the engine is told of a draft: `--additional-config '{"magicdec": {...}}'`. Neither vLLM nor torch is needed.
+"""Settings of a draft in the engine's `--additional-config '{"magicdec": {...}}'`. Neither vLLM nor torch is needed.
 
     {"draft_method": "streamingllm", "draft_budget": 512, "num_sink_tokens": 4,
      "gamma_table": {"batch_sizes": [1, 8], "context_lens": [1024, 4096], "gammas": [[0, 1], [0, 3]]}}

@@ -1,4 +1,4 @@
-"""What of the engine is supported. Everything else is refused in one line, before weights load."""
+"""The supported part of the engine. Everything else is refused in one line, before weights load."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 TESTED_VERSIONS = ("0.32",)
-"""Of vLLM: what is patched is private to it, so that only these are known to have it."""
+"""Series of vLLM that are known to have the private parts that are patched."""
 FULL_ATTENTION = ("full_attention", "attention")
-"""What configurations of models call layers that see all tokens."""
+"""Names that configurations of models give to layers that see all tokens."""
 SUPPORTED = "decoder-only models with one group of full attention, on the V1 model runner, with tensor parallelism"
 
 
@@ -35,7 +35,8 @@ def check_supported(config: VllmConfig) -> None:
 
 
 def _other_layers(model: ModelConfig) -> Iterator[str]:
-    """What makes the engine keep several groups of caches, or other ones than pages of each layer's keys and values."""
+    """Features of a model for which the engine keeps several groups of caches, or others than pages of each layer's
+    keys and values."""
     text = model.hf_text_config
     others = sorted(set(getattr(text, "layer_types", None) or ()) - set(FULL_ATTENTION))
     if others:

@@ -21,14 +21,14 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from magicdec.runtime.attention import Scoring, Visible, Workspace, decode_attention
-from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
+from magicdec.runtime.attention import Scoring, Workspace, decode_attention
+from magicdec.runtime.drafters.base import Drafter, ProposalBuilder
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kv_cache import KVCache
 from magicdec.runtime.passes import DecodePass
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.verification import Proposal
-from magicdec.specs.speculation import SamplingSpec
 
 
 class DraftPass:
@@ -61,7 +61,7 @@ class DraftPass:
 
 
 class CompactDrafter(Drafter):
-    """Drafts over the compact cache. A method says how `fill` chooses at the start and how `accept` keeps it up."""
+    """Drafts over the compact cache. A method says how `admit` fills it and how `accept` keeps it up."""
 
     def __init__(self, engine: Engine, model: Transformer, *, budget: int) -> None:
         """`model`: whose weights draft, the target's, or a copy of them in a narrower format."""
@@ -72,17 +72,9 @@ class CompactDrafter(Drafter):
         self.cache = engine.cache.sparse(num_slots=budget + engine.max_gamma + 1)
         self.steps_T = torch.arange(engine.max_gamma + 1, device=engine.model.device)
         self.slots_S = torch.arange(budget + engine.max_gamma + 1, device=engine.model.device)
-        self._chooser = TokenChooser(sampling=SamplingSpec(), tp=engine.model.tp)
-
-    def start(self, sampling: SamplingSpec) -> None:
-        self._chooser = TokenChooser(sampling=sampling, tp=self.engine.model.tp)
-        self.fill()
-
-    def admit(self) -> None:
-        self.fill()
 
     @abstractmethod
-    def fill(self) -> None:
+    def admit(self) -> None:
         """Fills the active sequences' compact cache from the target's."""
 
     def graph_key(self, gamma: int) -> Hashable:
@@ -95,7 +87,7 @@ class CompactDrafter(Drafter):
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         engine = self.engine
-        builder = ProposalBuilder(self.model, self._chooser, uniforms)
+        builder = ProposalBuilder(self.model, self.sampling, uniforms)
         token_B1 = engine.pending_B[:, None]
         for step in range(gamma):
             attention = DraftPass(
@@ -113,5 +105,4 @@ class CompactDrafter(Drafter):
         self.cache.copy_by_head(layer, self.engine.cache, positions_BKS)
 
     def swap(self, first: int, second: int) -> None:
-        if first != second:
-            self.cache.swap(first, second)
+        self.cache.swap(first, second)

@@ -16,12 +16,11 @@ import numpy as np
 from torch import Tensor
 
 from magicdec.errors import ConfigError
-from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
+from magicdec.runtime.drafters.base import Drafter, ProposalBuilder
 from magicdec.runtime.engine import Engine, Snapshot
 from magicdec.runtime.passes import DecodePass
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.verification import Proposal
-from magicdec.specs.speculation import SamplingSpec
 
 
 class DraftModelDrafter(Drafter):
@@ -38,13 +37,11 @@ class DraftModelDrafter(Drafter):
             max_back=engine.max_back,
             static_shapes=engine.static_shapes,
         )
-        self._chooser = TokenChooser(sampling=SamplingSpec(), tp=model.tp)
         self._prefilled: Snapshot | None = None
         self._prefill_count = -1
         self._num_behind = 0
 
-    def start(self, sampling: SamplingSpec) -> None:
-        self._chooser = TokenChooser(sampling=sampling, tp=self._own.model.tp)
+    def begin(self) -> None:
         self._num_behind = 0
         lengths = np.zeros(self.engine.batch_size, dtype=np.int64)
         lengths[self.engine.sequence_of_slot[: self.engine.num_active]] = self.engine.host_lengths
@@ -85,7 +82,7 @@ class DraftModelDrafter(Drafter):
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         engine, num_back = self.engine, self._num_back
-        builder = ProposalBuilder(self._own.model, self._chooser, uniforms)
+        builder = ProposalBuilder(self._own.model, self.sampling, uniforms)
         most = engine.max_gamma + 1  # tokens of a pass, where a window is kept alone
         while num_back >= most:
             attention = self._pass(-num_back, num_tokens=most)
@@ -100,20 +97,10 @@ class DraftModelDrafter(Drafter):
         return builder.build()
 
     def _pass(self, offset: int, *, num_tokens: int) -> DecodePass:
-        return DecodePass(
-            self._own.cache,
-            lengths_B=self.engine.lengths_B + offset,
-            host_lengths=self.engine.host_lengths + offset,
-            num_tokens=num_tokens,
-            workspace=self._own.workspace,
-            static_shapes=self._own.static_shapes,
-        )
+        return self._own.decode_pass(num_tokens, ahead=offset, of=self.engine)
 
     def count(self, num_accepted: np.ndarray, gamma: int) -> None:
-        if gamma == 0:
-            self._num_behind += 1
-        else:
-            self._num_behind = int((num_accepted == gamma).any())
+        self._num_behind = int((num_accepted == gamma).any()) if gamma else self._num_behind + 1
 
     def swap(self, first: int, second: int) -> None:
         self._own.exchange(first, second)

@@ -16,7 +16,6 @@ from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.verification import Outcome, Proposal
-from magicdec.specs.speculation import SamplingSpec
 
 
 class FewerRanksDrafter(Drafter):
@@ -25,12 +24,10 @@ class FewerRanksDrafter(Drafter):
     def __init__(self, engine: Engine, inner: Drafter | None, draft_tp: TensorParallel | None) -> None:
         super().__init__(engine)
         self._inner, self._draft_tp, self._tp = inner, draft_tp, engine.model.tp
-        self._is_greedy = True
 
-    def start(self, sampling: SamplingSpec) -> None:
-        self._is_greedy = sampling.is_greedy
+    def begin(self) -> None:
         if self._inner is not None:
-            self._inner.start(sampling)
+            self._inner.start(self.sampling)
 
     def admit(self) -> None:
         if self._inner is not None:
@@ -41,7 +38,7 @@ class FewerRanksDrafter(Drafter):
         shape = (self.engine.num_active, gamma)
         # Token ids are exact in float64, so one message can carry both.
         packed = torch.empty(
-            (1 if self._is_greedy else 2, *shape), dtype=torch.float64, device=self.engine.model.device
+            (1 if self.sampling.is_greedy else 2, *shape), dtype=torch.float64, device=self.engine.model.device
         )
         if own is not None:
             packed[0] = own.tokens_BT
@@ -49,7 +46,7 @@ class FewerRanksDrafter(Drafter):
                 packed[1] = own.token_probabilities_BT
         self._tp.broadcast(packed)
         tokens_BT = packed[0].long()
-        if self._is_greedy:
+        if self.sampling.is_greedy:
             return Proposal(tokens_BT=tokens_BT)
         return Proposal(
             tokens_BT=tokens_BT,

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.verification import Proposal
-from magicdec.specs.speculation import SamplingSpec
 
 LONGEST_MATCH = 3
 
@@ -20,14 +19,8 @@ LONGEST_MATCH = 3
 class NgramDrafter(Drafter):
     """Drafts the continuation of the longest (at most 3 tokens), then latest, earlier match of the sequence's end.
 
-    Where nothing matches, the last token is proposed again.
+    Where nothing matches, the last token is proposed again. The engine's tokens are all the state there is.
     """
-
-    def start(self, sampling: SamplingSpec) -> None:
-        """The engine's tokens are all the state there is."""
-
-    def admit(self) -> None:
-        """The engine's tokens are all the state there is."""
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         last_B1 = self.engine.lengths_B[:, None]  # position of the pending token
@@ -49,6 +42,3 @@ class NgramDrafter(Drafter):
         steps_T = torch.arange(gamma, device=tokens_BS.device) % (last_B1 - end_B1)
         drafted_BT = torch.where(is_found_B1, end_B1 + 1 + steps_T, last_B1)
         return Proposal(tokens_BT=tokens_BS.gather(1, drafted_BT))
-
-    def swap(self, first: int, second: int) -> None:
-        """The engine exchanges its tokens itself."""

@@ -18,11 +18,11 @@ from magicdec.runtime.drafters.compact import CompactDrafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.verification import Outcome, Proposal
-from magicdec.specs.speculation import check_gamma
+from magicdec.specs.speculation import SpeculationSpec, check_gamma
 
 
 class RingDrafter(CompactDrafter):
-    """The part that methods with a ring share; they differ in what `fill` puts into the cache at the start."""
+    """The part that methods with a ring share; they differ in what `admit` puts into the cache at the start."""
 
     def __init__(self, engine: Engine, model: Transformer, *, budget: int, num_fixed: int) -> None:
         super().__init__(engine, model, budget=budget)
@@ -49,6 +49,24 @@ class RingDrafter(CompactDrafter):
     def swap(self, first: int, second: int) -> None:
         super().swap(first, second)
         self.origin_B[[first, second]] = self.origin_B[[second, first]]
+
+
+class StreamingLLMDrafter(RingDrafter):
+    """StreamingLLM (arXiv 2309.17453): self-drafting over the first `num_sink_tokens` tokens (attention sinks) and a
+    window of the last `draft_budget - num_sink_tokens`."""
+
+    def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
+        assert spec.draft_budget is not None
+        super().__init__(engine, model, budget=spec.draft_budget, num_fixed=spec.num_sink_tokens)
+
+    def admit(self) -> None:
+        last_B1 = self.engine.lengths_B[:, None] - 1
+        slots_S = self.slots_S[: self.budget]
+        # The last position of each sequence that belongs in a slot of the ring.
+        ring_BS = last_B1 - (last_B1 - slots_S) % self.ring_size
+        positions_BS = torch.where(slots_S < self.num_fixed, slots_S, ring_BS).clamp_min(0)
+        self.cache.copy_tokens(slots_S.expand_as(positions_BS), self.engine.cache, positions_BS)
+        self.origin_B.fill_(self.num_fixed)
 
 
 def ring_slots(positions: Tensor, *, num_fixed: int, ring_size: int, origin: Tensor | int) -> Tensor:

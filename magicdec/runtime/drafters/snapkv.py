@@ -41,7 +41,7 @@ class SnapKVDrafter(RingDrafter):
         self._window = min(spec.observation_window, self.ring_size)
         self._kernel, self._pooling = spec.pooling_kernel, pooling
 
-    def fill(self) -> None:
+    def admit(self) -> None:
         lengths_B = self.engine.lengths_B
         is_long_B = lengths_B > self.budget
         scores = self._observe() if (self.engine.host_lengths > self.budget).any() else None

@@ -24,15 +24,16 @@ import torch
 from torch import Tensor
 
 from magicdec.errors import CapacityError
-from magicdec.runtime.attention import Scoring, Visible, Workspace, decode_attention, prefill_attention
-from magicdec.runtime.drafters.base import Drafter, ProposalBuilder, TokenChooser
+from magicdec.runtime.attention import Scoring, Workspace, decode_attention, prefill_attention
+from magicdec.runtime.drafters.base import Drafter, ProposalBuilder
 from magicdec.runtime.drafters.draft_model import check_vocabulary
 from magicdec.runtime.drafters.ring import ring_slots
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kv_cache import KVCache, keys_and_values
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.verification import Outcome, Proposal
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec, check_gamma
+from magicdec.specs.speculation import SpeculationSpec, check_gamma
 
 
 class WindowedPrefillPass:
@@ -101,12 +102,10 @@ class SparseModelDrafter(Drafter):
         self._first_shift_B = torch.zeros(engine.batch_size, dtype=torch.long, device=model.device)
         self._steps_T = torch.arange(engine.max_gamma + 1, device=model.device)
         self._slots_S = torch.arange(self.cache.num_slots, device=model.device)
-        self._chooser = TokenChooser(sampling=SamplingSpec(), tp=model.tp)
         self._workspace = Workspace()
         self._num_behind = 0
 
-    def start(self, sampling: SamplingSpec) -> None:
-        self._chooser = TokenChooser(sampling=sampling, tp=self._model.tp)
+    def begin(self) -> None:
         self._num_behind = 0
         self.admit()
 
@@ -168,7 +167,7 @@ class SparseModelDrafter(Drafter):
             self._num_behind = 0
             self.admit()
         self._move_sinks()
-        builder = ProposalBuilder(self._model, self._chooser, uniforms)
+        builder = ProposalBuilder(self._model, self.sampling, uniforms)
         tokens_BT = self.engine.pending_B[:, None]
         for step in range(gamma):
             attention = self._pass(step, is_catching_up=self._num_behind > 0 and step == 0)
@@ -217,9 +216,8 @@ class SparseModelDrafter(Drafter):
         self.cache.copy_tokens(slots_BT, self.cache, block_BT)
 
     def swap(self, first: int, second: int) -> None:
-        if first != second:
-            self.cache.swap(first, second)
-            there, back = [first, second], [second, first]
-            self._first_shift_B[there] = self._first_shift_B[back]
-            for first_keys in self._first_sinks:
-                first_keys[:, there] = first_keys[:, back]
+        self.cache.swap(first, second)
+        there, back = [first, second], [second, first]
+        self._first_shift_B[there] = self._first_shift_B[back]
+        for first_keys in self._first_sinks:
+            first_keys[:, there] = first_keys[:, back]

@@ -27,7 +27,7 @@ class TopKDrafter(CompactDrafter):
         self._scores: dict[int, Tensor] = {}
         self.observer = self._observe
 
-    def fill(self) -> None:
+    def admit(self) -> None:
         self.engine.probe(1, self._observe, num_back=1)
         self._refresh(torch.zeros_like(self.engine.lengths_B), self.engine.lengths_B)
 

@@ -33,6 +33,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kernels.compiled import kept
 
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
@@ -74,21 +75,19 @@ def decode_attention(
     query_BTAD: Tensor,
     keys_BKSD: Tensor,
     values_BKSD: Tensor,
-    last_BT: Tensor,
+    visible: Visible,
     *,
     scale: float | None = None,
-    window: int | None = None,
-    ring: int | None = None,
-    empty: tuple[Tensor, int] | None = None,
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """softmax(scale·q·kᵀ)·v over the slots that each query sees: output [B, T, A·D]. The scale is 1/√D if not given.
+    """Attends over the slots that each query sees, softmax(scale·q·kᵀ)·v: output [B, T, A·D]. The scale is 1/√D if not
+    given.
 
-    Query t of sequence b sees slots up to `last_BT[b, t]`, at most `window` of them, without those that are empty:
-    from `empty[0][b]` up to but not including `empty[1]`. In a ring these are positions, and position p is in slot
-    p mod `ring`; the windows of all tokens fit. With `probabilities`, which a ring does not give, also the attention
-    paid to each slot by each query, summed over the query heads of a KV head, [B, K, T, S].
+    With `probabilities`, which a ring does not give, also the attention paid to each slot by each query, summed over
+    the query heads of a KV head, [B, K, T, S]. The windows of all tokens fit into a ring.
     """
+    keys_BKSD, values_BKSD = keys_BKSD[:, :, : visible.stop], values_BKSD[:, :, : visible.stop]
+    window, ring, last = visible.window, visible.ring, visible.last_BT.numpy()
     num_sequences, num_tokens, num_heads, head_dim = query_BTAD.shape
     kv_heads, num_slots = keys_BKSD.shape[1:3]
     assert ring is None or (window is not None and not probabilities)
@@ -105,8 +104,9 @@ def decode_attention(
     output = query.new_empty(units, splits, padded_rows, head_dim)
     log_sums = query.new_empty(units, splits, padded_rows)
     scores = query.new_full((units, padded_rows, num_slots) if probabilities else (1, 1, 1), HIDDEN)
-    last = last_BT.numpy()
-    empty_first, empty_stop = (last[:, 0], 0) if empty is None else (empty[0].numpy(), empty[1])
+    empty_first, empty_stop = last[:, 0], 0
+    if visible.empty is not None:
+        empty_first, empty_stop = visible.empty[0].numpy(), visible.empty[1]
     work = np.repeat(np.minimum(last.max(axis=1) + 1, window or num_slots), kv_heads * splits).cumsum()
     bounds = np.searchsorted(work, work[-1] * np.arange(threads + 1) // threads)
     bounds[-1] = len(work)
@@ -151,7 +151,7 @@ def decode_attention(
 
 
 RELAXED = {"contract", "reassoc", "nsz", "arcp", "afn"}
-"""What the compiler may assume of floating-point arithmetic; that there are no infinities and NaN is not among it."""
+"""Liberties that the compiler may take with floating-point arithmetic; infinities and NaN stay what they are."""
 
 
 @intrinsic

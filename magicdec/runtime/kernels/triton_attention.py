@@ -26,14 +26,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+from magicdec.runtime.kernels import TRITON_DTYPES, Visible
+
 MAX_TILE_ROWS = 128
 """More query rows than this are several tiles, which read the keys and values each (from L2, as a rule)."""
 MIN_SPLIT_SLOTS = 256
 MAX_SPLITS = 128
 PROGRAMS_PER_MULTIPROCESSOR = 4
 TILE_BYTES = 16 * 1024
-"""Of keys, and as many of values: with three stages two programs fit a multiprocessor of 228 KiB."""
+"""Bytes of a block of keys, and as many of values: with three stages two programs fit a multiprocessor of 228 KiB."""
 BLOCKS_PER_WEIGHING_PROGRAM = 8
 
 
@@ -290,34 +291,30 @@ def supports(query: Tensor, keys: Tensor, values: Tensor) -> bool:
     """Whether `decode_attention` takes these: on a GPU, of one of the three float types, each head contiguous."""
     tensors = (query, keys, values)
     is_alike = all(t.dtype == query.dtype and t.stride(-1) == 1 for t in tensors)
-    return query.is_cuda and query.dtype in DTYPES and is_alike
+    return query.is_cuda and query.dtype in TRITON_DTYPES and is_alike
 
 
 def decode_attention(
     query_BTAD: Tensor,
     keys_BKSD: Tensor,
     values_BKSD: Tensor,
-    last_BT: Tensor,
+    visible: Visible,
     *,
     scale: float | None = None,
-    window: int | None = None,
-    ring: int | None = None,
-    empty: tuple[Tensor, int] | None = None,
     probabilities: bool = False,
     num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """softmax(scale·q·kᵀ)·v for a few query tokens over a long cache; the scale is 1/√D if not given.
+    """Attends over the slots that each query sees, softmax(scale·q·kᵀ)·v; the scale is 1/√D if not given.
 
-    Query token t of sequence b sees slots last_BT[b, t] - window < s <= last_BT[b, t], except those that are empty,
-    empty[0][b] <= s < empty[1]. A row that sees nothing gives zeros. Keys and values may be strided views. In a ring
-    these are positions, and position s is in slot s mod `ring`; the windows of all tokens fit. It gives no
-    probabilities.
+    A row that sees nothing gives zeros. Keys and values may be strided views. The windows of all tokens fit into a
+    ring, which gives no probabilities.
 
     Returns the output [B, T, A·D], and with `probabilities` each slot's, summed over the query heads of a KV head:
     fp32 [B, K, T, S], 0 where not seen. They cost a second reading of the keys.
     """
     num_sequences, num_tokens, num_heads, head_dim = query_BTAD.shape
-    kv_heads, num_slots = keys_BKSD.shape[1], keys_BKSD.shape[2]
+    kv_heads, num_slots = keys_BKSD.shape[1], min(keys_BKSD.shape[2], visible.stop)
+    window, ring, last_BT = visible.window, visible.ring, visible.last_BT
     device = query_BTAD.device
     assert ring is None or (window is not None and not probabilities)
     tiling = _Tiling(
@@ -338,10 +335,10 @@ def decode_attention(
     scale = (scale or head_dim**-0.5) * math.log2(math.e)
     constants = tiling.constants() | {
         "WINDOW": window or 0,
-        "HAS_EMPTY": empty is not None,
+        "HAS_EMPTY": visible.empty is not None,
         "WIDEN": triton.knobs.runtime.interpret and query_BTAD.dtype == torch.bfloat16,
     }
-    hole_B, empty_stop = empty or (last_BT, 0)
+    hole_B, empty_stop = visible.empty or (last_BT, 0)
     _split_kernel[(num_programs, num_splits)](
         query_BTAD, keys_BKSD, values_BKSD, last_BT, hole_B, partial, partial_log_sum, scale,
         *query_BTAD.stride()[:3], *keys_BKSD.stride()[:3], *values_BKSD.stride()[:3], *last_BT.stride(),

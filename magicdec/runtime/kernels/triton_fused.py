@@ -16,7 +16,7 @@ from torch import Tensor
 
 ELEMENTS_PER_THREAD = 16
 ROTATED_ELEMENTS = 1024
-"""Of heads, per program."""
+"""Elements of heads per program."""
 GATED_ELEMENTS = 1024
 
 

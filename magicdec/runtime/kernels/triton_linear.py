@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_WEIGHTS = 128
-"""Of a row, per step: a line of memory in 8 bits. More of them in 4 bits spill registers."""
+"""Weights of a row per step: a line of memory in 8 bits. More of them in 4 bits spill registers."""
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 SHARE = 4096
-"""Of a row, per program: of 128k tokens 32 shares. With eight warps 16 elements a thread."""
+"""Elements of a row per program: 128k tokens are 32 shares. With eight warps, 16 elements a thread."""
 NUM_WARPS = 8
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from magicdec.runtime.kernels import Visible
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Largest error of an output of unit scale: some units in the last place of each dtype."""
@@ -37,6 +40,15 @@ class Inputs:
     window: int | None
     empty: tuple[Tensor, int] | None
     ring: int | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What a kernel's `decode_attention` is given."""
+        visible = Visible(
+            last_BT=self.last_BT, stop=self.keys_BKSD.shape[2], window=self.window, ring=self.ring, empty=self.empty
+        )
+        named = {"query_BTAD": self.query_BTAD, "keys_BKSD": self.keys_BKSD, "values_BKSD": self.values_BKSD}
+        return {**named, "visible": visible}
 
     def in_ring(self, ring: int | None) -> Inputs:
         """The same, but with keys and values in a ring of so many slots, in the order in which they came."""

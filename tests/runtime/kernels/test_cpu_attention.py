@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from magicdec.runtime.attention import Scoring, Visible, Workspace, reference_attention
-from magicdec.runtime.kernels import cpu_attention
+from magicdec.runtime.attention import Scoring, Workspace, reference_attention
+from magicdec.runtime.kernels import Visible, cpu_attention
 from tests.runtime.kernels.oracle import TOLERANCE, Case, exact_attention, random_inputs
 
 CASES = [
@@ -28,21 +28,19 @@ CASES = [
 def test_agrees_with_exact_attention(case: Case, kernel: str) -> None:
     inputs = random_inputs(case, torch.float32)
     stored = inputs.in_ring(case.ring)
-    query, keys, values = inputs.query_BTAD, stored.keys_BKSD.contiguous(), stored.values_BKSD.contiguous()
+    given = {
+        **stored.arguments,
+        "keys_BKSD": stored.keys_BKSD.contiguous(),
+        "values_BKSD": stored.values_BKSD.contiguous(),
+    }
     if kernel == "cpu":
-        assert cpu_attention.supports(query, keys, values)
-        output, paid = cpu_attention.decode_attention(
-            query, keys, values, inputs.last_BT, window=case.window, empty=inputs.empty, ring=case.ring,
-            probabilities=case.ring is None,
-        )  # fmt: skip
+        assert cpu_attention.supports(given["query_BTAD"], given["keys_BKSD"], given["values_BKSD"])
+        output, paid = cpu_attention.decode_attention(**given, probabilities=case.ring is None)
     else:
-        visible = Visible(
-            last_BT=inputs.last_BT, stop=case.ring or case.slots, window=case.window, empty=inputs.empty, ring=case.ring
-        )
+        scoring = Scoring(scale=case.head_dim**-0.5)
         output, paid = reference_attention(
-            query, keys, values, visible, scoring=Scoring(scale=case.head_dim**-0.5), workspace=Workspace(),
-            probabilities=case.ring is None,
-        )  # fmt: skip
+            **given, scoring=scoring, workspace=Workspace(), probabilities=case.ring is None
+        )
     exact, exact_paid = exact_attention(inputs)
     torch.testing.assert_close(output.double(), exact, rtol=0, atol=TOLERANCE[torch.float32])
     if case.ring is not None:
@@ -54,11 +52,11 @@ def test_agrees_with_exact_attention(case: Case, kernel: str) -> None:
 def test_nan_in_a_query_or_a_key_reaches_the_output() -> None:
     """So that a broken model is noticed, not hidden."""
     query, keys, values = torch.randn(1, 2, 2, 32), torch.randn(1, 2, 50, 32), torch.randn(1, 2, 50, 32)
-    last_BT = torch.tensor([[48, 49]])
+    visible = Visible(last_BT=torch.tensor([[48, 49]]), stop=50)
     for broken in (query[0, 0, 0], keys[0, 0, 30], values[0, 0, 30]):
         kept = broken.clone()
         broken[3] = float("nan")
-        output, _ = cpu_attention.decode_attention(query, keys, values, last_BT)
+        output, _ = cpu_attention.decode_attention(query, keys, values, visible)
         assert output[0, 0, :32].isnan().any()
         assert not output[..., 32:].isnan().any()
         broken.copy_(kept)
@@ -68,8 +66,9 @@ def test_slots_beyond_the_last_are_not_read() -> None:
     """What lies behind a sequence's end is memory of something else."""
     query, keys, values = torch.randn(2, 1, 2, 64), torch.randn(2, 2, 70, 64), torch.randn(2, 2, 70, 64)
     last_BT = torch.tensor([[5], [40]])
-    expected, _ = cpu_attention.decode_attention(query, keys, values, last_BT)
+    visible = Visible(last_BT=last_BT, stop=70)
+    expected, _ = cpu_attention.decode_attention(query, keys, values, visible)
     for row, last in enumerate(last_BT.flatten().tolist()):
         keys[row, :, last + 1 :] = values[row, :, last + 1 :] = float("nan")
-    output, _ = cpu_attention.decode_attention(query, keys, values, last_BT)
+    output, _ = cpu_attention.decode_attention(query, keys, values, visible)
     torch.testing.assert_close(output, expected, rtol=0, atol=0)
