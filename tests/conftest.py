@@ -14,6 +14,9 @@ from tests.processes import Done, Program
 
 # Threads that spin while they wait take the time of those that they wait for, where others use the machine too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A shell that runs the tests in the background has them ignore interrupts, and with them the commands that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU kernels run in Triton's interpreter
 
@@ -30,7 +33,9 @@ else:
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
     """`magicdec` as a user starts it, but in this process: a start of its own takes seconds where torch is needed."""
-    from magicdec.cli import main
+    from magicdec.cli import main, register_commands
+
+    register_commands()  # `main` adds the called one alone, which the next test in this process would find
 
     def call(*arguments: str) -> Done:
         capsys.readouterr()

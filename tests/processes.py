@@ -45,9 +45,7 @@ def magicdec(*arguments: str, launcher: tuple[str, ...] = ("-m",)) -> Done:
 
 
 def _end_with_tests() -> None:
-    """Linux: the kernel kills the command if the tests are killed, before they can end it themselves. An interrupt that
-    the tests ignore, as where a shell runs them in the background, is one for the command."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Linux: the kernel kills the command if the tests are killed, before they can end it themselves."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
@@ -62,7 +60,7 @@ class Watched:
             stdout=subprocess.DEVNULL,
             stderr=its_end,
             start_new_session=True,
-            preexec_fn=_end_with_tests,  # noqa: PLW1509 - two system calls, and no lock
+            preexec_fn=_end_with_tests,  # noqa: PLW1509 - one system call, and no lock
         )
         os.close(its_end)
         self.shown = ""

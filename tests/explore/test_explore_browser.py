@@ -11,11 +11,14 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from magicdec.explore.server import Server
 from tests.headless import DESKTOP, PHONE, accessibility_faults, opened, too_wide
 
+pytestmark = pytest.mark.slow
+PATIENCE_S = 120
+
 
 def settled(page: webdriver.Chrome) -> webdriver.Chrome:
     """Waits until every figure is drawn for the state that is shown."""
     script = "return document.querySelector('#figures[aria-busy=false]') !== null"
-    WebDriverWait(page, 20).until(lambda p: p.execute_script(script))
+    WebDriverWait(page, PATIENCE_S).until(lambda p: p.execute_script(script))
     return page
 
 
@@ -25,7 +28,7 @@ def verdict(page: webdriver.Chrome) -> str:
 
 
 def says(page: webdriver.Chrome, text: str) -> None:
-    WebDriverWait(page, 20).until(lambda p: text in verdict(p))
+    WebDriverWait(page, PATIENCE_S).until(lambda p: text in verdict(p))
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def test_a_control_moves_the_answer_and_the_address(page: webdriver.Chrome) -> N
     field.send_keys("1")
     says(page, "batch 1 and")
     Select(page.find_element(By.NAME, "draft")).select_by_visible_text("eagle3")
-    WebDriverWait(page, 20).until(lambda p: "draft=eagle3" in p.current_url)
+    WebDriverWait(page, PATIENCE_S).until(lambda p: "draft=eagle3" in p.current_url)
     assert "batch=1" in page.current_url
     link, shown = page.current_url, None
     settled(page)
@@ -73,7 +76,7 @@ def test_back_undoes_a_control_and_forward_does_it_again(page: webdriver.Chrome)
 
 def test_two_settings_stand_side_by_side_and_the_link_holds_both(page: webdriver.Chrome) -> None:
     page.find_element(By.ID, "pin").click()
-    WebDriverWait(page, 20).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
+    WebDriverWait(page, PATIENCE_S).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
     field = page.find_element(By.NAME, "batch")
     field.clear()
     field.send_keys("16")
@@ -81,7 +84,7 @@ def test_two_settings_stand_side_by_side_and_the_link_holds_both(page: webdriver
     assert "batch 64" in page.find_element(By.ID, "beside").text
     page.get(page.current_url)
     page.refresh()
-    WebDriverWait(page, 20).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
+    WebDriverWait(page, PATIENCE_S).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
     says(page, "batch 16")
     page.find_element(By.ID, "unpin").click()
     assert not page.find_element(By.ID, "beside").is_displayed()
@@ -96,7 +99,7 @@ def test_buttons_double_and_halve_from_the_keyboard(page: webdriver.Chrome) -> N
     says(page, "batch 64")
     page.find_element(By.CSS_SELECTOR, '[data-for="acceptance"][data-step="1"]').send_keys(Keys.ENTER)
     assert page.find_element(By.NAME, "acceptance").get_attribute("value") == "0.8"
-    WebDriverWait(page, 20).until(lambda p: "acceptance=0.8" in p.current_url)
+    WebDriverWait(page, PATIENCE_S).until(lambda p: "acceptance=0.8" in p.current_url)
 
 
 def test_bad_input_is_the_one_line_and_good_input_brings_the_answer_back(page: webdriver.Chrome) -> None:
@@ -157,7 +160,7 @@ def test_it_answers_with_scripts_off(driver: webdriver.Chrome, server: Server) -
         says(page, "batch 16")
         pictures = page.find_elements(By.CSS_SELECTOR, "#figures img")
         assert len(pictures) == 4
-        WebDriverWait(page, 20).until(lambda _: all(int(p.get_property("naturalWidth")) > 0 for p in pictures))
+        WebDriverWait(page, PATIENCE_S).until(lambda _: all(int(p.get_property("naturalWidth")) > 0 for p in pictures))
     finally:
         page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
@@ -169,7 +172,7 @@ def test_axe_finds_no_serious_fault(
 ) -> None:
     page = settled(opened(driver, server.url, size, dark=dark))
     page.find_element(By.ID, "pin").click()
-    WebDriverWait(page, 20).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
+    WebDriverWait(page, PATIENCE_S).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
     page.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true })")
     assert accessibility_faults(settled(page)) == []
     field = page.find_element(By.NAME, "context")

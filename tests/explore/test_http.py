@@ -24,6 +24,7 @@ from magicdec.explore.server import Server
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.plan_document import Candidate
 from tests.pace import cpu_seconds, slowness
+from tests.processes import Program
 
 FIXED = "draft=streamingllm&budget=512&gamma=3&batch=48&context=65536"
 
@@ -158,16 +159,9 @@ def test_answers_come_within_a_tenth_of_a_second(explorer: Explorer) -> None:
 
 
 def test_the_command_serves_on_loopback_until_it_is_stopped(tmp_path: Path) -> None:
-    # A job in the background inherits that the signal is ignored, and Python then leaves it so.
-    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import magicdec.cli as c; c.main()"
-    command = [sys.executable, "-c", heed, "explore", "--port", "0", "--no-browser", "--hardware", "l4-24gb"]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    ) as process:
+    command = [sys.executable, "-m", "magicdec", "explore", "--port", "0", "--no-browser", "--hardware", "l4-24gb"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, cwd=tmp_path, **pipes) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -190,22 +184,9 @@ def test_the_command_serves_on_loopback_until_it_is_stopped(tmp_path: Path) -> N
     assert errors == ""
 
 
-def test_what_cannot_be_listened_on_is_one_line() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "magicdec",
-        "explore",
-        "--host",
-        "203.0.113.7",
-        "--allow-host",
-        "a",
-        "--no-browser",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("magicdec: cannot listen on 203.0.113.7")
-    assert done.stderr.count("\n") == 1
+def test_what_cannot_be_listened_on_is_one_line(program: Program) -> None:
+    done = program("explore", "--host", "203.0.113.7", "--allow-host", "a", "--no-browser")
+    assert done.refusal.startswith("cannot listen on 203.0.113.7")
 
 
 def test_a_model_without_acceptance_is_not_called_hopeless(server: Server) -> None:

@@ -13,6 +13,8 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from tests.headless import DESKTOP, PHONE, accessibility_faults, opened, point_at, scroll_to, too_wide
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def page(driver: webdriver.Chrome, html_file: Path) -> webdriver.Chrome:

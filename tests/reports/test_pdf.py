@@ -14,6 +14,7 @@ from magicdec.records import Environment
 from magicdec.reports.data import ReportData
 from magicdec.reports.pdf import MAX_ROWS, render_pdf
 
+pytestmark = pytest.mark.slow
 NASTY = '#panic("no") *x* $y$ \\ [z] "quoted" <label> @ref // comment'
 
 
