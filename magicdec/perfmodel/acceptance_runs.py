@@ -64,6 +64,7 @@ class Runs:
 
     def log_ratio_error(self, gamma: Any, over: Any) -> Array:
         """One standard deviation of log(E(gamma) / E(over)); arrays broadcast."""
+        gamma, over = np.broadcast_arrays(gamma, over)
         ratio = self._log_tokens[:, gamma] - self._log_tokens[:, over]
         gradient = (ratio[1:3] - ratio[3:5]) / (2 * STEP)
         counted = np.einsum("i...,ij,j...", gradient, self.covariance, gradient)
