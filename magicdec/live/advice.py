@@ -2,10 +2,9 @@
 
     goodput(γ) = b · E(γ) / step(γ)             step(γ) = Σ_n P(n) · T_step(γ · n / b)
 
-E from the acceptance profile (perfmodel/acceptance_runs.py where counted rates rise with the position), times from
-perfmodel/steps.py at the observed batch b and context. n of the b sequences have a draft: all, but for n-gram, whose
-look-up may find nothing (the others verify one token; without any the step is autoregressive), in the share of steps
-that was observed. gamma 0 is among the choices.
+E and the times are `predict`'s at the observed batch b and context, as in a plan. n of the b sequences have a draft:
+all, but for n-gram, whose look-up may find nothing (the others verify one token; without any the step is
+autoregressive), in the share of steps that was observed. gamma 0 is among the choices.
 The gain is goodput over that of the gamma in use; its error is that of a speedup (perfmodel/intervals.py): terms that
 both steps have cancel, and so do the rates of positions that both draft.
 """
@@ -13,11 +12,9 @@ both steps have cancel, and so do the rates of positions that both draft.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError
@@ -25,8 +22,9 @@ from magicdec.live.observation import Draft, Observation
 from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.intervals import Z_90, relative_errors
+from magicdec.perfmodel.intervals import Z_90, engine_error, relative_errors
 from magicdec.perfmodel.plan.drafts import check_profiles
+from magicdec.perfmodel.plan.request import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points, Setup, precision_of
 from magicdec.plan_document import verdict_of
@@ -38,7 +36,6 @@ from magicdec.specs.engine import engine_names, load_engine
 from magicdec.specs.hardware import load_hardware
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec, draft_model_name
 
-MAX_GAMMA = 12
 WORTH_A_CHANGE = 1.02
 """A gain below this is not worth a restart."""
 MAY_MATTER = 1.1
@@ -57,14 +54,13 @@ class Situation:
     batch_size: float
     context_len: float
     gamma: int
-    """In use."""
+    """The gamma in use."""
     tp_size: int = 1
-    drafted_share: float = 1.0
 
     @property
     def gammas(self) -> tuple[int, ...]:
-        """0 to the largest; those deeper than what was observed have the wider intervals."""
-        return tuple(range(max(MAX_GAMMA, self.gamma) + 1))
+        """0 to the largest that a plan searches; those deeper than the observed one have wider intervals."""
+        return tuple(range(max(DEFAULT_MAX_GAMMA, self.gamma) + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +128,6 @@ def situation_of(
         )
     else:
         check_profiles([acceptance], draft=draft.name, method=draft.method)
-    share = observation.drafted_share if draft.may_be_absent and drafted else None
     return Situation(
         setup=serving.setup(draft, observation.target.series.engine),
         acceptance=acceptance,
@@ -140,7 +135,6 @@ def situation_of(
         context_len=length,
         gamma=(observation.gamma or 0) if drafted else 0,
         tp_size=serving.tp_size,
-        drafted_share=1.0 if share is None else min(share, 1.0),
     )
 
 
@@ -164,7 +158,7 @@ class Advice:
     choices: tuple[Choice, ...]
     best: Choice
     speedup: Choice
-    """The best again, with its gain over gamma 0."""
+    """The best choice, with its gain over gamma 0."""
     answer: Answer
     batch_sizes: tuple[int, ...]
     context_lens: tuple[int, ...]
@@ -179,8 +173,8 @@ def advise(situation: Situation) -> Advice:
     """Raises ConfigError where the load is none."""
     if situation.batch_size < 1e-3 or situation.context_len < 1:
         raise ConfigError("there is no load to advise on: nothing decoded in this window")
-    points = _Points(situation, [max(situation.batch_size, 1.0)], [situation.context_len])
-    choices = tuple(points.choice(gamma, over=situation.gamma) for gamma in situation.gammas)
+    batch, context = max(situation.batch_size, 1.0), situation.context_len
+    choices = choices_at(situation, batch, context, over=situation.gamma)
     best = max(choices, key=lambda choice: choice.gain)
     batches = _around(situation.batch_size)
     contexts = _around(situation.context_len)
@@ -189,7 +183,7 @@ def advise(situation: Situation) -> Advice:
         situation=situation,
         choices=choices,
         best=best,
-        speedup=points.choice(best.gamma, over=0),
+        speedup=choices_at(situation, batch, context, over=0)[best.gamma],
         answer=answer_of(best, situation.gamma),
         batch_sizes=batches,
         context_lens=contexts,
@@ -208,62 +202,48 @@ def _around(value: float) -> tuple[int, ...]:
 
 
 def _cell(situation: Situation, batch: float, context: float) -> tuple[int, bool]:
-    points = _Points(situation, [batch], [context])
-    best = max((points.choice(gamma, over=0) for gamma in situation.gammas), key=lambda choice: choice.gain)
+    best = max(choices_at(situation, batch, context, over=0), key=lambda choice: choice.gain)
     return best.gamma, best.gamma == 0 or best.gain_low > 1.0
 
 
-class _Points:
-    """Every gamma of a situation at one batch and context."""
-
-    def __init__(self, situation: Situation, batch: Sequence[float], context: Sequence[float]) -> None:
-        self.situation = situation
-        gammas = np.array(situation.gammas)
-        at = Points(batch=batch[0], context=context[0], tp=float(situation.tp_size), gamma=gammas)
-        acceptance = msgspec.structs.replace(situation.acceptance, drafted_share=situation.drafted_share)
-        self.prediction: Prediction = predict(situation.setup, acceptance, at)
-        self.step_s = np.broadcast_to(self.prediction.step_s, gammas.shape)
-        self.tokens = np.broadcast_to(self.prediction.expected_tokens_per_step, gammas.shape)
-        self.shares = {
-            group: np.broadcast_to(seconds, gammas.shape) / self.step_s
-            for group, seconds in self.prediction.terms.step_seconds("group").items()
-        }
-
-    def choice(self, gamma: int, *, over: int) -> Choice:
-        tpot = self.step_s / self.tokens
-        gain = float(tpot[over] / tpot[gamma])
-        deviation = self._gain_error(gamma, over)
-        return Choice(
-            gamma=gamma,
-            tokens_per_step=float(self.tokens[gamma]),
-            tpot_s=float(tpot[gamma]),
-            gain=gain,
-            gain_low=gain * float(np.exp(-Z_90 * deviation)),
-            gain_high=gain * float(np.exp(Z_90 * deviation)),
-        )
-
-    def _gain_error(self, gamma: int, over: int) -> float:
-        """One relative standard deviation of goodput(gamma) / goodput(over). The engine's own is that of a speedup
-        over gamma 0; between two gammas, the share of it in which they differ."""
-        if gamma == over:
-            return 0.0
-        setup = self.situation.setup
-        errors = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision)
-        terms = sum(
-            (error * (self.shares[group][gamma] - self.shares[group][over])) ** 2 for group, error in errors.items()
-        )
-        attention = self.shares["attention"]
-        machine = (setup.hardware.memory_spread + setup.hardware.compute_spread) * (attention[gamma] - attention[over])
-        of_engine = setup.engine.speedup_relative_error * abs(gamma - over) / max(gamma, over)
-        return float(np.sqrt(terms + machine**2 + of_engine**2 + self._tokens_error(gamma, over) ** 2))
-
-    def _tokens_error(self, gamma: int, over: int) -> float:
-        """Of E(gamma) / E(over), with rates one standard deviation up and down, and sequences that differ."""
-        at = self.prediction.points
-        return self.situation.acceptance.ratio_error(
-            gamma, over, budget=float(at.context), context=float(at.context),
-            shift=self.situation.acceptance.spread / float(np.sqrt(at.batch)),
+def choices_at(situation: Situation, batch: float, context: float, *, over: int) -> tuple[Choice, ...]:
+    """Every gamma at one load, with its gain over another one."""
+    gammas = np.array(situation.gammas)
+    at = Points(batch=batch, context=context, tp=float(situation.tp_size), gamma=gammas)
+    prediction = predict(situation.setup, situation.acceptance, at)
+    tokens, tpot = (prediction.full(each) for each in (prediction.expected_tokens_per_step, prediction.tpot_s))
+    found = []
+    for gamma in gammas.tolist():
+        gain, deviation = tpot[over] / tpot[gamma], _gain_error(situation, prediction, gamma, over)
+        low, high = (float(gain * np.exp(sign * Z_90 * deviation)) for sign in (-1.0, 1.0))
+        found.append(
+            Choice(
+                gamma=gamma, tokens_per_step=float(tokens[gamma]), tpot_s=float(tpot[gamma]), gain=float(gain),
+                gain_low=low, gain_high=high,
+            )
         )  # fmt: skip
+    return tuple(found)
+
+
+def _gain_error(situation: Situation, prediction: Prediction, gamma: int, over: int) -> float:
+    """One relative standard deviation of goodput(gamma) / goodput(over). The engine's own is that of a speedup over
+    gamma 0; between two gammas, the share of it in which they differ."""
+    if gamma == over:
+        return 0.0
+    setup, acceptance, at = situation.setup, situation.acceptance, prediction.points
+    shares = {
+        group: prediction.full(seconds / prediction.step_s)
+        for group, seconds in prediction.terms.step_seconds("group").items()
+    }
+    errors = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision)
+    of_steps = sum((error * (shares[group][gamma] - shares[group][over])) ** 2 for group, error in errors.items())
+    machine = setup.hardware.memory_spread + setup.hardware.compute_spread
+    of_steps += (machine * (shares["attention"][gamma] - shares["attention"][over])) ** 2
+    of_engine = engine_error(setup) * abs(gamma - over) / max(gamma, over)
+    context = float(at.context)
+    own_rates = acceptance.spread / float(np.sqrt(at.batch))
+    of_tokens = acceptance.ratio_error(gamma, over, budget=context, context=context, shift=own_rates)
+    return float(np.sqrt(of_steps + of_engine**2 + of_tokens**2))
 
 
 def bands(advice: Advice) -> tuple[tuple[int, int, int], ...]:
@@ -284,7 +264,7 @@ def bands(advice: Advice) -> tuple[tuple[int, int, int], ...]:
 
 
 def setting(advice: Advice, engine: str) -> str:
-    """What to start `engine` with for the advised gamma, by batch where the best differs."""
+    """The text that starts `engine` with the advised gamma, by batch where the best differs."""
     if engine not in ENGINE_TITLES:
         return f"# {engine}: draft {advice.best.gamma} tokens per step (0: start it without a draft)\n"
     situation, best, speedup = advice.situation, advice.best, advice.speedup

@@ -73,7 +73,8 @@ def test_the_advised_gamma_is_the_best_of_all(batch):
 def test_a_batch_verifies_the_drafts_of_those_that_have_one(batch, share):
     """Against the mean over how many sequences of the batch have a draft: such a step's pass has one token for each
     sequence, and gamma more for each that has a draft; without any it is autoregressive."""
-    at = dataclasses.replace(situation(), setup=SERVING.setup(NGRAM, "vllm"), batch_size=batch, drafted_share=share)
+    rates = msgspec.structs.replace(situation().acceptance, drafted_share=share)
+    at = dataclasses.replace(situation(), setup=SERVING.setup(NGRAM, "vllm"), batch_size=batch, acceptance=rates)
     for choice in advise(at).choices[1:]:
         numbers = np.arange(batch + 1)
         terms = step_terms(
@@ -190,8 +191,8 @@ def test_a_situation_holds_what_was_observed():
     seen = seen_on(Vllm(), requests)
     drafted = np.array([each.drafted for each in requests]) > 0
     of_ngram, of_eagle = situation_of(seen, NGRAM, SERVING), situation_of(seen, EAGLE, SERVING)
-    assert of_ngram.drafted_share == pytest.approx(drafted.mean())
-    assert of_eagle.drafted_share == 1.0
+    assert of_ngram.acceptance.drafted_share == pytest.approx(drafted.mean())
+    assert of_eagle.acceptance.drafted_share == 1.0
     assert (of_ngram.batch_size, of_ngram.gamma) == (pytest.approx(16), 3)
 
 
@@ -305,7 +306,7 @@ def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
         for batch in (4, 32, 96):
             setup = dataclasses.replace(SERVING, engine="vllm").setup(draft, "vllm")
             at = situation(setup=setup, acceptance=profile, batch_size=float(batch), context_len=4096.0)
-            advice = advise(dataclasses.replace(at, drafted_share=share))
+            advice = advise(at)
             drafted = [choice for choice in advice.choices if choice.gamma]
             request = PlanRequest(
                 model=setup.model, hardware=(setup.hardware,), engine=setup.engine, tp_size=1, batch_sizes=(batch,),
