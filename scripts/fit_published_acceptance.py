@@ -26,7 +26,7 @@ from scipy.optimize import brentq, least_squares, minimize
 
 from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, save_profile
 from magicdec.perfmodel.acceptance_law import Law, LawError, expected_tokens_per_step
-from magicdec.specs.speculation import LOOKUP_METHODS
+from magicdec.specs.speculation import HEAD_METHODS, LOOKUP_METHODS
 
 TABLE = PROFILES_DIRECTORY / "published.csv"
 SHORT = 2048.0
@@ -42,11 +42,12 @@ DEPTH_ERROR = 0.1
 UNKNOWN_DEPTH_ERROR = 0.5
 """Where one position is all that was published."""
 DRIFT_DONORS = {"eagle3": ("llama-3.1-8b", "eagle3", 0.0)}
-CONTEXT_DONORS = {"eagle3": "qwen3-8b", "eagle": "llama-3.1-8b"}
+CONTEXT_DONORS = {"eagle3": "qwen3-8b", "eagle": "llama-3.1-8b", "dspark": "qwen3-8b"}
 APPLIES_TO = {
     ("llama-3.1-8b", "eagle3"): ["llama-3-8b"],
     ("llama-3.1-8b", "eagle"): ["llama-3-8b"],
     ("llama-3.3-70b", "eagle3"): ["llama-3.1-70b", "llama-3-70b", "llama-3.1-405b"],
+    ("apertus-8b", "eagle3"): ["apertus-70b"],
     ("qwen3-8b", "eagle3"): ["qwen3-4b", "qwen3-14b", "qwen3-32b"],
     ("qwen3-235b-a22b", "eagle3"): ["qwen3-coder-480b-a35b"],
     ("kimi-k2.5", "eagle3"): ["kimi-k2"],
@@ -189,8 +190,10 @@ def main() -> None:
     exponents: dict[tuple[str, str], float] = {}
     levels: dict[tuple[str, str], float] = {}
     for (model, method), rows in long.items():
-        key = next(each for each in groups if each[:2] == (model, method) and each in drifts)
-        drift, own = drifts[key], fit_datasets(groups[key], drifts[key])[0]
+        alike = [each for each in groups if each[:2] == (model, method)]
+        key = next((each for each in alike if each in drifts), alike[0])
+        drift = drifts[key if key in drifts else DRIFT_DONORS[method]]
+        own = fit_datasets(groups[key], drift)[0]
         level = float(np.exp(np.mean(np.log(list(own.values()))))) if len(rows) == 1 else None
         exponents[model, method], level = context_exponent(rows, level, drift)
         if len(rows) > 1:
@@ -217,7 +220,7 @@ def write(
         spread = (
             float(np.ptp([np.log(rejection_of(each.tokens_per_step, drift, each.gamma or 1)) for each in rows])) / 2
         )
-    is_head = method in ("eagle", "eagle3")
+    is_head = method in HEAD_METHODS and method != "mtp"
     is_short = method not in LOOKUP_METHODS
     own = (model, method) in exponents
     exponent = exponents.get((model, method), exponents.get((CONTEXT_DONORS.get(method, ""), "eagle3"), 0.0))
