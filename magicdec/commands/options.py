@@ -5,9 +5,11 @@ The names are the catalogs' own. Nothing here loads torch, and catalogs are read
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,34 +52,22 @@ def list_of(names: Callable[[], Iterable[str]]) -> Completer:
     return complete
 
 
-def model_names() -> list[str]:
-    from magicdec.specs.catalog import model_names
+def named(place: str) -> Callable[[], Iterable[str]]:
+    """The names that MODULE:NAME lists or returns, asked for when they are needed: catalogs take time to import."""
+    module, _, name = place.partition(":")
 
-    return model_names()
+    def names() -> Iterable[str]:
+        found: Any = getattr(import_module(f"magicdec.{module}"), name)
+        listed: Iterable[str] = found() if callable(found) else found
+        return listed
 
-
-def hardware_names() -> list[str]:
-    from magicdec.specs.hardware import hardware_names
-
-    return hardware_names()
-
-
-def _engine_names() -> list[str]:
-    from magicdec.specs.engine import engine_names
-
-    return engine_names()
+    return names
 
 
-def _formats() -> Iterable[str]:
-    from magicdec.specs.hardware import DTYPE_BYTES
-
-    return DTYPE_BYTES
-
-
-def _dtypes() -> Iterable[str]:
-    from magicdec.specs.precision import PROFILE_DTYPES
-
-    return PROFILE_DTYPES
+model_names, hardware_names = named("specs.catalog:model_names"), named("specs.hardware:hardware_names")
+models, hardware = one_of(model_names), one_of(hardware_names)
+engines, formats = one_of(named("specs.engine:engine_names")), one_of(named("specs.hardware:DTYPE_BYTES"))
+dtypes = one_of(named("specs.precision:PROFILE_DTYPES"))
 
 
 def as_dtype(text: str | None) -> str | None:
@@ -94,8 +84,6 @@ def as_formats(text: str | None) -> str | None:
     return text and ",".join(PROFILE_DTYPES.get(part.strip(), part) for part in text.split(","))
 
 
-models, engines, formats = one_of(model_names), one_of(_engine_names), one_of(_formats)
-hardware = one_of(hardware_names)
 planned_drafts = one_of(lambda: [SELF, "none", *OWN_METHOD, *model_names()])
 planned_methods = one_of(lambda: [each for each in DRAFT_METHODS if each != "none"])
 
@@ -114,10 +102,10 @@ Profiles = Annotated[list[Path] | None, option("Measured acceptance profile; rep
 # What is run here
 Checkpoint = Annotated[str, option("Catalog name, or a Hugging Face checkpoint directory.", models)]
 Runtime = Literal["ours", "vllm"]
-Dtype = Annotated[str, option("float32, bfloat16 or float16.", one_of(_dtypes), callback=as_dtype)]
+Dtype = Annotated[str, option("float32, bfloat16 or float16.", dtypes, callback=as_dtype)]
 OptionalDtype = Annotated[
     str | None,
-    option("float32, bfloat16 or float16; default float32; a server's as in its plan.", one_of(_dtypes),
+    option("float32, bfloat16 or float16; default float32; a server's as in its plan.", dtypes,
            callback=as_dtype),
 ]  # fmt: skip
 DeviceName = Annotated[str, option("cpu, cuda or cuda:N.", one_of(lambda: ("cpu", "cuda")))]
@@ -181,6 +169,18 @@ def parse_rates(text: str | None) -> float | tuple[float, ...] | None:
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def print_as(form: OutputFormat, document: Any, rows: Iterable[Mapping[str, Any]], table: Callable[[], None]) -> None:
+    """Prints a result as JSON of its document, as CSV of its rows, or by its table."""
+    from magicdec.files import rows_to_csv
+
+    if form is OutputFormat.TABLE:
+        table()
+    elif form is OutputFormat.CSV:
+        print(rows_to_csv(rows), end="")
+    else:
+        print(json.dumps(document, indent=1))
 
 
 def table_console() -> Console:

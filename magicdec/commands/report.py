@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from magicdec.commands import options
-from magicdec.commands.options import one_of, option
+from magicdec.commands.options import named, one_of, option
 from magicdec.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
@@ -51,16 +51,7 @@ PICTURES = (PlotFormat.SVG, PlotFormat.PNG)
 
 
 def _figure_names() -> list[str]:
-    from magicdec.reports.figures import FIGURES
-    from magicdec.reports.tables import TABLE_NAMES
-
-    return ["list", *FIGURES, *TABLE_NAMES]
-
-
-def _serving_engines() -> tuple[str, ...]:
-    from magicdec.specs.engine import SERVING_ENGINES
-
-    return SERVING_ENGINES
+    return ["list", *named("reports.figures:FIGURES")(), *named("reports.tables:TABLE_NAMES")()]
 
 
 Records = Annotated[list[Path] | None, typer.Argument(help="Record files (JSON lines), measured and predicted.")]
@@ -202,7 +193,10 @@ def _table_text(table: Table, kind: PlotFormat) -> str:
 
 
 def export_command(
-    engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm.", autocompletion=one_of(_serving_engines))],
+    engine: Annotated[
+        str,
+        typer.Argument(help="vllm, sglang or trtllm.", autocompletion=one_of(named("specs.engine:SERVING_ENGINES"))),
+    ],
     plan: Annotated[Path, typer.Argument(help="A plan document (magicdec plan --format json).")],
     candidate: Annotated[
         int | None, option("Of the plan's candidates, from 1; default: the best that the engine runs.")

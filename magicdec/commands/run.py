@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import replace
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from msgspec import to_builtins
 
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, console, option, parse_floats, parse_ints, require
+from magicdec.commands.options import OutputFormat, console, option, parse_floats, parse_ints, print_as, require
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.specs.precision import DTYPE_OF_FORMAT
 from magicdec.specs.speculation import NOT_RUN, SELF, SPARSE_METHODS, SamplingSpec, SpeculationSpec
@@ -276,18 +276,10 @@ def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> l
 
 
 def _print(results: list[Record], output_format: OutputFormat) -> None:
-    from magicdec.files import rows_to_csv
     from magicdec.records import record_rows
     from magicdec.reports.terminal import print_run
 
-    if output_format is OutputFormat.TABLE:
-        print_run(results, console())
-    elif output_format is OutputFormat.CSV:
-        print(rows_to_csv(record_rows(results)), end="")
-    else:
-        import msgspec
-
-        print(json.dumps(msgspec.to_builtins(results), indent=1))
+    print_as(output_format, to_builtins(results), record_rows(results), lambda: print_run(results, console()))
 
 
 def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool = False) -> list[dict[str, Any]]:

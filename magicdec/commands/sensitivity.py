@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, option, parse_ints, parse_rates, table_console
+from magicdec.commands.options import OutputFormat, option, parse_ints, parse_rates, print_as, table_console
+
+if TYPE_CHECKING:
+    from magicdec.perfmodel.plan.sensitivity import Sensitivity
 
 EPILOG = """\b
 Examples:
@@ -34,11 +36,9 @@ def sensitivity_command(
 
     And so what is best measured next.
     """
-    from magicdec.files import rows_to_csv
     from magicdec.perfmodel.plan.drafts import load_profiles
     from magicdec.perfmodel.plan.planner import PlanRequest
     from magicdec.perfmodel.plan.sensitivity import sensitivity
-    from magicdec.reports.text import text_table
     from magicdec.specs.hardware import load_hardware
 
     result = sensitivity(
@@ -58,12 +58,12 @@ def sensitivity_command(
         )
     )
     document = result.to_document()
-    if output_format is OutputFormat.JSON:
-        print(json.dumps(document, indent=1))
-        return
-    if output_format is OutputFormat.CSV:
-        print(rows_to_csv(document["inputs"]), end="")
-        return
+    print_as(output_format, document, document["inputs"], lambda: _print_table(model, result))
+
+
+def _print_table(model: str, result: Sensitivity) -> None:
+    from magicdec.reports.text import text_table
+
     best = result.configuration
     budget = f" {best.draft_budget}" if best.draft_budget else ""
     print(f"{model}: {best.draft_method}{budget}, gamma {best.gamma}: {result.speedup:.2f}x")

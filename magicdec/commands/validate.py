@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,7 +9,7 @@ import typer
 from msgspec import to_builtins
 
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, console, option, require
+from magicdec.commands.options import OutputFormat, console, option, print_as, require
 from magicdec.commands.usage import CommandGroup
 from magicdec.progress import shown_progress
 
@@ -188,30 +187,22 @@ def records_command(
 def _print_comparison(
     comparison: Comparison, output_format: OutputFormat, *, verdict: tuple[Thresholds, list[str]] | None = None
 ) -> None:
-    from magicdec.files import rows_to_csv
     from magicdec.reports import terminal
 
     document = comparison.to_document()
-    if output_format is OutputFormat.CSV:
-        print(rows_to_csv(document["rows"]), end="")
-    elif output_format is OutputFormat.JSON:
-        if verdict is not None:
-            thresholds, failures = verdict
-            document |= {"thresholds": to_builtins(thresholds), "passed": not failures, "failures": failures}
-        print(json.dumps(document, indent=1))
-    else:
+    if verdict is not None:
+        thresholds, failures = verdict
+        document |= {"thresholds": to_builtins(thresholds), "passed": not failures, "failures": failures}
+
+    def table() -> None:
         terminal.print_comparison(comparison, console())
         if verdict is not None:
             terminal.print_verdict(verdict[1], console())
 
+    print_as(output_format, document, document["rows"], table)
+
 
 def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None:
-    from magicdec.files import rows_to_csv
     from magicdec.reports.terminal import print_groups
 
-    if output_format is OutputFormat.JSON:
-        print(json.dumps(document))
-    elif output_format is OutputFormat.CSV:
-        print(rows_to_csv(document["groups"]), end="")
-    else:
-        print_groups(document["groups"], console())
+    print_as(output_format, document, document["groups"], lambda: print_groups(document["groups"], console()))

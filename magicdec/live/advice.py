@@ -29,7 +29,7 @@ from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points, Setup, precision_of
 from magicdec.plan_document import verdict_of
 from magicdec.records import Record
-from magicdec.reports.deployment import Deployment
+from magicdec.reports.deployment import Band, Deployment, bands_of, nearest_index
 from magicdec.reports.exports import write_settings
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import engine_names, load_engine
@@ -246,21 +246,10 @@ def _gain_error(situation: Situation, prediction: Prediction, gamma: int, over: 
     return float(np.sqrt(of_steps + of_engine**2 + of_tokens**2))
 
 
-def bands(advice: Advice) -> tuple[tuple[int, int, int], ...]:
+def bands(advice: Advice) -> tuple[Band, ...]:
     """(first batch, last batch, gamma) at the observed context, without gaps from batch 1 on."""
-    nearest = min(
-        range(len(advice.context_lens)), key=lambda i: abs(advice.context_lens[i] - advice.situation.context_len)
-    )
-    starts = [1, *advice.batch_sizes[1:]]
-    ends = [start - 1 for start in starts[1:]] + [advice.batch_sizes[-1]]
-    found: list[tuple[int, int, int]] = []
-    for start, end, row in zip(starts, ends, advice.table, strict=True):
-        gamma = row[nearest][0]
-        if found and found[-1][2] == gamma:
-            found[-1] = (found[-1][0], end, gamma)
-        elif end >= start:
-            found.append((start, end, gamma))
-    return tuple(found)
+    column = nearest_index(advice.context_lens, advice.situation.context_len)
+    return tuple(bands_of(advice.batch_sizes, [row[column][0] for row in advice.table]))
 
 
 def setting(advice: Advice, engine: str) -> str:

@@ -275,21 +275,12 @@ def save_fit(fit: ServerFit, points: Sequence[ServerPoint], origin: dict[str, An
 
 
 def _row(point: ServerPoint, error: float) -> dict[str, Any]:
-    measured = point.measured
+    row = dataclasses.asdict(point.measured)
+    load = row.pop("load")
+    judges = load.pop("is_judge")
     return {
-        "concurrency": measured.load.concurrency,
-        "prompt_len": measured.load.prompt_len,
-        "output_len": measured.load.output_len,
-        "judges": measured.load.is_judge,
-        "step_s": measured.step_s,
-        "tpot_s": measured.tpot_s,
-        "tokens_per_step": measured.tokens_per_step,
-        "context_len": measured.context_len,
-        "ttft_s": measured.ttft_s,
-        "drafted_share": point.drafted_share,
-        "spread": point.spread,
-        "error": error,
-    }
+        **load, "judges": judges, **row, "drafted_share": point.drafted_share, "spread": point.spread, "error": error
+    }  # fmt: skip
 
 
 def noise(points: Sequence[ServerPoint]) -> float:

@@ -94,16 +94,24 @@ def batch_bands(table: GammaTable, context_len: int) -> list[Band]:
     Once a draft is set up, drafting nothing costs what the engine charges for it, which the gammas count. A gamma holds
     from its batch size up to the next one of the table.
     """
-    batches, contexts = table.batch_sizes, table.context_lens
-    column = min(range(len(contexts)), key=lambda i: abs(contexts[i] - context_len))
+    column = nearest_index(table.context_lens, context_len)
+    return bands_of(table.batch_sizes, [row[column] for row in table.gamma_of_steps])
+
+
+def nearest_index(values: Sequence[float], value: float) -> int:
+    return min(range(len(values)), key=lambda i: abs(values[i] - value))
+
+
+def bands_of(batches: Sequence[int], gammas: Sequence[int]) -> list[Band]:
+    """(first batch, last batch, gamma), without gaps from batch 1 on; batch sizes rise, each with its gamma."""
     starts = [1, *batches[1:]]
     ends = [start - 1 for start in starts[1:]] + [batches[-1]]
     bands: list[Band] = []
-    for start, end, row in zip(starts, ends, table.gamma_of_steps, strict=True):
-        if bands and bands[-1][2] == row[column]:
-            bands[-1] = (bands[-1][0], end, row[column])
+    for start, end, gamma in zip(starts, ends, gammas, strict=True):
+        if bands and bands[-1][2] == gamma:
+            bands[-1] = (bands[-1][0], end, gamma)
         else:
-            bands.append((start, end, row[column]))
+            bands.append((start, end, gamma))
     return bands
 
 
