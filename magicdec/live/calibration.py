@@ -241,7 +241,13 @@ def _engine(x: Array, setup: Setup) -> EngineProfile:
     factors = dict(zip(FACTORS, np.exp(x[: len(FACTORS)]).tolist(), strict=True))
     costs = {name: float(v) * scale for (name, scale), v in zip(SCALES.items(), x[len(FACTORS) :], strict=True)}
     return msgspec.structs.replace(
-        setup.engine, **factors, **costs, layer_overhead_s=0.0, autoregressive_overhead_s=0.0, step_overhead_s=0.0
+        setup.engine,
+        **factors,
+        **costs,
+        layer_overhead_s=0.0,
+        autoregressive_overhead_s=0.0,
+        step_overhead_s=0.0,
+        overhead_on={},
     )
 
 

@@ -21,9 +21,12 @@ from magicdec.perfmodel.layer_ops import Pass, elementwise_size, expert_ops, mix
 from magicdec.perfmodel.ops import BOUNDS, GROUPS, BoundBy, Group, Op
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
+from magicdec.specs.layers import MixtureOfExperts
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import Precision
+
+BLOCK_COLUMNS = 128
 
 
 @dataclass(frozen=True)
@@ -134,10 +137,24 @@ def forward_pass(
         ),
         ops.fixed(
             "overhead", "overhead",
-            layers * engine.layer_overhead_s + spread.pp * p.num_passes * engine.forward_overhead_s,
+            layers * engine.layer_overhead_s + spread.pp * p.num_passes * engine.forward_overhead_s
+            + _block_experts_s(model, p),
         ),
     ]  # fmt: skip
     return ForwardTime(ops.merged(operations))
+
+
+def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
+    """What fused experts in fp8_block take longer where a rank's columns fill whole blocks."""
+    seconds: Array = np.zeros(())
+    if p.experts_precision.weight_dtype != "fp8_block" or not p.engine.block_experts_layer_s:
+        return seconds
+    for mlp, count in model.feed_forwards:
+        if isinstance(mlp, MixtureOfExperts):
+            columns = mlp.width / (1.0 if p.spread.whole_experts else p.tp)
+            fills = np.where(columns % BLOCK_COLUMNS == 0, 1.0, 0.0)
+            seconds = seconds + fills * count * p.num_passes * p.engine.block_experts_layer_s
+    return seconds
 
 
 def _lm_head(

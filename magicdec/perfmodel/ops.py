@@ -195,10 +195,13 @@ def experts_curve(hw: HardwareProfile, engine: EngineProfile, precision: Precisi
     """The curve of fused kernels for experts of this format; None where the engine or the device has none.
 
     On Hopper the table's for fp8 per tensor reach 15-21 % of the bandwidth, which no measured server shows: of the
-    two kinds of fp8 kernels, those that read weights faster.
+    two kinds of fp8 kernels, those that read weights faster. The tables' for mxfp4 widen its weights to 16 bits; where
+    products run in it, nvfp4's are its like.
     """
     own = precision.weight_dtype
     alike = ("fp8", "fp8_block") if own == "fp8" else (own,)
+    if own == "mxfp4" and matrix_dtype(hw, engine, precision) == own and "nvfp4" in hw.moe:
+        alike = ("nvfp4",)
     known = [hw.moe[name] for name in alike if name in hw.moe and engine.fused_experts]
     return max(known, key=lambda curve: curve.bandwidth_efficiency, default=None)
 

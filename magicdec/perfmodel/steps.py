@@ -177,9 +177,10 @@ def step_terms(
         )  # fmt: skip
 
     alone = target_pass(1.0)
+    step_s, _ = engine.step_overheads(setup.hardware.name)
     autoregressive = alone.plus(
         *sampling_ops(setup, rows=batch, tp_size=tp, vocab_size=setup.model.vocab_size),
-        ops.fixed("step overhead", "overhead", engine.autoregressive_overhead_s + batch * engine.sequence_overhead_s),
+        ops.fixed("step overhead", "overhead", step_s + batch * engine.sequence_overhead_s),
     )
     once = [(alone, np.ones(()), np.ones(()))]
     autoregressive = autoregressive.plus(
@@ -371,7 +372,8 @@ def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gam
     """What is paid once per speculative step: the draft's cache, the hand-over between ranks, fixed costs."""
     engine, hw = setup.engine, setup.hardware
     sequence_s = engine.sequence_overhead_s + engine.speculation_sequence_s
-    operations = [ops.fixed("step overhead", "overhead", engine.step_overhead_s + batch * sequence_s)]
+    _, step_s = engine.step_overheads(hw.name)
+    operations = [ops.fixed("step overhead", "overhead", step_s + batch * sequence_s)]
     if setup.kind == "ngram":
         seconds = engine.ngram_lookup_s + batch * engine.ngram_lookup_s_per_sequence
         operations.append(ops.fixed("lookup", "overhead", seconds))

@@ -87,10 +87,14 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The same in versions before `asynchronous_since`, which schedule between steps."""
     asynchronous_since: str = ""
     """The version from which scheduling runs beside the device by default; empty: all that were fitted on."""
+    block_experts_layer_s: float = 0.0
+    """Per layer of experts in fp8_block whose columns on a rank fill whole blocks of 128: another kernel takes them."""
     collective_overhead_s: float = 0.0
     """Per collective, on top of the link's time."""
     autoregressive_overhead_s: float = 0.0
     """Per autoregressive step, on top of its forward pass and sampling."""
+    overhead_on: dict[str, float] = {}
+    """Instead of `autoregressive_overhead_s`, on these devices; a speculative step's differs by as much."""
     draft_step_overhead_s: float = 0.0
     """Per draft step, on top of its forward pass and sampling."""
     draft_model_layer_s: float = 0.0
@@ -220,6 +224,13 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.fitted_models and model not in self.fitted_models:
             variance += max((self.other_model_error or 0.0) ** 2 - own, 0.0)
         return math.sqrt(variance)
+
+    def step_overheads(self, device: str) -> tuple[float, float]:
+        """Per autoregressive and per speculative step on a device."""
+        if device not in self.overhead_on:
+            return self.autoregressive_overhead_s, self.step_overhead_s
+        less = self.autoregressive_overhead_s - self.overhead_on[device]
+        return self.overhead_on[device], self.step_overhead_s - less
 
     def is_speculation_fitted(self, device: str, weight_dtype: str, kv_dtype: str) -> bool:
         """Whether servers with speculation were measured on this device with these formats (or nothing says where)."""

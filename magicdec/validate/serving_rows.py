@@ -112,7 +112,8 @@ def parse_row(row: Row) -> ServingRow:
         prompt, output = lengths["prompt_len"], lengths["output_len"]
         context = row.number("context", low=0) if row.has("context") else prompt + output / 2.0
         precision = Precision(
-            weight_dtype=_weight_dtype(row, model), kv_dtype=row.text("kv_dtype", "bf16")
+            weight_dtype=_weight_dtype(row, model),
+            kv_dtype=row.text("kv_dtype", _usual_cache(hardware, _weight_dtype(row, model))),
         )  # an unknown format is refused here
         parsed = ServingRow(
             where=row.where,
@@ -154,6 +155,13 @@ def _weight_dtype(row: Row, model: str) -> str:
     if "moe_quant=" in note:
         dtype = note.split("moe_quant=")[1].split(";")[0].strip()
     return published_dtype(load_model_spec(model), dtype)
+
+
+def _usual_cache(hardware: str, weight_dtype: str) -> str:
+    """The cache's format of a row that states none: in 8 bits beside mxfp4 where the device computes in it, as
+    InferenceMAX serves gpt-oss on Blackwell."""
+    is_native = weight_dtype == "mxfp4" and load_hardware(hardware).computes_in("mxfp4")
+    return "fp8" if is_native else "bf16"
 
 
 def published_dtype(model: ModelSpec, dtype: str) -> str:

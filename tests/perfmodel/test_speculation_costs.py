@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from magicdec.perfmodel.ops import experts_curve
 from magicdec.perfmodel.roofline import attention_time
 from magicdec.perfmodel.serving import prefill_seconds
 from magicdec.perfmodel.setup import Setup
@@ -114,3 +115,36 @@ def test_speedups_are_less_sure_where_no_server_was_measured():
     known = profile.speedup_error_for("a100-sxm-80gb", "bf16", "fp8")
     assert known < profile.speedup_error_for("a100-sxm-80gb", "int4", "fp8")
     assert known < profile.speedup_error_for("b200-sxm-192gb", "bf16", "fp8")
+
+
+def test_mxfp4_is_computed_where_a_device_can_and_widened_elsewhere():
+    model = load_model_spec("gpt-oss-120b")
+    precision = model.part_precision("experts", Precision(weight_dtype="mxfp4"))
+    engine = load_engine("vllm")
+    for device, format_of_curve in (("b200", "nvfp4"), ("gb200", "nvfp4"), ("h200", "mxfp4")):
+        hw = load_hardware(device)
+        assert experts_curve(hw, engine, precision) == hw.moe[format_of_curve]
+
+
+def test_a_step_costs_the_host_what_it_does_on_its_device():
+    profile = EngineProfile(name="x", autoregressive_overhead_s=1e-3, step_overhead_s=2e-3, overhead_on={"there": 4e-4})
+    assert profile.step_overheads("here") == (1e-3, 2e-3)
+    assert profile.step_overheads("there") == pytest.approx((4e-4, 1.4e-3))
+
+
+def test_experts_that_fill_blocks_take_their_kernel_s_fixed_time():
+    """MiniMax-M2.5: 192 columns of a rank of eight do not, 384 of four do."""
+    given, engine = setup("h200", model="minimax-m2.5"), load_engine("vllm")
+    without = msgspec.structs.replace(engine, block_experts_layer_s=0.0)
+    narrow = {"precision": Precision(weight_dtype="fp8_block"), "speculation": SpeculationSpec()}
+    for tp, layers in ((8, 0), (4, given.model.num_hidden_layers)):
+        seconds = [
+            float(
+                step_terms(
+                    dataclasses.replace(given, engine=each, **narrow), batch=4, kv_len=800, draft_kv_len=0, gamma=0,
+                    tp_size=tp,
+                ).autoregressive.total_s
+            )
+            for each in (engine, without)
+        ]  # fmt: skip
+        assert seconds[0] - seconds[1] == pytest.approx(layers * engine.block_experts_layer_s, abs=1e-9)
