@@ -29,7 +29,6 @@ from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.steps import step_terms
 from tests.live.servers import Request, Vllm, random_requests
-from tests.live.test_server_http import serve  # noqa: F401  # a fixture
 
 SERVING = Serving(model="llama-3.1-8b", hardware="a100-sxm-80gb", engine="ours")
 EAGLE, NGRAM = parse_draft("eagle"), parse_draft("ngram")
@@ -221,7 +220,7 @@ def test_a_prediction_far_from_what_is_measured_is_said():
     assert "calibrate --server" not in "\n".join(advice_lines(advice, 1.1 * advice.in_use.tpot_s))
 
 
-def test_a_window_slides_and_its_trend_is_drawn(serve):  # noqa: F811
+def test_a_window_slides_and_its_trend_is_drawn(serve):
     """Scrapes older than the window are let go; the trend has a bar for each one seen."""
     engine = Vllm()
     _, address = serve({"/metrics": lambda handler: handler.reply(engine.scrape().encode())})
@@ -270,7 +269,7 @@ def test_the_command_advises_from_two_dumps(tmp_path, monkeypatch):
     assert (tmp_path / "r.jsonl").read_text().count("\n") == 1
 
 
-def test_watching_ends_with_the_last_view_when_it_is_stopped(serve):  # noqa: F811
+def test_watching_ends_with_the_last_view_when_it_is_stopped(serve):
     """Ctrl-C after a few scrapes: exit code 0, and advice and trend as they were last."""
     engine = Vllm(model="llama-3.1-8b")
     number = iter(range(1000))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 import time
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from magicdec.errors import ConfigError, ServerError
 from magicdec.live import drive as drive_module
 from magicdec.live.calibration import ServerPoint, estimated_seconds, fit_server, median_of, save_fit, sent
 from magicdec.live.drive import Answer, Load, Measured, drive, measure, plan_loads
-from magicdec.live.http import TOKEN_VARIABLE, parse_address
+from magicdec.live.http import TOKEN_VARIABLE
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.steps import step_terms
 from magicdec.specs.catalog import load_model_spec
@@ -188,81 +185,18 @@ def test_the_median_of_rounds_is_taken_with_their_range():
     assert (point.measured.step_s, point.spread, point.drafted_share) == (1.2, pytest.approx(1.0 / 1.2), 0.5)
 
 
-class Steps:
-    """The driver's clock, and an engine's steps by it: the next one begins once all requests' events of the last one
-    were read, and each takes `STEP_S`. Slow machines take longer over it, and see the same."""
-
-    STEP_S = 0.1
-
-    def __init__(self, num_requests: int) -> None:
-        self.num_requests, self.num_reads = num_requests, 0
-        self.changed = threading.Condition()
-
-    def __call__(self) -> float:
-        """The time; read once as each request is sent, and once at each of its events."""
-        with self.changed:
-            now = self.STEP_S * (self.num_reads // self.num_requests)
-            self.num_reads += 1
-            self.changed.notify_all()
-        return now
-
-    def wait(self, number: int) -> None:
-        """Until step `number`, from 0, begins."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.num_reads >= (number + 1) * self.num_requests, timeout=600)
-
-
-class Engine(BaseHTTPRequestHandler):
-    """Streams a token in each of its server's steps; remembers what it was sent."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.seen.append(body)
-        if self.server.status != 200:
-            with suppress(BrokenPipeError):
-                self.send_error(self.server.status)
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        number = self.server.short or body["max_tokens"]
-        for step in range(number):
-            self.server.steps.wait(step)
-            self.wfile.write(b'data: {"object": "text_completion", "choices": [{"text": "a"}]}\n\n')
-            self.wfile.flush()
-        usage = b'"usage": {"prompt_tokens": %d, "completion_tokens": %d}' % (len(body["prompt"]), number)
-        self.wfile.write(b'data: {"object": "text_completion", "choices": [], %s}\n\ndata: [DONE]\n\n' % usage)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def engine():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
-    server.seen, server.status, server.short, server.daemon_threads = [], 200, 0, True
-    server.steps = Steps(LOAD.concurrency)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield server, parse_address(f"127.0.0.1:{server.server_address[1]}")
-    server.shutdown()
-    server.server_close()
-
-
 LOAD = Load(concurrency=3, prompt_len=20, output_len=16)
 
 
 def test_exactly_the_planned_requests_are_sent(engine):
     server, address = engine
     found = drive(address, LOAD, model="m", vocab_size=100, seed=1, clock=server.steps)
-    assert len(server.seen) == 3
-    assert all(len(body["prompt"]) == 20 and body["max_tokens"] == 16 for body in server.seen)
-    assert len({tuple(body["prompt"]) for body in server.seen}) == 3
-    assert found.step_s == pytest.approx(Steps.STEP_S)
-    assert found.ttft_s == pytest.approx(Steps.STEP_S)
+    asked = list(map(json.loads, server.bodies))
+    assert len(asked) == 3
+    assert all(len(body["prompt"]) == 20 and body["max_tokens"] == 16 for body in asked)
+    assert len({tuple(body["prompt"]) for body in asked}) == 3
+    assert found.step_s == pytest.approx(server.steps.STEP_S)
+    assert found.ttft_s == pytest.approx(server.steps.STEP_S)
     assert found.tokens_per_step == 1.0
 
 
@@ -274,51 +208,24 @@ def test_the_first_error_stops_a_load(engine):
     assert len(server.seen) <= 3
 
 
-def answering(answer):
-    """A server whose POSTs are answered by a function; the bodies that it was sent."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            server.seen.append(self.headers.get("Authorization"))
-            with suppress(OSError):
-                answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.seen, server.daemon_threads = [], True
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    return server, parse_address(f"127.0.0.1:{server.server_address[1]}")
-
-
-def test_a_load_is_not_sent_on_to_another_host(monkeypatch):
+def test_a_load_is_not_sent_on_to_another_host(serve, monkeypatch):
     """Neither the prompts nor the token follow a redirect, and no error shows the token."""
     monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
-    other, there = answering(lambda handler: handler.send_error(500))
-
-    def redirect(handler):
-        handler.send_response(307)
-        handler.send_header("Location", f"{there}/v1/completions")
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    server, here = answering(redirect)
+    other, there = serve({"/v1/completions": lambda handler: handler.send_error(500)})
+    server, here = serve(
+        {"/v1/completions": lambda handler: handler.reply(b"", 307, Location=f"{there}/v1/completions")}
+    )
     with pytest.raises(ServerError, match="status 307; nothing more was sent") as caught:
         drive(here, LOAD, model="m", vocab_size=100, seed=1)
     assert "s3cret" not in str(caught.value)
-    assert set(server.seen) == {"Bearer s3cret"}
+    assert set(server.seen) == {("/v1/completions", "Bearer s3cret")}
     assert other.seen == []
-    for each in (server, other):
-        each.shutdown()
-        each.server_close()
 
 
 @pytest.mark.parametrize(
     ("piece", "answer_s", "said"), [(b"x" * 4096, 3600.0, "more than 128 KiB"), (b": ping\n\n", 0.5, r"within 0\.5 s")]
 )
-def test_an_answer_is_bounded_in_size_and_in_time(monkeypatch, piece, answer_s, said):
+def test_an_answer_is_bounded_in_size_and_in_time(serve, monkeypatch, piece, answer_s, said):
     """Also a line that never ends, and signs of life that never end. Each meets its own bound alone: a line long before
     an hour is over, pings (five a second) long before they fill 128 KiB."""
     monkeypatch.setattr(drive_module, "ANSWER_S", answer_s)
@@ -332,11 +239,9 @@ def test_an_answer_is_bounded_in_size_and_in_time(monkeypatch, piece, answer_s, 
             if len(piece) < 100:
                 time.sleep(0.2)
 
-    server, address = answering(endless)
+    _, address = serve({"/v1/completions": endless})
     with pytest.raises(ServerError, match=said):
         drive(address, LOAD, model="m", vocab_size=100, seed=1)
-    server.shutdown()
-    server.server_close()
 
 
 def test_a_server_that_ends_early_is_refused(engine):

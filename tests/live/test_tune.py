@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-from http.server import ThreadingHTTPServer
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +15,6 @@ from magicdec.live.tune import POLL_S, Trial, candidates, check_command, regret,
 from tests.live import servers
 from tests.live.servers import Vllm, random_requests
 from tests.live.test_advice import situation
-from tests.live.test_server_http import Handler
 
 RATES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, *(0.2,) * 6)
 
@@ -40,16 +37,10 @@ class Restarted:
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, serve):
     (tmp_path / "gamma").write_text("3")
-    restarted = Restarted(tmp_path / "gamma")
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.answers, http.seen, http.daemon_threads = {"/metrics": restarted.answer}, [], True
-    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
-    command = f"{sys.executable} -c \"open('{tmp_path}/gamma', 'w').write('{{gamma}}')\""
-    yield f"127.0.0.1:{http.server_address[1]}", command
-    http.shutdown()
-    http.server_close()
+    _, address = serve({"/metrics": Restarted(tmp_path / "gamma").answer})
+    return str(address), f"{sys.executable} -c \"open('{tmp_path}/gamma', 'w').write('{{gamma}}')\""
 
 
 def expected_tokens(gamma: int) -> float:
@@ -110,11 +101,11 @@ def test_the_command_tries_and_reports(server):
     assert done.stdout.count("per token measured") in (2, 3)
 
 
-def test_a_server_without_load_cannot_be_tuned(serve_idle):
+def test_a_server_without_load_cannot_be_tuned(serve):
+    idle = Vllm().scrape().encode()
+    _, address = serve({"/metrics": lambda handler: handler.reply(idle)})
     with pytest.raises(ServerError, match="no load"):
-        try_gamma(
-            serve_idle, f"{sys.executable} -c pass#{{gamma}}", 1, predicted_tpot_s=1.0, seconds=0.4, interval_s=0.2
-        )
+        try_gamma(address, f"{sys.executable} -c pass#{{gamma}}", 1, predicted_tpot_s=1.0, seconds=0.4, interval_s=0.2)
 
 
 @pytest.mark.parametrize(("gamma", "drafted"), [(5, 3), (0, 3)])
@@ -126,7 +117,7 @@ def test_a_command_that_starts_another_gamma_is_refused(server, gamma, drafted):
         try_gamma(parse_address(address), other, gamma, predicted_tpot_s=1.0, seconds=1.0, interval_s=0.2)
 
 
-def test_a_process_that_was_there_before_is_not_observed():
+def test_a_process_that_was_there_before_is_not_observed(serve):
     """A restart that returns early leaves the old process answering for a while; the load then takes a moment too."""
     old, new = Vllm(gamma=2), Vllm(gamma=4)
     polled = []
@@ -143,26 +134,11 @@ def test_a_process_that_was_there_before_is_not_observed():
         text = (new if late else old).scrape() + f"process_start_time_seconds {2.0 if late else 1.0}\n"
         handler.reply(text.encode())
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.answers, http.seen, http.daemon_threads = {"/metrics": answer}, [], True
-    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
+    _, address = serve({"/metrics": answer})
     slept = []
     trial = try_gamma(
-        parse_address(f"127.0.0.1:{http.server_address[1]}"), f"{sys.executable} -c pass#{{gamma}}", 4,
+        address, f"{sys.executable} -c pass#{{gamma}}", 4,
         predicted_tpot_s=1.0, seconds=1.0, interval_s=0.5, sleep=slept.append,
     )  # fmt: skip
-    http.shutdown()
-    http.server_close()
     assert trial.tokens_per_step == pytest.approx(expected_tokens(4), rel=0.1)
     assert slept.count(POLL_S) >= 2  # for the old process to go
-
-
-@pytest.fixture
-def serve_idle():
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    idle = Vllm().scrape().encode()
-    http.answers, http.seen, http.daemon_threads = {"/metrics": lambda handler: handler.reply(idle)}, [], True
-    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
-    yield parse_address(f"127.0.0.1:{http.server_address[1]}")
-    http.shutdown()
-    http.server_close()
