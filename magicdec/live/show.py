@@ -15,6 +15,7 @@ from magicdec.live.profile import rates, tokens_stderr
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance_fit import MeasuredRates
 from magicdec.perfmodel.intervals import Z_90
+from magicdec.reports.text import table_lines
 from magicdec.units import format_seconds
 
 MISFIT = 1.5
@@ -111,13 +112,17 @@ def _speculation_lines(observation: Observation, draft: Draft) -> list[str]:
 def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
     """Every gamma at the observed load, what to do, and the best gamma by batch and context."""
     situation, best = advice.situation, advice.best
-    lines = ["gamma  tokens/step  predicted per token  against the gamma in use (90 % interval)"]
-    for choice in advice.choices:
-        mark = " in use" if choice.gamma == situation.gamma else ""
-        lines.append(
-            f"{choice.gamma:5d}  {choice.tokens_per_step:11.2f}  {format_seconds(choice.tpot_s):>19}  "
-            f"{choice.gain:.2f} ({choice.gain_low:.2f} to {choice.gain_high:.2f}){mark}"
+    heads = ("gamma", "tokens/step", "predicted per token", "over the gamma in use (90 % interval)")
+    rows = [
+        (
+            f"{choice.gamma}" + (" in use" if choice.gamma == situation.gamma else ""),
+            f"{choice.tokens_per_step:.2f}",
+            format_seconds(choice.tpot_s),
+            f"{choice.gain:.2f} ({choice.gain_low:.2f} to {choice.gain_high:.2f})",
         )
+        for choice in advice.choices
+    ]
+    lines = table_lines(heads, rows)
     gain = f"{best.gain - 1.0:+.0%} goodput, 90 % interval {best.gain_low - 1.0:+.0%} to {best.gain_high - 1.0:+.0%}"
     lines.append(
         {
@@ -133,10 +138,11 @@ def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
             "fit the engine's profile to this server (magicdec calibrate --server)"
         )
     lines.append("best gamma by batch (down) and context (across); ? where it may not beat 0")
-    lines.append("       " + "".join(f"{context:>8}" for context in advice.context_lens))
-    for batch, row in zip(advice.batch_sizes, advice.table, strict=True):
-        lines.append(f"{batch:7d}" + "".join(f"{f'{gamma}' if sure else f'{gamma}?':>8}" for gamma, sure in row))
-    return lines
+    table = [
+        (str(batch), *(f"{gamma}" if sure else f"{gamma}?" for gamma, sure in row))
+        for batch, row in zip(advice.batch_sizes, advice.table, strict=True)
+    ]
+    return lines + table_lines(("", *map(str, advice.context_lens)), table)
 
 
 def rates_text(found: MeasuredRates) -> str:

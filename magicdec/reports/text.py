@@ -27,3 +27,13 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Co
     for row in rows:
         table.add_row(*map(escape, row))
     return table
+
+
+def table_lines(heads: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 100) -> list[str]:
+    """Lays out a `text_table` as lines of text."""
+    from rich.console import Console
+
+    console = Console(width=width, highlight=False, color_system=None)
+    with console.capture() as captured:
+        console.print(text_table(heads, rows))
+    return [line.rstrip() for line in captured.get().splitlines()]
