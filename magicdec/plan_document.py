@@ -17,6 +17,7 @@ import msgspec
 from magicdec.errors import ConfigError, StorageError
 from magicdec.files import rows_to_csv
 from magicdec.naming import draft_id, draft_name
+from magicdec.plan_request import Request
 from magicdec.units import MILLI
 
 if TYPE_CHECKING:
@@ -280,40 +281,6 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str
     draft_weight_dtype: str
     draft_kv_dtype: str
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked, names for specs; null: left to the planner."""
-
-    model: str
-    hardware: list[str]
-    engine: str | None
-    tp_size: int | None
-    num_gpus: int | None
-    batch_sizes: list[int]
-    context_lens: list[int]
-    gen_len: int
-    gamma: int | None
-    draft: str | None
-    draft_method: str | None
-    draft_budgets: list[int]
-    draft_tp_size: int | None
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    acceptance_rate: float | list[float] | None
-    acceptance: list[str]
-    weight_dtype: str | None
-    kv_dtype: str | None
-    draft_weight_dtype: str | None
-    draft_kv_dtype: str | None
-    tpot_limit_s: float | None
-    ttft_limit_s: float | None
-    workload: Any
-    price_per_hour_usd: float | None
-    pp_size: int | None = None
-    ep_size: int | None = None
-    dp_attention: bool = False
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

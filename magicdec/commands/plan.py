@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+from magicdec import plan_request
 from magicdec.commands import options
 from magicdec.commands.options import OutputFormat, list_of, option, parse_ints, parse_rates, table_console
+from magicdec.plan_request import Asked
 
 if TYPE_CHECKING:
     from magicdec.plan_document import Plan
 
-DEFAULT_MODEL = "llama-3.1-8b"
-DEFAULT_HARDWARE = "a100-sxm-80gb"
+OFFERS = {
+    "model": options.models, "hardware": list_of(options.hardware_names), "engine": options.engines,
+    "draft": options.planned_drafts, "draft_method": options.planned_methods,
+    **dict.fromkeys(("weight_dtype", "kv_dtype", "draft_weight_dtype", "draft_kv_dtype"), options.formats),
+}  # fmt: skip
+"""What completes an option's value."""
+AS_TEXT = (tuple[int, ...], tuple[str, ...], float | tuple[float, ...] | None)
 EPILOG = """\b
 Examples:
   magicdec plan
@@ -22,44 +31,52 @@ Examples:
 """
 
 
+def asks_plan(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of a plan in place of its `**given`, as plan_request declares them."""
+    own = [each for each in signature(command, eval_str=True).parameters.values() if each.kind != Parameter.VAR_KEYWORD]
+    made = [_parameter(name, asked) for name, asked in plan_request.options().items()]
+    command.__signature__ = Signature([*made, *own])  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in (*made, *own)}
+    return command
+
+
+def _parameter(name: str, asked: Asked) -> Parameter:
+    """An option on the command line, where lists are text, and files paths."""
+    default: Any = asked.default
+    kind: Any = asked.kind
+    if name == "acceptance":
+        default, kind = None, list[Path] | None
+    elif name == "workload":
+        kind = Path | None
+    elif kind in AS_TEXT:
+        default = ",".join(map(str, default)) if default else None
+        kind = str if default else str | None
+    names = (f"--{name.replace('_', '-')}",) if kind is bool else ()
+    annotation = Annotated.__class_getitem__((kind, option(asked.option.help, OFFERS.get(name), *names)))  # type: ignore[attr-defined]  # made at run time
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _read(name: str, value: Any) -> Any:
+    """An option's value from its text."""
+    asked, shown = plan_request.options()[name], f"--{name.replace('_', '-')}"
+    if not isinstance(value, str) or asked.kind not in AS_TEXT:
+        return value
+    if name == "acceptance_rate":
+        return parse_rates(value)
+    if asked.is_whole:
+        return parse_ints(value, shown) if value else None
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+@asks_plan
 def plan_command(
-    model: options.Model = DEFAULT_MODEL,
-    hardware: Annotated[
-        str, option("Catalog names or TOML files, comma-separated.", list_of(options.hardware_names))
-    ] = DEFAULT_HARDWARE,
-    engine: Annotated[
-        str | None, option("vllm (GPUs), ours (CPUs), sglang, trtllm, a TOML file.", options.engines)
+    *,
+    record: Annotated[
+        Path | None, option("Append the evaluated grid as records.", None, "--record", "--records")
     ] = None,
-    tp: options.Tp = None,
-    gpus: Annotated[int | None, option("Devices to use: searches tp and replicas.")] = None,
-    pp: Annotated[int | None, option("Pipeline stages; default: 1, or searched over nodes.")] = None,
-    ep: Annotated[int | None, option("Ranks that whole experts are divided over.")] = None,
-    dp_attention: Annotated[
-        bool, option("Groups of tp ranks hold sequences of their own.", None, "--dp-attention")
-    ] = False,
-    batch: Annotated[str | None, option("Sequences per replica, a list; default 64, or searched.")] = None,
-    context: Annotated[str, option("Prompt lengths, a list.")] = "32768",
-    gen_len: Annotated[int, option("Tokens generated after the prompt.")] = 0,
-    gamma: options.Gamma = None,
-    draft: Annotated[str | None, option("self, none, ngram, eagle3, or model.", options.planned_drafts)] = None,
-    draft_method: options.DraftMethod = None,
-    draft_budget: options.DraftBudgets = None,
-    draft_tp: Annotated[int | None, option("Ranks of the draft; default: all.")] = None,
-    temperature: options.Temperature = 1.0,
-    top_p: Annotated[float | None, option("Nucleus sampling.")] = None,
-    acceptance_rate: options.Rates = None,
-    acceptance: options.Profiles = None,
-    weight_dtype: Annotated[str | None, option("bf16, fp8, int8, int4 or fp32.", options.formats)] = None,
-    kv_dtype: Annotated[str | None, option("bf16, fp8, int4 or fp32.", options.formats)] = None,
-    draft_weight_dtype: Annotated[str | None, option("Weights of the draft.", options.formats)] = None,
-    draft_kv_dtype: Annotated[str | None, option("KV cache of the draft.", options.formats)] = None,
-    tpot_ms: Annotated[float | None, option("Limit on the time per output token.")] = None,
-    ttft_ms: Annotated[float | None, option("Limit on the time to the first token.")] = None,
-    price: Annotated[float | None, option("Dollars per device and hour.")] = None,
-    workload: Annotated[Path | None, option("Distribution of prompt and output lengths.")] = None,
-    record: Annotated[Path | None, option("Append the evaluated grid as records.")] = None,
     output_format: options.Format = OutputFormat.TABLE,
     why: Annotated[bool, option("Show the breakdown by operation.", None, "--why")] = False,
+    **given: Any,
 ) -> None:
     """Predict which drafts pay, and by how much.
 
@@ -67,36 +84,7 @@ def plan_command(
     """
     from magicdec.api import plan
 
-    answer = plan(
-        model=model,
-        hardware=[part.strip() for part in hardware.split(",") if part.strip()],
-        engine=engine,
-        tp=tp,
-        gpus=gpus,
-        pp=pp,
-        ep=ep,
-        dp_attention=dp_attention,
-        batch=parse_ints(batch, "--batch") if batch else (),
-        context=parse_ints(context, "--context"),
-        gen_len=gen_len,
-        gamma=gamma,
-        draft=draft,
-        draft_method=draft_method,
-        draft_budget=parse_ints(draft_budget, "--draft-budget") if draft_budget else (),
-        draft_tp=draft_tp,
-        temperature=temperature,
-        top_p=top_p,
-        acceptance_rate=parse_rates(acceptance_rate),
-        acceptance=acceptance or (),
-        weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype,
-        draft_weight_dtype=draft_weight_dtype,
-        draft_kv_dtype=draft_kv_dtype,
-        tpot_ms=tpot_ms,
-        ttft_ms=ttft_ms,
-        price=price,
-        workload=workload,
-    )
+    answer = plan(**{name: _read(name, value) for name, value in given.items()})
     if record is not None:
         _record(answer, record)
     if output_format is OutputFormat.JSON:

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from magicdec.errors import MagicdecError
-from magicdec.explore.state import CONTROLS, Catalog, State
+from magicdec.explore.state import CONTROLS, Catalog, link, shown
 from magicdec.perfmodel.plan.planner import Plan, plan
 from magicdec.plan_document import Candidate
+from magicdec.plan_request import Request
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import Chart, draw
 from magicdec.reports.headline import headline
@@ -41,7 +42,7 @@ class Explorer:
         """The planner's answer to a link. Raises MagicdecError, as `magicdec plan` does."""
         return self._plan(self.catalog.read(query))
 
-    def _planned(self, state: State) -> Plan:
+    def _planned(self, state: Request) -> Plan:
         return plan(self.catalog.request(state))
 
     def answer(self, query: str) -> str:
@@ -60,7 +61,7 @@ class Explorer:
             answered = self._answered(query)
         except MagicdecError as error:
             state, answered = self.catalog.start, {"error": " ".join(str(error).split())}
-        values = {name: given.get(name, _text(getattr(state, name))) for name in CONTROLS}
+        values = {name: given.get(name, text) for name, text in shown(state).items()}
         choices = {name: self.catalog.choices(name) for name, each in CONTROLS.items() if each.kind == "choice"}
         page = self._templates.get_template("explore.html").render(
             controls=CONTROLS, start=_start(self.catalog), values=values, choices=choices, figures=FIGURES, **answered
@@ -78,7 +79,7 @@ class Explorer:
             "notes": document.notes,
             "needs_acceptance": document.needs_acceptance,
             "command": self.catalog.command(state),
-            "query": state.query(),
+            "query": link(state),
         }
 
     def figure(self, name: str, query: str) -> str | None:
@@ -101,7 +102,7 @@ class Explorer:
 
 def _start(catalog: Catalog) -> dict[str, str]:
     """What the controls hold without a query, by name; the others start empty."""
-    return {name: _text(getattr(catalog.start, name)) for name in CONTROLS if "_" not in name}
+    return {name: text for name, text in shown(catalog.start).items() if "_" not in name}
 
 
 def script() -> str:
@@ -135,7 +136,3 @@ def _first_values(query: str) -> dict[str, str]:
     from urllib.parse import parse_qsl
 
     return dict(parse_qsl(query, keep_blank_values=True))
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)

@@ -23,8 +23,8 @@ from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.intervals import Z_90, engine_error, relative_errors
+from magicdec.perfmodel.plan.device import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.plan.drafts import check_profiles
-from magicdec.perfmodel.plan.request import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points, Setup, precision_of
 from magicdec.plan_document import verdict_of

@@ -9,10 +9,6 @@ from magicdec.errors import ConfigError
 from magicdec.specs.layers import Attention, LatentAttention
 from magicdec.specs.model import ModelSpec
 
-MAX_TP_SIZE = 1024
-MAX_PP_SIZE = 64
-MAX_EP_SIZE = 1024
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:

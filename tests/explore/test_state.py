@@ -6,6 +6,7 @@ import contextlib
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,28 +15,34 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.explore.page import Explorer
-from magicdec.explore.state import CONTROLS, METHODS, Catalog, State
+from magicdec.explore.state import CONTROLS, METHODS, Catalog, link
+from magicdec.plan_request import Request, options
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
+from magicdec.units import MILLI
 
 CATALOG = Catalog.given()
 
+models = [each for each in CATALOG.choices("draft") if each not in METHODS]
 states = st.builds(
-    State,
+    Request,
     model=st.sampled_from(CATALOG.choices("model")),
-    hardware=st.sampled_from(CATALOG.choices("hardware")),
-    tp=st.none() | st.integers(1, 64),
-    batch=st.integers(1, 65_536),
-    context=st.integers(1, 2**20),
-    draft=st.none() | st.sampled_from(CATALOG.choices("draft")),
-    budget=st.none() | st.integers(1, 10**6),
+    hardware=st.sampled_from(CATALOG.choices("hardware")).map(lambda name: (name,)),
+    tp_size=st.none() | st.integers(1, 64),
+    batch_sizes=st.integers(1, 65_536).map(lambda count: (count,)),
+    context_lens=st.integers(1, 2**20).map(lambda count: (count,)),
+    draft=st.none() | st.sampled_from(models),
+    draft_budgets=st.just(()) | st.integers(1, 10**6).map(lambda count: (count,)),
     gamma=st.none() | st.integers(0, 64),
-    acceptance=st.none() | st.floats(0, 1).map(lambda rate: round(rate, 6)),
+    acceptance_rate=st.none() | st.floats(0, 1).map(lambda rate: round(rate, 6)),
+    tpot_limit_s=st.none() | st.integers(1, 10**6).map(lambda number: number * MILLI),
 )
 
 
-@given(states)
-def test_a_link_gives_back_its_state(state: State) -> None:
-    assert CATALOG.read(state.query()) == state
+@given(states, st.none() | st.sampled_from(METHODS))
+def test_a_link_gives_back_its_state(state: Request, method: str | None) -> None:
+    if state.draft is None:
+        state = msgspec.structs.replace(state, draft_method=method)
+    assert CATALOG.read(link(state)) == state
 
 
 @given(st.text(max_size=60))
@@ -101,8 +108,8 @@ def test_profiles_go_only_with_what_they_were_given_with(tmp_path: Path) -> None
     assert other.acceptance == ()
 
 
-def test_every_control_is_a_field_and_every_method_one_of_the_planners() -> None:
-    assert list(CONTROLS) == list(State.__dataclass_fields__)
+def test_every_control_is_an_option_and_every_method_one_of_the_planners() -> None:
+    assert {control.option or name for name, control in CONTROLS.items()} <= set(options())
     from magicdec.specs.speculation import DRAFT_METHODS
 
     assert set(METHODS) <= set(DRAFT_METHODS)

@@ -14,7 +14,6 @@ from magicdec.errors import ConfigError, MagicdecError
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.specs.catalog import model_names
 from magicdec.specs.hardware import hardware_names
-from magicdec.specs.speculation import SamplingSpec
 
 NUMBERS = st.one_of(
     st.sampled_from([0, -1, 1, 3, 8, 10**6, 10**12, 0.5, 1e-9, math.nan, math.inf, -math.inf]), st.integers(1, 512)
@@ -22,9 +21,6 @@ NUMBERS = st.one_of(
 DTYPES = st.sampled_from(["bf16", "fp8", "int8", "int4", "fp32"])
 DRAFTS = st.sampled_from(["self", "none", "ngram", "eagle", "llama-68m", "llama-3.2-1b", "tinyllama-1.1b"])
 METHODS = st.sampled_from(["streamingllm", "snapkv", "topk", "full", "none", "eagle", "ngram"])
-SAMPLING = st.builds(
-    SamplingSpec, temperature=st.sampled_from([0.0, 1.0]), top_p=st.sampled_from([None, 0.9]), top_k=st.none()
-)
 REQUESTS = st.fixed_dictionaries(
     {
         "model": st.sampled_from(model_names()),
@@ -40,7 +36,8 @@ REQUESTS = st.fixed_dictionaries(
         "weight_dtype": DTYPES,
         "kv_dtype": DTYPES,
         "draft_weight_dtype": DTYPES,
-        "sampling": SAMPLING,
+        "temperature": st.sampled_from([0.0, 1.0]),
+        "top_p": st.sampled_from([None, 0.9]),
         "acceptance_rate": st.one_of(st.floats(0.0, 1.0), NUMBERS),
         "tp_size": NUMBERS,
         "num_gpus": NUMBERS,

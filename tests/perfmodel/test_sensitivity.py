@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import msgspec
@@ -31,11 +30,11 @@ def test_elasticities_are_the_differences_of_plans() -> None:
 
     def hardware(factor: float) -> PlanRequest:
         rate = HARDWARE.memory_bytes_per_s * factor
-        return dataclasses.replace(REQUEST, hardware=(msgspec.structs.replace(HARDWARE, memory_bytes_per_s=rate),))
+        return msgspec.structs.replace(REQUEST, hardware=(msgspec.structs.replace(HARDWARE, memory_bytes_per_s=rate),))
 
     def engine(factor: float) -> PlanRequest:
         overhead = ENGINE.layer_overhead_s * factor
-        return dataclasses.replace(REQUEST, engine=msgspec.structs.replace(ENGINE, layer_overhead_s=overhead))
+        return msgspec.structs.replace(REQUEST, engine=msgspec.structs.replace(ENGINE, layer_overhead_s=overhead))
 
     assert found["memory bandwidth"].elasticity == pytest.approx(difference(hardware(0.9), hardware(1.1)), rel=1e-6)
     assert found["overhead per layer"].elasticity == pytest.approx(difference(engine(0.9), engine(1.1)), rel=1e-6)
@@ -53,4 +52,4 @@ def test_inputs_are_sorted_by_what_their_uncertainty_costs() -> None:
 
 def test_without_an_acceptance_there_is_nothing_to_vary() -> None:
     with pytest.raises(ConfigError, match="acceptance"):
-        sensitivity(dataclasses.replace(REQUEST, draft_method="topk", engine="ours"))
+        sensitivity(msgspec.structs.replace(REQUEST, draft_method="topk", engine="ours"))

@@ -14,7 +14,7 @@ from magicdec.records import Record
 from magicdec.reports.data import ReportData, candidate_record
 from magicdec.reports.headline import headline
 from magicdec.reports.html import render_html
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import SpeculationSpec
 
 REQUEST = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=64)
 
@@ -25,7 +25,7 @@ def planned() -> Plan:
         PlanRequest(
             model="embedded", hardware=("a100-sxm-80gb",), engine="ours", tp_size=1, batch_sizes=(REQUEST.batch_size,),
             context_lens=(REQUEST.context_len,), gen_len=REQUEST.gen_len, draft="self", draft_method="streamingllm",
-            draft_budgets=(64, 256), acceptance_rate=0.8, sampling=SamplingSpec(temperature=1.0), weight_dtype="fp32",
+            draft_budgets=(64, 256), acceptance_rate=0.8, weight_dtype="fp32",
             kv_dtype="fp32",
         )
     )  # fmt: skip

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.plan.layouts import Asked, layouts
+from magicdec.perfmodel.plan.device import layouts
+from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hardware import load_hardware
@@ -51,7 +52,7 @@ def test_a_plan_offers_the_sizes_that_its_engine_runs(engine: str, sizes: list[i
     """llama-68m: 12 heads, and 32,000 rows of vocabulary, which 3 does not divide unless they are padded for it."""
     found: list[int] = []
     for num_gpus in (1, 2, 3, 4, 6, 12):
-        asked = Asked(tp_size=num_gpus, pp_size=None, ep_size=None, dp_attention=False, num_gpus=None)
+        asked = PlanRequest(tp_size=num_gpus)
         with contextlib.suppress(ConfigError):
             found += layouts(asked, load_model_spec("llama-68m"), load_hardware("a100"), load_engine(engine))[
                 0

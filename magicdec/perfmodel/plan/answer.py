@@ -11,7 +11,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.forward import ForwardTime
 from magicdec.perfmodel.intervals import Interval, interval, tokens_error
 from magicdec.perfmodel.ops import BOUNDS, Op
-from magicdec.perfmodel.plan.request import Device, Lengths
+from magicdec.perfmodel.plan.device import Device, Lengths
 from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Setup, draft_tp

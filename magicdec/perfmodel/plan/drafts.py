@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.plan_document import NeedsAcceptance
 from magicdec.specs.catalog import load_model_spec, model_names, models_of_vocabulary
 from magicdec.specs.engine import EngineProfile, engines_that_run
@@ -59,62 +62,34 @@ class DraftOption:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a plan was asked about drafts; None leaves it to the planner."""
-
-    draft: str | None = None
-    method: str | None = None
-    budgets: tuple[int, ...] = ()
-    draft_tp_size: int | None = None
-    profiles: tuple[AcceptanceProfile, ...] = ()
-    """A user's own, before the published ones."""
-    rate: float | tuple[float, ...] | None = None
-    temperature: float = 1.0
-    weight_dtype: str | None = None
-    """The target's format; None: as published, else 16 bits."""
-    draft_weight_dtype: str | None = None
-
-    def has_other_weights(self, target: ModelSpec, kind: DraftMethod, draft: str) -> bool:
-        """Whether the draft's weights are not those that its acceptance was published with: the target's own where it
-        drafts for itself; the published format or a wider one of a head or a draft model."""
-        if self.draft_weight_dtype is None or kind in LOOKUP_METHODS:
-            return False
-        own = target.quantization.weight_dtype if target.quantization is not None else "bf16"
-        if draft == SELF:
-            return self.draft_weight_dtype != (self.weight_dtype or own)
-        published = Precision(weight_dtype=own if kind == "mtp" else "bf16")
-        return Precision(weight_dtype=self.draft_weight_dtype).weight_bytes < published.weight_bytes
-
-    @property
-    def names_a_draft(self) -> bool:
-        return self.draft is not None or self.method is not None
-
-
 def draft_options(
-    target: ModelSpec, wanted: Wanted, *, engine: EngineProfile, context: int
+    target: ModelSpec, request: PlanRequest, *, engine: EngineProfile, context: int
 ) -> tuple[list[DraftOption], list[NeedsAcceptance]]:
     """The drafts to rank, of those that the engine runs, and those that would need a measured acceptance first.
 
     Raises ConfigError for an unknown draft or method, one that the engine does not run, and for a budget that is not
     below the context.
     """
-    if wanted.method is not None and wanted.method not in DRAFT_METHODS:
-        raise unknown_choice("draft method", wanted.method, DRAFT_METHODS)
-    if "none" in (wanted.draft, wanted.method):
+    if request.draft_method is not None and request.draft_method not in DRAFT_METHODS:
+        raise unknown_choice("draft method", request.draft_method, DRAFT_METHODS)
+    if "none" in (request.draft, request.draft_method):
         return [], []
-    usable = _budgets(wanted.budgets, context)
-    if wanted.rate is not None:
-        name = wanted.draft or (wanted.method if wanted.method in OWN_METHOD else SELF)
-        wanted = replace(wanted, draft=name)
-        usable = usable if wanted.budgets else (min(RATE_BUDGET, max(8, context // 2)),)
+    usable = _budgets(request.draft_budgets, context)
+    if request.acceptance_rate is not None:
+        name = request.draft or (request.draft_method if request.draft_method in OWN_METHOD else SELF)
+        request = msgspec.structs.replace(request, draft=name)
+        usable = usable if request.draft_budgets else (min(RATE_BUDGET, max(8, context // 2)),)
     options: list[DraftOption] = []
     lacking: list[NeedsAcceptance] = []
-    for name, kind in _that_run(_considered(target, wanted, context), engine, is_asked=wanted.names_a_draft):
+    for name, kind in _that_run(_considered(target, request, context), engine, is_asked=request.names_a_draft):
         model = _draft_model(name, target) if draft_model_name(name) else None
-        law = laws.constant_profile(wanted.rate) if wanted.rate is not None else _law(target, name, kind, wanted)
-        if law is None or (law.only_if_asked and not wanted.names_a_draft):
-            reason = _reason(target, name, kind, wanted, law)
+        law = (
+            laws.constant_profile(request.acceptance_rate)
+            if request.acceptance_rate is not None
+            else _law(target, name, kind, request)
+        )
+        if law is None or (law.only_if_asked and not request.names_a_draft):
+            reason = _reason(target, name, kind, request, law)
             lacking.append(NeedsAcceptance(draft=name, draft_method=kind, reason=reason))
             continue
         options.append(
@@ -124,32 +99,46 @@ def draft_options(
                 model=model,
                 budgets=usable if kind in SPARSE_METHODS else (0,),
                 acceptance=law,
-                draft_tp_size=wanted.draft_tp_size,
+                draft_tp_size=request.draft_tp_size,
             )
         )
     return options, lacking
 
 
+def _has_other_weights(request: PlanRequest, target: ModelSpec, kind: DraftMethod, draft: str) -> bool:
+    """Whether the draft's weights are not those that its acceptance was published with: the target's own where it
+    drafts for itself; the published format or a wider one of a head or a draft model."""
+    if request.draft_weight_dtype is None or kind in LOOKUP_METHODS:
+        return False
+    own = target.quantization.weight_dtype if target.quantization is not None else "bf16"
+    if draft == SELF:
+        return request.draft_weight_dtype != (request.weight_dtype or own)
+    published = Precision(weight_dtype=own if kind == "mtp" else "bf16")
+    return Precision(weight_dtype=request.draft_weight_dtype).weight_bytes < published.weight_bytes
+
+
 def _reason(
-    target: ModelSpec, name: str, kind: DraftMethod, wanted: Wanted, published: AcceptanceProfile | None
+    target: ModelSpec, name: str, kind: DraftMethod, request: PlanRequest, published: AcceptanceProfile | None
 ) -> str:
     """Why a draft is not ranked."""
     if published is not None:
         return (
             f"acceptance of {name} hangs on the text ({published.dataset} is published); --draft {name} plans with that"
         )
-    weights = f" with weights in {wanted.draft_weight_dtype}" if wanted.has_other_weights(target, kind, name) else ""
+    weights = (
+        f" with weights in {request.draft_weight_dtype}" if _has_other_weights(request, target, kind, name) else ""
+    )
     return f"no published acceptance of {name}/{kind}{weights} for {target.name}; measure it, or give a rate"
 
 
-def _considered(target: ModelSpec, wanted: Wanted, context: int) -> list[tuple[str, DraftMethod]]:
+def _considered(target: ModelSpec, request: PlanRequest, context: int) -> list[tuple[str, DraftMethod]]:
     """The (draft, method) pairs that a plan is about: those asked for; else self-drafts, look-ups and heads, and the
     draft models (and heads that come with some models only) whose acceptance on this target is known, and the smallest
     draft models of its vocabulary, for the rate from which they would pay."""
-    if wanted.names_a_draft:
-        return _pairs(wanted.draft, wanted.method)
+    if request.names_a_draft:
+        return _pairs(request.draft, request.draft_method)
     known: list[Any] = [
-        *((each.draft, each.draft_method) for each in wanted.profiles),
+        *((each.draft, each.draft_method) for each in request.acceptance),
         *laws.published_drafts(target.name),
     ]
     own: list[Any] = [("mtp", "mtp")] if target.mtp_layers else []
@@ -241,14 +230,16 @@ def _describes(profile: AcceptanceProfile, draft: str, method: DraftMethod) -> b
     return profile.draft_method == method and profile.draft == draft
 
 
-def _law(target: ModelSpec, draft: str, method: DraftMethod, wanted: Wanted) -> AcceptanceProfile | None:
-    """A given profile of this draft, else the published default of this target and draft (never for other weights)."""
-    for profile in wanted.profiles:
+def _law(target: ModelSpec, draft: str, method: DraftMethod, request: PlanRequest) -> AcceptanceProfile | None:
+    """The given rate, or a given profile of this draft, else the published default (never for other weights)."""
+    if request.acceptance_rate is not None:
+        return laws.constant_profile(request.acceptance_rate)
+    for profile in request.acceptance:
         if _describes(profile, draft, method):
             return profile
-    if wanted.has_other_weights(target, method, draft):
+    if _has_other_weights(request, target, method, draft):
         return None
-    return laws.default_profile(target.name, method, draft=draft, temperature=wanted.temperature)
+    return laws.default_profile(target.name, method, draft=draft, temperature=request.temperature)
 
 
 def _budgets(budgets: tuple[int, ...], context: int) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.intervals import interval, tokens_error
+from magicdec.perfmodel.plan.device import Device
 from magicdec.perfmodel.plan.drafts import DraftOption
-from magicdec.perfmodel.plan.request import Device
 from magicdec.perfmodel.plan.search import source_error
 from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points, draft_kv_tokens

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many
 from magicdec.perfmodel.layer_ops import EXPERT_IMBALANCE
+from magicdec.perfmodel.plan.device import Device
 from magicdec.perfmodel.plan.drafts import DraftOption
-from magicdec.perfmodel.plan.request import Device
 from magicdec.plan_document import Candidate, Case
 from magicdec.specs.speculation import draft_kind
 from magicdec.units import GIGA

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -20,25 +20,23 @@ import numpy as np
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step, static_batch_efficiency
 from magicdec.perfmodel.plan.answer import breakdown, candidates, ceilings
-from magicdec.perfmodel.plan.drafts import RATE_BUDGET, DraftOption, draft_options
-from magicdec.perfmodel.plan.gamma import gamma_table
-from magicdec.perfmodel.plan.notes import notes
-from magicdec.perfmodel.plan.request import (
+from magicdec.perfmodel.plan.device import (
     DEFAULT_MAX_GAMMA,
     Device,
     Lengths,
-    PlanRequest,
     engine_of,
     lengths_of,
     resolve,
-    wanted_drafts,
 )
+from magicdec.perfmodel.plan.drafts import RATE_BUDGET, DraftOption, draft_options
+from magicdec.perfmodel.plan.gamma import gamma_table
+from magicdec.perfmodel.plan.notes import notes
+from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.plan.search import Found, best_autoregressive, search
 from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points
-from magicdec.plan_document import Candidate, Case, Formats, MemoryUse, NeedsAcceptance, Plan, Request
+from magicdec.plan_document import Candidate, Case, Formats, MemoryUse, NeedsAcceptance, Plan
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.engine import EngineProfile
 from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SPARSE_METHODS, DraftMethod, draft_model_name
@@ -95,7 +93,7 @@ def plan(request: PlanRequest) -> Plan:
         **msgspec.structs.asdict(first.case),
         model=model.name,
         engine=first.device.engine.name,
-        request=_request_record(request),
+        request=request.record(),
         precision=_formats(first),
         other_cases=[each.case for each in answers[1:]],
         needs_acceptance=[_with_paying_rate(first, each) for each in first.lacking if _is_run(first.device, each)],
@@ -115,14 +113,14 @@ def _ways(
 ) -> tuple[list[Device], list[NeedsAcceptance]]:
     """The ways to spread a replica for one case, with the drafts that it ranks, and the drafts that it cannot rank."""
     options, lacking = draft_options(
-        model, wanted_drafts(request), engine=engine_of(request, hardware), context=int(lengths.prompt_len)
+        model, request, engine=engine_of(request, hardware), context=int(lengths.prompt_len)
     )
     return resolve(request, model, hardware, options), lacking
 
 
 def _too_slow(request: PlanRequest) -> CapacityError:
     """The error for limits that nothing keeps, naming the least that one sequence alone reaches."""
-    free = plan(dataclasses.replace(request, tpot_limit_s=None, ttft_limit_s=None, batch_sizes=(1,), workload=None))
+    free = plan(msgspec.structs.replace(request, tpot_limit_s=None, ttft_limit_s=None, batch_sizes=(1,), workload=None))
     tpot, ttft = min(row.between_tokens_s for row in free.rows), min(row.first_token_s for row in free.rows)
     return CapacityError(
         f"nothing keeps the limits on latency; at batch 1 it takes at least {format_seconds(tpot)} per token and "
@@ -158,7 +156,7 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
             f"({model.extension.rope_type}, factor {model.extension.factor:g}; see its model card) set in its "
             "configuration only"
         )
-    return dataclasses.replace(request, context_lens=kept), refused
+    return msgspec.structs.replace(request, context_lens=kept), refused
 
 
 def _best_of(ways: list[Device], lengths: Lengths) -> Answer | None:
@@ -333,22 +331,6 @@ def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptan
     speedups = dataclasses.replace(prediction, expected_tokens_per_step=tokens).speedup
     pays = np.flatnonzero(speedups.max(axis=-1) > 1.0)
     return msgspec.structs.replace(lacking, break_even_acceptance_rate=float(rates[pays[0]]) if len(pays) else None)
-
-
-def _request_record(request: PlanRequest) -> Request:
-    """The request in plain values: names for specs."""
-    given: dict[str, Any] = dict(vars(request))
-    sampling = given.pop("sampling")
-    given |= {
-        "acceptance": [profile.name or profile.source for profile in request.acceptance],
-        "hardware": [each if isinstance(each, str) else each.name for each in request.hardware],
-        "workload": msgspec.to_builtins(request.workload),
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-    }
-    names = {key: value.name if isinstance(value, ModelSpec | EngineProfile) else value for key, value in given.items()}
-    return msgspec.convert(names, Request)
 
 
 def _formats(answer: Answer) -> Formats:

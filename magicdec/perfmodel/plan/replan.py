@@ -18,7 +18,7 @@ from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.plan_document import Candidate, Plan
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hardware import HardwareProfile, load_hardware
-from magicdec.specs.speculation import SPARSE_METHODS, SamplingSpec
+from magicdec.specs.speculation import SPARSE_METHODS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,6 @@ def _request(
     unknown = set(asked.acceptance) - {*default_profile_names(), *(each.name or each.source for each in acceptance)}
     if unknown and asked.acceptance_rate is None and row.is_speculative and not acceptance:
         raise ConfigError(f"the plan used the acceptance profile '{min(unknown)}'; give its file with --acceptance")
-    rate = asked.acceptance_rate
     own_ranks = row.draft_tp_size is not None and not load_engine(engine).draft_on_all_ranks
     return PlanRequest(
         model=asked.model,
@@ -137,8 +136,10 @@ def _request(
         draft_method=None if row.draft == "none" else row.draft_method,
         draft_budgets=(row.draft_budget,) if row.draft_budget and row.draft_method in SPARSE_METHODS else (),
         draft_tp_size=row.draft_tp_size if own_ranks else None,
-        sampling=SamplingSpec(temperature=asked.temperature, top_k=asked.top_k, top_p=asked.top_p),
-        acceptance_rate=tuple(rate) if isinstance(rate, list) else rate,
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        acceptance_rate=asked.acceptance_rate,
         acceptance=acceptance,
         weight_dtype=formats.weight_dtype,
         kv_dtype=formats.kv_dtype,

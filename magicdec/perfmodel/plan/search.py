@@ -16,12 +16,13 @@ from magicdec.errors import CapacityError
 from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.intervals import SOURCE_ERROR, interval, tokens_error
 from magicdec.perfmodel.plan.answer import candidates, requests_of
+from magicdec.perfmodel.plan.device import DEFAULT_BATCH, Device, Lengths
 from magicdec.perfmodel.plan.drafts import DraftOption
-from magicdec.perfmodel.plan.request import DEFAULT_BATCH, MAX_BATCH, Device, Lengths
 from magicdec.perfmodel.prediction import BoolArray, Prediction, predict
 from magicdec.perfmodel.serving import WholeRequests
 from magicdec.perfmodel.setup import Points
 from magicdec.plan_document import Candidate
+from magicdec.plan_request import MAX_BATCH
 from magicdec.specs.parallel import valid_tp_sizes
 from magicdec.specs.precision import Precision
 

@@ -19,9 +19,9 @@ import numpy as np
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.intervals import relative_errors
+from magicdec.perfmodel.plan.device import engine_of, resolve
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.perfmodel.plan.request import engine_of, resolve, wanted_drafts
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.plan_document import Candidate
@@ -124,8 +124,8 @@ def _state(request: PlanRequest, best: Candidate) -> tuple[State, Points]:
     model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
     context, budget = int(best.context_len), best.draft_budget
     hardware = next(h for h in request.hardware if best.hardware in (h, getattr(h, "name", None)))
-    asked = replace(
-        wanted_drafts(request), draft=best.draft, method=best.draft_method, budgets=(budget,) if budget else ()
+    asked = msgspec.structs.replace(
+        request, draft=best.draft, draft_method=best.draft_method, draft_budgets=(budget,) if budget else ()
     )
     options, _ = draft_options(model, asked, engine=engine_of(request, hardware), context=context)
     device = next(

@@ -1,0 +1,213 @@
+"""The options of a plan as one struct, which `magicdec plan`, `magicdec.plan()`, the what-if page and the plan document
+share.
+
+    asked = fields_of({"batch": [16, 64], "context": "32k", "tpot_ms": 30})     # plain values under the options' names
+    given(Request(batch_sizes=(16,)))                                           # back: {"batch": (16,)}
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+
+from magicdec.errors import ConfigError, unknown_choice
+from magicdec.units import MILLI, parse_count
+
+MAX_TP_SIZE, MAX_PP_SIZE, MAX_EP_SIZE = 1024, 64, 1024
+MAX_BATCH = 65_536
+MAX_CONTEXT = 2**26
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """How a field is asked for."""
+
+    help: str
+    name: str = ""
+    """Name in Python and in a link, and with dashes on the command line, where it is not the field's."""
+    unit: float = 1.0
+    """One of the option's units, in the field's."""
+    least: float = -math.inf
+    most: float = math.inf
+    is_open: bool = False
+    """Whether a value must be above `least`."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan's request in plain values; None leaves a choice to the planner."""
+
+    model: Annotated[str, Option(help="Catalog name, config.json or its directory.")] = "llama-3.1-8b"
+    hardware: Annotated[tuple[str, ...], Option(help="Catalog names or TOML files, comma-separated.")] = (
+        "a100-sxm-80gb",
+    )
+    engine: Annotated[str | None, Option(help="vllm (GPUs), ours (CPUs), sglang, trtllm, a TOML file.")] = None
+    tp_size: Annotated[
+        int | None, Option(name="tp", help="Tensor-parallel size; default: the node.", least=1, most=MAX_TP_SIZE)
+    ] = None
+    num_gpus: Annotated[
+        int | None, Option(name="gpus", help="Devices to use: searches tp and replicas.", least=1, most=10**6)
+    ] = None
+    pp_size: Annotated[
+        int | None,
+        Option(name="pp", help="Pipeline stages; default: 1, or searched over nodes.", least=1, most=MAX_PP_SIZE),
+    ] = None
+    ep_size: Annotated[
+        int | None, Option(name="ep", help="Ranks that whole experts are divided over.", least=1, most=MAX_EP_SIZE)
+    ] = None
+    dp_attention: Annotated[bool, Option(help="Groups of tp ranks hold sequences of their own.")] = False
+    batch_sizes: Annotated[
+        tuple[int, ...],
+        Option(name="batch", help="Sequences per replica, a list; default 64, or searched.", least=1, most=MAX_BATCH),
+    ] = ()
+    context_lens: Annotated[
+        tuple[int, ...], Option(name="context", help="Prompt lengths, a list.", least=1, most=MAX_CONTEXT)
+    ] = (32_768,)
+    gen_len: Annotated[int, Option(help="Tokens generated after the prompt.", least=0, most=MAX_CONTEXT)] = 0
+    gamma: Annotated[int | None, Option(help="Drafted tokens per step; default: searched.", least=0)] = None
+    draft: Annotated[str | None, Option(help="self, none, ngram, eagle3, or model.")] = None
+    draft_method: Annotated[str | None, Option(help="streamingllm, snapkv, topk or full.")] = None
+    draft_budgets: Annotated[
+        tuple[int, ...], Option(name="draft_budget", help="KV slots per sequence, a list.", least=1, most=MAX_CONTEXT)
+    ] = ()
+    draft_tp_size: Annotated[
+        int | None, Option(name="draft_tp", help="Ranks of the draft; default: all.", least=1, most=MAX_TP_SIZE)
+    ] = None
+    temperature: Annotated[float, Option(help="0 is greedy.", least=0, most=100)] = 1.0
+    top_p: Annotated[float | None, Option(help="Nucleus sampling.", least=0, most=1, is_open=True)] = None
+    top_k: Annotated[int | None, Option(help="Sampling from the k most likely.", least=1)] = None
+    acceptance_rate: Annotated[
+        float | tuple[float, ...] | None, Option(help="One rate for every position, or a list by position.")
+    ] = None
+    acceptance: Annotated[tuple[str, ...], Option(help="Measured acceptance profile; repeatable.")] = ()
+    weight_dtype: Annotated[str | None, Option(help="bf16, fp8, int8, int4 or fp32.")] = None
+    kv_dtype: Annotated[str | None, Option(help="bf16, fp8, int4 or fp32.")] = None
+    draft_weight_dtype: Annotated[str | None, Option(help="Weights of the draft.")] = None
+    draft_kv_dtype: Annotated[str | None, Option(help="KV cache of the draft.")] = None
+    tpot_limit_s: Annotated[
+        float | None,
+        Option(name="tpot_ms", help="Limit on the time per output token.", unit=MILLI, least=0, is_open=True),
+    ] = None
+    ttft_limit_s: Annotated[
+        float | None,
+        Option(name="ttft_ms", help="Limit on the time to the first token.", unit=MILLI, least=0, is_open=True),
+    ] = None
+    price_per_hour_usd: Annotated[
+        float | None,
+        Option(name="price", help="Dollars per device and hour.", least=0, most=1e6, is_open=True),
+    ] = None
+    workload: Annotated[Any, Option(help="Distribution of prompt and output lengths.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A field of the request as an option."""
+
+    field: str
+    option: Option
+    kind: Any
+    """The field's type."""
+    default: Any
+
+    @property
+    def is_many(self) -> bool:
+        return self.kind in (tuple[int, ...], tuple[str, ...])
+
+    @property
+    def is_number(self) -> bool:
+        return self.is_whole or self.kind in (float, float | None)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.kind in (int, int | None, tuple[int, ...])
+
+    def value(self, name: str, given: Any) -> Any:
+        """The field's value of a plain one: counts may be written "32k", and one value stand for a list of one."""
+        if self.is_many:
+            is_several = isinstance(given, Iterable) and not isinstance(given, str | Path)
+            values = tuple(given) if is_several else (given,)
+            return tuple(_count(name, each) for each in values) if self.is_whole else tuple(map(_named, values))
+        if self.is_whole:
+            return _count(name, given)
+        if isinstance(given, list | tuple):
+            return tuple(given)
+        return given * self.option.unit if self.option.unit != 1.0 else _named(given)
+
+    def check(self, value: Any) -> None:
+        """Raises ConfigError for a number outside the option's limits."""
+        option, name = self.option, (self.option.name or self.field).replace("_", " ")
+        for each in value if self.is_many else (value,):
+            if each is None or not self.is_number:
+                continue
+            if option.least <= each <= option.most and not (option.is_open and each == option.least):
+                if self.is_whole:
+                    _count(name, each)
+                continue
+            wanted = f"between {option.least:.0f} and {option.most:.0f}"
+            if option.is_open or option.most == math.inf:
+                wanted = f"above {option.least:.0f}" if option.is_open else f"at least {option.least:.0f}"
+                wanted += f" and at most {option.most:.0f}" if option.most < math.inf else ""
+            raise ConfigError(f"{name} must be {wanted}, not {each / option.unit:.10g}")
+
+
+@cache
+def options() -> dict[str, Asked]:
+    """Every option of a plan, under its name."""
+    hints, found = get_type_hints(Request, include_extras=True), {}
+    for field in msgspec.structs.fields(Request):
+        kind, (option,) = hints[field.name].__origin__, hints[field.name].__metadata__
+        found[option.name or field.name] = Asked(field=field.name, option=option, kind=kind, default=field.default)
+    return found
+
+
+def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The request's fields from plain values under the options' names; what is None is left out.
+
+    Raises ConfigError for an unknown option, or what is no number.
+    """
+    known, found = options(), {}
+    for name, value in values.items():
+        if name not in known:
+            raise unknown_choice("option", name, known)
+        if value is not None:
+            found[known[name].field] = known[name].value(name, value)
+    return found
+
+
+def given(request: Request) -> dict[str, Any]:
+    """What a request says beyond the defaults, under the options' names and in their units."""
+    found = {}
+    for name, asked in options().items():
+        value = getattr(request, asked.field)
+        if value != asked.default:
+            found[name] = round(value / asked.option.unit, 9) if asked.option.unit != 1.0 else value
+    return found
+
+
+def check(request: Request) -> None:
+    """Raises ConfigError for a number outside its option's limits, or a request of no context or device."""
+    for asked in options().values():
+        asked.check(getattr(request, asked.field))
+    if not request.context_lens or not request.hardware:
+        raise ConfigError("a plan needs at least one context length and one device")
+
+
+def _named(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            return parse_count(value)
+        except ValueError:
+            raise ConfigError(f"{name} must be a number like 4096 or 32k, not '{value}'") from None
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ConfigError(f"{name} must be a whole number, not {value!r}")
+    return operator.index(value)
