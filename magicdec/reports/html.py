@@ -10,7 +10,7 @@ from magicdec.reports.data import ReportData
 from magicdec.reports.figures import Chart, draw_all
 from magicdec.reports.headline import commands_to_reproduce, headline
 from magicdec.reports.style import inline_svg
-from magicdec.reports.tables import Table, all_tables, format_value
+from magicdec.reports.tables import Table, all_tables
 
 if TYPE_CHECKING:
     import jinja2
@@ -95,7 +95,7 @@ def chart_view(chart: Chart) -> dict[str, Any]:
     from markupsafe import Markup
 
     # Safe: an XML serialiser wrote it, so every text in it is escaped.
-    svg = Markup(inline_svg(chart.figure, name=chart.name, label=chart.alt, tips=chart.tips, series=chart.series))
+    svg = Markup(inline_svg(chart.figure, name=chart.name, label=chart.alt, tips=chart.tips, series=chart.marks.series))
     return {
         "name": chart.name,
         "title": chart.title,
@@ -108,10 +108,9 @@ def chart_view(chart: Chart) -> dict[str, Any]:
 
 def _slider(chart: Chart) -> dict[str, Any]:
     """One line of precomputed values per gamma, for the slider under the figure."""
-    columns = chart.table.columns
-    steps = []
-    for row in chart.table.rows:
-        cells = {c.name: format_value(c, v) for c, v in zip(columns, row, strict=True) if v is not None}
+    names, steps = [column.name for column in chart.table.columns], []
+    for row, texts in zip(chart.table.rows, chart.table.cells, strict=True):
+        cells = {name: text for name, value, text in zip(names, row, texts, strict=True) if value is not None}
         parts = []
         for field, word in (("tokens", "tokens per step"), ("step", "step"), ("speedup", "speedup")):
             values = [
@@ -128,10 +127,10 @@ def table_view(table: Table) -> dict[str, Any]:
     """What the templates show of a table."""
     rows = [
         [
-            {"text": format_value(c, v), "sort": "" if v is None else v, "number": c.is_number}
-            for c, v in zip(table.columns, row, strict=True)
+            {"text": text, "sort": "" if value is None else value, "number": column.is_number}
+            for column, value, text in zip(table.columns, row, cells, strict=True)
         ]
-        for row in table.rows
+        for row, cells in zip(table.rows, table.cells, strict=True)
     ]
     return {
         "name": table.name,

@@ -70,7 +70,6 @@ def _document(data: ReportData) -> dict[str, Any]:
 
 
 def _table(table: Table) -> dict[str, Any]:
-    rows = [[format_value(c, v) for c, v in zip(table.columns, row, strict=True)] for row in table.rows[:MAX_ROWS]]
     note = table.note
     if len(table.rows) > MAX_ROWS:
         note = f"{note} The first {MAX_ROWS} of {len(table.rows)} rows.".strip()
@@ -79,7 +78,7 @@ def _table(table: Table) -> dict[str, Any]:
         "note": note,
         "head": [c.title for c in table.columns],
         "numbers": [c.is_number for c in table.columns],
-        "rows": rows,
+        "rows": table.cells[:MAX_ROWS],
     }
 
 

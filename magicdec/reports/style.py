@@ -100,13 +100,13 @@ class Tips:
     """Values shown when the reader points at a mark: an identifier per artist, and its text."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self.texts: dict[str, str] = {}
         self.series: dict[str, str] = {}
 
     def add(self, artist: Artist, text: str, series: str = "") -> None:
         """A mark with its value, and the series that it is shown and hidden with."""
-        identifier = f"{self._name}-tip{len(self.texts)}"
+        identifier = f"{self.name}-tip{len(self.texts)}"
         artist.set_gid(identifier)
         self.texts[identifier] = text
         if series:
@@ -115,7 +115,7 @@ class Tips:
     def belongs(self, series: str, *artists: Artist) -> None:
         """Lines, bars and bands of a series, which have no value of their own to show."""
         for artist in artists:
-            identifier = f"{self._name}-part{len(self.series)}"
+            identifier = f"{self.name}-part{len(self.series)}"
             artist.set_gid(identifier)
             self.series[identifier] = series
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from magicdec.comparison import TERMS, Comparison
+from magicdec.comparison import TERMS, Comparison, Pair
 from magicdec.files import rows_to_csv
 from magicdec.naming import describe, draft_name
 from magicdec.records import BASELINE_MBU_FLOOR, SPREAD_FIELDS, Record
@@ -27,26 +27,45 @@ Kind = Literal["text", "integer", "number", "seconds", "bytes", "percent", "sign
 Value = str | float | int | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column:
+    """A column's name in files, its heading, the kind of its values, and its value for an item; by default the item's
+    attribute of that name."""
+
     name: str
     title: str
     kind: Kind = "text"
+    value: Callable[[Any], Value] | None = None
 
     @property
     def is_number(self) -> bool:
         return self.kind != "text"
 
+    def of(self, item: Any) -> Value:
+        found: Value = getattr(item, self.name) if self.value is None else self.value(item)
+        return found
 
-@dataclass(frozen=True, kw_only=True)
+
+BATCH, CONTEXT = Column("batch_size", "Batch", kind="integer"), Column("context_len", "Context", kind="integer")
+BUDGET, GAMMA_COLUMN = Column("draft_budget", "Budget", kind="integer"), Column("gamma", GAMMA, kind="integer")
+SPEEDUP = Column("speedup", "Speedup", kind="ratio")
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows are in the order of the columns; None is "not known"."""
 
     name: str
     title: str
-    note: str = ""
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+
+    @classmethod
+    def of(cls, name: str, title: str, columns: Sequence[Column], items: Iterable[Any], *, note: str = "") -> Table:
+        """A row for each item."""
+        rows = tuple(tuple(column.of(item) for column in columns) for item in items)
+        return cls(name, title, tuple(columns), rows, note)
 
     def without_empty(self, *names: str) -> Table:
         """The table less those of the named columns that hold nothing."""
@@ -56,29 +75,33 @@ class Table:
     def without(self, *names: str) -> Table:
         """The table less the named columns."""
         kept = [i for i, column in enumerate(self.columns) if column.name not in names]
-        return replace(
-            self,
-            columns=tuple(self.columns[i] for i in kept),
-            rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
-        )
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """Every value as text."""
+        return [[format_value(c, v) for c, v in zip(self.columns, row, strict=True)] for row in self.rows]
+
+    @property
+    def records(self) -> list[dict[str, Value]]:
+        """Every row by the columns' names."""
+        return [dict(zip([c.name for c in self.columns], row, strict=True)) for row in self.rows]
 
     def to_markdown(self) -> str:
         head = [c.title for c in self.columns]
         ruler = ["---:" if c.is_number else "---" for c in self.columns]
-        body = [[format_value(c, v) for c, v in zip(self.columns, row, strict=True)] for row in self.rows]
         return "".join(
-            f"| {' | '.join(x.replace('|', chr(92) + '|') for x in line)} |\n" for line in [head, ruler, *body]
+            f"| {' | '.join(x.replace('|', chr(92) + '|') for x in line)} |\n" for line in [head, ruler, *self.cells]
         )
 
     def to_csv(self) -> str:
         """Plain values in base units under the columns' names."""
-        names = [c.name for c in self.columns]
-        return rows_to_csv((dict(zip(names, row, strict=True)) for row in self.rows), names)
+        return rows_to_csv(self.records, [c.name for c in self.columns])
 
     def to_json(self) -> str:
-        names = [c.name for c in self.columns]
-        rows = [dict(zip(names, row, strict=True)) for row in self.rows]
-        return json.dumps({"name": self.name, "title": self.title, "note": self.note, "rows": rows}, indent=1) + "\n"
+        content = {"name": self.name, "title": self.title, "note": self.note, "rows": self.records}
+        return json.dumps(content, indent=1) + "\n"
 
 
 def format_value(column: Column, value: Value) -> str:
@@ -105,6 +128,18 @@ def format_value(column: Column, value: Value) -> str:
 # Error of the predictions --------------------------------------------------------------------------------------------
 
 
+ERROR_COLUMNS: tuple[tuple[str, str, Kind], ...] = (
+    ("points", "Points", "integer"),
+    ("median_error", "Median error", "percent"),
+    ("p90_error", "90th percentile", "percent"),
+    ("max_error", "Largest", "percent"),
+    ("bias", "Bias", "signed_percent"),
+    ("normalised_median_error", "Median, normalised", "percent"),
+    ("normalised_p90_error", "90th, normalised", "percent"),
+    ("noise_floor", "Noise floor", "percent"),
+)
+
+
 def label_of(record: Record) -> str:
     return f"batch {record.batch_size}, context {record.context_len}, {describe(record, symbol=GAMMA)}"
 
@@ -115,18 +150,11 @@ def error_table(comparison: Comparison) -> Table | None:
     if not summaries:
         return None
     columns = (
-        Column(name="term", title="Term"),
-        Column(name="points", title="Points", kind="integer"),
-        Column(name="median_error", title="Median error", kind="percent"),
-        Column(name="p90_error", title="90th percentile", kind="percent"),
-        Column(name="max_error", title="Largest", kind="percent"),
-        Column(name="bias", title="Bias", kind="signed_percent"),
-        Column(name="normalised_median_error", title="Median, normalised", kind="percent"),
-        Column(name="normalised_p90_error", title="90th, normalised", kind="percent"),
-        Column(name="noise_floor", title="Noise floor", kind="percent"),
-    )
-    rows = tuple(
-        (TERMS[term], *(getattr(summary, column.name) for column in columns[1:])) for term, summary in summaries.items()
+        Column("term", "Term", value=lambda item: TERMS[item[0]]),
+        *(
+            Column(name, title, kind, lambda item, name=name: getattr(item[1], name))  # type: ignore[misc]
+            for name, title, kind in ERROR_COLUMNS
+        ),
     )
     inside, total = comparison.covered
     note = "Error is predicted / measured − 1; the bias is the median of the signed errors."
@@ -134,48 +162,39 @@ def error_table(comparison: Comparison) -> Table | None:
         note += " Normalised: with every prediction rescaled to the machine's speed during the measurement."
     if total:
         note += f" {inside} of {total} measured speedups lie inside their predicted 90 % interval."
-    table = Table(name="errors", title="Error of the predictions, term by term", note=note, columns=columns, rows=rows)
+    table = Table.of("errors", "Error of the predictions, term by term", columns, summaries.items(), note=note)
     return table.without_empty(*(column.name for column in columns[-3:]))
 
 
 def case_table(comparison: Comparison) -> Table:
     """The errors of the speedups, and what following the plan loses, by batch, context and temperature."""
     columns = (
-        Column(name="batch_size", title="Batch", kind="integer"),
-        Column(name="context_len", title="Context", kind="integer"),
-        Column(name="temperature", title="Temperature", kind="number"),
-        Column(name="points", title="Points", kind="integer"),
-        Column(name="median_error", title="Median error", kind="percent"),
-        Column(name="p90_error", title="90th percentile", kind="percent"),
-        Column(name="other_median_error", title="Median elsewhere", kind="percent"),
-        Column(name="other_p90_error", title="90th elsewhere", kind="percent"),
-        Column(name="regret", title="Regret", kind="percent"),
+        BATCH,
+        CONTEXT,
+        Column("temperature", "Temperature", "number"),
+        Column("points", "Points", "integer"),
+        Column("median_error", "Median error", "percent"),
+        Column("p90_error", "90th percentile", "percent"),
+        Column("other_median_error", "Median elsewhere", "percent"),
+        Column("other_p90_error", "90th elsewhere", "percent"),
+        Column("regret", "Regret", "percent"),
     )
-    rows = tuple(tuple(getattr(case, column.name) for column in columns) for case in comparison.cases)
-    return Table(name="cases", title="Speedups by case", columns=columns, rows=rows)
+    return Table.of("cases", "Speedups by case", columns, comparison.cases)
 
 
 def point_table(comparison: Comparison) -> Table:
     """Predicted and measured speedup of every point."""
     columns = (
-        Column(name="batch_size", title="Batch", kind="integer"),
-        Column(name="context_len", title="Context", kind="integer"),
-        Column(name="configuration", title="Configuration"),
-        Column(name="predicted", title="Predicted", kind="ratio"),
-        Column(name="low", title="Low", kind="ratio"),
-        Column(name="high", title="High", kind="ratio"),
-        Column(name="measured", title="Measured", kind="ratio"),
-        Column(name="error", title="Error", kind="signed_percent"),
+        replace(BATCH, value=lambda pair: pair.measured.batch_size),
+        replace(CONTEXT, value=lambda pair: pair.measured.context_len),
+        Column("configuration", "Configuration", value=lambda pair: describe(pair.measured, symbol=GAMMA)),
+        Column("predicted", "Predicted", "ratio", lambda pair: pair.predicted.speedup),
+        Column("low", "Low", "ratio", lambda pair: pair.predicted.speedup_low),
+        Column("high", "High", "ratio", lambda pair: pair.predicted.speedup_high),
+        Column("measured", "Measured", "ratio", lambda pair: pair.measured.speedup),
+        Column("error", "Error", "signed_percent", lambda pair: pair.error("speedup")),
     )
-    rows = tuple(
-        (
-            pair.measured.batch_size, pair.measured.context_len, describe(pair.measured, symbol=GAMMA),
-            pair.predicted.speedup, pair.predicted.speedup_low, pair.predicted.speedup_high, pair.measured.speedup,
-            pair.error("speedup"),
-        )
-        for pair in comparison.pairs
-    )  # fmt: skip
-    return Table(name="points", title="Predicted and measured speedups", columns=columns, rows=rows)
+    return Table.of("points", "Predicted and measured speedups", columns, comparison.pairs)
 
 
 # Results -------------------------------------------------------------------------------------------------------------
@@ -183,42 +202,34 @@ def point_table(comparison: Comparison) -> Table:
 
 def result_table(data: ReportData) -> Table | None:
     """One row per configuration, with its measurement and prediction."""
-    pairs = {pair.measured.key: pair for pair in data.comparison.pairs}
-    rows: list[tuple[Value, ...]] = []
-    for record in sorted(data.measured, key=_order):
-        pair = pairs.get(record.key)
-        speculative = record.is_speculative
-        rate, baseline = median_pair(record)
-        rows.append(
-            (
-                record.batch_size, record.context_len, _method(record), record.draft_budget, record.gamma,
-                record.step_s, record.expected_tokens_per_step if speculative else None,
-                rate, baseline if speculative else None, record.autoregressive_mbu if speculative else None,
-                record.speedup if speculative else None, _interval(record), pair.predicted.speedup if pair else None,
-                pair.error("speedup") if pair else None, record.speedup_static_batch,
-                record.refilled_tokens_per_s, record.speedup_refilled,
-            )
-        )  # fmt: skip
-    if not rows:
+    if not data.measured:
         return None
+    pairs = {pair.measured.key: pair for pair in data.comparison.pairs}
+
+    def drafted(value: Callable[[Record], Value]) -> Callable[[Record], Value]:
+        return lambda row: value(row) if row.is_speculative else None
+
+    def paired(value: Callable[[Pair], Value]) -> Callable[[Record], Value]:
+        return lambda row: value(pair) if (pair := pairs.get(row.key)) else None
+
     columns = (
-        Column(name="batch_size", title="Batch", kind="integer"),
-        Column(name="context_len", title="Context", kind="integer"),
-        Column(name="draft", title="Draft"),
-        Column(name="draft_budget", title="Budget", kind="integer"),
-        Column(name="gamma", title="γ", kind="integer"),
-        Column(name="step_s", title="Step", kind="seconds"),
-        Column(name="tokens_per_step", title="Tokens per step", kind="number"),
-        Column(name="tokens_per_s", title="Tokens/s", kind="rate"),
-        Column(name="baseline_tokens_per_s", title="Its baseline", kind="rate"),
-        Column(name="baseline_mbu", title="Baseline MBU", kind="mbu"),
-        Column(name="speedup", title="Speedup", kind="ratio"),
-        Column(name="spread", title="Lowest–highest"),
-        Column(name="predicted_speedup", title="Predicted", kind="ratio"),
-        Column(name="error", title="Error", kind="signed_percent"),
-        Column(name="speedup_static_batch", title="Static batch", kind="ratio"),
-        Column(name="refilled_tokens_per_s", title="Refilled tokens/s", kind="rate"),
-        Column(name="speedup_refilled", title="Refilled", kind="ratio"),
+        BATCH,
+        CONTEXT,
+        Column("draft", "Draft", value=_method),
+        BUDGET,
+        GAMMA_COLUMN,
+        Column("step_s", "Step", "seconds"),
+        Column("tokens_per_step", "Tokens per step", "number", drafted(lambda row: row.expected_tokens_per_step)),
+        Column("tokens_per_s", "Tokens/s", "rate", lambda row: median_pair(row)[0]),
+        Column("baseline_tokens_per_s", "Its baseline", "rate", drafted(lambda row: median_pair(row)[1])),
+        Column("baseline_mbu", "Baseline MBU", "mbu", drafted(lambda row: row.autoregressive_mbu)),
+        replace(SPEEDUP, value=drafted(lambda row: row.speedup)),
+        Column("spread", "Lowest–highest", value=_interval),
+        Column("predicted_speedup", "Predicted", "ratio", paired(lambda pair: pair.predicted.speedup)),
+        Column("error", "Error", "signed_percent", paired(lambda pair: pair.error("speedup"))),
+        Column("speedup_static_batch", "Static batch", "ratio"),
+        Column("refilled_tokens_per_s", "Refilled tokens/s", "rate"),
+        Column("speedup_refilled", "Refilled", "ratio"),
     )
     note = (
         "Steady state. Each repetition is paired with an autoregressive run beside it: the speedup is the median of "
@@ -228,7 +239,7 @@ def result_table(data: ReportData) -> Table | None:
         note += f" {WEAK_BASELINE_NOTE}"
     if any(record.adaptive for record in data.measured):
         note += " “γ up to”: chosen anew each step."
-    table = Table(name="results", title="Measured configurations", note=note, columns=columns, rows=tuple(rows))
+    table = Table.of("results", "Measured configurations", columns, sorted(data.measured, key=_order), note=note)
     return table.without_empty(*(column.name for column in columns[-4:]))
 
 
@@ -236,45 +247,38 @@ def candidate_table(data: ReportData) -> Table | None:
     """The plan's candidates, fastest first."""
     if data.plan is None or not data.plan.candidates:
         return None
-    rows: list[tuple[Value, ...]] = []
-    for row in sorted(data.plan.candidates, key=lambda each: -each.speedup):
-        record = candidate_record(data.plan, row)
-        spread = (getattr(row, name) for name in SPREAD_FIELDS)
-        rows.append(
-            (
-                row.batch_size, row.context_len, _method(record), row.draft_budget, row.gamma, row.tp_size,
-                *(size if size > 1 else None for size in spread), row.step_s,
-                row.expected_tokens_per_step, row.tokens_per_s, row.speedup, _interval(record), row.verdict,
-                row.request_ttft_s, row.request_s, row.request_speedup, row.cost_per_million_tokens_usd,
-                row.bound_by, "yes" if row.fits else "no",
-                "extrapolated" if row.acceptance_extrapolated else "in range",
-            )
-        )  # fmt: skip
+    plan = data.plan
     columns = (
-        Column(name="batch_size", title="Batch", kind="integer"),
-        Column(name="context_len", title="Context", kind="integer"),
-        Column(name="draft", title="Draft"),
-        Column(name="draft_budget", title="Budget", kind="integer"),
-        Column(name="gamma", title="γ", kind="integer"),
-        Column(name="tp_size", title="TP", kind="integer"),
-        Column(name="pp_size", title="PP", kind="integer"),
-        Column(name="dp_size", title="DP", kind="integer"),
-        Column(name="ep_size", title="EP", kind="integer"),
-        Column(name="step_s", title="Step", kind="seconds"),
-        Column(name="tokens_per_step", title="Tokens/step", kind="number"),
-        Column(name="tokens_per_s", title="Tokens/s", kind="rate"),
-        Column(name="speedup", title="Speedup", kind="ratio"),
-        Column(name="interval", title="90 % interval"),
-        Column(name="verdict", title="Verdict"),
-        Column(name="request_ttft_s", title="First token", kind="seconds"),
-        Column(name="request_s", title="Whole request", kind="seconds"),
-        Column(name="request_speedup", title="Its speedup", kind="ratio"),
-        Column(name="cost_per_million_tokens_usd", title="$ per million tokens", kind="number"),
-        Column(name="bound_by", title="Bound by"),
-        Column(name="fits", title="Fits"),
-        Column(name="acceptance_range", title="Acceptance"),
+        BATCH,
+        CONTEXT,
+        Column("draft", "Draft", value=lambda row: _method(candidate_record(plan, row))),
+        BUDGET,
+        GAMMA_COLUMN,
+        Column("tp_size", "TP", "integer"),
+        *(
+            Column(name, name[:2].upper(), "integer", lambda row, name=name: _above_one(getattr(row, name)))  # type: ignore[misc]
+            for name in SPREAD_FIELDS
+        ),
+        Column("step_s", "Step", "seconds"),
+        Column("tokens_per_step", "Tokens/step", "number", lambda row: row.expected_tokens_per_step),
+        Column("tokens_per_s", "Tokens/s", "rate"),
+        SPEEDUP,
+        Column("interval", "90 % interval", value=lambda row: _interval(candidate_record(plan, row))),
+        Column("verdict", "Verdict"),
+        Column("request_ttft_s", "First token", "seconds"),
+        Column("request_s", "Whole request", "seconds"),
+        Column("request_speedup", "Its speedup", "ratio"),
+        Column("cost_per_million_tokens_usd", "$ per million tokens", "number"),
+        Column("bound_by", "Bound by"),
+        Column("fits", "Fits", value=lambda row: "yes" if row.fits else "no"),
+        Column(
+            "acceptance_range",
+            "Acceptance",
+            value=lambda row: "extrapolated" if row.acceptance_extrapolated else "in range",
+        ),
     )
-    table = Table(name="candidates", title="What the plan considered", columns=columns, rows=tuple(rows))
+    fastest_first = sorted(plan.candidates, key=lambda each: -each.speedup)
+    table = Table.of("candidates", "What the plan considered", columns, fastest_first)
     return table.without_empty(
         *SPREAD_FIELDS, "request_ttft_s", "request_s", "request_speedup", "cost_per_million_tokens_usd"
     )
@@ -295,8 +299,8 @@ def environment_table(data: ReportData) -> Table | None:
     titles = ("Model", "Device", "Data type", "Processor", "Python", "Versions", "Commit", "Last record (UTC)")
     names = ("model", "device", "dtype", "host_cpu", "python", "versions", "commit", "created_utc")
     columns = (
-        *(Column(name=n, title=t) for n, t in zip(names, titles, strict=True)),
-        Column(name="records", title="Records", kind="integer"),
+        *(Column(n, t) for n, t in zip(names, titles, strict=True)),
+        Column("records", "Records", "integer"),
     )
     return Table(name="environment", title="Where it was measured", columns=columns, rows=tuple(rows.values()))
 
@@ -307,9 +311,9 @@ def gamma_table(data: ReportData) -> Table | None:
         return None
     grid = data.plan.gamma_table
     columns = (
-        Column(name="batch_size", title="Batch", kind="integer"),
-        *(Column(name=f"context_{c}", title=thousands(c), kind="integer") for c in grid.context_lens),
-        Column(name="break_even_context", title="Faster from context on"),
+        BATCH,
+        *(Column(f"context_{c}", thousands(c), "integer") for c in grid.context_lens),
+        Column("break_even_context", "Faster from context on"),
     )
     rows = []
     for batch, gammas, fits, start in zip(
@@ -347,6 +351,10 @@ TABLE_NAMES = ("errors", "results", "gamma", "candidates", "environment")
 def _method(record: Record) -> str:
     name = draft_name(record.draft, record.draft_method) if record.is_speculative else "none"
     return f"{name}, γ up to" if record.adaptive else name
+
+
+def _above_one(size: int) -> int | None:
+    return size if size > 1 else None
 
 
 def _interval(record: Record) -> str | None:

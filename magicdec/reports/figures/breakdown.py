@@ -72,7 +72,6 @@ def step_phases(data: ReportData) -> Chart | None:
     share = bars[1][1].get("verify", 0.0) / sum(bars[1][1].values())
     tokens = reference.expected_tokens_per_step or 1.0
     return Chart(
-        name="phases",
         title=(
             f"A token takes {format_seconds(spec)} instead of {format_seconds(ar)}; "
             f"verification is {percent(share)} of it"
@@ -83,7 +82,7 @@ def step_phases(data: ReportData) -> Chart | None:
             f"{reference.context_len}." + (FENCES if any("measured" in label for label, _ in bars) else "")
         ),
         figure=figure,
-        tips=tips.texts,
+        marks=tips,
         table=_stack_table("phases", "Time per token by phase", table),
     )
 
@@ -152,11 +151,11 @@ def _key(axes: Axes, names: Sequence[str], colours: Mapping[str, str], titles: M
 
 def _stack_table(name: str, title: str, rows: Sequence[tuple[Value, ...]]) -> Table:
     columns = (
-        Column(name="bar", title="What"),
-        Column(name="part", title="Part"),
-        Column(name="time_s", title="Time", kind="seconds"),
+        Column("bar", "What"),
+        Column("part", "Part"),
+        Column("time_s", "Time", "seconds"),
     )
-    return Table(name=name, title=title, columns=columns, rows=tuple(rows))
+    return Table(name, title, columns, tuple(rows))
 
 
 # What binds ----------------------------------------------------------------------------------------------------------
@@ -190,14 +189,13 @@ def time_by_limit(data: ReportData) -> Chart | None:
     if len(bars) > 1 and largest in bars[1][1]:
         title += f"; speculation makes it {first[largest] / bars[1][1][largest]:.1f}× less per token"
     return Chart(
-        name="limits",
         title=title,
         caption=(
             "Every operation counts towards what binds it. The speculative step is divided by the tokens it emits; "
             "accepting and the step's fixed cost count as overhead."
         ),
         figure=figure,
-        tips=tips.texts,
+        marks=tips,
         table=_stack_table("limits", "Predicted time per token by what binds", table),
     )
 
@@ -243,11 +241,11 @@ def roofline(data: ReportData) -> Chart | None:
     axes.legend(loc="lower right")
     attention = [p[3] for p in points if "attention" in p[2] and p[0] == "verify"]
     columns = (
-        Column(name="pass", title="Pass"),
-        Column(name="op", title="Operation"),
-        Column(name="flops_per_byte", title="FLOP/byte", kind="number"),
-        Column(name="flops_per_s", title="FLOP/s", kind="rate"),
-        Column(name="ceiling_flops_per_s", title="Datasheet allows", kind="rate"),
+        Column("pass", "Pass"),
+        Column("op", "Operation"),
+        Column("flops_per_byte", "FLOP/byte", "number"),
+        Column("flops_per_s", "FLOP/s", "rate"),
+        Column("ceiling_flops_per_s", "Datasheet allows", "rate"),
     )
     caption = "Each mark is one operation of a pass as predicted, the tick on its stem what the datasheet allows."
     if nominal is not None:
@@ -257,12 +255,11 @@ def roofline(data: ReportData) -> Chart | None:
     if attention:
         title = f"Verification's attention does {max(attention):.2g} FLOP per byte of what it reads"
     return Chart(
-        name="roofline",
         title=title,
         caption=caption,
         figure=figure,
-        tips=tips.texts,
-        table=Table(name="roofline", title="Operations on the roofline", columns=columns, rows=tuple(table)),
+        marks=tips,
+        table=Table("roofline", "Operations on the roofline", columns, tuple(table)),
     )
 
 
@@ -374,12 +371,11 @@ def memory_bar(data: ReportData) -> Chart | None:
     title = f"{format_bytes(total)} per device"
     title += f" of {format_bytes(capacity)}" if capacity else ""
     title += f"; the draft adds {percent(draft / (total - draft), 1)}" if 0 < draft < total else ""
-    columns = (Column(name="part", title="Part"), Column(name="bytes", title="Size", kind="bytes"))
+    columns = (Column("part", "Part"), Column("bytes", "Size", "bytes"))
     return Chart(
-        name="memory",
         title=title,
         caption="What the planned configuration holds in memory at its full context. The line is the device's memory.",
         figure=figure,
-        tips=tips.texts,
-        table=Table(name="memory", title="Memory per device", columns=columns, rows=tuple(table)),
+        marks=tips,
+        table=Table("memory", "Memory per device", columns, tuple(table)),
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from magicdec.reports.style import Tips
 from magicdec.reports.tables import Table
 
 if TYPE_CHECKING:
@@ -18,14 +19,20 @@ TITLE_SIZE, TITLE_X, LINE_HEIGHT, POINTS_PER_INCH = 10.0, 0.02, 1.35, 72.0
 class Chart:
     """A drawn figure. The title says the finding; the table holds the values drawn, for readers who cannot see them."""
 
-    name: str
     title: str
     caption: str
     figure: Figure
     table: Table
-    tips: dict[str, str] = field(default_factory=dict)
-    series: dict[str, str] = field(default_factory=dict)
-    """Marks by the series that a reader may hide."""
+    marks: Tips
+
+    @property
+    def name(self) -> str:
+        return self.marks.name
+
+    @property
+    def tips(self) -> dict[str, str]:
+        """The value of each mark."""
+        return self.marks.texts
 
     @property
     def alt(self) -> str:

@@ -27,7 +27,7 @@ from magicdec.reports.style import (
     percent,
     plain_ticks,
 )
-from magicdec.reports.tables import Column, Table, Value
+from magicdec.reports.tables import BUDGET, CONTEXT, GAMMA_COLUMN, Column, Table, Value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,13 +75,11 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
         parts.append("Points: measured, with the lowest and highest repetition")
     caption = ". ".join([_setting(reference), *parts]) + "."
     return Chart(
-        name="gamma",
         title=_gamma_title(predicted, measured),
         caption=caption,
         figure=figure,
-        tips=tips.texts,
-        series=tips.series,
-        table=Table(name="gamma-values", title="By γ", columns=_GAMMA_COLUMNS, rows=rows),
+        marks=tips,
+        table=Table("gamma-values", "By γ", _GAMMA_COLUMNS, rows),
     )
 
 
@@ -101,13 +99,13 @@ def _gamma_title(predicted: Sequence[Record], measured: Sequence[Record]) -> str
 
 
 _GAMMA_COLUMNS = (
-    Column(name="gamma", title="γ", kind="integer"),
-    Column(name="tokens_predicted", title="Tokens/step predicted", kind="number"),
-    Column(name="tokens_measured", title="measured", kind="number"),
-    Column(name="step_predicted", title="Step predicted", kind="seconds"),
-    Column(name="step_measured", title="measured", kind="seconds"),
-    Column(name="speedup_predicted", title="Speedup predicted", kind="ratio"),
-    Column(name="speedup_measured", title="measured", kind="ratio"),
+    GAMMA_COLUMN,
+    Column("tokens_predicted", "Tokens/step predicted", "number"),
+    Column("tokens_measured", "measured", "number"),
+    Column("step_predicted", "Step predicted", "seconds"),
+    Column("step_measured", "measured", "seconds"),
+    Column("speedup_predicted", "Speedup predicted", "ratio"),
+    Column("speedup_measured", "measured", "ratio"),
 )
 
 
@@ -204,16 +202,15 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     if histograms:
         _histogram(axes[1], histograms, tips)
     columns = (
-        Column(name="configuration", title="Configuration"),
-        Column(name="position", title="Position", kind="integer"),
-        Column(name="rate", title="Measured", kind="percent"),
-        Column(name="low", title="95 % from", kind="percent"),
-        Column(name="high", title="to", kind="percent"),
-        Column(name="trials", title="Trials", kind="integer"),
-        Column(name="predicted", title="Predicted", kind="percent"),
+        Column("configuration", "Configuration"),
+        Column("position", "Position", "integer"),
+        Column("rate", "Measured", "percent"),
+        Column("low", "95 % from", "percent"),
+        Column("high", "to", "percent"),
+        Column("trials", "Trials", "integer"),
+        Column("predicted", "Predicted", "percent"),
     )
     return Chart(
-        name="positions",
         title=_position_title(chosen[0]),
         caption=(
             "Rate at which a drafted token is accepted, given that all before it in its block were. Bars: 95 % "
@@ -221,9 +218,8 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
             "Dashed: predicted." + (" Below: share of steps by number of accepted tokens." if histograms else "")
         ),
         figure=figure,
-        tips=tips.texts,
-        series=tips.series,
-        table=Table(name="positions", title="Acceptance by position", columns=columns, rows=tuple(table)),
+        marks=tips,
+        table=Table("positions", "Acceptance by position", columns, tuple(table)),
     )
 
 
@@ -353,25 +349,23 @@ def acceptance_by_budget(data: ReportData) -> Chart | None:
     axes.set(xlabel="draft budget (KV slots read per step)", ylabel="acceptance, first position")
     axes.legend(loc="lower right")
     columns = (
-        Column(name="method", title="Draft"),
-        Column(name="context_len", title="Context", kind="integer"),
-        Column(name="draft_budget", title="Budget", kind="integer"),
-        Column(name="rate", title="Measured", kind="percent"),
-        Column(name="low", title="95 % from", kind="percent"),
-        Column(name="high", title="to", kind="percent"),
-        Column(name="trials", title="Trials", kind="integer"),
+        Column("method", "Draft"),
+        CONTEXT,
+        BUDGET,
+        Column("rate", "Measured", "percent"),
+        Column("low", "95 % from", "percent"),
+        Column("high", "to", "percent"),
+        Column("trials", "Trials", "integer"),
     )
     return Chart(
-        name="budget",
         title=_budget_title(curves, deepest),
         caption=(
             "Share of first drafted tokens accepted, all γ of a budget pooled, with 95 % binomial bands. Dashed: "
             "predicted. Every draft reads the same number of KV slots per step at one budget."
         ),
         figure=figure,
-        tips=tips.texts,
-        series=tips.series,
-        table=Table(name="budget", title="Acceptance by budget", columns=columns, rows=tuple(table)),
+        marks=tips,
+        table=Table("budget", "Acceptance by budget", columns, tuple(table)),
     )
 
 

@@ -25,7 +25,7 @@ from magicdec.reports.style import (
     percent,
     thousands,
 )
-from magicdec.reports.tables import Column, Table, Value
+from magicdec.reports.tables import BATCH, CONTEXT, GAMMA_COLUMN, SPEEDUP, Column, Table, Value
 from magicdec.units import MILLI, format_seconds
 
 if TYPE_CHECKING:
@@ -67,11 +67,11 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     columns = (
-        Column(name="batch_size", title="Batch", kind="integer"),
-        Column(name="context_len", title="Context", kind="integer"),
-        Column(name="speedup", title="Speedup", kind="ratio"),
-        Column(name="gamma", title="γ", kind="integer"),
-        Column(name="verdict", title="Verdict"),
+        BATCH,
+        CONTEXT,
+        SPEEDUP,
+        GAMMA_COLUMN,
+        Column("verdict", "Verdict"),
     )
     word = "Predicted" if predicted else "Measured"
     caption = (
@@ -79,12 +79,11 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
         "orange loses; the heavy line is around what pays; ?: unclear; empty: does not fit or was not tried."
     )
     return Chart(
-        name="heatmap",
         title=_heatmap_title(batches, contexts, cells),
         caption=caption,
         figure=figure,
-        tips=tips.texts,
-        table=Table(name="heatmap", title="Speedup by batch and context", columns=columns, rows=tuple(rows)),
+        marks=tips,
+        table=Table("heatmap", "Speedup by batch and context", columns, tuple(rows)),
     )
 
 
@@ -215,25 +214,23 @@ def throughput_latency(data: ReportData) -> Chart | None:
     axes.set_ylim(bottom=0)
     axes.legend(loc="best")
     columns = (
-        Column(name="decoding", title="Decoding"),
-        Column(name="batch_size", title="Batch", kind="integer"),
-        Column(name="context_len", title="Context", kind="integer"),
-        Column(name="configuration", title="Configuration"),
-        Column(name="tokens_per_s", title="Tokens/s per device", kind="rate"),
-        Column(name="tpot_s", title="Time per token", kind="seconds"),
+        Column("decoding", "Decoding"),
+        BATCH,
+        CONTEXT,
+        Column("configuration", "Configuration"),
+        Column("tokens_per_s", "Tokens/s per device", "rate"),
+        Column("tpot_s", "Time per token", "seconds"),
     )
     word = "Measured" if rows[0].source == "measured" else "Predicted"
     return Chart(
-        name="pareto",
         title=_pareto_title(baselines, spec),
         caption=(
             f"{word}, context {thousands(context)}. Only points that no other point of the same line beats in both are "
             "drawn. Up and to the left is better."
         ),
         figure=figure,
-        tips=tips.texts,
-        series=tips.series,
-        table=Table(name="pareto", title="Throughput and latency", columns=columns, rows=tuple(table)),
+        marks=tips,
+        table=Table("pareto", "Throughput and latency", columns, tuple(table)),
     )
 
 

@@ -54,24 +54,22 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
     if len(groups) > 1:
         axes.legend(loc="upper left", handletextpad=0.2)
     return Chart(
-        name="scatter",
         title=f"Predicted speedups are off by {percent(summary.median_error, 1)} (median of {_points(len(pairs))})",
         caption=(
             "Each mark is one configuration. On the diagonal prediction and measurement agree; the band is ±10 %. "
             "Bars: lowest to highest repetition across, 90 % interval of the prediction upwards."
         ),
         figure=figure,
-        tips=tips.texts,
-        series=tips.series,
-        table=Table(name="scatter", title="Measured and predicted speedups", columns=_COLUMNS, rows=tuple(rows)),
+        marks=tips,
+        table=Table("scatter", "Measured and predicted speedups", _COLUMNS, tuple(rows)),
     )
 
 
 _COLUMNS = (
-    Column(name="configuration", title="Configuration"),
-    Column(name="measured", title="Measured", kind="ratio"),
-    Column(name="predicted", title="Predicted", kind="ratio"),
-    Column(name="error", title="Error", kind="signed_percent"),
+    Column("configuration", "Configuration"),
+    Column("measured", "Measured", "ratio"),
+    Column("predicted", "Predicted", "ratio"),
+    Column("error", "Error", "signed_percent"),
 )
 
 
@@ -107,14 +105,13 @@ def residuals_by_term(data: ReportData) -> Chart | None:
     axes.grid(visible=False, axis="y")
     size = max(100 * max(summary.max_error for summary in terms.values()), 12) * 1.08
     axes.set(xlabel="predicted / measured − 1 (%)", xlim=(-size, size))
-    columns = (Column(name="term", title="Term"), *_COLUMNS[:1], _COLUMNS[3])
+    columns = (Column("term", "Term"), *_COLUMNS[:1], _COLUMNS[3])
     return Chart(
-        name="residuals",
         title=_residual_title(data.comparison),
         caption="One point per configuration and term, predicted / measured − 1. Bars: medians. The band is ±10 %.",
         figure=figure,
-        tips=tips.texts,
-        table=Table(name="residuals", title="Errors of the predictions by term", columns=columns, rows=tuple(rows)),
+        marks=tips,
+        table=Table("residuals", "Errors of the predictions by term", columns, tuple(rows)),
     )
 
 
