@@ -27,12 +27,12 @@ from magicdec.files import write_atomic
 from magicdec.measure.environment import available_memory_bytes
 from magicdec.measure.repetitions import configuration_key, measure, to_record
 from magicdec.measure.session import BenchmarkSession
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.records import append_record, current_environment, read_records
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.speculation import AUTOREGRESSIVE
 from magicdec.validate.grid import freeze_predictions, run_grid
 

@@ -12,7 +12,7 @@ from magicdec.measure.configuration import NOISE, BenchmarkRequest
 from magicdec.measure.repetitions import describe
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile, default_profile
 from magicdec.perfmodel.acceptance_law import LawError
-from magicdec.specs.hardware import bytes_per_element
+from magicdec.specs.device import bytes_per_element
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.speculation import MAX_GAMMA, DraftMethod, SamplingSpec, SpeculationSpec

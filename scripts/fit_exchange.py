@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
-from magicdec.perfmodel.collectives import exchange_time
-from magicdec.perfmodel.cost import Array
-from magicdec.specs.hardware import ExchangeCurve, HardwareProfile, load_hardware
+from magicdec.perfmodel.kernels.base import Array
+from magicdec.perfmodel.kernels.links import Exchange, ExchangeCurve, exchange_time
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 
 ROWS = Path(__file__).parents[1] / "tests" / "data" / "systems" / "exchange.csv.gz"
 NEAR = ("overhead_s", "link_efficiency")
@@ -44,7 +44,7 @@ def log_errors(hw: HardwareProfile, curve: ExchangeCurve, table: Table) -> Array
     """ln(predicted / measured) of each row."""
     hw = msgspec.structs.replace(hw, exchange=curve)
     predicted = [
-        exchange_time(hw, tokens=tokens, token_bytes=hidden * element, num_experts_per_tok=int(chosen), num_ranks=ranks)
+        exchange_time(hw, Exchange(tokens, int(chosen), ranks), hidden * element)
         for tokens, hidden, element, chosen, ranks in zip(
             table["num_tokens"], table["hidden_size"], table["element_bytes"], table["experts_per_token"],
             table["num_ranks"], strict=True,
@@ -64,7 +64,7 @@ def fitted(hw: HardwareProfile, table: Table) -> ExchangeCurve:
     scale = np.array([START[name] for name in names])
 
     def curve(x: Any) -> ExchangeCurve:
-        return msgspec.structs.replace(hw.exchange_curve(), **dict(zip(names, (x * scale).tolist(), strict=True)))
+        return msgspec.structs.replace(ExchangeCurve.of(hw), **dict(zip(names, (x * scale).tolist(), strict=True)))
 
     found = least_squares(
         lambda x: log_errors(hw, curve(x), table), np.ones(len(names)), bounds=(0.01, 6.0), loss="soft_l1", f_scale=0.1

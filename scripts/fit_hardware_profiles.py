@@ -17,19 +17,12 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import MagicdecError
-from magicdec.specs.hardware import (
-    HARDWARE_DIRECTORY,
-    AllReduceCurve,
-    AttentionCurve,
-    HardwareProfile,
-    lent,
-    load_hardware,
-    save_hardware,
-)
+from magicdec.perfmodel.kernels.attention import AttentionCurve, LatentCurve
+from magicdec.perfmodel.kernels.links import AllReduceCurve
+from magicdec.perfmodel.kernels.profile import HARDWARE_DIRECTORY, HardwareProfile, lent, load_hardware, save_hardware
+from magicdec.perfmodel.kernels.tables import CURVES, Group, Table, curve_of, held_out, read_table, refit, row_seconds
 from magicdec.units import KIB, MIB
-from magicdec.validate.kernel_tables import Group, Table, curve_of, held_out, predict, read_table, refit, with_curve
 from magicdec.validate.kernels import extrapolation_error, refit_error
-from magicdec.validate.layer_kinds import KINDS
 
 FILES = (
     "gemm_bf16.csv.gz", "gemm_quantized.csv.gz", "decode_attention_bf16.csv.gz", "decode_attention_fp8.csv.gz",
@@ -77,11 +70,11 @@ its growth with the ranks on Blackwell, is from the timings in https://github.co
 1 us by which that benchmark exceeds the tables where both have a row.
 """
 LATENT_TILES = {
-    "a100-sxm-80gb": AttentionCurve(tile_rows=64.0),
-    "l40s-48gb": AttentionCurve(tile_rows=64.0),
-    "h100-sxm-80gb": AttentionCurve(tile_rows=64.0, combine_traffic=1.0),
-    "h200-sxm-141gb": AttentionCurve(tile_rows=64.0, combine_traffic=1.0),
-    "b200-sxm-192gb": AttentionCurve(tile_rows=128.0, narrow_heads=32.0, combine_traffic=1.0),
+    "a100-sxm-80gb": LatentCurve(tile_rows=64.0),
+    "l40s-48gb": LatentCurve(tile_rows=64.0),
+    "h100-sxm-80gb": LatentCurve(tile_rows=64.0, combine_traffic=1.0),
+    "h200-sxm-141gb": LatentCurve(tile_rows=64.0, combine_traffic=1.0),
+    "b200-sxm-192gb": LatentCurve(tile_rows=128.0, narrow_heads=32.0, combine_traffic=1.0),
 }
 """Query rows of TensorRT-LLM's kernels for latents: instructions of 64 rows; on Blackwell a kernel of 16 rows up to 32
 heads and above it one of 64 rows, or 128 on two multiprocessors (its selectMlaGenerationKernel). On Ampere and Ada one
@@ -126,7 +119,7 @@ def fit_table(profile: HardwareProfile, table: Table, key: Group, rows: dict[str
     fitted = refit(table, profile, rows, variant=variant, fitted_on=source_of(table, key), max_rows=MAX_ROWS)
     curve = curve_of(table, fitted, variant)
     counted = table.counted(rows)
-    deviation = np.abs(predict(table, fitted, rows, variant) / rows["time_s"] - 1.0)
+    deviation = np.abs(row_seconds(table, fitted, rows, variant) / rows["time_s"] - 1.0)
     print(
         f"{key.name(table.kind)}: {rows['time_s'].size} rows, {curve.fit.num_parameters} parameters, "
         f"in sample {deviation[counted].mean():.2%} (all rows {deviation.mean():.2%}), "
@@ -140,7 +133,7 @@ def fit_table(profile: HardwareProfile, table: Table, key: Group, rows: dict[str
         curve.fit, num_rows=int(rows["time_s"].size), error=round(float(error), 4) if error is not None else None,
         relative_error=round(relative_error, 4),
     )  # fmt: skip
-    return with_curve(table, fitted, variant, msgspec.structs.replace(rounded(curve), fit=fit))
+    return msgspec.structs.replace(rounded(curve), fit=fit).placed(fitted, variant)
 
 
 def rounded(curve: Any) -> Any:
@@ -156,14 +149,14 @@ def start(profile: HardwareProfile, table: Table, key: Group) -> HardwareProfile
         library, splits = ATTENTION.get(key.device, ("vLLM 0.24.0's default decode kernel for the device", "always"))
         if key.variant:
             library, splits = "vLLM 0.24.0's default decode kernel for the device, fp8 cache", "always"
-        return with_curve(table, profile, key.variant, AttentionCurve(library=library, splits=splits))
+        return AttentionCurve(library=library, splits=splits).placed(profile, key.variant)
     if table.kind == "latent":
         tiles = LATENT_TILES[key.device]
         curve = msgspec.structs.replace(tiles, library="TensorRT-LLM's kernel for latents")
-        return with_curve(table, profile, key.variant, curve)
+        return curve.placed(profile, key.variant)
     if table.kind in LAYER_LIBRARIES:
-        known = msgspec.structs.replace(KINDS[table.kind].default, library=LAYER_LIBRARIES[table.kind])
-        return with_curve(table, profile, key.variant, known)
+        known = CURVES[table.kind](library=LAYER_LIBRARIES[table.kind])
+        return known.placed(profile, key.variant)
     if table.kind != "allreduce":
         return profile
     if not key.variant:
@@ -180,7 +173,7 @@ def main(directory: Path, files: Sequence[str]) -> None:
             profile = start(profiles.get(key.device) or load_hardware(key.device), table, key)
             fitted = fit_table(profile, table, key, rows)
             if key.variant and SERVERS_ALL_REDUCE.get(key.device) == key.variant:
-                fitted = with_curve(table, fitted, "vllm", curve_of(table, fitted, key.variant))
+                fitted = curve_of(table, fitted, key.variant).placed(fitted, "vllm")
             profiles[key.device] = fitted
             save_hardware(profiles[key.device], HARDWARE_DIRECTORY / f"{key.device}.toml")
     for kind, (device, donor) in LENT.items():

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import MagicdecError
-from magicdec.perfmodel.arrays import Array
+from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.engine import ENGINES_DIRECTORY, SERVING_ENGINES, EngineProfile, load_engine, save_engine
 from magicdec.validate.serving_fit import (
     DRAFT_PRIORS,

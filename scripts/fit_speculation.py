@@ -22,7 +22,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from magicdec.errors import MagicdecError
-from magicdec.perfmodel.arrays import Array
+from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, load_engine, save_engine
 from magicdec.specs.speculation import HEAD_METHODS
 from magicdec.validate.csv_rows import published

@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 
 from magicdec.perfmodel.intervals import interval
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.steps import prefill_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.parallel import Parallelism
 from magicdec.specs.precision import Precision
 

@@ -31,9 +31,9 @@ from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.calibrate.machine import device_in_catalog
 from magicdec.comparison import pair_records
 from magicdec.errors import ConfigError, MagicdecError
+from magicdec.perfmodel.kernels.profile import HARDWARE_DIRECTORY, HardwareProfile, save_hardware
 from magicdec.records import Environment, Record, read_records
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, load_engine, save_engine
-from magicdec.specs.hardware import HARDWARE_DIRECTORY, HardwareProfile, save_hardware
 
 CURVES = ("gemm", "attention", "elementwise")
 FEWEST_PAIRS = 12

@@ -42,8 +42,8 @@ def test_the_example_of_an_acceptance_profile_runs(
 
 
 def test_the_profiles_of_a_device_and_an_engine_load(tmp_path: Path) -> None:
+    from magicdec.perfmodel.kernels.profile import load_hardware
     from magicdec.specs.engine import load_engine
-    from magicdec.specs.hardware import load_hardware
 
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     device, engine = re.findall(r"```toml\n(name = .*?)```", text, flags=re.DOTALL)

@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.perfmodel.acceptance import constant_profile, save_profile
+from magicdec.perfmodel.kernels.profile import HARDWARE_DIRECTORY
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.records import read_records
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, MODELS_DIRECTORY
 from magicdec.specs.engine import ENGINES_DIRECTORY
-from magicdec.specs.hardware import HARDWARE_DIRECTORY
 from tests.live.servers import Vllm, random_requests
 
 ROOT = Path(__file__).resolve().parent.parent

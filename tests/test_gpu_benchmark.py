@@ -15,10 +15,11 @@ import pytest
 pytest.importorskip("torch")
 
 from magicdec.calibrate.local_profile import LocalProfile
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.records import read_records
 from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.device import bytes_per_element
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import bytes_per_element, load_hardware
 from magicdec.validate.kernels import read_table
 from tests.processes import still_alive_after
 

@@ -15,12 +15,12 @@ import numpy as np
 from scipy.optimize import least_squares, nnls
 
 from magicdec.calibrate.points import Point
-from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.intervals import relative_errors
+from magicdec.perfmodel.kernels.base import Array
+from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.steps import StepTerms, step_terms
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec

@@ -19,8 +19,8 @@ from magicdec.calibrate.points import Point
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile, save_profile
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware, save_hardware
 from magicdec.specs.engine import EngineProfile, load_engine, save_engine
-from magicdec.specs.hardware import HardwareProfile, load_hardware, save_hardware
 from magicdec.specs.speculation import SELF
 
 

@@ -37,14 +37,17 @@ from magicdec.measure.environment import (
     spread_of_times,
 )
 from magicdec.measure.vllm_session import installed_engine
-from magicdec.perfmodel.curve_fit import fit_attention, fit_elementwise, fit_gemm
+from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
+from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve, Stream
+from magicdec.perfmodel.kernels.gemm import GemmCurve, Product
+from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
 from magicdec.progress import Stages, Step
 from magicdec.records import current_environment
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.device import Link
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import HardwareProfile, Link, hardware_names, load_hardware
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES, Precision
 from magicdec.units import KIB, MIB
@@ -245,18 +248,18 @@ def _fit_hardware(base: HardwareProfile, points: Sequence[Point], precision: Pre
     fitted_on = f"micro-benchmarks on {base.name}, torch {torch.__version__}, {torch.get_num_threads()} threads"
     dtype = precision.weight_dtype
     rotated = base.kind == "gpu"
-    gemm = fit_gemm(
-        _rows(points, "linear"), base, weight_dtype=dtype, compute_dtype=dtype, rotated=rotated, fitted_on=fitted_on
-    )
-    attention = fit_attention(
-        _rows(points, "attention"),
-        base,
-        kv_dtype=precision.kv_dtype,
-        library="magicdec",
-        rotated=rotated,
-        fitted_on=fitted_on,
-    )
-    elementwise = fit_elementwise(_rows(points, "elementwise"), base, fitted_on=fitted_on)
+    rows = _rows(points, "linear")
+    products = Product(rows["m"], rows["n"], rows["k"], dtype, dtype)
+    gemm = GemmCurve.fitted(base, products, rows, rotated=rotated, fitted_on=fitted_on)
+    rows, known = _rows(points, "attention"), AttentionCurve(library="magicdec")
+    attended = Attended(
+        rows["batch_size"], rows["query_len"], rows["kv_len"], rows["num_heads"], rows["num_kv_heads"],
+        rows["head_dim"], precision.kv_dtype,
+    )  # fmt: skip
+    attention = AttentionCurve.fitted(base, attended, rows, known=known, rotated=rotated, fitted_on=fitted_on)
+    rows = _rows(points, "elementwise")
+    streams = Stream(rows["num_bytes"], rows["num_kernels"])
+    elementwise = ElementwiseCurve.fitted(base, streams, rows, fitted_on=fitted_on)
     return msgspec.structs.replace(base, gemm=gemm, attention=attention, elementwise=elementwise)
 
 

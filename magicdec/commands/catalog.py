@@ -100,7 +100,7 @@ def hardware_command(output: Format = "table") -> None:
 
     With their ceilings, and whether their kernels were measured.
     """
-    from magicdec.specs.hardware import hardware_names, load_hardware
+    from magicdec.perfmodel.kernels.profile import hardware_names, load_hardware
 
     profiles = [load_hardware(name) for name in hardware_names()]
     rows = [

@@ -64,9 +64,9 @@ def named(place: str) -> Callable[[], Iterable[str]]:
     return names
 
 
-model_names, hardware_names = named("specs.catalog:model_names"), named("specs.hardware:hardware_names")
+model_names, hardware_names = named("specs.catalog:model_names"), named("perfmodel.kernels.profile:hardware_names")
 models, hardware = one_of(model_names), one_of(hardware_names)
-engines, formats = one_of(named("specs.engine:engine_names")), one_of(named("specs.hardware:DTYPE_BYTES"))
+engines, formats = one_of(named("specs.engine:engine_names")), one_of(named("specs.device:DTYPE_BYTES"))
 dtypes = one_of(named("specs.precision:PROFILE_DTYPES"))
 
 

@@ -36,10 +36,10 @@ def sensitivity_command(
 
     And so what is best measured next.
     """
+    from magicdec.perfmodel.kernels.profile import load_hardware
     from magicdec.perfmodel.plan.drafts import load_profiles
     from magicdec.perfmodel.plan.planner import PlanRequest
     from magicdec.perfmodel.plan.sensitivity import sensitivity
-    from magicdec.specs.hardware import load_hardware
 
     result = sensitivity(
         PlanRequest(

@@ -12,11 +12,11 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile
+from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.plan_request import Request, fields_of, given
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
-from magicdec.specs.hardware import HardwareProfile, hardware_names, load_hardware
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import OWN_METHOD, SPARSE_METHODS
 from magicdec.units import GIGA

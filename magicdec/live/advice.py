@@ -23,6 +23,7 @@ from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.intervals import Z_90, engine_error, relative_errors
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.device import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.plan.drafts import check_profiles
 from magicdec.perfmodel.prediction import Prediction, predict
@@ -33,7 +34,6 @@ from magicdec.reports.deployment import Band, Deployment, bands_of, nearest_inde
 from magicdec.reports.exports import write_settings
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import engine_names, load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec, draft_model_name
 
 WORTH_A_CHANGE = 1.02

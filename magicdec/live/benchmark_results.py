@@ -26,7 +26,7 @@ from magicdec.errors import ConfigError
 from magicdec.files import read_text
 from magicdec.live.calibration import ServerPoint
 from magicdec.live.drive import MIN_STEPS, Load, Measured, check_enough
-from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.kernels.base import Array
 from magicdec.units import GIGA, MIB, MILLI
 
 LIMIT_BYTES = 1024 * MIB

@@ -30,8 +30,8 @@ from magicdec.live.drive import Load, LoadPlan, Measured
 from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
 from magicdec.live.observation import Counts, observe
-from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.intervals import Z_90
+from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.steps import looked_up_terms

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.speculation import MAX_GAMMA
 
 LONGEST = 1024

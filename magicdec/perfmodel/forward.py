@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from magicdec.perfmodel import ops
-from magicdec.perfmodel.cost import Array, Cost, total
+from magicdec.perfmodel.kernels.base import BOUNDS, GROUPS, Array, BoundBy, Cost, Group, Op, Where, fixed, merged, total
+from magicdec.perfmodel.kernels.elementwise import streaming
+from magicdec.perfmodel.kernels.gemm import linear
+from magicdec.perfmodel.kernels.links import Message, all_reduce
+from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.layer_ops import Pass, elementwise_size, expert_ops, mixer_ops, num_reduced, projection_ops
-from magicdec.perfmodel.ops import BOUNDS, GROUPS, BoundBy, Group, Op
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.layers import MixtureOfExperts
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
@@ -109,59 +110,54 @@ def forward_pass(
     `kv_len` is not used).
     """
     precision = Precision(weight_dtype=weight_dtype, kv_dtype=kv_dtype)
+    at = Where(hw, engine, precision)
     seen = kv_len if full_kv_len is None else full_kv_len
     arrays = [np.asarray(v, dtype=np.float64) for v in (batch, query_len, kv_len, seen, tp_size, num_passes)]
     p = Pass(
-        hardware=hw, engine=engine, precision=precision, batch=arrays[0], query_len=arrays[1], kv_len=arrays[2],
+        at=at, batch=arrays[0], query_len=arrays[1], kv_len=arrays[2],
         full_kv_len=arrays[3], tp=arrays[4], num_passes=arrays[5], attention_factor=np.asarray(attention_factor),
         is_prefill=is_prefill, spread=spread, mixer_precision=model.part_precision("mixer", precision),
         mlp_precision=model.part_precision("mlp", precision),
         experts_precision=model.part_precision("experts", precision),
     )  # fmt: skip
     tokens, layers = p.tokens, model.num_hidden_layers * p.num_passes
-    activation = 4.0 if precision.compute_dtype == "fp32" else 2.0
+    activation = precision.activation_bytes
     sublayers = num_reduced(model, spread) * p.num_passes
     operations = [
         *projection_ops(model, p),
         *(op for mixer, count in model.mixers for op in mixer_ops(mixer, p, count=count)),
         *expert_ops(model, p),
-        ops.streaming(
-            "norms", hw, engine, num_bytes=tokens * activation * elementwise_size(model, p),
+        streaming(
+            "norms", at, num_bytes=tokens * activation * elementwise_size(model, p),
             num_kernels=engine.elementwise_kernels_per_layer, count=layers,
         ),
-        ops.all_reduce(
-            hw, engine, message_bytes=tokens * model.hidden_size * activation, tp_size=p.tp, count=sublayers
-        ),
-        _lm_head(
-            model, hw, engine, precision, rows=p.batch * p.query_len if logit_rows is None else logit_rows, tp=p.tp
-        ),
-        ops.fixed(
+        all_reduce(at, Message(tokens * model.hidden_size * activation, p.tp), count=sublayers),
+        _lm_head(model, at, rows=p.batch * p.query_len if logit_rows is None else logit_rows, tp=p.tp),
+        fixed(
             "overhead", "overhead",
             layers * engine.layer_overhead_s + spread.pp * p.num_passes * engine.forward_overhead_s
             + _block_experts_s(model, p),
         ),
     ]  # fmt: skip
-    return ForwardTime(ops.merged(operations))
+    return ForwardTime(merged(operations))
 
 
 def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
     """What fused experts in fp8_block take longer where a rank's columns fill whole blocks."""
     seconds: Array = np.zeros(())
-    if p.experts_precision.weight_dtype != "fp8_block" or not p.engine.block_experts_layer_s:
+    if p.experts_precision.weight_dtype != "fp8_block" or not p.at.engine.block_experts_layer_s:
         return seconds
     for mlp, count in model.feed_forwards:
         if isinstance(mlp, MixtureOfExperts):
             columns = mlp.width / (1.0 if p.spread.whole_experts else p.tp)
             fills = np.where(columns % BLOCK_COLUMNS == 0, 1.0, 0.0)
-            seconds = seconds + fills * count * p.num_passes * p.engine.block_experts_layer_s
+            seconds = seconds + fills * count * p.num_passes * p.at.engine.block_experts_layer_s
     return seconds
 
 
-def _lm_head(
-    model: ModelSpec, hw: HardwareProfile, engine: EngineProfile, precision: Precision, *, rows: Any, tp: Array
-) -> Op:
-    precision = precision if engine.quantized_head else precision.tables
-    return ops.linear("lm_head", hw, engine, precision, m=rows, n=model.vocab_size / tp, k=model.hidden_size)
+def _lm_head(model: ModelSpec, at: Where, *, rows: Any, tp: Array) -> Op:
+    at = at if at.engine.quantized_head else at._replace(precision=at.precision.tables)
+    return linear("lm_head", at, m=rows, n=model.vocab_size / tp, k=model.hidden_size)
 
 
 def prefill(

@@ -13,14 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from magicdec.perfmodel import ops
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.kernels.attention import AttentionCurve, LatentCurve
+from magicdec.perfmodel.kernels.base import Array, Where
+from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
+from magicdec.perfmodel.kernels.experts import experts_curve
+from magicdec.perfmodel.kernels.gemm import GemmCurve
+from magicdec.perfmodel.kernels.links import AllReduceCurve
+from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens
 from magicdec.perfmodel.steps import StepTerms
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.layers import Attention, GatedDeltaNet, LatentAttention, Mixer
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import BF16, Precision
@@ -68,16 +72,16 @@ def attention_error(hw: HardwareProfile, model: ModelSpec | None, kv_dtype: str 
     """One standard deviation, relative, of what mixes tokens: of the least sure of the model's kinds of layers. A kind
     whose kernels no table holds, or only some of them, has `UNMEASURED_ERROR`."""
     if model is None:
-        return hw.attention_curve().fit.relative_error
+        return AttentionCurve.of(hw).fit.relative_error
     own = [_mixer_error(hw, mixer, kv_dtype) for mixer, _ in model.mixers]
-    return max(own, default=hw.attention_curve().fit.relative_error)
+    return max(own, default=AttentionCurve.of(hw).fit.relative_error)
 
 
 def _mixer_error(hw: HardwareProfile, mixer: Mixer, kv_dtype: str) -> float:
     if isinstance(mixer, Attention):
-        return hw.attention_curve().fit.relative_error
+        return AttentionCurve.of(hw).fit.relative_error
     if isinstance(mixer, LatentAttention):
-        own = hw.latent_curve(kv_dtype).fit.relative_error
+        own = LatentCurve.of(hw, kv_dtype).fit.relative_error
         if mixer.indexer is None:
             return own
         is_measured = hw.indexer is not None and kv_dtype in hw.sparse
@@ -93,13 +97,13 @@ def relative_errors(
     """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs. Without
     a `model`, of one whose layers are all attention."""
     of_experts = precision if model is None else model.part_precision("experts", precision)
-    experts = ops.experts_curve(hw, engine, of_experts)
+    experts = experts_curve(Where(hw, engine, of_experts))
     return {
-        "gemm": hw.gemm_curve().fit.relative_error,
-        "experts": (experts or hw.gemm_curve()).fit.relative_error,
+        "gemm": GemmCurve.of(hw).fit.relative_error,
+        "experts": (experts or GemmCurve.of(hw)).fit.relative_error,
         "attention": attention_error(hw, model, precision.kv_dtype),
-        "elementwise": hw.elementwise_curve().fit.relative_error,
-        "link": hw.allreduce_curve().fit.relative_error,
+        "elementwise": ElementwiseCurve.of(hw).fit.relative_error,
+        "link": AllReduceCurve.of(hw).fit.relative_error,
         "overhead": engine.relative_error
         if is_engine_fitted_on(hw, engine)
         else max(engine.relative_error, OTHER_DEVICE_ERROR),
@@ -157,7 +161,7 @@ def _group_errors(setup: Setup, tp_size: Any) -> dict[str, Any]:
     errors["link"] = _link_error(setup, tp_size, errors["link"])
     if setup.spread.whole_experts:
         of_experts = setup.model.part_precision("experts", setup.precision)
-        is_fused = ops.experts_curve(setup.hardware, setup.engine, of_experts) is not None
+        is_fused = experts_curve(Where(setup.hardware, setup.engine, of_experts)) is not None
         group = "experts" if is_fused else "gemm"
         errors[group] = np.hypot(errors[group], EXPERTS_ERROR)
     return errors

@@ -1,23 +1,26 @@
 """The operations of one kind of layer on one rank: what forward.py adds up.
 
 Projections are ordinary matrix products whatever the kind; attention, recurrences and experts have functions of their
-own in ops.py. A kind without one here cannot be predicted.
+own in kernels/. A kind without one here cannot be predicted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from magicdec.perfmodel import ops
-from magicdec.perfmodel.cost import Array
-from magicdec.perfmodel.ops import Op
-from magicdec.specs.engine import EngineProfile
-from magicdec.specs.hardware import HardwareProfile
+from magicdec.perfmodel.kernels.attention import Attended, Latents, attention, expanded_attention, latent_attention
+from magicdec.perfmodel.kernels.base import FP32_BYTES, Array, Op, Where
+from magicdec.perfmodel.kernels.experts import Experts, experts
+from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype
+from magicdec.perfmodel.kernels.indexing import Scores, indexer, sparse_attention
+from magicdec.perfmodel.kernels.links import Exchange, Message, all_reduce, exchange
+from magicdec.perfmodel.kernels.prefill import PrefillCurve, Prompts, prefill_attention
+from magicdec.perfmodel.kernels.recurrence import Recurrence, recurrence
 from magicdec.specs.layers import (
     Attention,
     GatedDeltaNet,
@@ -49,9 +52,7 @@ class Pass:
     what precedes them.
     """
 
-    hardware: HardwareProfile
-    engine: EngineProfile
-    precision: Precision
+    at: Where
     batch: Array
     query_len: Array
     kv_len: Array
@@ -74,7 +75,18 @@ class Pass:
 
     def size(self, *parts: Part) -> Array:
         """One rank's share of these dimensions."""
-        return ops.size(parts, self.tp)
+        return size(parts, self.tp)
+
+
+def share(num_heads: int, tp_size: Any) -> Array:
+    """A rank's share of some heads; at least one, so replicated where there are more ranks than heads."""
+    heads: Array = np.maximum(np.ceil(num_heads / np.asarray(tp_size, dtype=np.float64)), 1.0)
+    return heads
+
+
+def size(parts: Iterable[Part], tp_size: Any) -> Array:
+    """One rank's share of one side of a matrix."""
+    return sum((share(part.num_heads, tp_size) * part.size for part in parts), np.asarray(0.0))
 
 
 def attended(mixer: Attention, p: Pass) -> Array:
@@ -118,11 +130,9 @@ def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any
     """Routers stay in 16 bits. Where experts are fused, shared ones are one more of them or run in a stream beside
     them: their work is paid, their launches are not."""
     n, k = p.size(*projection.outputs), p.size(projection.inputs)
-    precision = precision.tables if projection.name == "router" else precision
-    is_beside = p.engine.fused_experts and projection.name.startswith("shared_")
-    return ops.linear(
-        projection.name, p.hardware, p.engine, precision, m=p.tokens, n=n, k=k, count=count, is_beside=is_beside
-    )
+    at = p.at._replace(precision=precision.tables if projection.name == "router" else precision)
+    is_beside = p.at.engine.fused_experts and projection.name.startswith("shared_")
+    return linear(projection.name, at, m=p.tokens, n=n, k=k, count=count, is_beside=is_beside)
 
 
 def mixer_ops(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
@@ -133,156 +143,116 @@ def mixer_ops(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
 
 def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
     found = [_norm_exchange(p, count=count)] if mixer.qk_norm == "layer" else []
-    if p.is_prefill and p.hardware.prefill is not None:
-        return [*found, _prefill_attention(mixer, p, count=count)]
-    several = np.where(p.query_len > 1, p.engine.verify_attention_factor, 1.0)
+    if p.is_prefill and (curve := PrefillCurve.known(p.at.hw)) is not None:
+        return [*found, _prefill(mixer, p, curve, count=count)]
+    several = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0)
     factor = several * (p.attention_factor if mixer.mask == "full" else 1.0)
-    read = attended(mixer, p)
-    if mixer.mask == "window":  # in whole tiles, of which it begins within one
-        tile = p.hardware.attention_curve(p.precision.kv_dtype).window_tile_tokens
-        read = np.minimum(p.kv_len, read + tile)
-    return [
-        *found,
-        ops.attention(
-            p.hardware,
-            p.engine,
-            p.precision,
-            batch=p.batch,
-            query_len=p.query_len,
-            kv_len=read,
-            num_heads=mixer.num_heads / p.tp,
-            num_kv_heads=ops.share(mixer.num_kv_heads, p.tp),
-            head_dim=mixer.head_dim,
-            count=count,
-            factor=factor,
-        ),
-    ]
+    read, is_window = attended(mixer, p), mixer.mask == "window"
+    work = Attended(
+        p.batch, p.query_len, p.kv_len if is_window else read, mixer.num_heads / p.tp,
+        share(mixer.num_kv_heads, p.tp), mixer.head_dim, window=read if is_window else None,
+    )  # fmt: skip
+    return [*found, attention(p.at, work, count=count, factor=factor)]
 
 
 def _norm_exchange(p: Pass, *, count: int) -> Op:
     """A norm over all heads adds up the squares of queries and keys over the ranks: two numbers per token."""
-    message_bytes = p.tokens * 2.0 * ops.FP32_BYTES
-    return ops.all_reduce(
-        p.hardware, p.engine, message_bytes=message_bytes, tp_size=p.tp, count=count * p.num_passes
-    )  # fmt: skip
+    return all_reduce(p.at, Message(p.tokens * 2.0 * FP32_BYTES, p.tp), count=count * p.num_passes)
 
 
-def _prefill_attention(mixer: Attention, p: Pass, *, count: int) -> Op:
-    """By the prefill kernel's own curve. Chunks of the context are prompts of their own."""
+def _prefill(mixer: Attention, p: Pass, curve: PrefillCurve, *, count: int) -> Op:
+    """Attention by the prefill kernel's own curve. Chunks of the context are prompts of their own."""
     batch, prompt = p.batch, p.query_len
     if mixer.mask == "chunk" and mixer.span is not None:
         prompt = np.minimum(p.query_len, float(mixer.span))
         batch = p.batch * p.query_len / np.maximum(prompt, 1e-9)
-    return ops.prefill_attention(
-        p.hardware, p.precision, batch=batch, prompt_len=prompt, num_chunks=p.num_passes,
-        num_heads=mixer.num_heads / p.tp, num_kv_heads=ops.share(mixer.num_kv_heads, p.tp), head_dim=mixer.head_dim,
-        window=mixer.span if mixer.mask == "window" else None, count=count,
-    )  # fmt: skip
+    work = Prompts(batch, prompt, prompt, mixer.num_heads / p.tp, share(mixer.num_kv_heads, p.tp), mixer.head_dim)
+    window = mixer.span if mixer.mask == "window" else None
+    return prefill_attention(p.at, work, curve, num_chunks=p.num_passes, window=window, count=count)
 
 
 def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
     """Decoding attends to the latents themselves; prefill expands them and attends head by head. With an indexer each
     query reads the tokens that are chosen for it."""
     heads, kv_len = mixer.num_heads / p.tp, attended(Attention(num_heads=1, num_kv_heads=1, head_dim=1), p)
-    found: list[Op] = []
+    factor = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0) * p.attention_factor
+    row, pairs = mixer.latent_size, 2.0 * (mixer.latent_size + mixer.kv_lora_rank)
     if mixer.indexer is not None:
-        index = mixer.indexer
+        index, found = mixer.indexer, []
         if not index.is_shared:
-            found += ops.indexer(
-                p.hardware, p.engine, p.precision, batch=p.batch, query_len=p.query_len, kv_len=kv_len,
-                num_heads=index.num_heads, head_dim=index.head_dim, top_k=index.top_k, count=count,
-            )  # fmt: skip
-        kv_len = np.minimum(kv_len, float(index.top_k))
-    arguments: dict[str, Any] = {
-        "batch": p.batch, "query_len": p.query_len, "kv_len": kv_len, "num_heads": heads, "count": count,
-        "factor": np.where(p.query_len > 1, p.engine.verify_attention_factor, 1.0) * p.attention_factor,
-    }  # fmt: skip
-    if p.is_prefill and mixer.indexer is None and p.hardware.prefill is not None:
-        size = (mixer.qk_head_dim + mixer.v_head_dim) // 2
-        expanded = Attention(num_heads=mixer.num_heads, num_kv_heads=mixer.num_heads, head_dim=size)
-        found.append(_prefill_attention(expanded, p, count=count))
-    elif p.is_prefill and mixer.indexer is None:
-        found.append(
-            ops.latent_prefill_attention(
-                p.hardware, p.engine, p.precision, key_dim=mixer.qk_head_dim, value_dim=mixer.v_head_dim, **arguments
-            )
-        )
-    else:
-        found.append(
-            ops.latent_attention(
-                p.hardware, p.engine, p.precision, latent_dim=mixer.latent_size, value_dim=mixer.kv_lora_rank,
-                is_sparse=mixer.indexer is not None, **arguments,
-            )
-        )  # fmt: skip
-    return found
+            scores = Scores(p.batch, p.query_len, kv_len, index.num_heads, index.head_dim)
+            found = indexer(p.at, scores, top_k=index.top_k, count=count)
+        chosen = Latents(p.batch, p.query_len, np.minimum(kv_len, float(index.top_k)), heads, row, pairs)
+        return [*found, sparse_attention(p.at, chosen, count=count, factor=factor)]
+    if not p.is_prefill:
+        work = Latents(p.batch, p.query_len, kv_len, heads, row, pairs)
+        return [latent_attention(p.at, work, count=count, factor=factor)]
+    size = mixer.qk_head_dim + mixer.v_head_dim
+    if (curve := PrefillCurve.known(p.at.hw)) is not None:
+        expanded = Attention(num_heads=mixer.num_heads, num_kv_heads=mixer.num_heads, head_dim=size // 2)
+        return [_prefill(expanded, p, curve, count=count)]
+    by_head = Attended(p.batch, p.query_len, kv_len, heads, heads, size / 2.0)
+    return [expanded_attention(p.at, by_head, key_value_dim=size, count=count, factor=factor)]
 
 
-def _linear_attention(mixer: GatedDeltaNet | LightningAttention | Mamba2, p: Pass, *, count: int) -> list[Op]:
-    """The state is read and written once per pass in prefill; verification keeps the state after every token, so that a
-    rejection goes back to the one it needs, and in some engines copies that one."""
+def _recurrence(mixer: GatedDeltaNet | LightningAttention | Mamba2, p: Pass, *, count: int) -> list[Op]:
+    """The state is read and written once per pass in prefill; verification keeps the state after every token, so a
+    rejection can go back to the one it needs, and in some engines copies that one."""
     states = mixer.states()
-    recurrent = sum((ops.share(each.num_heads, p.tp) * each.recurrent_elements for each in states), np.asarray(0.0))
-    conv = sum((ops.share(each.num_heads, p.tp) * each.conv_elements for each in states), np.asarray(0.0))
-    shared: dict[str, Any] = {"batch": p.batch, "state_elements": recurrent, "conv_elements": conv}
+    recurrent = sum((share(each.num_heads, p.tp) * each.recurrent_elements for each in states), np.asarray(0.0))
+    conv = sum((share(each.num_heads, p.tp) * each.conv_elements for each in states), np.asarray(0.0))
+    kernel = 1 if isinstance(mixer, LightningAttention) else mixer.conv_kernel
+    work = Recurrence(p.batch, p.query_len, recurrent, conv, kernel)
     if p.is_prefill:
-        kernel = 1 if isinstance(mixer, LightningAttention) else mixer.conv_kernel
-        prefill = ops.linear_prefill(
-            p.hardware, p.engine, p.precision, query_len=p.query_len / p.num_passes, conv_kernel=kernel,
-            count=count * p.num_passes, **shared,
-        )  # fmt: skip
-        return [prefill]
-    copied = np.where(p.query_len > 1, 2.0 * p.engine.states_beside, 0.0)  # read and written
-    return [
-        ops.linear_attention(
-            p.hardware, p.engine, p.precision, query_len=p.query_len, states_written=p.query_len + copied, count=count,
-            **shared,
-        )
-    ]  # fmt: skip
+        work = work._replace(query_len=p.query_len / p.num_passes)
+        return [recurrence(p.at, work, is_prefill=True, count=count * p.num_passes)]
+    copied = np.where(p.query_len > 1, 2.0 * p.at.engine.states_beside, 0.0)  # read and written
+    return [recurrence(p.at, work._replace(states_written=p.query_len + copied), count=count)]
 
 
 MIXER_OPS: dict[type, Callable[..., list[Op]]] = {
     Attention: _attention,
     LatentAttention: _latent,
-    GatedDeltaNet: _linear_attention,
-    LightningAttention: _linear_attention,
-    Mamba2: _linear_attention,
+    GatedDeltaNet: _recurrence,
+    LightningAttention: _recurrence,
+    Mamba2: _recurrence,
 }
 
 
 def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
     """The routed experts of every layer that has them."""
     found: list[Op] = []
+    at = p.at._replace(precision=p.experts_precision)
     for mlp, count in model.feed_forwards:
-        if isinstance(mlp, MixtureOfExperts) and p.spread.whole_experts:
-            found += _whole_experts(mlp, p, hidden_size=mlp.inner_size(model.hidden_size), count=count * p.num_passes)
-        elif isinstance(mlp, MixtureOfExperts):
-            found += ops.experts(
-                p.hardware, p.engine, p.experts_precision, tokens=p.tokens,
-                hidden_size=mlp.inner_size(model.hidden_size), width=mlp.width / p.tp, num_experts=mlp.num_experts,
-                num_experts_per_tok=mlp.num_experts_per_tok, num_inner=mlp.expert.num_inner, count=count * p.num_passes,
+        if isinstance(mlp, MixtureOfExperts):
+            work = Experts(
+                p.tokens, mlp.inner_size(model.hidden_size), mlp.width / p.tp, mlp.num_experts,
+                mlp.num_experts_per_tok, num_matrices=mlp.expert.num_inner + 1.0,
             )  # fmt: skip
+            if p.spread.whole_experts:
+                found += _whole_experts(work._replace(width=mlp.width), at, p, count=count * p.num_passes)
+            else:
+                found += experts(at, work, count=count * p.num_passes)
     return found
 
 
-def _whole_experts(mlp: MixtureOfExperts, p: Pass, *, hidden_size: int, count: Any) -> list[Op]:
+def _whole_experts(work: Experts, at: Where, p: Pass, *, count: Any) -> list[Op]:
     """Experts divided over the ranks of a stage: one rank has ceil(E / ranks) of them, and of all groups' tokens k /
     ranks copies each, EXPERT_IMBALANCE times as many on the fullest. With one group its ranks have the tokens already;
     with more, tokens are sent to their experts and back, each rank of a group sending its part of the group's."""
     ranks = np.asarray(p.spread.ep_size(p.tp), dtype=np.float64)
     uneven = np.where(ranks > 1, EXPERT_IMBALANCE, 1.0)
-    held = np.ceil(mlp.num_experts / ranks)
-    found = ops.experts(
-        p.hardware, p.engine, p.experts_precision, tokens=p.tokens * p.spread.dp, hidden_size=hidden_size,
-        width=mlp.width, num_experts=held,
-        num_experts_per_tok=np.minimum(uneven * mlp.num_experts_per_tok / ranks, held),
-        num_inner=mlp.expert.num_inner, own_tokens=p.tokens, count=count,
+    held, chosen = np.ceil(work.num_experts / ranks), work.num_experts_per_tok
+    of_rank = work._replace(
+        tokens=p.tokens * p.spread.dp, num_experts=held, num_experts_per_tok=np.minimum(uneven * chosen / ranks, held),
+        own_tokens=p.tokens,
     )  # fmt: skip
+    found = experts(at, of_rank, count=count)
     if p.spread.dp > 1:
-        is_narrow = ops.matrix_dtype(p.hardware, p.engine, p.experts_precision) != p.experts_precision.compute_dtype
-        found += ops.exchange(
-            p.hardware, tokens=p.tokens / p.tp, hidden_size=hidden_size, num_experts_per_tok=mlp.num_experts_per_tok,
-            num_ranks=ranks, dispatch_element=FP8_SCALES if is_narrow else 2.0, once_per_node=p.is_prefill, count=count,
-        )  # fmt: skip
+        is_narrow = matrix_dtype(at.hw, at.engine, at.precision) != at.precision.compute_dtype
+        sent = Exchange(p.tokens / p.tp, chosen, ranks, once_per_node=p.is_prefill)
+        element = FP8_SCALES if is_narrow else 2.0
+        found += exchange(at, sent, hidden_size=work.hidden_size, dispatch_element=element, count=count)
     return found
 
 

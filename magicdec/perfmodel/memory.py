@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from magicdec.perfmodel import ops
-from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.kernels.base import FP32_BYTES, Array
+from magicdec.perfmodel.kernels.profile import HardwareProfile
+from magicdec.perfmodel.layer_ops import share, size
 from magicdec.perfmodel.setup import ModelSetup, draft_kv_tokens, draft_tp
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import Precision
@@ -70,7 +70,7 @@ def weights_bytes(model: ModelSpec, precision: Precision, tp_size: Any, spread: 
         *((*each, mlp) for each in model.feed_forwards),
     ):
         for projection in part.projections(model.hidden_size):
-            held = ops.size(projection.outputs, tp) * ops.size((projection.inputs,), tp)
+            held = size(projection.outputs, tp) * size((projection.inputs,), tp)
             narrow = narrow + count * held * (wide if projection.name == "router" else num_bytes)
             others -= count * projection.num_parameters
     layers = narrow + others / tp * wide + model.expert_parameters * expert_share(model, tp, spread) * experts
@@ -102,7 +102,7 @@ def kv_bytes(model: ModelSpec, engine: EngineProfile, precision: Precision, leng
     for cache, count in model.caches:
         is_bounded = cache.max_tokens is not None and engine.window_cache == "window"
         kept = np.minimum(slots, float((cache.max_tokens or 0) + engine.window_slots)) if is_bounded else slots
-        elements = elements + count * ops.share(cache.num_heads, tp_size) * cache.elements_per_token * kept
+        elements = elements + count * share(cache.num_heads, tp_size) * cache.elements_per_token * kept
     return elements * precision.kv_bytes
 
 
@@ -112,7 +112,7 @@ def sparse_kv_bytes_per_token(model: ModelSpec, precision: Precision, tp_size: A
     elements: Array = np.asarray(0.0)
     for cache, count in model.caches:
         if cache.is_sparsifiable:
-            elements = elements + count * ops.share(cache.num_heads, tp_size) * cache.elements_per_token
+            elements = elements + count * share(cache.num_heads, tp_size) * cache.elements_per_token
     return elements * precision.kv_bytes
 
 
@@ -120,8 +120,8 @@ def state_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
     """One rank's recurrent states of one sequence, with the last inputs of its convolutions."""
     num_bytes: Array = np.asarray(0.0)
     for state, count in model.states:
-        each = state.recurrent_elements * ops.FP32_BYTES + state.conv_elements * precision.activation_bytes
-        num_bytes = num_bytes + count * ops.share(state.num_heads, tp_size) * each
+        each = state.recurrent_elements * FP32_BYTES + state.conv_elements * precision.activation_bytes
+        num_bytes = num_bytes + count * share(state.num_heads, tp_size) * each
     return num_bytes
 
 
@@ -141,12 +141,12 @@ def workspace_bytes(
     tp = np.asarray(tp_size, dtype=np.float64)
     shard = tp if engine.vocabulary == "sharded" else 1.0
     batch, gamma = np.asarray(batch, dtype=np.float64), np.asarray(gamma, dtype=np.float64)
-    tables: Array = np.asarray((1.0 if sampling.is_greedy else 4.0) * ops.FP32_BYTES / shard)
+    tables: Array = np.asarray((1.0 if sampling.is_greedy else 4.0) * FP32_BYTES / shard)
     if not sampling.is_greedy and sampling.top_p not in (None, 1.0):
         tables = tables + SORTING_BYTES
     choosing = batch * (gamma + 1.0) * model.vocab_size * tables
     width = model.widest_feed_forward
-    element = 4.0 if precision.compute_dtype == "fp32" else 2.0
+    element = precision.activation_bytes
     activations = engine.prefill_tokens * (4.0 * model.hidden_size + 3.0 * width / tp) * element
     needed: Array = engine.workspace_bytes + activations + choosing
     return needed
@@ -154,9 +154,9 @@ def workspace_bytes(
 
 def attention_scores_bytes(model: ModelSpec, *, batch: Any, length: Any, gamma: Any, tp_size: Any) -> Array:
     """The fp32 attention of each verified token, by layer and KV head, which top-k chooses by."""
-    heads = sum(count * ops.share(each.num_heads, tp_size) for each, count in model.caches if each.is_sparsifiable)
+    heads = sum(count * share(each.num_heads, tp_size) for each, count in model.caches if each.is_sparsifiable)
     tokens = np.asarray(batch, dtype=np.float64) * (np.asarray(gamma, dtype=np.float64) + 1.0)
-    scores: Array = heads * tokens * np.asarray(length, dtype=np.float64) * ops.FP32_BYTES
+    scores: Array = heads * tokens * np.asarray(length, dtype=np.float64) * FP32_BYTES
     return scores
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.memory import Memory, capacity_bytes, memory_need
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.steps import StepTerms, looked_up_terms, prefill_terms, step_terms

@@ -33,9 +33,9 @@ import msgspec
 import numpy as np
 
 from magicdec.perfmodel import memory
-from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
 from magicdec.perfmodel.intervals import Z_90, Interval, engine_error
+from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens
 from magicdec.perfmodel.stages import send_op

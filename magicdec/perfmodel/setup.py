@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.kernels.attention import AttentionCurve
+from magicdec.perfmodel.kernels.base import Array, Where
+from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.layers import Attention
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism, valid_tp_sizes
@@ -157,10 +158,20 @@ class Setup(ModelSetup):
     hardware: HardwareProfile
 
     @property
+    def at(self) -> Where:
+        """Device, engine and formats of the target's operations."""
+        return Where(self.hardware, self.engine, self.precision)
+
+    @property
+    def drafting_at(self) -> Where:
+        """Device, engine and formats of the draft's operations."""
+        return Where(self.hardware, self.engine, self.drafting_precision)
+
+    @property
     def leaves_graphs(self) -> bool:
         """Whether the attention kernel keeps verification and drafting out of captured graphs: FlashAttention 2 reads
         no cache in 8 bits, and what takes its place there is captured for one query token only."""
-        is_older = self.hardware.attention_curve().splits == "grouped"
+        is_older = AttentionCurve.of(self.hardware).splits == "grouped"
         return self.engine.attention_kernel == "measured" and is_older and self.precision.kv_bytes < 2.0
 
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from magicdec.perfmodel import ops
-from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.forward import ForwardTime
-from magicdec.perfmodel.ops import Op
+from magicdec.perfmodel.kernels.base import Array, Op, fixed
+from magicdec.perfmodel.kernels.links import Message, send
 from magicdec.perfmodel.setup import Setup
 
 TENSORS_SENT = 2.0
@@ -41,11 +40,11 @@ def head_s(time: ForwardTime) -> Array:
 def send_op(setup: Setup, *, tokens: Any, tp_size: Any) -> Op:
     """The sends of `tokens` per group, over all stages."""
     ranks, spread, link = np.asarray(tp_size, dtype=np.float64), setup.spread, setup.hardware.link
-    element = 4.0 if setup.precision.compute_dtype == "fp32" else 2.0
+    element = setup.precision.activation_bytes
     is_far = ranks * spread.groups > link.reach
     message = tokens * setup.model.hidden_size * element * TENSORS_SENT
-    one = ops.send(setup.hardware, setup.engine, message_bytes=message, tp_size=ranks, is_far=is_far)
-    return ops.fixed("send", "link", spread.pp * one.time_s, one.cost.times(spread.pp))
+    one = send(setup.at, Message(message, ranks), is_far=is_far)
+    return fixed("send", "link", spread.pp * one.time_s, one.cost.times(spread.pp))
 
 
 def waiting_op(setup: Setup, *, batch: Any, layers_s: Any, last_s: Any, sends_s: Any) -> Op:
@@ -58,4 +57,4 @@ def waiting_op(setup: Setup, *, batch: Any, layers_s: Any, last_s: Any, sends_s:
     per_group = np.ceil(np.asarray(batch, dtype=np.float64) / spread.dp)
     num_microbatches = np.minimum(per_group, float(spread.pp))
     through = layers_s + last_s + sends_s
-    return ops.fixed("waiting", "overhead", np.maximum(num_microbatches * slowest - through, 0.0))
+    return fixed("waiting", "overhead", np.maximum(num_microbatches * slowest - through, 0.0))

@@ -15,12 +15,16 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from magicdec.perfmodel import memory, ops, stages
-from magicdec.perfmodel.cost import Array, Cost
+from magicdec.perfmodel import memory, stages
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
-from magicdec.perfmodel.ops import Op
+from magicdec.perfmodel.kernels.base import FP32_BYTES, Array, Cost, Op, fixed
+from magicdec.perfmodel.kernels.elementwise import streaming
+from magicdec.perfmodel.kernels.gemm import linear
+from magicdec.perfmodel.kernels.links import Message, all_gather, all_reduce, broadcast
+from magicdec.perfmodel.kernels.profile import HardwareProfile
+from magicdec.perfmodel.layer_ops import size
 from magicdec.perfmodel.setup import ModelSetup, Setup, draft_kv_tokens, draft_tp
-from magicdec.specs.hardware import DTYPE_BYTES, HardwareProfile
+from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import Precision
@@ -134,21 +138,19 @@ def _over_vocabulary(
     tp = np.asarray(tp_size, dtype=np.float64)
     gathers = setup.engine.vocabulary == "gather"
     elements = np.asarray(rows, dtype=np.float64) * vocab_size / (1.0 if gathers else tp)
-    operations = [ops.fixed(name, "overhead", base_s)] if base_s else []
+    operations = [fixed(name, "overhead", base_s)] if base_s else []
     if seconds_per_element is not None:
-        operations.append(ops.fixed(name, "elementwise", elements * seconds_per_element))
+        operations.append(fixed(name, "elementwise", elements * seconds_per_element))
     elif passes:
-        num_bytes = elements * ops.FP32_BYTES * passes
-        operations.append(
-            ops.streaming(name, setup.hardware, setup.engine, num_bytes=num_bytes, num_kernels=np.ceil(passes / 2.0))
-        )
+        num_bytes = elements * FP32_BYTES * passes
+        operations.append(streaming(name, setup.at, num_bytes=num_bytes, num_kernels=np.ceil(passes / 2.0)))
     if np.any(tp > 1):
         if gathers:
-            element = 4.0 if setup.precision.compute_dtype == "fp32" else 2.0
-            exchange = ops.all_gather(setup.hardware, setup.engine, message_bytes=elements * element, tp_size=tp)
+            element = setup.precision.activation_bytes
+            exchange = all_gather(setup.at, Message(elements * element, tp))
         else:  # maximum and sum of each row
-            rows_bytes = np.asarray(rows, dtype=np.float64) * 2.0 * ops.FP32_BYTES
-            exchange = ops.all_reduce(setup.hardware, setup.engine, message_bytes=rows_bytes, tp_size=tp, count=2.0)
+            rows_bytes = np.asarray(rows, dtype=np.float64) * 2.0 * FP32_BYTES
+            exchange = all_reduce(setup.at, Message(rows_bytes, tp), count=2.0)
         operations.append(exchange)
     return operations
 
@@ -180,7 +182,7 @@ def step_terms(
     step_s, _ = engine.step_overheads(setup.hardware.name)
     autoregressive = alone.plus(
         *sampling_ops(setup, rows=batch, tp_size=tp, vocab_size=setup.model.vocab_size),
-        ops.fixed("step overhead", "overhead", step_s + batch * engine.sequence_overhead_s),
+        fixed("step overhead", "overhead", step_s + batch * engine.sequence_overhead_s),
     )
     once = [(alone, np.ones(()), np.ones(()))]
     autoregressive = autoregressive.plus(
@@ -193,7 +195,7 @@ def step_terms(
             gamma=np.zeros_like(gamma),
         )  # fmt: skip
     verified = target_pass(gamma + 1.0)
-    verify = verified.plus(ops.fixed("verify overhead", "overhead", engine.verify_overhead_s))
+    verify = verified.plus(fixed("verify overhead", "overhead", engine.verify_overhead_s))
     if setup.leaves_graphs:
         verify = verify.plus(_uncaptured(setup, setup.model.num_hidden_layers))
     accept = ForwardTime(tuple(accept_ops(setup, rows=batch * (gamma + 1.0), tp_size=tp)))
@@ -206,7 +208,7 @@ def step_terms(
             setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp, query_len=2.0
         )
         extra = some_sequence * np.maximum(of_two.total_s - draft.total_s, 0.0)
-        upkeep = upkeep.plus(ops.fixed("catch-up", "gemm", extra))
+        upkeep = upkeep.plus(fixed("catch-up", "gemm", extra))
     passes = [(verified, np.ones(()), gamma + 1.0)]
     if setup.kind == "self" and setup.spread.pp > 1:
         own = _draft_pass(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
@@ -279,7 +281,7 @@ def _in_stages(
     for time, count, tokens in passes:
         send = stages.send_op(setup, tokens=batch * tokens, tp_size=tp)
         layers_s = layers_s + count * (time.total_s - stages.head_s(time))
-        sends.append(ops.fixed("send", "link", count * send.time_s, send.cost.times(count)))
+        sends.append(fixed("send", "link", count * send.time_s, send.cost.times(count)))
     sends_s: Array = sum((op.time_s for op in sends), np.asarray(0.0))
     waiting = stages.waiting_op(setup, batch=whole, layers_s=layers_s, last_s=step_s - layers_s, sends_s=sends_s)
     return [*sends, waiting]
@@ -314,18 +316,18 @@ def _draft_step(
     ranks, vocabulary = draft_tp(setup, tp), setup.drafter.vocab_size
     extra = [
         *sampling_ops(setup, rows=rows, tp_size=ranks, vocab_size=vocabulary),
-        ops.fixed("draft overhead", "overhead", engine.draft_step_overhead_s),
+        fixed("draft overhead", "overhead", engine.draft_step_overhead_s),
     ]
     if setup.kind == "standalone" and engine.draft_model_layer_s:
         seconds = setup.drafter.num_hidden_layers * engine.draft_model_layer_s
-        extra.append(ops.fixed("uncaptured", "overhead", seconds))
+        extra.append(fixed("uncaptured", "overhead", seconds))
     if setup.leaves_graphs:
         extra.append(_uncaptured(setup, setup.drafter.num_hidden_layers))
     if setup.kind == "eagle" and not is_parallel:
         extra.extend(_head_input(setup, batch=batch, ranks=ranks))
     if not setup.sampling.is_greedy and engine.sampling_s_per_element is None:
-        stored = batch * vocabulary * ops.FP32_BYTES / (ranks if engine.vocabulary == "sharded" else 1.0)
-        extra.append(ops.streaming("store distribution", setup.hardware, engine, num_bytes=stored))
+        stored = batch * vocabulary * FP32_BYTES / (ranks if engine.vocabulary == "sharded" else 1.0)
+        extra.append(streaming("store distribution", setup.at, num_bytes=stored))
     whole = drafted.plus(*extra)
     return whole.times(1.0 / np.maximum(gamma, 1.0)) if is_parallel else whole
 
@@ -334,7 +336,7 @@ def _uncaptured(setup: Setup, layers: int) -> Op:
     """What a pass outside captured graphs takes longer."""
     engine = setup.engine
     seconds = engine.uncaptured_pass_s + layers * engine.prefill_layer_overhead_s
-    return ops.fixed("uncaptured", "overhead", seconds)
+    return fixed("uncaptured", "overhead", seconds)
 
 
 def _draft_pass(
@@ -356,76 +358,74 @@ def _draft_pass(
 def _head_input(setup: Setup, *, batch: Array, ranks: Array) -> list[Op]:
     """How a draft head takes in the target's hidden state and the last token's embedding: EAGLE and multi-token
     prediction join them; the layer of EAGLE-3 projects both to queries, keys and values."""
-    engine, drafter, precision = setup.engine, setup.drafter, setup.drafting_precision
+    engine, drafter = setup.engine, setup.drafter
     hidden = drafter.hidden_size
     if setup.speculation.draft_method != "eagle3":
-        return [ops.linear("fuse", setup.hardware, engine, precision, m=batch, n=hidden, k=2 * hidden)]
+        return [linear("fuse", setup.drafting_at, m=batch, n=hidden, k=2 * hidden)]
     ((mixer, _),) = drafter.mixers
-    heads = ops.size(mixer.projections(hidden)[0].outputs, ranks)
+    heads = size(mixer.projections(hidden)[0].outputs, ranks)
     return [
-        ops.linear("fuse", setup.hardware, engine, precision, m=batch, n=heads, k=hidden),
-        ops.fixed("draft overhead", "overhead", engine.eagle3_draft_overhead_s),
+        linear("fuse", setup.drafting_at, m=batch, n=heads, k=hidden),
+        fixed("draft overhead", "overhead", engine.eagle3_draft_overhead_s),
     ]
 
 
 def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array) -> ForwardTime:
     """What is paid once per speculative step: the draft's cache, the hand-over between ranks, fixed costs."""
-    engine, hw = setup.engine, setup.hardware
+    engine = setup.engine
     sequence_s = engine.sequence_overhead_s + engine.speculation_sequence_s
-    _, step_s = engine.step_overheads(hw.name)
-    operations = [ops.fixed("step overhead", "overhead", step_s + batch * sequence_s)]
+    _, step_s = engine.step_overheads(setup.hardware.name)
+    operations = [fixed("step overhead", "overhead", step_s + batch * sequence_s)]
     if setup.kind == "ngram":
         seconds = engine.ngram_lookup_s + batch * engine.ngram_lookup_s_per_sequence
-        operations.append(ops.fixed("lookup", "overhead", seconds))
+        operations.append(fixed("lookup", "overhead", seconds))
     if setup.speculation.draft_method == "eagle3":  # three layers' hidden states of the verified tokens made one
         hidden = setup.model.hidden_size
         tokens = batch * (gamma + 1.0)
-        operations.append(ops.linear("fuse", hw, engine, setup.drafting_precision, m=tokens, n=hidden, k=3.0 * hidden))
-        operations.append(ops.fixed("step overhead", "overhead", engine.eagle3_step_overhead_s))
+        operations.append(linear("fuse", setup.drafting_at, m=tokens, n=hidden, k=3.0 * hidden))
+        operations.append(fixed("step overhead", "overhead", engine.eagle3_step_overhead_s))
     if setup.speculation.draft_method in PARALLEL_METHODS:
         operations.extend(_features(setup, tokens=batch * (gamma + 1.0), tp=tp))
     if setup.keeps_draft_cache:
         per_token = memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
         tokens = batch * (gamma + 1.0)
-        operations.append(ops.fixed("upkeep", "overhead", engine.upkeep_base_s))
+        operations.append(fixed("upkeep", "overhead", engine.upkeep_base_s))
         if engine.upkeep_s_per_token is not None:
-            operations.append(ops.fixed("upkeep", "elementwise", tokens * engine.upkeep_s_per_token))
+            operations.append(fixed("upkeep", "elementwise", tokens * engine.upkeep_s_per_token))
         else:
             layers = setup.model.num_full_attention_layers
-            operations.append(
-                ops.streaming("upkeep", hw, engine, num_bytes=2.0 * tokens * per_token, num_kernels=layers)
-            )
+            operations.append(streaming("upkeep", setup.at, num_bytes=2.0 * tokens * per_token, num_kernels=layers))
         if setup.speculation.draft_method == "topk":
             operations.extend(_topk_refresh(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, tp=tp))
     fewer = draft_tp(setup, tp) < tp
     if setup.kind != "ngram" and np.any(fewer):
-        probabilities = 0.0 if setup.sampling.is_greedy else setup.model.vocab_size * ops.FP32_BYTES
+        probabilities = 0.0 if setup.sampling.is_greedy else setup.model.vocab_size * FP32_BYTES
         message = batch * gamma * (TOKEN_BYTES + probabilities)
-        operations.append(ops.broadcast(hw, engine, message_bytes=message, tp_size=np.where(fewer, tp, 1.0)))
+        operations.append(broadcast(setup.at, Message(message, np.where(fewer, tp, 1.0))))
     return ForwardTime(tuple(operations))
 
 
 def _features(setup: Setup, *, tokens: Array, tp: Array) -> list[Op]:
     """How a parallel head takes in verified tokens: hidden states of as many of the target's layers as it has are made
     one, from which each of its own layers computes keys and values."""
-    hw, engine, precision, drafter = setup.hardware, setup.engine, setup.drafting_precision, setup.drafter
+    drafter = setup.drafter
     hidden, layers = float(drafter.hidden_size), float(drafter.num_hidden_layers)
-    size = sum(cache.num_heads * cache.elements_per_token * count for cache, count in drafter.caches) / layers / tp
+    width = sum(cache.num_heads * cache.elements_per_token * count for cache, count in drafter.caches) / layers / tp
     return [
-        ops.linear("fuse", hw, engine, precision, m=tokens, n=hidden, k=layers * hidden),
-        ops.linear("features", hw, engine, precision, m=tokens, n=size, k=hidden, count=layers),
+        linear("fuse", setup.drafting_at, m=tokens, n=hidden, k=layers * hidden),
+        linear("features", setup.drafting_at, m=tokens, n=width, k=hidden, count=layers),
     ]
 
 
 def _topk_refresh(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, tp: Array) -> list[Op]:
     """The scores of the block's last query written by each head, pooled, the best chosen, and their KV gathered."""
-    layers, hw = setup.model.num_full_attention_layers, setup.hardware
-    scores = batch * kv_len * setup.model.num_attention_heads / tp * ops.FP32_BYTES
+    layers = setup.model.num_full_attention_layers
+    scores = batch * kv_len * setup.model.num_attention_heads / tp * FP32_BYTES
     per_token = memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
     gathered = 2.0 * batch * np.asarray(draft_kv_len) * per_token
     return [
-        ops.streaming("score extraction", hw, setup.engine, num_bytes=4.0 * scores, num_kernels=3.0, count=layers),
-        ops.streaming("gather", hw, setup.engine, num_bytes=gathered, num_kernels=layers),
+        streaming("score extraction", setup.at, num_bytes=4.0 * scores, num_kernels=3.0, count=layers),
+        streaming("gather", setup.at, num_bytes=gathered, num_kernels=layers),
     ]
 
 
@@ -454,11 +454,9 @@ def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1
         kept = draft_kv_tokens(setup, prompt, budget)
         copied = 2.0 * batch * kept * memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
         layers = setup.model.num_full_attention_layers
-        time = time.plus(ops.streaming("draft cache", hw, engine, num_bytes=copied, num_kernels=layers))
+        time = time.plus(streaming("draft cache", setup.at, num_bytes=copied, num_kernels=layers))
         if setup.speculation.draft_method in ("snapkv", "topk"):
             window = setup.speculation.observation_window
-            scores = batch * prompt * window * setup.model.num_attention_heads / tp * ops.FP32_BYTES
-            time = time.plus(
-                ops.streaming("selection", hw, engine, num_bytes=4.0 * scores, num_kernels=4.0, count=layers)
-            )
+            scores = batch * prompt * window * setup.model.num_attention_heads / tp * FP32_BYTES
+            time = time.plus(streaming("selection", setup.at, num_bytes=4.0 * scores, num_kernels=4.0, count=layers))
     return time

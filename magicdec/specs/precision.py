@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from magicdec.specs.hardware import bytes_per_element
+from magicdec.specs.device import bytes_per_element
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
     """`weight_dtype` is what is read from memory; matrix products run in `compute_dtype` (weights are widened), or in
-    the weights' own format where engine and device do (perfmodel/ops.py).
+    the weights' own format where engine and device do (perfmodel/kernels/gemm.py).
 
     Checkpoints in narrow formats keep embeddings and head in 16 bits (`tables`).
     """

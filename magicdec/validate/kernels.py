@@ -1,6 +1,6 @@
 """How right the shipped hardware profiles are on tables of timed kernels, and how well their form predicts new shapes.
 
-Groups are device × table (× number format or engine); validate/kernel_tables.py says what tables hold. `mape` is the
+Groups are device × table (× number format or engine); perfmodel/kernels/tables.py says what tables hold. `mape` is the
 shipped profile's error on the rows that matter (`counted`): GEMM with m ≤ 1024 and n, k ≥ 512; decode attention with
 kv_len ≥ 1024 and batch ≥ 8; prefill attention of 512 tokens and more with heads of at most 128; all-reduce up to 16 MB.
 `mape_held_out` refits the same form on three quarters of the file's shapes and scores it on the others;
@@ -21,23 +21,10 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.arrays import Array
-from magicdec.perfmodel.curve_fit import mean_absolute_error
-from magicdec.specs.hardware import HardwareProfile, load_hardware
-from magicdec.validate.kernel_tables import (
-    Columns,
-    Group,
-    Mask,
-    Table,
-    curve_of,
-    held_out,
-    predict,
-    read_table,
-    refit,
-    select,
-    with_curve,
-)
-from magicdec.validate.layer_kinds import KINDS
+from magicdec.perfmodel.kernels.base import Array, Columns, Table
+from magicdec.perfmodel.kernels.fit import mean_absolute_error
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
+from magicdec.perfmodel.kernels.tables import Group, Mask, curve_of, held_out, read_table, refit, row_seconds, select
 
 
 def refit_deviations(
@@ -45,11 +32,11 @@ def refit_deviations(
 ) -> Array | None:
     """|predicted / measured − 1| of the counted `test` rows by the form fitted to `train`; None: too few of either."""
     test = test & table.counted(rows)
-    if np.count_nonzero(train) < 3 * 12 // (2 if table.kind == "allreduce" else 1) or not test.any():
+    if np.count_nonzero(train) < table.least_rows or not test.any():
         return None
     fitted = refit(table, hw, select(rows, train), variant=variant)
     wanted = select(rows, test)
-    deviations: Array = np.abs(predict(table, fitted, wanted, variant) / wanted["time_s"] - 1.0)
+    deviations: Array = np.abs(row_seconds(table, fitted, wanted, variant) / wanted["time_s"] - 1.0)
     return deviations
 
 
@@ -66,8 +53,8 @@ def other_device_errors(
 ) -> list[float]:
     """Mean error on the counted rows with each other device's shipped curve, in order of the errors."""
     wanted = select(rows, table.counted(rows))
-    profiles = [with_curve(table, hw, variant, curve_of(table, load_hardware(other), variant)) for other in others]
-    return sorted(mean_absolute_error(predict(table, each, wanted, variant), wanted["time_s"]) for each in profiles)
+    profiles = [curve_of(table, load_hardware(other), variant).placed(hw, variant) for other in others]
+    return sorted(mean_absolute_error(row_seconds(table, each, wanted, variant), wanted["time_s"]) for each in profiles)
 
 
 def extrapolation_error(table: Table, hw: HardwareProfile, rows: Columns, variant: str = "") -> float | None:
@@ -90,7 +77,7 @@ def validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool)
     hw = load_hardware(key.device)
     fit = curve_of(table, hw, key.variant).fit
     counted = table.counted(rows)
-    predicted, measured = predict(table, hw, rows, key.variant), rows["time_s"]
+    predicted, measured = row_seconds(table, hw, rows, key.variant), rows["time_s"]
     group: dict[str, Any] = {
         "name": key.name(table.kind),
         "rows": int(np.count_nonzero(counted)),
@@ -114,8 +101,7 @@ def validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool)
             group["mape_held_out"] = float(np.mean(deviations))
             group["median_held_out"] = float(np.median(deviations))
             group["p90_held_out"] = float(np.quantile(deviations, 0.9))
-        name = "mape_8_from_2" if table.kind == "allreduce" else "mape_extrapolated"
-        group[name] = extrapolation_error(table, hw, rows, key.variant)
+        group[table.near_name] = extrapolation_error(table, hw, rows, key.variant)
     return group
 
 
@@ -139,7 +125,7 @@ def validate_kernels(paths: Sequence[Path], *, with_refit: bool = True) -> dict[
                 groups.append({"name": key.name(table.kind), "rows": int(rows["time_s"].size), **unknown})
                 continue
             groups.append(validate_group(table, key, rows, with_refit=with_refit))
-            if table.kind in KINDS:
+            if table.is_borrowed:
                 others = [each.device for each in by_group if each != key and each.variant == key.variant]
                 errors = other_device_errors(table, load_hardware(key.device), rows, key.variant, others)
                 groups[-1]["mape_nearest_device"] = _number(errors[0]) if errors else None

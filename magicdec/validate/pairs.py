@@ -26,14 +26,14 @@ import numpy as np
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile
 from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
-from magicdec.perfmodel.arrays import Array
 from magicdec.perfmodel.intervals import Z_90, interval, tokens_error
+from magicdec.perfmodel.kernels.base import Array
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.serving import largest_active, whole_requests
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import (
     AUTOREGRESSIVE,

@@ -21,11 +21,11 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, default_profile, load_profile
 from magicdec.perfmodel.acceptance_law import Array
 from magicdec.perfmodel.intervals import interval, tokens_error
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.parallel import check_tp
 from magicdec.specs.speculation import DRAFT_METHODS, MAX_GAMMA, SELF, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from magicdec.perfmodel.arrays import Array
+from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.validate.serving_rows import ServingRow, predict_rows

@@ -25,14 +25,14 @@ import numpy as np
 
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
-from magicdec.perfmodel.arrays import Array
 from magicdec.perfmodel.forward import prefill
+from magicdec.perfmodel.kernels.base import Array
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.serving import ServingTime, serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.steps import StepTerms, step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec, draft_model_name

@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+
 from magicdec.calibrate.kernel_bench import ATTENTION_SHAPES, QUERY_LENGTHS
-from magicdec.perfmodel.curve_fit import fit_attention
-from magicdec.perfmodel.roofline import attention_time
-from magicdec.specs.hardware import HardwareProfile, Link
+from magicdec.perfmodel.kernels.profile import HardwareProfile
+from magicdec.specs.device import Link
+from tests.kernels import attention_time, fit_attention
 
 Array = npt.NDArray[np.float64]
 HEADS, HEAD_DIM = 6, 64

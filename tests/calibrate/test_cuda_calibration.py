@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+
 from magicdec.calibrate import kernel_bench
 from magicdec.calibrate.engine_bench import CUDA_GAMMAS, cuda_shapes
 from magicdec.calibrate.machine import device_in_catalog
-from magicdec.perfmodel.curve_fit import fit_attention, fit_gemm
-from magicdec.perfmodel.roofline import attention_time, gemm_time
-from magicdec.specs.hardware import load_hardware
+from magicdec.perfmodel.kernels.profile import load_hardware
+from tests.kernels import attention_time, fit_attention, fit_gemm, gemm_time
 
 H200 = load_hardware("h200")
 BARE = msgspec.structs.replace(H200, gemm=None, attention=None)

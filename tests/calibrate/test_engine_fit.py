@@ -11,9 +11,9 @@ pytest.importorskip("torch")
 from magicdec.calibrate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES
 from magicdec.calibrate.engine_fit import EngineFit, fit_engine, predict_phase
 from magicdec.calibrate.points import Point
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.precision import BF16
 
 MODEL = load_model_spec("llama-3.1-8b")

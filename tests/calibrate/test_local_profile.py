@@ -11,8 +11,8 @@ import pytest
 from magicdec.calibrate.local_profile import LocalProfile, load_local_profile, save_points
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 
 
 def test_a_profile_comes_back_from_its_files_whatever_lies_beside_them(tmp_path: Path) -> None:

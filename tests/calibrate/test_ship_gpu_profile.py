@@ -14,9 +14,10 @@ import pytest
 pytest.importorskip("torch")
 
 from magicdec.calibrate.local_profile import LocalProfile
+from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.records import Record, append_record
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import HardwareProfile, load_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS: dict[str, Any] = {
@@ -39,7 +40,7 @@ def write_results(directory: Path, *, device: str = "nvidia-h200", kind: str = "
         memory_bytes_per_s=4.123456789e12,
         reference_s=0.001,
         sources={},
-        elementwise=known.elementwise_curve(),
+        elementwise=ElementwiseCurve.of(known),
     )
     engine = msgspec.structs.replace(load_engine("ours"), name="ours here", workspace_bytes=0.0, relative_error=0.06)
     LocalProfile(hardware=hardware, engine=engine, acceptance=()).save(directory / "llama-3.1-8b.toml")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from magicdec.perfmodel.kernels.profile import hardware_names
 from magicdec.specs.catalog import model_names
-from magicdec.specs.hardware import hardware_names
 from tests.processes import Program
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from magicdec.perfmodel.acceptance import constant_profile, save_profile
+from magicdec.perfmodel.kernels.profile import load_hardware, save_hardware
 from magicdec.records import read_records
 from magicdec.specs.engine import load_engine, save_engine
-from magicdec.specs.hardware import load_hardware, save_hardware
 from tests.processes import Program
 
 RECORDS = Path(__file__).resolve().parents[2] / "results" / "demo-2-cores.jsonl"

@@ -89,8 +89,8 @@ def test_a_locally_calibrated_machine_is_planned_from_its_files(tmp_path: Path) 
     """A CPU profile, an engine profile with measured terms, and a measured acceptance, for a model directory."""
     from magicdec.perfmodel.acceptance import AcceptanceProfile, save_profile
     from magicdec.perfmodel.acceptance_law import Law
+    from magicdec.perfmodel.kernels.profile import HardwareProfile, save_hardware
     from magicdec.specs.engine import EngineProfile, save_engine
-    from magicdec.specs.hardware import HardwareProfile, save_hardware
 
     config = {
         "model_type": "llama", "hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 3,

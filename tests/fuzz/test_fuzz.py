@@ -22,10 +22,10 @@ import tomli_w
 from damage import NASTY, damaged, damaged_bytes, finite_everywhere, parsed
 
 from magicdec.cli import main
+from magicdec.perfmodel.kernels.profile import HARDWARE_DIRECTORY
 from magicdec.records import read_many
 from magicdec.specs.catalog import MODELS_DIRECTORY
 from magicdec.specs.engine import ENGINES_DIRECTORY
-from magicdec.specs.hardware import HARDWARE_DIRECTORY
 
 pytestmark = pytest.mark.slow
 MANY = int(os.environ.get("MAGICDEC_FUZZ", "1"))

@@ -18,11 +18,11 @@ from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
 from magicdec.live.benchmark_results import _decoding, points_of, read_runs
 from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import load_hardware
 
 TRUTH = EngineProfile(name="truth", gemm_factor=1.2, attention_factor=0.9, forward_overhead_s=3e-3)
 SETUP = Setup(model=load_model_spec("llama-3.1-8b"), hardware=load_hardware("a100-sxm-80gb"), engine=TRUTH)

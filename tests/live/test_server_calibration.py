@@ -15,11 +15,11 @@ from magicdec.live import drive as drive_module
 from magicdec.live.calibration import ServerPoint, estimated_seconds, fit_server, median_of, save_fit, sent
 from magicdec.live.drive import Answer, Load, Measured, drive, measure, plan_loads
 from magicdec.live.http import TOKEN_VARIABLE
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.steps import step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 
 PLAN = {"concurrencies": (1, 4, 16, 64), "prompt_lens": (512, 4096, 16384), "output_len": 64, "rounds": 3}

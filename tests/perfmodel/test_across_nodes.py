@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.collectives import all_gather_time, all_reduce_time
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.specs.hardware import load_hardware
+from tests.kernels import all_gather_time, all_reduce_time
 
 H100 = load_hardware("h100-sxm-80gb")
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, MagicdecError
+from magicdec.perfmodel.kernels.profile import hardware_names
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.specs.catalog import model_names
-from magicdec.specs.hardware import hardware_names
 
 NUMBERS = st.one_of(
     st.sampled_from([0, -1, 1, 3, 8, 10**6, 10**12, 0.5, 1e-9, math.nan, math.inf, -math.inf]), st.integers(1, 512)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.forward import forward_pass
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup, draft_tp
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.speculation import SpeculationSpec
 
 SMOOTH = EngineProfile(name="smooth")

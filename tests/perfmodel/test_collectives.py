@@ -8,8 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from magicdec.perfmodel.collectives import all_gather_time, all_reduce_time, broadcast_time
-from magicdec.specs.hardware import hardware_names, load_hardware
+from magicdec.perfmodel.kernels.links import AllReduceCurve
+from magicdec.perfmodel.kernels.profile import hardware_names, load_hardware
+from tests.kernels import all_gather_time, all_reduce_time, broadcast_time
 
 devices = st.sampled_from(sorted(hardware_names()))
 number = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.integers(-5, 2**40))
@@ -44,7 +45,7 @@ def test_an_all_reduce_is_never_faster_than_the_link(device, ranks, size):
 def test_larger_bulk_messages_take_longer(device, ranks, first, second):
     """Of one algorithm: the tables' library leaves the switch later than would pay, on 4 H100s by a quarter."""
     hw, sizes = load_hardware(device), np.sort([first, second])
-    leaves_at = hw.allreduce_curve().in_switch_bytes
+    leaves_at = AllReduceCurve.of(hw).in_switch_bytes
     assume(sizes[1] < leaves_at or sizes[0] >= leaves_at)
     times = all_reduce_time(hw, message_bytes=sizes, tp_size=ranks)
     assert times[0] <= times[1]
@@ -78,7 +79,7 @@ def test_more_than_two_ranks_on_pcie_are_a_ring_with_a_latency_per_hop():
     hw = load_hardware("l4")
     two, four, eight = (float(all_reduce_time(hw, message_bytes=256, tp_size=ranks)) for ranks in (2, 4, 8))
     assert two < four < eight
-    hop = hw.allreduce_curve().ring_hop_s
+    hop = AllReduceCurve.of(hw).ring_hop_s
     assert eight - four == pytest.approx(8 * hop, rel=0.05)
 
 

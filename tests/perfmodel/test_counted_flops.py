@@ -9,7 +9,7 @@ by another algorithm than a served model is taken out by module and counted apar
 - attention to chosen tokens is masked full attention there: counted over the chosen ones;
 - Llama-4's experts are all computed for every token: the share of the chosen ones is taken;
 - a recurrence is elementwise in decoding and quadratic in its chunked form: its projections are compared, its short
-  convolution and state are not (ops.linear_attention says what is charged);
+  convolution and state are not (kernels/recurrence.py says what is charged);
 - the mean position in a chunk, where contexts around the pass's overstep it, has no counterpart in one pass: attention
   is left out, and compared with the mean over such contexts instead.
 """
@@ -23,8 +23,8 @@ import msgspec
 import pytest
 
 from magicdec.perfmodel.forward import forward_pass
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.layers import LINEAR_MIXERS, Attention, LatentAttention, Layer, MixtureOfExperts
 from magicdec.specs.model import ModelSpec

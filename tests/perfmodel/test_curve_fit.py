@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.collectives import all_reduce_time
-from magicdec.perfmodel.curve_fit import (
-    MAX_PARAMETERS,
-    Free,
+from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
+from magicdec.perfmodel.kernels.fit import MAX_PARAMETERS, Free, minimise
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
+from magicdec.perfmodel.kernels.tables import curve_of, read_table, refit, row_seconds
+from magicdec.specs.device import Link
+from tests.kernels import (
+    all_reduce_time,
+    attention_time,
+    elementwise_time,
     fit_allreduce,
     fit_attention,
     fit_elementwise,
     fit_gemm,
-    minimise,
+    gemm_time,
 )
-from magicdec.perfmodel.roofline import attention_time, elementwise_time, gemm_time
-from magicdec.specs.hardware import ElementwiseCurve, HardwareProfile, Link, load_hardware
-from magicdec.validate.kernel_tables import curve_of, predict, read_table, refit, with_curve
 
 NOISE = 0.02
 
@@ -175,7 +177,7 @@ def test_too_few_rows_and_missing_columns_are_refused():
 def test_more_than_twelve_parameters_are_a_bug():
     parameters = {f"p{index}": Free(prior=1.0) for index in range(MAX_PARAMETERS + 1)}
     with pytest.raises(ValueError, match="at most 12"):
-        minimise(ElementwiseCurve(), parameters, lambda curve: np.ones(3), np.ones(3), np.ones(3))
+        minimise(ElementwiseCurve(), parameters, lambda curve: np.ones(3), {"time_s": np.ones(3)})
 
 
 def test_a_cpu_whose_kernel_has_its_own_speed_per_number_of_rows_is_recovered() -> None:
@@ -213,9 +215,9 @@ def test_a_fit_begins_at_the_generic_curve_and_stays_there_where_rows_agree(name
     key, rows = next((key, rows) for key, rows in groups.items() if key.device in ("h100-sxm-80gb", "h200-sxm-141gb"))
     device = load_hardware(key.device)
     generic = type(curve_of(table, device, key.variant))()
-    device = with_curve(table, device, key.variant, generic)
+    device = generic.placed(device, key.variant)
     rows = {column: values[:200] for column, values in rows.items()}
-    rows["time_s"] = predict(table, device, rows, key.variant)
+    rows["time_s"] = row_seconds(table, device, rows, key.variant)
     fitted = curve_of(table, refit(table, device, rows, variant=key.variant), key.variant)
     for constant in generic.__struct_fields__:
         value = getattr(generic, constant)

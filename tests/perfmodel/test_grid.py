@@ -7,11 +7,11 @@ import pytest
 
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance_law import Law
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.prediction import predict, predict_in_chunks
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.speculation import SpeculationSpec
 
 A100, ENGINE, LLAMA = load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024"), load_model_spec("llama-3.1-8b")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.forward import forward_pass
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.memory import capacity_bytes, kv_bytes, largest_batch, memory_need, state_bytes, weights_bytes
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.precision import BF16, Precision
 from magicdec.specs.speculation import MAX_GAMMA, SpeculationSpec
 

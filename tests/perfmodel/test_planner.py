@@ -15,6 +15,7 @@ from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance_law import Law
 from magicdec.perfmodel.intervals import tokens_error
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
@@ -23,7 +24,6 @@ from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.speculation import SpeculationSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 

@@ -14,13 +14,13 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile, default_profile
 from magicdec.perfmodel.acceptance_law import Law
 from magicdec.perfmodel.intervals import interval, relative_errors
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.memory import memory_need
 from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.steps import prefill_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 

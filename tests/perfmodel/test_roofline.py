@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicdec.perfmodel.roofline import attention_time, elementwise_time, gemm_time, soft_max
-from magicdec.specs.hardware import AttentionCurve, GemmCurve, HardwareProfile, Link, hardware_names, load_hardware
+from magicdec.perfmodel.kernels.attention import AttentionCurve
+from magicdec.perfmodel.kernels.base import soft_max
+from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
+from magicdec.perfmodel.kernels.gemm import GemmCurve
+from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
+from magicdec.specs.device import Link
+from tests.kernels import attention_time, elementwise_time, gemm_time
 
 MEASURED = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-192gb", "l40s-48gb")
 dimension = st.one_of(st.integers(0, 2**20), st.floats(allow_nan=True, allow_infinity=True), st.just(-1))
@@ -90,7 +95,7 @@ def test_longer_contexts_never_take_less_time(device, batch, first, second, num_
         num_kv_heads=num_kv_heads, head_dim=128,
     ).time_s  # fmt: skip
     # a longer context is split further, which costs up to split_overhead_s and may bring block_overhead_s
-    assert times[0] <= times[1] * (1 + 1e-6) + hw.attention_curve().block_overhead_s
+    assert times[0] <= times[1] * (1 + 1e-6) + AttentionCurve.of(hw).block_overhead_s
 
 
 @given(devices, dimension, dimension, dimension)
@@ -206,6 +211,6 @@ def test_on_a_cpu_attention_of_several_queries_follows_the_skinny_rate():
 def test_elementwise_time_is_bytes_over_bandwidth_plus_launches():
     hw = load_hardware("h100")
     hw = msgspec.structs.replace(hw, elementwise=None)
-    curve = hw.elementwise_curve()
+    curve = ElementwiseCurve.of(hw)
     time = float(elementwise_time(hw, num_bytes=1e9, num_kernels=3).time_s)
     assert time == pytest.approx(1e9 / (3.35e12 * curve.bandwidth_efficiency) + 3 * curve.overhead_s, rel=1e-9)

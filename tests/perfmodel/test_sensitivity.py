@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from magicdec.errors import ConfigError
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.perfmodel.plan.sensitivity import sensitivity
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 
 HARDWARE, ENGINE = load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024")
 REQUEST = PlanRequest(

@@ -9,29 +9,28 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.forward import forward_pass
-from magicdec.perfmodel.layer_times import (
-    indexer_time,
-    linear_prefill_time,
-    linear_time,
-    sparse_time,
-    top_k_time,
-)
-from magicdec.perfmodel.roofline import (
-    attention_time,
-    gemm_time,
-    latent_attention_time,
-    moe_time,
-    prefill_attention_time,
-)
+from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.steps import step_terms
 from magicdec.specs.catalog import load_model_spec, model_names
+from magicdec.specs.device import bytes_per_element
 from magicdec.specs.engine import engine_names, load_engine
-from magicdec.specs.hardware import HardwareProfile, bytes_per_element, hardware_names, load_hardware
 from magicdec.specs.parallel import Parallelism, largest_tp_at_most
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from tests.kernels import (
+    attention_time,
+    gemm_time,
+    indexer_time,
+    latent_attention_time,
+    linear_prefill_time,
+    linear_time,
+    moe_time,
+    prefill_attention_time,
+    sparse_time,
+    top_k_time,
+)
 
 GPUS = [name for name in hardware_names() if load_hardware(name).kind == "gpu"]
 LONGER = np.unique(np.concatenate([2.0 ** np.linspace(6, 17, 45).round(2), *([n, n + 1.0] for n in (128, 4096, 8192))]))

@@ -9,16 +9,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.ops import experts_curve
-from magicdec.perfmodel.roofline import attention_time
+from magicdec.perfmodel.kernels.base import Where
+from magicdec.perfmodel.kernels.experts import experts_curve
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.serving import prefill_seconds
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.steps import step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from tests.kernels import attention_time
 
 
 def setup(hardware: str = "a100", *, kv: str = "bf16", engine: str = "vllm", model: str = "llama-3.1-8b") -> Setup:
@@ -123,7 +124,7 @@ def test_mxfp4_is_computed_where_a_device_can_and_widened_elsewhere():
     engine = load_engine("vllm")
     for device, format_of_curve in (("b200", "nvfp4"), ("gb200", "nvfp4"), ("h200", "mxfp4")):
         hw = load_hardware(device)
-        assert experts_curve(hw, engine, precision) == hw.moe[format_of_curve]
+        assert experts_curve(Where(hw, engine, precision)) == hw.moe[format_of_curve]
 
 
 def test_a_step_costs_the_host_what_it_does_on_its_device():

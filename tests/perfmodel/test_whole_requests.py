@@ -8,13 +8,13 @@ import typer
 from typer.testing import CliRunner
 
 from magicdec.commands.plan import plan_command
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.serving import Cycle, serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 
 HOUR_S = 3600.0

@@ -15,20 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, MagicdecError, StorageError
-from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
-from magicdec.specs.engine import load_engine, save_engine
-from magicdec.specs.hardware import (
+from magicdec.perfmodel.kernels.attention import AttentionCurve
+from magicdec.perfmodel.kernels.fit import Fit
+from magicdec.perfmodel.kernels.gemm import GemmCurve
+from magicdec.perfmodel.kernels.profile import (
     HARDWARE_DIRECTORY,
-    AttentionCurve,
-    Fit,
-    GemmCurve,
     HardwareProfile,
-    Link,
-    bytes_per_element,
     hardware_names,
     load_hardware,
     save_hardware,
 )
+from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
+from magicdec.specs.device import Link, bytes_per_element
+from magicdec.specs.engine import load_engine, save_engine
 
 # GB of memory, GB/s, dense bf16 TFLOP/s: the vendors' tables, typed here apart from the catalog
 DATASHEETS = {
@@ -213,8 +212,8 @@ def test_a_missing_file_is_named():
 def test_predicting_imports_neither_scipy_nor_pandas_nor_torch():
     code = (
         "import sys\n"
-        "from magicdec.specs.hardware import load_hardware\n"
-        "from magicdec.perfmodel import roofline, collectives, curve_fit\n"
+        "from magicdec.perfmodel.kernels.profile import load_hardware\n"
+        "from magicdec.perfmodel.kernels import fit, tables\n"
         "load_hardware('h100')\n"
         "print([module for module in ('scipy', 'pandas', 'torch') if module in sys.modules])"
     )

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from magicdec.specs.hardware import load_hardware
+from magicdec.perfmodel.kernels.links import ExchangeCurve
+from magicdec.perfmodel.kernels.profile import load_hardware
 
 SCRIPT: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "fit_exchange.py"))
 TABLES: dict[str, Any] = SCRIPT["tables"]()
@@ -20,12 +21,12 @@ TABLES: dict[str, Any] = SCRIPT["tables"]()
 )
 def test_the_catalog_meets_the_measured_exchanges(device: str, rows: int, error: float) -> None:
     hw, table = load_hardware(device), TABLES[device]
-    assert len(table["latency_us"]) == rows == hw.exchange_curve().fit.num_rows
-    assert SCRIPT["mean_error"](hw, hw.exchange_curve(), table) < error
+    assert len(table["latency_us"]) == rows == ExchangeCurve.of(hw).fit.num_rows
+    assert SCRIPT["mean_error"](hw, ExchangeCurve.of(hw), table) < error
 
 
 @pytest.mark.parametrize("ranks", [16, 32, 64])
 def test_a_number_of_ranks_over_infiniband_is_met_by_a_fit_to_the_others(ranks: int) -> None:
     hw = load_hardware("h100-sxm-80gb")
     kept, left_out = SCRIPT["without"](TABLES["h100-sxm-80gb"], ranks)
-    assert SCRIPT["mean_error"](hw, SCRIPT["fitted"](hw, kept), left_out) <= hw.exchange_curve().fit.error + 0.001
+    assert SCRIPT["mean_error"](hw, SCRIPT["fitted"](hw, kept), left_out) <= ExchangeCurve.of(hw).fit.error + 0.001

@@ -17,9 +17,9 @@ pytest.importorskip("torch")
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.records import Record, read_records
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.validate.grid import freeze_predictions, prediction_note, run_grid
 from magicdec.validate.grid_spec import GridSpec, load_grid
 
@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.validate.grid import run_grid
 from magicdec.validate.grid_spec import GridSpec
 from magicdec.calibrate.local_profile import LocalProfile

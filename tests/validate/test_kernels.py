@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.roofline import gemm_time
-from magicdec.specs.hardware import load_hardware
-from magicdec.validate.kernel_tables import TABLES, held_out, read_table
+from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.perfmodel.kernels.tables import TABLES, held_out, read_table
 from magicdec.validate.kernels import validate_kernels
+from tests.kernels import gemm_time
 
 SAMPLE = Path(__file__).parents[1] / "data" / "kernels"
 # Mean absolute percentage error to reach on shapes not fitted on

@@ -13,9 +13,9 @@ from magicdec.calibrate.points import EngineShape
 from magicdec.calibrate.vllm_bench import vllm_points
 from magicdec.measure.own_process import in_own_process
 from magicdec.perfmodel.acceptance import constant_profile
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.records import Record, read_records
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.speculation import SamplingSpec
 
 SMALL, LARGE = EngineShape(1, 300, 200, 2), EngineShape(6, 1200, 200, 2)

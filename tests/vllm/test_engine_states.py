@@ -9,11 +9,11 @@ import torch
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
 from vllm.v1.kv_cache_interface import MambaSpec
 
+from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.memory import memory_need, state_bytes
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.hardware import load_hardware
 from magicdec.specs.layers import GatedDeltaNet
 from magicdec.specs.precision import BF16
 from magicdec.specs.speculation import SpeculationSpec

@@ -10,7 +10,8 @@ import numpy as np
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.forward import ForwardTime
 from magicdec.perfmodel.intervals import Interval, interval, tokens_error
-from magicdec.perfmodel.ops import BOUNDS, Op
+from magicdec.perfmodel.kernels.base import BOUNDS, Op
+from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.plan.device import Device, Lengths
 from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
@@ -198,7 +199,7 @@ def breakdown(prediction: Prediction) -> dict[str, list[Operation]]:
 def ceilings(setup: Setup) -> Ceilings:
     """The device's roof for the formats of a setup."""
     hw, dtype = setup.hardware, setup.precision.compute_dtype
-    gemm, rate = hw.gemm_curve(dtype), hw.compute_rate(dtype)
+    gemm, rate = GemmCurve.of(hw, dtype), hw.compute_rate(dtype)
     return Ceilings(
         memory_bytes_per_s=hw.memory_bytes_per_s,
         flops_per_s=rate,

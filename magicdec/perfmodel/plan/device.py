@@ -20,12 +20,12 @@ import numpy as np
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import memory
-from magicdec.perfmodel.cost import Array
+from magicdec.perfmodel.kernels.base import Array
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.plan.drafts import DraftOption
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.setup import Setup, precision_of
 from magicdec.specs.engine import DEFAULT_CPU_ENGINE, DEFAULT_ENGINE, EngineProfile, load_engine
-from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import (
     TENSOR_PARALLEL,

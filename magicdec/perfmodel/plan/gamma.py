@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.intervals import interval, tokens_error
+from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.plan.device import Device
 from magicdec.perfmodel.plan.drafts import DraftOption
 from magicdec.perfmodel.plan.search import source_error

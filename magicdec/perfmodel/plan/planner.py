@@ -19,6 +19,7 @@ import numpy as np
 
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step, static_batch_efficiency
+from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.plan.answer import breakdown, candidates, ceilings
 from magicdec.perfmodel.plan.device import (
     DEFAULT_MAX_GAMMA,
@@ -37,7 +38,6 @@ from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points
 from magicdec.plan_document import Candidate, Case, Formats, MemoryUse, NeedsAcceptance, Plan
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SPARSE_METHODS, DraftMethod, draft_model_name
 from magicdec.units import format_seconds

@@ -13,11 +13,11 @@ import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile_names
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.plan_document import Candidate, Plan
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.hardware import HardwareProfile, load_hardware
 from magicdec.specs.speculation import SPARSE_METHODS
 
 

@@ -7,9 +7,9 @@ import msgspec
 from magicdec import plan_request
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
+from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.plan_request import Request
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.hardware import HardwareProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import MAX_GAMMA, SamplingSpec
 from magicdec.specs.workload import WorkloadSpec

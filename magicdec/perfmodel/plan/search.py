@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.cost import Array
 from magicdec.perfmodel.intervals import SOURCE_ERROR, interval, tokens_error
+from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.plan.answer import candidates, requests_of
 from magicdec.perfmodel.plan.device import DEFAULT_BATCH, Device, Lengths
 from magicdec.perfmodel.plan.drafts import DraftOption

@@ -1,0 +1,542 @@
+"""Attention of a few tokens per sequence over a cache: decoding, drafting and verification, of heads and of latents.
+
+    4·batch·q·kv·heads·head_dim FLOPs; KV 2·batch·kv·kv_heads·head_dim, once per sequence or per query token
+    time = overhead + splitting + ‖ blocks , FLOPs / rate ‖_p
+
+One block per (sequence, KV head), split over the context to fill the device where the kernel can. A block takes keys in
+at its own limited rate: below one wave, time does not depend on the batch. Latent attention is of many heads over one
+row of numbers per token: 2·batch·q·kv·heads·(latent + value) FLOPs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+
+import msgspec
+import numpy as np
+
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.kernels.base import (
+    Array,
+    Columns,
+    Cost,
+    Curve,
+    Op,
+    OpTime,
+    Table,
+    Where,
+    WorkingSet,
+    arrays,
+    as_array,
+    cache_speedup,
+    operation,
+    soft_max,
+    waves,
+)
+from magicdec.perfmodel.kernels.fit import Free, Parameters, Rows, minimise, with_fit
+from magicdec.perfmodel.kernels.gemm import cache_parameters
+from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
+from magicdec.specs.engine import EngineProfile
+
+KvReads = Literal["per_sequence", "per_query"]
+AttentionKernel = Literal["measured", "split"]
+QUERY_ROWS_PER_BLOCK = 128
+HEAD_TILE_ROWS = 64.0
+"""Query tokens of one head in a block of FlashAttention 2, which computes all of them however few there are. It packs
+the heads of a group together, and splits the context, for one query token only."""
+PARTIAL_BYTES = 4.0
+LATENT_ROW, LATENT_FLOPS_PER_PAIR = 512 + 64, 2.0 * (512 + 64 + 512)
+"""Sizes of DeepSeek-V3's latents, and all since, whose kernels the tables hold."""
+GROUPED_MAX_SPLITS = 128.0
+"""FlashAttention 2's constant."""
+BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
+"""Searched, not descended: time steps with it. Counts as a parameter."""
+LATENT_BLOCKS = (1.0, 2.0)
+LATENT_STARTS: tuple[Mapping[str, float], ...] = ({}, {"max_splits": 1.5}, {"max_splits": 200.0, "wave_weight": 0.05})
+MIN_ROW_TIMINGS = 4
+WINDOW_TILES = (0.0, 32.0, 64.0, 128.0, 192.0)
+"""Searched: what windows add to the curve of ordinary attention."""
+WINDOWED_SHARE = 0.25
+"""Share of shapes with several rows from which a table of attention is taken to hold windows too."""
+KERNEL_ALONE = "attention kernel"
+LATENT_LANE = "TensorRT-LLM"
+
+
+class Attended(NamedTuple):
+    """One layer's `query_len` tokens per sequence, each over all of `kv_len` cached ones.
+
+    `kv_reads` "per_query" is a kernel that reads the cache again for each query token. `kernel` "split" is one that
+    splits the context over blocks even where the device's measured kernel does not. `window`: attended tokens, where
+    `kv_len` may be more. Causal savings within the query tokens are the caller's to account for.
+    """
+
+    batch: Any
+    query_len: Any
+    kv_len: Any
+    num_heads: Any
+    num_kv_heads: Any
+    head_dim: Any
+    kv_dtype: str = "bf16"
+    kv_reads: KvReads = "per_sequence"
+    kernel: AttentionKernel = "measured"
+    window: Any = None
+
+
+class Latents(NamedTuple):
+    """One layer's attention of many heads over one row of `row` numbers per cached token, with `flops_per_pair` of a
+    head and a token."""
+
+    batch: Any
+    query_len: Any
+    kv_len: Any
+    num_heads: Any
+    row: Any
+    flops_per_pair: Any
+    kv_dtype: str = "bf16"
+    kv_reads: KvReads = "per_sequence"
+
+
+class Tiles(NamedTuple):
+    """How query rows are cut in tiles: their number per KV head, the padded rows over the real ones, how often the
+    cache is read from memory, and the fp32 bytes that each part of a split context writes for another kernel to add.
+
+    Those are of one tile: more of them fill the device with fewer parts."""
+
+    count: Any
+    padding: Any
+    reads: Any
+    part_bytes: Any
+
+
+def _of_rows(rows: Columns, dtype: str) -> Attended:
+    return Attended(
+        rows["batch_size"], 1, rows["kv_len"], rows["num_heads"], rows["num_kv_heads"], rows["head_dim"],
+        dtype or "bf16", window=rows.get("window_size"),
+    )  # fmt: skip
+
+
+def _full_attention(rows: dict[str, Array]) -> dict[str, Array]:
+    """Of several rows that differ in nothing but time the slowest: the others attend to a window, which the table does
+    not name. In such a table a shape with a single row is left out, since it may be either."""
+    order = np.argsort(-rows["time_s"], kind="stable")
+    keys = np.stack([rows[name][order] for name in ATTENTION_COLUMNS], axis=1)
+    _, first, count = np.unique(keys, axis=0, return_index=True, return_counts=True)
+    chosen = first[count > 1] if np.mean(count > 1) > WINDOWED_SHARE else first
+    return {name: values[np.sort(order[chosen])] for name, values in rows.items()}
+
+
+def _latent_kernels(frame: Any) -> Any:
+    """Rows of the kernel alone, as TensorRT-LLM's table has it where the file's sources name several: SGLang's for a
+    cache in fp8 on Hopper takes seven times as long (it widens the cache), and no server is seen to use it."""
+    kernels = frame[frame["scope"] == KERNEL_ALONE]
+    if "source" in frame and kernels["source"].str.contains(LATENT_LANE).any():
+        kernels = kernels[kernels["source"].str.contains(LATENT_LANE)]
+    if kernels.empty:
+        raise ConfigError(f"no row's scope is '{KERNEL_ALONE}'")
+    return kernels.reset_index(drop=True)
+
+
+ATTENTION_COLUMNS = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "kv_len")
+
+
+SomeCurve = TypeVar("SomeCurve", bound=Curve)
+
+
+class AttentionCurve(Curve, frozen=True, kw_only=True):
+    """Time of one layer's attention over a KV cache with one kernel library."""
+
+    key: ClassVar[str] = "attention"
+    variants_key: ClassVar[str] = "attention_formats"
+    has_formats: ClassVar[bool] = True
+    tables: ClassVar[tuple[Table, ...]] = (
+        Table(
+            kind="attention",
+            columns=ATTENTION_COLUMNS,
+            shape=("num_heads", "num_kv_heads", "head_dim"),
+            variant="kv_dtype",
+            work=_of_rows,
+            counted=lambda rows: (rows["kv_len"] >= 1024) & (rows["batch_size"] >= 8) & (rows["head_dim"] <= 128),
+            is_near=lambda rows: rows["kv_len"] <= 16384,
+            other_weight=0.35,
+            select_group=_full_attention,
+        ),
+        Table(
+            kind="window",
+            columns=(*ATTENTION_COLUMNS, "window_size"),
+            shape=("num_heads", "num_kv_heads", "head_dim", "window_size"),
+            variant="kv_dtype",
+            work=_of_rows,
+            counted=lambda rows: (rows["kv_len"] >= 1024) & (rows["batch_size"] >= 8),
+            is_near=lambda rows: rows["window_size"] <= 1024,
+            is_borrowed=True,
+        ),
+    )
+    splits: Literal["always", "grouped"] = "always"
+    """Whether the context of one sequence is split over blocks: always, or only with grouped-query heads."""
+    overhead_s: Annotated[float, Free(spread=1.0)] = 1e-5
+    bandwidth_efficiency: Annotated[float, Free(spread=0.2)] = 0.85
+    flops_efficiency: float = 0.6
+    """Assumed where no rows with several query tokens were fitted (FlashAttention 2 and 3 report 0.6-0.75 of peak)."""
+    ridge_power: Annotated[float, Free(scale="above_one")] = 3.5
+    l2_fraction: Annotated[float, Free(spread=0.3)] = 0.85
+    l2_bandwidth_ratio: Annotated[float, Free()] = 2.0
+    """Bandwidth of a cache smaller than `l2_fraction` of the L2, relative to a larger one. Below 1 it is no caching but
+    short reads that miss the full bandwidth (measured on A100, cause unknown), and holds whether the L2 is warm or not.
+    """
+    blocks_per_multiprocessor: float = 2.0
+    stream_ratio: Annotated[float, Free(spread=0.7)] = 4.0
+    """Bandwidth at which the blocks that fill the device can take keys and values in, relative to the memory's peak."""
+    block_overhead_s: Annotated[float, Free(spread=1.0)] = 1e-6
+    """Fixed time of each further wave of blocks."""
+    wave_weight: Annotated[float, Free(spread=1.0, scale="unit")] = 0.5
+    split_overhead_s: Annotated[float, Free(spread=1.0)] = 4e-6
+    """Cost of splitting and combining: of every call of the splitting kernel if `splits` is "grouped"."""
+    min_split_tokens: Annotated[float, Free()] = 256.0
+    max_splits: Annotated[float, Free(spread=0.7)] = 32.0
+    window_tile_tokens: float = 0.0
+    """Cached tokens that are read beyond a sliding window, which begins within a tile."""
+    tile_rows: float = 0.0
+    """Query rows (heads times query tokens) that one matrix instruction of latent attention takes; fewer cost as much.
+    0: work grows smoothly."""
+    narrow_heads: float = 0.0
+    """Up to so many heads another kernel takes `narrow_tile_rows` at a time. Where there are two kernels, a tile
+    holds one query token's heads. 0: there is one, whose tiles hold several tokens'."""
+    narrow_tile_rows: float = 16.0
+    tile_traffic: float = 0.0
+    """How much of the reading of the cache is repeated by each further tile of query rows (0: all of it is found in the
+    L2; 1: none)."""
+    combine_traffic: float = 0.0
+    """Cost of adding up what the parts of a split context found, relative to its fp32 traffic at the memory's peak."""
+    row_factors: tuple[float, ...] = ()
+    """Time with 1, 2, 3, ... query rows per KV head relative to the smooth curve: CPU matrix libraries have a kernel of
+    its own for each small number of rows, and four may take no longer than three."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(math.isfinite(factor) and 0.05 <= factor <= 20.0 for factor in self.row_factors):
+            raise ValueError(f"'row_factors' must be between 0.05 and 20, not {list(self.row_factors)!r}")
+
+    @classmethod
+    def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
+        return not variant or hw.computes_in(variant) or variant in WEIGHT_ONLY
+
+    def seconds(self, hw: Device, work: Attended, working_set: WorkingSet = None, tiles: Tiles | None = None) -> OpTime:
+        """`tiles`: how the kernel's query rows are cut, where that is known."""
+        kv_dtype, kernel = work.kv_dtype, work.kernel
+        batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = arrays(*work[:6])
+        if work.window is not None:  # in whole tiles, of which it begins within one
+            kv_len = np.minimum(kv_len, work.window + self.window_tile_tokens)
+        reads = query_len if work.kv_reads == "per_query" else np.minimum(query_len, 1.0)
+        row_bytes = 2.0 * head_dim * bytes_per_element(kv_dtype) * reads
+        kv_bytes = batch * num_kv_heads * kv_len * row_bytes
+        activation_bytes = 4.0 if kv_dtype == "fp32" else 2.0
+        query_bytes = 2.0 * batch * query_len * num_heads * head_dim * activation_bytes
+        speedup = cache_speedup(hw, self.l2_fraction, self.l2_bandwidth_ratio, kv_bytes, working_set)
+        group = num_heads / np.maximum(num_kv_heads, 1.0)
+        if tiles is None:
+            tiles = Tiles(np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK), 1.0, 1.0, 0.0)
+        bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
+        memory_s = (kv_bytes * tiles.reads + query_bytes) / bandwidth / speedup
+        rate = self.flops_efficiency * hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
+        compute_s = 4.0 * batch * query_len * kv_len * num_heads * head_dim * tiles.padding / rate
+
+        blocks = batch * num_kv_heads * tiles.count
+        can_split = (group > 1.0) | (self.splits == "always" or kernel == "split")
+        if kernel == "measured" and self.splits == "grouped":
+            by_head, in_tiles = query_len > 1.0, np.ceil(query_len / HEAD_TILE_ROWS)
+            blocks, can_split = np.where(by_head, batch * num_heads * in_tiles, blocks), can_split & ~by_head
+            block_s = 4.0 * HEAD_TILE_ROWS * kv_len * head_dim / (rate / hw.num_multiprocessors)
+            compute_s = np.where(by_head, block_s * waves(blocks / hw.num_multiprocessors, 1.0), compute_s)
+        busy_s, splitting_s = self._blocks(hw, blocks, kv_len, row_bytes, can_split=can_split, memory_s=memory_s)
+        parts = self._splits(hw, batch * num_kv_heads, kv_len)
+        moved = 2.0 * batch * num_kv_heads * (parts - 1.0) * tiles.part_bytes
+        splitting_s = splitting_s + self.combine_traffic * moved / hw.memory_bytes_per_s
+        busy_s = np.where(kv_bytes > 0, soft_max(busy_s, compute_s, self.ridge_power), 0.0)
+        if self.row_factors:
+            busy_s = busy_s * np.interp(query_len * group, np.arange(len(self.row_factors)) + 1.0, self.row_factors)
+        overhead_s = self.overhead_s + np.where(kv_bytes > 0, splitting_s, 0.0)
+        return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
+
+    def latent_seconds(self, hw: Device, work: Latents, working_set: WorkingSet = None) -> OpTime:
+        """Grouped-query attention over one KV head, of the same bytes and FLOPs. Several query tokens are to the kernel
+        what as many times the heads are."""
+        heads = as_array(work.num_heads) * as_array(work.flops_per_pair) / (2.0 * as_array(work.row))
+        alike = Attended(
+            work.batch, work.query_len, work.kv_len, heads, 1.0, as_array(work.row) / 2.0, work.kv_dtype, work.kv_reads
+        )
+        return AttentionCurve.seconds(self, hw, alike, working_set, self._latent_tiles(work))
+
+    def _latent_tiles(self, work: Latents) -> Tiles | None:
+        """Rows are padded to whole tiles, but not in a kernel of narrow ones."""
+        if self.tile_rows <= 0:
+            return None
+        heads, query_len, value_dim = (as_array(value) for value in (work.num_heads, work.query_len, work.row))
+        rows = np.maximum(heads * query_len, 1e-9)
+        if self.narrow_heads > 0:
+            is_narrow = heads <= self.narrow_heads
+            size = np.where(is_narrow, self.narrow_tile_rows, self.tile_rows)
+            count = query_len * np.ceil(heads / size)
+            padding = np.where(is_narrow, 1.0, count * size / rows)
+        else:
+            count = np.ceil(rows / self.tile_rows)
+            padding = count * self.tile_rows / rows
+        reads = 1.0 + self.tile_traffic * np.maximum(count - 1.0, 0.0)
+        return Tiles(count, padding, reads, np.minimum(rows, self.tile_rows) * value_dim * PARTIAL_BYTES)
+
+    def _splits(self, hw: Device, blocks: Array, kv_len: Array) -> Array:
+        """Parts that each of so many blocks is split into, to fill the device."""
+        slots = hw.num_multiprocessors * self.blocks_per_multiprocessor
+        most = np.minimum(self.max_splits, np.maximum(kv_len / self.min_split_tokens, 1.0))
+        splits: Array = np.clip(slots / np.maximum(blocks, 1e-9), 1.0, most)
+        return splits
+
+    def _blocks(
+        self, hw: Device, blocks: Array, kv_len: Array, row_bytes: Array, *, can_split: Any, memory_s: Array
+    ) -> tuple[Array, Array]:
+        """Time of reading the cache with so many blocks on the device's multiprocessors, and of splitting and
+        combining."""
+        slots = hw.num_multiprocessors * self.blocks_per_multiprocessor
+        splits = np.where(can_split, self._splits(hw, blocks, kv_len), 1.0)
+        filling = blocks * splits / slots
+        block_s = kv_len / splits * row_bytes * slots / (self.stream_ratio * hw.memory_bytes_per_s)
+        even_s = soft_max(memory_s, block_s * np.maximum(filling, 1.0), self.ridge_power)
+        if self.wave_weight > 0:
+            full, part = np.floor(filling), filling - np.floor(filling)
+            wave_memory_s = memory_s / np.maximum(filling, 1e-9)
+            tail_s = soft_max(wave_memory_s * part, np.where(part > 1e-9, block_s, 0.0), self.ridge_power)
+            stepped_s = full * soft_max(wave_memory_s, block_s, self.ridge_power) + tail_s
+            even_s = np.where(filling > 1.0, even_s + self.wave_weight * (stepped_s - even_s), even_s)
+        waiting_s = self.block_overhead_s * np.maximum(filling - 1.0, 0.0)
+        splitting = np.where(can_split, 1.0, 0.0) if self.splits == "grouped" else 1.0 - 1.0 / splits
+        return even_s + waiting_s, self.split_overhead_s * splitting
+
+    @classmethod
+    def fitted(
+        cls,
+        hw: Device,
+        work: Attended,
+        rows: Rows,
+        *,
+        known: Self | None = None,
+        is_own: bool = False,
+        rotated: bool = False,
+        fitted_on: str = "",
+    ) -> Self:
+        """Fits attention; `known` has the library and how it splits. The compute ceiling is fitted only where rows have
+        several query tokens. Rows of windows choose the tile that they begin in. `rotated` as in `GemmCurve.fitted`."""
+        known = known or cls(library="measured")
+        if work.window is not None:
+            return _with_window_tile(known, hw, work, rows)
+        tiled, query_len = hw.kind == "gpu", as_array(work.query_len)
+        parameters = dict(cls.free() if tiled else {**UNTILED, **cache_parameters(hw)})
+        if np.any(query_len > 1):
+            if tiled:
+                del parameters["max_splits"]
+            parameters |= SEVERAL_QUERIES
+
+        def predict(curve: Self) -> Array:
+            return curve.seconds(hw, work, None if rotated else "own").time_s
+
+        start = cls(library=known.library, splits=known.splits)
+        if known.splits == "grouped":
+            parameters.pop("max_splits", None)
+            start = msgspec.structs.replace(start, max_splits=GROUPED_MAX_SPLITS)
+        if not tiled:
+            start = msgspec.structs.replace(start, wave_weight=0.0, stream_ratio=1e6, max_splits=1.0)
+            curve, _ = minimise(start, parameters, predict, rows, starts=({}, {"ridge_power": 6.0}))
+            ratios = np.asarray(rows["time_s"], dtype=np.float64) / predict(curve)
+            factors = _row_factors(query_len * as_array(work.num_heads) / as_array(work.num_kv_heads), ratios)
+            curve = msgspec.structs.replace(curve, row_factors=factors)
+            return with_fit(curve, len(parameters) + len(factors), rows, predict(curve), fitted_on)
+        starts: Sequence[Mapping[str, float]] = ({}, {"wave_weight": 0.9, "bandwidth_efficiency": 0.78})
+        candidates = [
+            minimise(
+                msgspec.structs.replace(start, blocks_per_multiprocessor=blocks), parameters, predict, rows,
+                starts=starts,
+            )
+            for blocks in BLOCKS_PER_MULTIPROCESSOR
+        ]  # fmt: skip
+        curve = min(candidates, key=lambda candidate: candidate[1])[0]
+        return with_fit(curve, len(parameters) + 1, rows, predict(curve), fitted_on)
+
+
+UNTILED: Parameters = {
+    "overhead_s": Free(prior=2e-5, spread=2.0),
+    "bandwidth_efficiency": Free(prior=0.7, spread=0.7),
+    "ridge_power": Free(prior=2.0, scale="above_one"),
+    "block_overhead_s": Free(prior=1e-6, spread=2.0),
+}
+SEVERAL_QUERIES: Parameters = {"flops_efficiency": Free(spread=1.0)}
+
+
+def _with_window_tile(known: SomeCurve, hw: Device, work: Attended, rows: Rows) -> SomeCurve:
+    def error(curve: SomeCurve) -> float:
+        predicted = curve.table_seconds(hw, work)
+        return float(np.mean(rows["weight"] * np.abs(np.log(predicted / rows["time_s"]))))
+
+    return min((msgspec.structs.replace(known, window_tile_tokens=tokens) for tokens in WINDOW_TILES), key=error)
+
+
+def _row_factors(rows: Array, ratios: Array) -> tuple[float, ...]:
+    """Median of measured / smooth for each number of query rows, from 1 to the most there are enough timings of."""
+    counted = {
+        int(n): float(np.median(ratios[rows == n])) for n in np.unique(rows) if np.sum(rows == n) >= MIN_ROW_TIMINGS
+    }
+    if len(counted) < 2:
+        return ()
+    known = sorted(counted)
+    every = np.arange(1, known[-1] + 1)
+    return tuple(float(f) for f in np.interp(every, known, [counted[n] for n in known]))
+
+
+class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
+    """Time of one layer's absorbed latent attention by a kernel of its own."""
+
+    key: ClassVar[str] = "latent"
+    variants_key: ClassVar[str] = ""
+    tables: ClassVar[tuple[Table, ...]] = (
+        Table(
+            kind="latent",
+            columns=("batch_size", "num_heads", "kv_len"),
+            marks=("scope",),
+            shape=("num_heads", "batch_size"),
+            variant="kv_dtype",
+            work=lambda rows, dtype: Latents(
+                rows["batch_size"], 1.0, rows["kv_len"], rows["num_heads"], LATENT_ROW, LATENT_FLOPS_PER_PAIR,
+                dtype or "bf16",
+            ),
+            counted=lambda rows: (rows["kv_len"] >= 1024) & (rows["batch_size"] >= 4),
+            is_near=lambda rows: rows["num_heads"] <= 64,
+            other_weight=0.35,
+            select=_latent_kernels,
+        ),
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, hw: Device, variant: str = "") -> Self:
+        """The curve of latents in a format; unmeasured, of ordinary attention."""
+        alike = AttentionCurve.of(hw, variant)
+        return cls.known(hw, variant) or cls(**{name: getattr(alike, name) for name in alike.__struct_fields__})
+
+    @classmethod
+    def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
+        return False
+
+    def table_seconds(self, hw: Device, work: Latents) -> Array:
+        return self.latent_seconds(hw, work, "own").time_s
+
+    @classmethod
+    def fitted(
+        cls,
+        hw: Device,
+        work: Any,
+        rows: Rows,
+        *,
+        known: Self | None = None,
+        is_own: bool = False,
+        rotated: bool = False,
+        fitted_on: str = "",
+    ) -> Self:
+        """Fits decoding of latent attention. The compute ceiling shows where many heads read one latent. `known` has
+        the tiles of query rows, and whether the kernel splits contexts (`combine_traffic` > 0): what the parts found is
+        then added up at a price for each query row. Splits have no other: more query tokens, which need fewer of them,
+        could take less time. A cache in a narrow format is read at the bandwidth that one in 16 bits showed; kernels of
+        narrow tiles compute in its format."""
+        start = msgspec.structs.replace(known or cls(library="measured"), split_overhead_s=0.0)
+        has_narrow = start.narrow_heads > 0
+        rate = hw.compute_rate(work.kv_dtype) / hw.compute_rate("bf16") if has_narrow else 1.0
+        parameters = {**cls.free(), "flops_efficiency": Free(prior=0.65 * rate, spread=0.2)}
+        del parameters["split_overhead_s"]
+        if start.combine_traffic > 0:
+            parameters["combine_traffic"] = Free(prior=0.5, spread=0.7)
+            del parameters["wave_weight"]
+        if has_narrow:
+            parameters["tile_traffic"] = Free(prior=0.3, spread=0.7)
+            del parameters["block_overhead_s"]
+        wide = cls.known(hw, "bf16")
+        if work.kv_dtype != "bf16" and wide is not None and start.combine_traffic > 0:
+            parameters["bandwidth_efficiency"] = Free(prior=wide.bandwidth_efficiency, spread=0.03)
+        starts = [{name: value for name, value in each.items() if name in parameters} for each in LATENT_STARTS]
+        candidates = [
+            minimise(
+                msgspec.structs.replace(start, blocks_per_multiprocessor=blocks), parameters,
+                lambda curve: curve.table_seconds(hw, work), rows, starts=starts,
+            )
+            for blocks in LATENT_BLOCKS
+        ]  # fmt: skip
+        curve = min(candidates, key=lambda candidate: candidate[1])[0]
+        return with_fit(curve, len(parameters) + 1, rows, curve.table_seconds(hw, work), fitted_on)
+
+
+def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Array:
+    """How much longer attention takes because its last wave of blocks does not fill the device.
+
+    1 + w·(ceil(x)/x − 1) for x = blocks / slots above 1; below, the kernel splits the context and fills the device.
+    """
+    per_multiprocessor = engine.attention_blocks_per_multiprocessor
+    if per_multiprocessor is None:
+        return np.ones(())
+    filling = np.maximum(np.asarray(blocks, dtype=np.float64) / (per_multiprocessor * hw.num_multiprocessors), 1.0)
+    longer: Array = 1.0 + engine.attention_wave_weight * (np.ceil(filling) / filling - 1.0)
+    return longer
+
+
+def attention(at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0) -> Op:
+    """`count` layers of attention of `query_len` tokens per sequence over `kv_len` cached ones, or a window of them."""
+    hw, engine, precision = at
+    kv_dtype = precision.kv_dtype
+    curve = AttentionCurve.of(hw, kv_dtype)
+    batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in work[:3])
+    if work.window is not None:
+        kv_len = np.minimum(kv_len, work.window + curve.window_tile_tokens)
+    reads = query_len if engine.kv_reads == "per_query" else 1.0
+    cost = Cost(
+        flops=4.0 * batch * query_len * kv_len * work.num_heads * work.head_dim,
+        kv_bytes=2.0 * batch * kv_len * work.num_kv_heads * work.head_dim * precision.kv_bytes * reads,
+    )
+    time = curve.seconds(
+        hw,
+        work._replace(
+            kv_len=kv_len, window=None, kv_dtype=kv_dtype, kv_reads=engine.kv_reads, kernel=engine.attention_kernel
+        ),
+    )
+    factor = engine.attention_factor * factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
+    return operation("attention", "attention", at, cost, time, kv_dtype, count=count, factor=factor)
+
+
+def latent_attention(at: Where, work: Latents, *, name: str = "attention", count: Any = 1.0, factor: Any = 1.0) -> Op:
+    """`count` layers of many heads over one row of numbers per token: absorbed latent attention, whose heads all attend
+    to the same latents, by their curve, which no factor of an engine is about; an indexer (`name`) by the curve of
+    ordinary attention."""
+    hw, engine, precision = at
+    batch, query_len, kv_len, heads = (np.asarray(value, dtype=np.float64) for value in work[:4])
+    reads = query_len if engine.kv_reads == "per_query" else np.minimum(query_len, 1.0)
+    cost = Cost(
+        flops=batch * query_len * kv_len * heads * work.flops_per_pair,
+        kv_bytes=batch * kv_len * work.row * precision.kv_bytes * reads,
+    )
+    kv_dtype = precision.kv_dtype
+    own = LatentCurve.known(hw, kv_dtype) if name == "attention" else None
+    factor = factor * (engine.attention_factor if own is None else 1.0)
+    curve = own or AttentionCurve.of(hw, kv_dtype)
+    time = curve.latent_seconds(hw, work._replace(kv_dtype=kv_dtype, kv_reads=engine.kv_reads))
+    return operation(name, "attention", at, cost, time, kv_dtype, count=count, factor=factor)
+
+
+def expanded_attention(at: Where, work: Attended, *, key_value_dim: int, count: Any = 1.0, factor: Any = 1.0) -> Op:
+    """`count` layers of latent attention over expanded keys and values, as in prefill: heads of their own KV, with
+    `key_value_dim` numbers per token."""
+    hw, engine, precision = at
+    batch, query_len, kv_len, heads = (np.asarray(value, dtype=np.float64) for value in work[:4])
+    cost = Cost(
+        flops=2.0 * batch * query_len * kv_len * heads * key_value_dim,
+        kv_bytes=batch * kv_len * heads * key_value_dim * precision.kv_bytes,
+    )
+    kv_dtype = precision.kv_dtype
+    time = AttentionCurve.of(hw, kv_dtype).seconds(
+        hw, work._replace(kv_dtype=kv_dtype, kv_reads=engine.kv_reads, kernel=engine.attention_kernel)
+    )
+    factor = engine.attention_factor * factor
+    return operation("attention", "attention", at, cost, time, kv_dtype, count=count, factor=factor)

@@ -1,0 +1,275 @@
+"""Matrix products: 2·m·n·k FLOPs; weights n·k, read once; activations m·(n + k).
+
+    time = overhead + ‖ bytes / bandwidth , tiles ‖_p
+
+The output is cut in tiles, one per multiprocessor at a time. Few tiles leave multiprocessors idle, so libraries choose
+smaller tiles or split k, each at a price; we take the cheapest of the candidates, as they do. A tile takes as long as
+its compute or its loads, whichever is slower; waves of tiles may be paid whole (`wave_weight`). On CPUs only the
+ceilings apply, and small batches are computed token by token when that is faster than packing the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+
+from magicdec.perfmodel.kernels.base import (
+    Array,
+    Cost,
+    Curve,
+    Op,
+    OpTime,
+    Table,
+    Where,
+    WorkingSet,
+    arrays,
+    cache_speedup,
+    operation,
+    soft_max,
+    waves,
+)
+from magicdec.perfmodel.kernels.fit import Free, Parameters, Rows, minimise, with_fit
+from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.precision import Precision
+
+TILES = np.array([(64.0, 64.0), (64.0, 128.0), (128.0, 128.0), (128.0, 256.0), (256.0, 128.0)])
+ROWS_OF_SMALL_TILES = (64, 128)
+"""Up to so many tokens tiles are 64 × 64, and 64 × 128, where the library chooses by them alone."""
+K_SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+MIN_SPLIT_K = 64
+WEIGHT_ONLY_ROWS = 16
+"""Kernels that widen narrow weights on the fly use tiles of so few tokens, the smallest matrix instruction's."""
+TILE_RIDGE_POWER = 4.0
+RESIDENT_FRACTION = 0.8
+"""Part of the L2 that can hold a working set; the timing loops behind `GemmCurve.l2_fraction` rotate buffers."""
+REDUCTION_BANDWIDTH_RATIO = 3.0
+HOST_BOUND_S = 2.5e-5
+"""No kernel takes so long for the smallest product: the host did, and the table says nothing of the fixed time."""
+
+
+class Product(NamedTuple):
+    """m tokens (rows of activations, `compute_dtype`) through weights of n × k.
+
+    Narrow activations (fp8, nvfp4) make outputs in 16 bits. Zero in any dimension costs nothing but the call's
+    overhead.
+    """
+
+    m: Any
+    n: Any
+    k: Any
+    weight_dtype: str = "bf16"
+    compute_dtype: str = "bf16"
+
+
+class GemmCurve(Curve, frozen=True, kw_only=True):
+    """Time of one linear layer. The defaults are a generic GPU library's."""
+
+    key: ClassVar[str] = "gemm"
+    variants_key: ClassVar[str] = "gemm_formats"
+    has_formats: ClassVar[bool] = True
+    tables: ClassVar[tuple[Table, ...]] = (
+        Table(
+            kind="gemm",
+            columns=("m", "n", "k"),
+            shape=("n", "k"),
+            variant="dtype",
+            work=lambda rows, dtype: Product(rows["m"], rows["n"], rows["k"], dtype or "bf16", dtype or "bf16"),
+            counted=lambda rows: (rows["m"] <= 1024) & (rows["n"] >= 512) & (rows["k"] >= 512),
+            is_near=lambda rows: rows["m"] <= 256,
+        ),
+    )
+    overhead_s: Annotated[float, Free(spread=1.0)] = 3e-6
+    bandwidth_efficiency: Annotated[float, Free(spread=0.15)] = 0.82
+    flops_efficiency: Annotated[float, Free(spread=0.1)] = 0.8
+    ridge_power: Annotated[float, Free(scale="above_one")] = 2.5
+    l2_fraction: float = 0.15
+    """Part of the L2 that kept operands between calls where kernels were timed (tests rotate their buffers)."""
+    l2_bandwidth_ratio: float = 2.5
+    tiled: bool = True
+    """Output tiles are spread over multiprocessors (GPUs). If not, only the ceilings and the two below apply (CPUs)."""
+    tiles: Literal["cheapest", "by_rows"] = "cheapest"
+    """How the library chooses output tiles: the cheapest of all, split over k where that helps; or by m alone, without
+    splits (64 × 64 up to 64 tokens, 64 × 128 up to 128, 128 × 128 above: CUTLASS as vLLM calls it for fp8)."""
+    host_s: float = 0.0
+    """Least time of a call where kernels were timed launched by the host one by one; captured graphs do not pay it."""
+    host_few_s: float = 0.0
+    """Least time of such a call with up to 16 tokens, where fewer kernels are launched."""
+    stream_ratio: Annotated[float, Free(spread=0.7)] = 5.0
+    """Bandwidth at which all multiprocessors together can take operands in, relative to the memory's peak."""
+    split_overhead_s: Annotated[float, Free(spread=1.0)] = 2e-6
+    split_traffic: Annotated[float, Free(spread=1.0)] = 1.0
+    """Cost of reducing a split k's partial sums, relative to their fp32 traffic at three times the memory's rate."""
+    wave_weight: Annotated[float, Free(spread=1.0, scale="unit")] = 0.3
+    """How much of a last, part-filled wave of tiles is paid as a whole one (0: work flows evenly, 1: whole waves)."""
+    half_tokens: float = 0.0
+    """Tokens' worth of time that the matrix path spends before its first token (packing the weights)."""
+    gemv_efficiency: float = 0.0
+    """Rate of the one-token-at-a-time path relative to the peak; 0 where there is none."""
+
+    @classmethod
+    def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
+        return not variant or hw.computes_in(variant) or variant in WEIGHT_ONLY
+
+    def seconds(self, hw: Device, work: Product, working_set: WorkingSet = None) -> OpTime:
+        m, n, k = arrays(*work[:3])
+        compute_dtype, weight_bytes = work.compute_dtype, bytes_per_element(work.weight_dtype)
+        element = bytes_per_element(compute_dtype)
+        num_bytes = n * k * weight_bytes + m * k * element + m * n * max(element, 2.0)
+        bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
+        in_a_pass = not isinstance(working_set, str)
+        fraction = max(self.l2_fraction, RESIDENT_FRACTION) if self.tiled and in_a_pass else self.l2_fraction
+        speedup = cache_speedup(hw, fraction, self.l2_bandwidth_ratio, num_bytes, working_set)
+        memory_s = num_bytes / bandwidth / speedup
+        rate = self.flops_efficiency * hw.compute_rate(compute_dtype)
+        overhead_s = np.full(memory_s.shape, self.overhead_s)
+        if self.tiled:
+            compute_s = 2.0 * m * n * k / rate
+            whole = np.ceil(m / WEIGHT_ONLY_ROWS) * WEIGHT_ONLY_ROWS
+            used_rows = whole if weight_bytes < element else np.full(m.shape, np.inf)
+            busy_s = self._in_tiles(hw, work, memory_s=memory_s, rate=rate, used_rows=used_rows)
+        else:
+            compute_s = 2.0 * n * k * self._skinny_tokens(m) / rate
+            busy_s = soft_max(memory_s, compute_s, self.ridge_power)
+        time_s = overhead_s + np.where(m * n * k > 0, busy_s, 0.0)
+        if not in_a_pass:
+            time_s = np.maximum(time_s, np.where(m <= WEIGHT_ONLY_ROWS, self.host_few_s, self.host_s))
+        return OpTime(time_s, memory_s, compute_s, overhead_s)
+
+    def _skinny_tokens(self, m: Array) -> Array:
+        """Tokens that the matrix path would do in the time that m take: few go one by one where that is faster."""
+        matrix = m + self.half_tokens
+        if self.gemv_efficiency <= 0:
+            return np.where(m > 0, matrix, 0.0)
+        one_by_one = m * self.flops_efficiency / self.gemv_efficiency
+        faster: Array = one_by_one / (1.0 + (one_by_one / np.maximum(matrix, 1e-300)) ** 4) ** 0.25
+        return faster
+
+    def _tile_choices(self, m: Array) -> tuple[Array, Array, Array]:
+        """Splits of k, rows and columns of output tiles that the library chooses from; axes: tiles, splits, m's."""
+        if self.tiles == "by_rows":
+            rows = np.where(m <= ROWS_OF_SMALL_TILES[1], 64.0, 128.0)
+            columns = np.where(m <= ROWS_OF_SMALL_TILES[0], 64.0, 128.0)
+            return np.ones((1,) + (1,) * m.ndim), rows[None, None], columns[None, None]
+        rows, columns = (side.reshape(-1, 1, *[1] * m.ndim) for side in TILES.T)
+        return K_SPLITS.reshape(-1, *[1] * m.ndim), rows, columns
+
+    def _in_tiles(self, hw: Device, work: Product, *, memory_s: Array, rate: float, used_rows: Array) -> Array:
+        """Time of the cheapest choice of output tile and split of k.
+
+        For a given split, the tile that is cheapest alone is cheapest with the memory ceiling too, so tiles are
+        compared first and the ridge is taken once per split.
+        """
+        m, n, k = arrays(*work[:3])
+        num_sm = hw.num_multiprocessors
+        tile_rate = rate / num_sm
+        stream_rate = self.stream_ratio * hw.memory_bytes_per_s / num_sm
+        bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
+        splits, rows, columns = self._tile_choices(m)
+        filling = np.ceil(m / rows) * np.ceil(n / columns) / num_sm * splits
+        operands_s = (np.minimum(m, rows) + columns) * bytes_per_element(work.compute_dtype) / stream_rate
+        per_k_s = soft_max(2.0 * np.minimum(used_rows, rows) * columns / tile_rate, operands_s, TILE_RIDGE_POWER)
+        k_per_split = np.maximum(k / splits, MIN_SPLIT_K)
+        tiles_s = np.min(waves(filling, self.wave_weight) * k_per_split * per_k_s, axis=0)
+        reduction_s = self.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
+        splitting_s = np.where(splits > 1, self.split_overhead_s + splits * reduction_s, 0.0)
+        best: Array = np.min(soft_max(memory_s, tiles_s, self.ridge_power) + splitting_s, axis=0)
+        return best
+
+    @classmethod
+    def fitted(
+        cls,
+        hw: Device,
+        work: Product,
+        rows: Rows,
+        *,
+        known: Self | None = None,
+        is_own: bool = False,
+        rotated: bool = False,
+        fitted_on: str = "",
+    ) -> Self:
+        """Fits linear layers. `hw` gives the ceilings that efficiencies refer to. A `kind` "cpu" gets the untiled
+        curve, which is not flat in m. Calls are taken to be timed in a loop, so that operands that fit stay in the
+        cache; `rotated`: on others each time, so that none does."""
+        tiled = hw.kind == "gpu"
+        parameters = {**cls.free(), **IN_A_LOOP} if tiled else {**UNTILED, **cache_parameters(hw)}
+        if rotated:
+            parameters = {name: free for name, free in parameters.items() if not name.startswith("l2_")}
+
+        def predict(curve: Self) -> Array:
+            return curve.seconds(hw, work, None if rotated else "own").time_s
+
+        if not tiled or work.compute_dtype in ("bf16", "fp16", "fp32"):
+            starts = ({}, {"wave_weight": 0.95}) if tiled else ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
+            curve, _ = minimise(cls(tiled=tiled), parameters, predict, rows, starts=starts)
+            return with_fit(curve, len(parameters), rows, predict(curve), fitted_on)
+        fits: list[tuple[Self, float, int]] = []
+        host_bound = ("overhead_s",) if np.min(rows["time_s"]) > HOST_BOUND_S else ()
+        for tiles, unused in NARROW_TILES:
+            free = {**parameters, **NARROW}
+            free = {name: value for name, value in free.items() if name not in unused + host_bound}
+            curve, loss = minimise(cls(tiles=tiles, overhead_s=6e-6), free, predict, rows)
+            fits.append((curve, loss, len(free)))
+        curve, _, num_free = min(fits, key=lambda fit: fit[1])
+        return with_fit(curve, num_free + 1, rows, predict(curve), fitted_on)
+
+
+IN_A_LOOP: Parameters = {"l2_fraction": Free(), "l2_bandwidth_ratio": Free(scale="above_one")}
+NARROW: Parameters = {
+    "overhead_s": Free(prior=6e-6, spread=0.2),
+    "bandwidth_efficiency": Free(spread=0.1),
+    "ridge_power": Free(prior=3.5, scale="above_one"),
+    "host_s": Free(prior=2e-5, spread=2.0),
+    "host_few_s": Free(prior=2e-5, spread=2.0),
+}
+"""What differs in kernels of narrow formats."""
+NARROW_TILES: tuple[tuple[Literal["cheapest", "by_rows"], tuple[str, ...]], ...] = (
+    ("cheapest", ("split_overhead_s",)),
+    ("by_rows", ("split_overhead_s", "split_traffic")),
+)
+"""Which tiles a library takes for narrow formats is tried out, and counts as a parameter; then what does not matter."""
+UNTILED: Parameters = {
+    "overhead_s": Free(prior=5e-6, spread=2.0),
+    "bandwidth_efficiency": Free(prior=0.9, spread=0.5),
+    "flops_efficiency": Free(prior=0.8, spread=0.5),
+    "ridge_power": Free(prior=3.0, scale="above_one"),
+    "half_tokens": Free(prior=8.0, spread=1.0),
+    "gemv_efficiency": Free(prior=0.15, spread=1.0),
+}
+
+
+def cache_parameters(hw: Device) -> Parameters:
+    """Constants of a CPU's last-level cache, where its size is known."""
+    if hw.l2_bytes <= 0:
+        return {}
+    return {
+        "l2_fraction": Free(prior=0.7, spread=0.7),
+        "l2_bandwidth_ratio": Free(prior=4.0, spread=0.7, scale="above_one"),
+    }
+
+
+def matrix_dtype(hw: Device, engine: EngineProfile, precision: Precision) -> str:
+    """The format that products run in: the weights' own where engine and device have it, else 16 or 32 bits."""
+    own = precision.weight_dtype
+    return own if own in engine.native_formats and hw.computes_in(own) else precision.compute_dtype
+
+
+def linear(name: str, at: Where, *, m: Any, n: Any, k: Any, count: Any = 1.0, is_beside: bool = False) -> Op:
+    """`count` linear layers of m tokens through weights n × k. `is_beside`: they run next to another operation, so
+    their work is paid and their launches are not."""
+    hw, engine, precision = at
+    m, n, k = (np.asarray(value, dtype=np.float64) for value in (m, n, k))
+    dtype = matrix_dtype(hw, engine, precision)
+    read, written = bytes_per_element(dtype), 4.0 if dtype == "fp32" else 2.0
+    cost = Cost(
+        flops=2.0 * m * n * k,
+        weight_bytes=n * k * precision.weight_bytes,
+        activation_bytes=m * (n * written + k * read),
+    )
+    time = GemmCurve.of(hw, dtype).seconds(hw, Product(m, n, k, precision.weight_dtype, dtype))
+    if is_beside:
+        work_s = np.maximum(time.time_s - time.overhead_s, 0.0)
+        time = time._replace(time_s=work_s, overhead_s=np.zeros_like(time.overhead_s))
+    factor = engine.narrow_gemm_factor if dtype != precision.compute_dtype else engine.gemm_factor
+    return operation(name, "gemm", at, cost, time, dtype, count=count, factor=factor)
