@@ -14,7 +14,7 @@ from gpu_shapes import NARROW_DRAFT, SNAPKV_RATE, STREAMING_RATE
 from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.comparison import Comparison, pair_records
 from magicdec.files import write_atomic
-from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
+from magicdec.perfmodel.acceptance import expected_tokens_per_step
 from magicdec.perfmodel.forward import forward_pass
 from magicdec.records import Record, read_records
 from magicdec.specs.catalog import load_model_spec

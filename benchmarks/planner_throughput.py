@@ -14,8 +14,7 @@ import time
 
 import numpy as np
 
-from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.acceptance_law import Law
+from magicdec.perfmodel.acceptance import AcceptanceProfile, Law
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.prediction import predict_in_chunks
 from magicdec.perfmodel.setup import Points, Setup

@@ -114,6 +114,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expected_tokens_per_step: float | None = None
     tokens_per_step_stderr: float | None = None
     acceptance_by_position: list[float] | None = None
+    acceptance_stderr_by_position: list[float] | None = None
+    """Standard error of each rate; the sequences are clusters, since their blocks are alike."""
     acceptance_trials_by_position: list[int] | None = None
     acceptance_histogram: list[int] | None = None
     # Outcome

@@ -7,7 +7,7 @@ source. `gamma` empty: not stated; a fit then takes UNSTATED_GAMMA, which hardly
 `temperature` empty: not stated; the figure then counts at every temperature that others of the draft have.
 Writes one profile per target, method and temperature beside it.
 
-    tokens(γ) = 1 + Σ_i Π_{j≤i} rate_j      rates by the law of perfmodel/acceptance_law.py
+    tokens(γ) = 1 + Σ_i Π_{j≤i} rate_j      rates by the law of perfmodel/acceptance/law.py
 
 Fitted: one rejection per dataset, and one drift for the draft. The profile has the datasets' geometric mean, and their
 standard deviation, at least LEAST_ERROR, as its error: which text is served is not known. A draft with a single gamma
@@ -24,8 +24,14 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq, least_squares, minimize
 
-from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, save_profile
-from magicdec.perfmodel.acceptance_law import Law, LawError, expected_tokens_per_step
+from magicdec.perfmodel.acceptance import (
+    PROFILES_DIRECTORY,
+    AcceptanceProfile,
+    Law,
+    LawError,
+    expected_tokens_per_step,
+    save_profile,
+)
 from magicdec.specs.speculation import HEAD_METHODS, LOOKUP_METHODS
 
 TABLE = PROFILES_DIRECTORY / "published.csv"

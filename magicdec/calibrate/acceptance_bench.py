@@ -19,7 +19,7 @@ from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
 from magicdec.progress import Stages, Step
-from magicdec.runtime.generate import INACTIVE, DecodeResult
+from magicdec.runtime.generate import DecodeResult
 from magicdec.specs.speculation import MODEL_METHODS, SELF, SPARSE_METHODS, DraftMethod, SamplingSpec, SpeculationSpec
 
 DRAFTS_METHODS: dict[str, tuple[str, ...]] = {SELF: SPARSE_METHODS, "ngram": ("ngram",)}
@@ -100,7 +100,7 @@ def measure_acceptance(
             result = session.run(speculation, run_to_end=True)
             key = (speculation.draft_method, speculation.draft_budget or context, context)
             counts.decode_s[key] = time.perf_counter() - started
-            counts.rows.extend(_counts(result, speculation, context=context, temperature=request.temperature))
+            counts.rows.extend(_rows(result, speculation, context=context, temperature=request.temperature))
     return counts
 
 
@@ -121,28 +121,18 @@ def _benchmark_request(
     )
 
 
-def _counts(
+def _rows(
     result: DecodeResult, speculation: SpeculationSpec, *, context: int, temperature: float
 ) -> list[dict[str, Any]]:
-    rows = []
-    for sequence, accepted in enumerate(result.num_accepted.T):
-        blocks = accepted[accepted != INACTIVE]
-        for position in range(1, speculation.gamma + 1):
-            trials = int((blocks >= position - 1).sum())
-            if trials:
-                rows.append(
-                    {
-                        "draft_method": speculation.draft_method,
-                        "budget": speculation.draft_budget or context,
-                        "context": context,
-                        "position": position,
-                        "trials": trials,
-                        "accepted": int((blocks >= position).sum()),
-                        "temperature": temperature,
-                        "sequence": f"{context}:{sequence}",  # other contexts have other prompts
-                    }
-                )
-    return rows
+    shared = {
+        "draft_method": speculation.draft_method, "budget": speculation.draft_budget or context, "context": context,
+        "temperature": temperature,
+    }  # fmt: skip
+    return [
+        # other contexts have other prompts
+        {**shared, "position": position, "trials": trials, "accepted": accepted, "sequence": f"{context}:{sequence}"}
+        for sequence, position, trials, accepted in result.counts.cells()
+    ]
 
 
 def fit_profiles(request: AcceptanceRequest, counts: AcceptanceCounts) -> list[AcceptanceProfile]:

@@ -208,7 +208,7 @@ def profile_acceptance_command(
 
 def _print_profile(profile: AcceptanceProfile) -> None:
     """Counted rates with their 90 % intervals, the fitted law's rates, and how far the law is off."""
-    from magicdec.perfmodel.intervals import Z_90
+    from magicdec.counts import Z_90
 
     print(f"{profile.draft_method}: accepted by position, ± half a 90 % interval (the law)")
     for each in profile.measured:

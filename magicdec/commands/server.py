@@ -177,13 +177,14 @@ def _print_imported(
     from magicdec.live.profile import imported_profile
     from magicdec.live.show import rates_text
     from magicdec.perfmodel.acceptance import save_profile
-    from magicdec.perfmodel.acceptance_import import read_acceptance
+    from magicdec.perfmodel.acceptance.files import read_acceptance
 
     require(context is not None, "a trace does not say how long its sequences are; give their length with --context")
     assert context is not None
     found = read_acceptance(path)
     profile = imported_profile(found, draft, model=model or "", context=context, dataset=dataset)
-    print(f"{found.kind}: {found.num_steps:.0f} steps of {len(found.sequences)} sequences, drafted by {draft}")
+    steps = found.counts.steps
+    print(f"{found.kind}: {steps.sum():.0f} steps of {len(steps)} sequences, drafted by {draft}")
     print(f"  accepted     {rates_text(profile.measured[0])}")
     if output is not None:
         save_profile(profile, output)

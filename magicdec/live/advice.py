@@ -17,12 +17,13 @@ from typing import Literal
 
 import numpy as np
 
+from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
 from magicdec.live.observation import Draft, Observation
 from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.intervals import Z_90, engine_error, relative_errors
+from magicdec.perfmodel.intervals import engine_error, relative_errors
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.device import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.plan.drafts import check_profiles

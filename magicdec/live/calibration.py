@@ -24,13 +24,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from magicdec.counts import Z_90
 from magicdec.errors import ServerError
 from magicdec.files import write_atomic
 from magicdec.live.drive import Load, LoadPlan, Measured
 from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
 from magicdec.live.observation import Counts, observe
-from magicdec.perfmodel.intervals import Z_90
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup

@@ -7,39 +7,29 @@ import math
 import msgspec
 import numpy as np
 
+from magicdec.counts import Counts, clustered_stderr, constant_rate
 from magicdec.errors import ConfigError
-from magicdec.live.observation import Counts, Draft, Observation
+from magicdec.live.observation import Counts as Counters
+from magicdec.live.observation import Draft, Observation
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
-from magicdec.perfmodel.acceptance_fit import MeasuredRates, Measurement, measured_rates
-from magicdec.perfmodel.acceptance_import import ImportedAcceptance
-from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
-from magicdec.perfmodel.intervals import clustered_stderr
+from magicdec.perfmodel.acceptance.files import ImportedAcceptance
+from magicdec.perfmodel.acceptance.fit import MeasuredRates, Measurement, measured_rates, measurements_of
 from magicdec.records import Record, current_environment
 
 MIN_DRAFTS = 20
 """Fewer drafts than this say next to nothing; a profile is not written from them."""
 
 
+def counts_of(observation: Observation, draft: Draft) -> Counts:
+    """Drafts by interval between scrapes; an interval is a cluster, since its sequences are alike."""
+    rows = [(_blocks(counters, draft), *_survivors(observation, counters)) for counters in observation.segments]
+    return Counts.of_survivors([np.minimum.accumulate(row) for row in rows])
+
+
 def measurements(observation: Observation, draft: Draft, *, context: float) -> list[Measurement]:
-    """Counts by position and interval between scrapes; an interval is a cluster, since its sequences are alike."""
-    rows = []
-    for number, counts in enumerate(observation.segments):
-        reached = _blocks(counts, draft)
-        for position, accepted in enumerate(_survivors(observation, counts), 1):
-            if reached > 0:
-                rows.append(
-                    Measurement(
-                        draft_method=draft.method,
-                        budget=_budget(draft, context),
-                        context=context,
-                        position=position,
-                        trials=reached,
-                        accepted=min(accepted, reached),
-                        sequence=number,
-                    )
-                )
-            reached = accepted
-    return rows
+    """Counts by position and interval."""
+    counts, budget = counts_of(observation, draft), _budget(draft, context)
+    return measurements_of(counts, draft_method=draft.method, budget=budget, context=context)
 
 
 def _budget(draft: Draft, context: float) -> float:
@@ -47,33 +37,21 @@ def _budget(draft: Draft, context: float) -> float:
     return min(float(draft.budget), context) if draft.budget else context
 
 
-def _blocks(counts: Counts, draft: Draft) -> float:
+def _blocks(counters: Counters, draft: Draft) -> float:
     """Trials of position 1: verified drafts, or all steps where a draft may be absent."""
-    drafts = counts.drafts or 0.0
-    return max(counts.steps or drafts, drafts) if draft.may_be_absent else drafts
+    drafts = counters.drafts or 0.0
+    return max(counters.steps or drafts, drafts) if draft.may_be_absent else drafts
 
 
-def _survivors(observation: Observation, counts: Counts) -> tuple[float, ...]:
-    """Drafts accepted at each position; if only their sum is counted, those of one rate for all positions."""
-    drafts, gamma = counts.drafts, observation.gamma
-    if counts.accepted_by_position:
-        return counts.accepted_by_position[:gamma]
-    if not drafts or not gamma or counts.accepted is None:
+def _survivors(observation: Observation, counters: Counters) -> tuple[float, ...]:
+    """Drafts accepted at each position; where only their sum is counted, as one rate for all positions would."""
+    drafts, gamma = counters.drafts, observation.gamma
+    if counters.accepted_by_position:
+        return counters.accepted_by_position[:gamma]
+    if not drafts or not gamma or counters.accepted is None:
         return ()
-    rate = constant_rate(1.0 + counts.accepted / drafts, gamma)
+    rate = constant_rate(1.0 + counters.accepted / drafts, gamma)
     return tuple(drafts * rate**position for position in range(1, gamma + 1))
-
-
-def constant_rate(tokens_per_step: float, gamma: int) -> float:
-    """The rate that, the same at every position, gives these tokens per step: (1 − α^(γ+1)) / (1 − α), by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        if float(expected_tokens_per_step([middle] * gamma, gamma)) < tokens_per_step:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
 
 
 def rates(observation: Observation, draft: Draft) -> MeasuredRates | None:
@@ -91,14 +69,12 @@ def tokens_stderr(observation: Observation) -> float | None:
     if not steps:
         return None
     survival = [value / steps for value in _survivors(observation, counts)]
-    mean = math.fsum(survival)
     second = math.fsum((2 * i - 1) * value for i, value in enumerate(survival, 1))
-    variance = max(second - mean**2, 0.0) / steps
-    if len(observation.segments) > 2:
-        accepted = np.array([each.accepted or 0.0 for each in observation.segments])
-        clustered = clustered_stderr(accepted, np.array([each.steps or 0.0 for each in observation.segments]))
-        variance = max(variance, (clustered or 0.0) ** 2)
-    return math.sqrt(variance)
+    independent = math.sqrt(max(second - math.fsum(survival) ** 2, 0.0) / steps)
+    if len(observation.segments) < 3:
+        return independent
+    pairs = [(each.accepted or 0.0, each.steps or 0.0) for each in observation.segments]
+    return max(independent, clustered_stderr(*zip(*pairs, strict=True)) or 0.0)
 
 
 def _context(observation: Observation, given: float | None) -> float:
@@ -149,8 +125,11 @@ def imported_profile(
     found: ImportedAcceptance, draft: Draft, *, model: str, context: float, dataset: str = ""
 ) -> AcceptanceProfile:
     """The profile of a file's counts, at one length of sequences."""
-    rows = found.measurements(draft_method=draft.method, budget=_budget(draft, context), context=context)
-    source = f"{found.kind}: {found.num_steps:.0f} steps of {len(found.sequences)} sequences"
+    rows = measurements_of(
+        found.counts, draft_method=draft.method, budget=_budget(draft, context), context=context
+    )  # fmt: skip
+    steps = found.counts.steps
+    source = f"{found.kind}: {steps.sum():.0f} steps of {len(steps)} sequences"
     profile = fit_profile(rows, model=model, draft=draft.name, dataset=dataset, source=source)
     return _described(profile, f"conditional rate by position, from {found.kind}")
 

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from magicdec.counts import Z_90
 from magicdec.live.advice import Advice, Serving, advise, setting, situation_of
 from magicdec.live.http import Address
 from magicdec.live.metrics import MAX_WINDOW_S, Scrape, scrapes
 from magicdec.live.observation import Draft, Observation, agreed
 from magicdec.live.profile import rates, tokens_stderr
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.acceptance_fit import MeasuredRates
-from magicdec.perfmodel.intervals import Z_90
+from magicdec.perfmodel.acceptance.fit import MeasuredRates
 from magicdec.reports.text import table_lines
 from magicdec.units import format_seconds
 

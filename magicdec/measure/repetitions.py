@@ -9,23 +9,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from magicdec.counts import Counts
 from magicdec.measure.configuration import BenchmarkRequest, check_devices, configuration_fields
 from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, median_times
 from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import phase_bytes, planned_memory_bytes
 from magicdec.naming import describe
-from magicdec.perfmodel.intervals import clustered_stderr
 from magicdec.progress import Step
 from magicdec.records import BASELINE_MBU_FLOOR, Record, append_record, current_environment, read_records
 from magicdec.runtime.distributed import SINGLE, TensorParallel
-from magicdec.runtime.generate import INACTIVE, DecodeResult
+from magicdec.runtime.generate import DecodeResult
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 
 WARM_UP_TOKENS = 4
@@ -92,18 +90,9 @@ class Measurement:
         return {name: statistics.median(values) for name, values in means.items()}
 
     @property
-    def tokens_per_step_stderr(self) -> float | None:
-        """Standard error of the mean tokens per step, clustered by sequence (its blocks are alike); None for one."""
-        accepted, blocks = np.zeros(self.num_sequences), np.zeros(self.num_sequences)
-        for run in self.runs:
-            is_active = run.num_accepted != INACTIVE
-            accepted += np.where(is_active, run.num_accepted, 0).sum(axis=0)
-            blocks += is_active.sum(axis=0)
-        return clustered_stderr(accepted, blocks)
-
-    @property
-    def num_sequences(self) -> int:
-        return int(self.runs[0].num_accepted.shape[1])
+    def counts(self) -> Counts:
+        """Drafts tried and accepted by each sequence, all repetitions together."""
+        return sum((run.counts for run in self.runs[1:]), self.runs[0].counts)
 
     @property
     def refilled_speedup(self) -> float:
@@ -116,18 +105,6 @@ class Measurement:
         """Speedup when every sequence of a full batch must reach its end (of runs that went to the end)."""
         pairs = zip(self.runs, self.baseline_runs, strict=True)
         return statistics.median(base.elapsed_s / run.elapsed_s for run, base in pairs)
-
-    @property
-    def histogram(self) -> list[int]:
-        """How often 0, 1, … gamma drafted tokens were accepted, all repetitions together."""
-        return [sum(counts) for counts in zip(*(run.histogram for run in self.runs), strict=True)]
-
-    @property
-    def acceptance_by_position(self) -> tuple[list[float], list[int]]:
-        """Conditional rates, and how often each position was drafted and reached; all repetitions together."""
-        trials = [sum(counts) for counts in zip(*(run.trials_by_position for run in self.runs), strict=True)]
-        accepted = [sum(counts) for counts in zip(*(run.accepted_by_position for run in self.runs), strict=True)]
-        return [a / t if t else 0.0 for a, t in zip(accepted, trials, strict=True)], trials
 
 
 def measure(
@@ -244,17 +221,23 @@ def _step_times(session: BenchmarkSession, measurement: Measurement) -> dict[str
 
 def _accepted(request: BenchmarkRequest, measurement: Measurement) -> dict[str, Any]:
     """Accepted lengths, rates by position, and, where both outputs must be equal, how many differ."""
-    speculative = not measurement.speculation.is_autoregressive
-    histogram = measurement.histogram
-    rates, trials = measurement.acceptance_by_position
+    speculative, counts = not measurement.speculation.is_autoregressive, measurement.counts
     is_comparable = speculative and request.sampling.is_greedy and request.simulate_acceptance is None
     return {
-        "expected_tokens_per_step": 1.0 + float(np.average(np.arange(len(histogram)), weights=histogram)),
-        "tokens_per_step_stderr": measurement.tokens_per_step_stderr if speculative else None,
-        "acceptance_by_position": rates if speculative else None,
-        "acceptance_trials_by_position": trials if speculative else None,
-        "acceptance_histogram": histogram if speculative else None,
+        "expected_tokens_per_step": counts.tokens_per_step,
+        **(accepted_fields(counts) if speculative else {}),
         "num_divergences": measurement.num_divergences if is_comparable else None,
+    }
+
+
+def accepted_fields(counts: Counts) -> dict[str, Any]:
+    """A record's fields on what was accepted."""
+    return {
+        "tokens_per_step_stderr": counts.tokens_stderr,
+        "acceptance_by_position": counts.rates,
+        "acceptance_stderr_by_position": counts.stderr,
+        "acceptance_trials_by_position": counts.trials,
+        "acceptance_histogram": counts.histogram,
     }
 
 
@@ -303,13 +286,6 @@ def _memory_use(
         fields["notes"] = [f"the speedup is over a baseline at {baseline_mbu:.0%} MBU, below {BASELINE_MBU_FLOOR:.0%}"]
     mbu = achieved.get("step", None if session.request.adaptive else achieved["autoregressive"])
     return {**fields, "mbu": mbu / bandwidth if mbu is not None else None, "autoregressive_mbu": baseline_mbu}
-
-
-def acceptance_by_position(histogram: list[int]) -> tuple[list[float], list[int]]:
-    """Conditional rates P(position i accepted | all before accepted), and how often each position was reached."""
-    reached = np.array(histogram)[::-1].cumsum()[::-1]
-    rates = [float(after / before) if before else 0.0 for before, after in pairwise(reached)]
-    return rates, reached[:-1].tolist()
 
 
 def benchmark(

@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from magicdec.measure.configuration import BenchmarkRequest, configuration_fields
 from magicdec.measure.own_process import in_own_process
+from magicdec.measure.repetitions import accepted_fields
 from magicdec.measure.vllm_session import VllmRun, VllmSession, installed_engine
-from magicdec.perfmodel.intervals import clustered_stderr
 from magicdec.records import Record, append_record, current_environment, read_records
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 
@@ -80,12 +78,7 @@ def to_vllm_record(session: VllmSession, measurement: VllmMeasurement) -> Record
         return {name: median([each[name] for each in found]) for name in found[0]}
 
     wall = phases("phases_wall_s")
-    drafted, accepted = (
-        np.sum([getattr(run, name) for run in runs], axis=0) for name in ("drafted_by_position", "accepted_by_position")
-    )
-    counts = np.sum([run.accepted for run in runs], axis=0)
-    histogram = counts.sum(axis=0)[: speculation.gamma + 1].tolist()
-    stderr = clustered_stderr(counts @ np.arange(counts.shape[1]), counts.sum(axis=1)) if is_speculative else None
+    counts = sum((run.counts for run in runs[1:]), runs[0].counts)
     speedups, cpu_speedups = measurement.speedups, measurement.cpu_speedups
     tokens_per_s = median([run.tokens_per_s for run in runs])
     is_fixed = is_speculative and not request.adaptive
@@ -102,10 +95,7 @@ def to_vllm_record(session: VllmSession, measurement: VllmMeasurement) -> Record
         prefill_s=session.prefill_s,
         breakdown_s=wall,
         expected_tokens_per_step=median([run.num_tokens / (run.num_steps * request.batch_size) for run in runs]),
-        tokens_per_step_stderr=stderr,
-        acceptance_by_position=(accepted / np.maximum(drafted, 1)).tolist() if is_speculative else None,
-        acceptance_trials_by_position=drafted.tolist() if is_speculative else None,
-        acceptance_histogram=histogram if is_speculative else None,
+        **(accepted_fields(counts) if is_speculative else {}),
         tpot_s=request.batch_size / tokens_per_s,
         tokens_per_s=tokens_per_s,
         autoregressive_tokens_per_s=median([run.tokens_per_s for run in baselines]),

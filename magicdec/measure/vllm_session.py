@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from magicdec.counts import Counts
 from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
@@ -46,6 +47,7 @@ better."""
 PHASES = {"propose_draft_token_ids": "draft", "_model_forward": "verify", "_sample": "sample"}
 """The runner's calls, and the phases that they belong to; the logits of the target's pass belong to `verify` too."""
 REST = "rest"
+DRAFTS_METRIC = "vllm:spec_decode_num_drafts"
 GIB = 1024**3
 
 
@@ -65,11 +67,8 @@ class VllmRun:
 
     num_steps: int
     num_tokens: int
-    accepted: np.ndarray
-    """[sequence][n]: how often n drafts of a sequence's were accepted."""
-    drafted_by_position: list[int]
-    accepted_by_position: list[int]
-    """Both from the engine's own counters."""
+    counts: Counts
+    """By sequence. Accepted as the sequences' tokens show; a step has a draft as often as the engine's counters say."""
     times: StepTimes
 
     @property
@@ -250,26 +249,24 @@ class VllmSession:
             steps.note(self._core.step())
         steps.begin()
         self._phases.clear()
-        before = self._counters()
+        before = self._num_drafts()
         with self._clock() as elapsed:
             while not steps.has_ended:
                 steps.note(self._core.step())
-        after = self._counters()
+        after = self._num_drafts()
         self._core.abort_request([str(index) for index in range(len(prompts))])
         while self._core.has_unfinished_requests():
             self._core.step()
-        accepted = (after[1] - before[1]).tolist()
-        drafts = int(after[0] - before[0])
-        gamma = speculation.gamma
+        counts = Counts.of_histograms(steps.accepted[:, : speculation.gamma + 1])
+        if speculation.gamma:
+            counts.tried[:, 0] *= (after - before) / counts.steps.sum()
         walls, cpus = (
             self._by_phase(index, whole / steps.num_steps, steps.num_steps) for index, whole in enumerate(elapsed)
         )
         return VllmRun(
             num_steps=steps.num_steps,
             num_tokens=steps.num_tokens,
-            accepted=steps.accepted,
-            drafted_by_position=[drafts, *map(int, accepted[: gamma - 1])] if gamma else [],
-            accepted_by_position=[int(count) for count in accepted[:gamma]],
+            counts=counts,
             times=StepTimes(
                 wall_s=elapsed[0],
                 cpu_s=elapsed[1],
@@ -318,13 +315,12 @@ class VllmSession:
             self._core.step()
         return time.perf_counter() - start
 
-    def _counters(self) -> tuple[float, np.ndarray]:
-        """Drafts made, and drafted tokens accepted by position, so far."""
+    def _num_drafts(self) -> float:
+        """Drafts that the engine counted so far."""
         if self._draft is None:
-            return 0.0, np.zeros(0)
-        found = {metric.name: metric for metric in self._llm.get_metrics()}
-        by_position = found["vllm:spec_decode_num_accepted_tokens_per_pos"].values
-        return found["vllm:spec_decode_num_drafts"].value, np.array(by_position, dtype=float)
+            return 0.0
+        found = {metric.name: metric.value for metric in self._llm.get_metrics() if metric.name == DRAFTS_METRIC}
+        return float(found[DRAFTS_METRIC])
 
 
 @dataclass(kw_only=True)

@@ -8,11 +8,11 @@ The errors are taken as independent and log-normal; the 90 % interval of a value
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from magicdec.counts import Z_90
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.kernels.attention import AttentionCurve, LatentCurve
 from magicdec.perfmodel.kernels.base import Array, Where
@@ -30,8 +30,6 @@ from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import BF16, Precision
 from magicdec.specs.speculation import HEAD_METHODS
 
-Z_90 = NormalDist().inv_cdf(0.95)
-"""A normal variable lies within ± this many standard deviations with probability 0.9."""
 OTHER_DEVICE_ERROR = 0.2
 """Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and clocks differ."""
 UNMEASURED_ERROR = 0.3
@@ -51,16 +49,6 @@ per step of gpt-oss-120b at 9k tokens and gamma 3, 2.3 and 1.4 of Qwen3-8B at ga
 Llama-3.1-8B at gamma 5."""
 SOURCE_ERROR = 0.05
 """Acceptance rates of two harnesses on one task differ by about this much."""
-
-
-def clustered_stderr(accepted: Array, blocks: Array) -> float | None:
-    """Standard error of the mean tokens per step, from each sequence's accepted drafts and blocks (a sequence's blocks
-    are alike); None for one sequence."""
-    count = len(blocks)
-    if count < 2:
-        return None
-    excess = accepted - blocks * accepted.sum() / blocks.sum()
-    return float(np.sqrt(count / (count - 1) * np.sum(excess**2)) / blocks.sum())
 
 
 def is_engine_fitted_on(hw: HardwareProfile, engine: EngineProfile) -> bool:

@@ -32,9 +32,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from magicdec.counts import Z_90
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
-from magicdec.perfmodel.intervals import Z_90, Interval, engine_error
+from magicdec.perfmodel.intervals import Interval, engine_error
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens

@@ -15,6 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
+from magicdec.counts import expected_tokens_per_step
+
 FIRST_RATE = 0.7
 PRIOR_TRIALS = 4.0
 DECAY = 0.98
@@ -87,10 +89,8 @@ class AdaptiveGamma:
 
     def tokens_per_s(self) -> list[float]:
         """Estimated throughput per sequence of each gamma."""
-        expected, reached = [1.0], 1.0
-        for rate in self.rates():
-            reached *= rate
-            expected.append(expected[-1] + reached)
+        gammas = np.arange(self.max_gamma + 1)
+        expected = expected_tokens_per_step(self.rates(), gammas).tolist()
         return [tokens / self._step_time_s(gamma) for gamma, tokens in enumerate(expected)]
 
     def _step_time_s(self, gamma: int) -> float:

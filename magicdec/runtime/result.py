@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from magicdec.counts import Counts
 from magicdec.runtime.adaptive import GammaPolicy
 
 INACTIVE = -1
@@ -83,23 +84,6 @@ class DecodeResult:
         return self.steady_tokens / self.steady_elapsed_s if self.steady_elapsed_s else 0.0
 
     @property
-    def histogram(self) -> list[int]:
-        """How often 0, 1, .. gamma drafted tokens were accepted."""
-        counted = self.num_accepted[self.num_accepted != INACTIVE]
-        return np.bincount(counted, minlength=self.gamma + 1).tolist()
-
-    @property
-    def trials_by_position(self) -> list[int]:
-        """How often each position was drafted and reached (all before it accepted)."""
-        is_drafted = self.gammas[:, None]
-        return [int(((self.num_accepted >= i) & (is_drafted > i)).sum()) for i in range(self.gamma)]
-
-    @property
-    def accepted_by_position(self) -> list[int]:
-        return [int((self.num_accepted > i).sum()) for i in range(self.gamma)]
-
-    @property
-    def acceptance_by_position(self) -> list[float]:
-        """P(position i accepted | all before it accepted); nan where it was never reached."""
-        pairs = zip(self.accepted_by_position, self.trials_by_position, strict=True)
-        return [accepted / trials if trials else float("nan") for accepted, trials in pairs]
+    def counts(self) -> Counts:
+        """Drafts tried and accepted by each sequence; a policy may have drafted fewer than `gamma` in a step."""
+        return Counts.of_steps(self.num_accepted, self.gammas, self.gamma)

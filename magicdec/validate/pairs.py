@@ -23,10 +23,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from magicdec.counts import Z_90
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
-from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile
-from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
-from magicdec.perfmodel.intervals import Z_90, interval, tokens_error
+from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile, expected_tokens_per_step
+from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.prediction import predict

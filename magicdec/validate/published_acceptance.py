@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from magicdec.counts import Array, expected_tokens_per_step, survival
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance_law import Array, Law, expected_tokens_per_step, survival
+from magicdec.perfmodel.acceptance import Law
 from magicdec.validate.csv_rows import Row, published, read_rows, require_columns
 
 DEFAULT_TABLES = ("acceptance_snapkv.csv", "acceptance_llama31_8b_streamingllm512_pg19.csv")

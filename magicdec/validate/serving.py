@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from magicdec.counts import Z_90
 from magicdec.perfmodel.intervals import step_errors
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.engine import load_engine
-from magicdec.validate.serving_fit import LEFT_OUT, Z_90, left_out_predictions, nested_deviations
+from magicdec.validate.serving_fit import LEFT_OUT, left_out_predictions, nested_deviations
 from magicdec.validate.serving_rows import ServingRow, alike, predict_rows, read_serving, row_steps
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from magicdec.counts import Z_90
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
@@ -33,7 +34,6 @@ OWN_SPREAD = 0.7
 LARGEST_SHARE = 0.999
 CODE_STEP = 1e-3
 MAX_ROUNDS = 60
-Z_90 = 1.6448536269514722
 LEAST_ERROR = 0.03
 UNSEEN_SHARE = 0.93
 """Of rows that were left out, for the interval of rows of yet another device, tp or model: rows of one are alike, so

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
-from magicdec.perfmodel.acceptance_law import expected_tokens_per_step
+from magicdec.perfmodel.acceptance import expected_tokens_per_step
 from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.kernels.profile import load_hardware

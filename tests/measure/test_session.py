@@ -15,7 +15,7 @@ from magicdec.errors import CapacityError, CheckpointError, ConfigError, Storage
 from magicdec.measure import identity
 from magicdec.measure.configuration import BenchmarkRequest, Outputs, check_request, configuration_fields
 from magicdec.measure.rank import measure_request, write_outputs
-from magicdec.measure.repetitions import acceptance_by_position, benchmark, configuration_key, known_records
+from magicdec.measure.repetitions import benchmark, configuration_key, known_records
 from magicdec.measure.session import BenchmarkSession
 from magicdec.records import Record, append_record, read_records
 from magicdec.runtime.distributed import SINGLE
@@ -167,11 +167,6 @@ def test_the_tokens_that_end_a_text_are_those_of_the_generation_configuration(tm
         (tmp_path / "generation_config.json").write_text(wrong)
         with pytest.raises(CheckpointError, match=r"generation_config\.json"):
             generation_eos_token_ids(tmp_path, vocab_size=96)
-
-
-def test_acceptance_by_position_is_conditional() -> None:
-    """Of 10 blocks 4 accepted nothing, 3 one, 3 both: position 1 accepts 6/10, position 2 accepts 3/6."""
-    assert acceptance_by_position([4, 3, 3]) == ([0.6, 0.5], [10, 6])
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import acceptance
 from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, LawError, expected_tokens_per_step, fit_profile
-from magicdec.perfmodel.acceptance_fit import measured_rates, measurements_from_rows
-from magicdec.perfmodel.intervals import Z_90
+from magicdec.perfmodel.acceptance.fit import measured_rates, measurements_from_rows
 from tests.pace import slowness
 
 FOUR_SIGMA_FALSE_ALARM = 6.4e-5

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import fit_profile, measured_rates
-from magicdec.perfmodel.acceptance_import import read_acceptance
+from magicdec.perfmodel.acceptance import fit_profile
+from magicdec.perfmodel.acceptance.files import read_acceptance
+from magicdec.perfmodel.acceptance.fit import measured_rates, measurements_of
 
 GAMMA = 4
 RATES = np.array([0.8, 0.75, 0.7, 0.65])
@@ -122,22 +123,24 @@ def test_each_format_gives_the_rates_of_the_steps(write, kind, exact, sequences,
     (tmp_path / "file").write_text(write(sequences))
     found = read_acceptance(tmp_path / "file")
     assert found.kind == kind
-    (rates,) = measured_rates(found.measurements(draft_method="eagle", budget=1000, context=1000))
+    (rates,) = measured_rates(measurements_of(found.counts, draft_method="eagle", budget=1000, context=1000))
     assert rates.rates == pytest.approx(counted(sequences), abs=exact)
-    assert found.num_steps == pytest.approx(600, rel=0.01)
+    assert found.counts.steps.sum() == pytest.approx(600, rel=0.01)
 
 
 def test_a_profile_of_a_trace_says_the_tokens_per_step_of_the_trace(sequences, tmp_path):
     (tmp_path / "trace.jsonl").write_text(trace(sequences))
-    rows = read_acceptance(tmp_path / "trace.jsonl").measurements(draft_method="eagle", budget=900, context=900)
+    rows = measurements_of(
+        read_acceptance(tmp_path / "trace.jsonl").counts, draft_method="eagle", budget=900, context=900
+    )
     law = fit_profile(rows, draft="eagle").conditional_rates(budget=900, context=900, gamma_max=GAMMA)
     assert 1 + np.cumprod(law).sum() == pytest.approx(1 + np.mean(sequences), rel=0.01)
 
 
 def test_a_given_gamma_adds_positions_that_were_never_accepted(tmp_path):
     (tmp_path / "trace.jsonl").write_text("[0, 1, 1, 0]\n")
-    rows = read_acceptance(tmp_path / "trace.jsonl", gamma=2).measurements(
-        draft_method="ngram", budget=100, context=100
+    rows = measurements_of(
+        read_acceptance(tmp_path / "trace.jsonl", gamma=2).counts, draft_method="ngram", budget=100, context=100
     )
     assert [(row.position, row.trials, row.accepted) for row in rows] == [(1, 4.0, 2.0), (2, 2.0, 0.0)]
 

@@ -11,7 +11,7 @@ import pytest
 from magicdec.live.advice import Serving, Situation, advise
 from magicdec.live.observation import parse_draft
 from magicdec.perfmodel.acceptance import Law, Measurement, expected_tokens_per_step, fit_profile
-from magicdec.perfmodel.acceptance_runs import fit_runs
+from magicdec.perfmodel.acceptance.law import fit_runs
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points
 

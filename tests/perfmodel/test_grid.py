@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
-from magicdec.perfmodel.acceptance_law import Law
+from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.prediction import predict, predict_in_chunks
 from magicdec.perfmodel.setup import Points, Setup

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, speedup_static_batch, static_batch_efficiency
+from magicdec.perfmodel.acceptance import AcceptanceProfile, Law
+from magicdec.perfmodel.acceptance.law import static_batch_efficiency
 
 
 def profile_with(spread: float, rate: float = 0.8) -> AcceptanceProfile:
@@ -50,10 +51,10 @@ def test_the_drain_grows_with_the_batch_and_the_spread_and_shrinks_with_length()
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_nothing_is_lost_where_all_sequences_take_the_same_steps(rate: float) -> None:
-    speedup = speedup_static_batch(
-        2.0, profile_with(0.0, rate), budget=512, context=8192, gamma=3, batch_size=64, gen_len=400
+    kept = static_batch_efficiency(
+        profile_with(0.0, rate), budget=512, context=8192, gamma=3, batch_size=64, gen_len=400
     )
-    assert speedup == pytest.approx(2.0)
+    assert kept == pytest.approx(1.0)
 
 
 def test_an_empty_batch_is_refused() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 from samples_reports import grid, measured, plan, predicted
 
@@ -12,7 +14,7 @@ import magicdec
 from magicdec.errors import ConfigError
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import FIGURES, Chart, draw, draw_all
-from magicdec.reports.figures.drafting import wilson
+from magicdec.reports.figures.drafting import acceptance_by_position, rate_intervals
 from magicdec.reports.style import CSS_VARIABLES, GRID, INK, MUTED, PAPER, SERIES, inline_svg, png, raw_svg
 
 FROM_THE_PLAN = {"heatmap", "limits", "roofline", "memory"}
@@ -82,12 +84,20 @@ def test_the_heat_map_marks_where_speculation_is_off(charts: dict[str, Chart]) -
     assert len(charts["heatmap"].tips) == 20
 
 
-def test_wilson_intervals_agree_with_scipy() -> None:
-    from scipy.stats import binomtest
-
-    for accepted, trials in ((0, 5), (3, 7), (50, 60), (60, 60)):
-        interval = binomtest(accepted, trials).proportion_ci(0.95, method="wilson")
-        assert wilson(accepted / trials, trials) == pytest.approx((interval.low, interval.high), abs=1e-4)
+def test_acceptance_has_the_clustered_intervals_that_its_record_holds() -> None:
+    """90 % of a normal variable; an older record's trials are taken as independent, which is too narrow."""
+    told = measured(8, 512, gamma=2)
+    rates, trials = told.acceptance_by_position or [], told.acceptance_trials_by_position or []
+    clustered = msgspec.structs.replace(told, acceptance_stderr_by_position=[0.03, 0.04])
+    (low, high), _ = rate_intervals(clustered)
+    assert (low, high) == pytest.approx((rates[0] - 1.645 * 0.03, min(rates[0] + 1.645 * 0.03, 1.0)), abs=1e-4)
+    (older_low, older_high), _ = rate_intervals(told)
+    alone = math.sqrt(rates[0] * (1 - rates[0]) / trials[0])
+    assert older_high - older_low == pytest.approx(min(2 * 1.645 * alone, 1 - rates[0] + 1.645 * alone), rel=0.03)
+    chart = acceptance_by_position(ReportData.from_records([clustered]))
+    assert chart is not None
+    assert [column.title for column in chart.table.columns][3] == "90 % from"
+    assert chart.table.rows[0][3] == pytest.approx(low)
 
 
 @pytest.mark.parametrize("name", FIGURES)

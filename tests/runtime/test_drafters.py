@@ -34,7 +34,7 @@ def test_a_budget_that_holds_everything_drafts_like_the_target(method: str, engi
     """With room for every token, a self-draft is the target: every greedy draft is accepted."""
     draft = SpeculationSpec(draft="self", draft_method=method, draft_budget=200, gamma=4)
     result = decode(engine, build_drafter(draft, engine), SamplingSpec(), DecodeOptions(gamma=4, max_new_tokens=60))
-    assert result.acceptance_by_position == [1.0] * 4
+    assert result.counts.rates == [1.0] * 4
     assert result.num_tokens == 60 * len(LENGTHS)
 
 
@@ -126,7 +126,7 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(tiny_model: Transf
     for limits in ([100, 20, 50], [10, 90, 40]):  # the second run finds the slots in another order
         engine.restore(snapshot)
         result = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=3, max_new_tokens=limits))
-        assert result.acceptance_by_position == [1.0] * 3
+        assert result.counts.rates == [1.0] * 3
 
 
 def test_a_sparse_draft_model_sees_sinks_and_window_at_positions_in_its_cache(engine: Engine) -> None:

@@ -50,12 +50,12 @@ def test_counts_agree_with_each_other(engine: Engine) -> None:
     """Histogram, rates by position, tokens and steady state all follow from the accepted counts."""
     result = speculate(engine, DecodeOptions(gamma=3, max_new_tokens=[40, 50, 60, 70, 80, 90]))
     active = result.num_accepted >= 0
-    assert sum(result.histogram) == active.sum()
-    assert result.trials_by_position[0] == active.sum()
+    assert sum(result.counts.histogram) == active.sum()
+    assert result.counts.trials[0] == active.sum()
     for position in range(3):
         reached = result.num_accepted >= position
-        assert result.trials_by_position[position] == reached.sum()
-        assert result.accepted_by_position[position] == (result.num_accepted > position).sum()
+        assert result.counts.trials[position] == reached.sum()
+        assert result.counts.accepted[:, position].sum() == (result.num_accepted > position).sum()
     emitted = np.where(active, result.num_accepted + 1, 0).sum(axis=0)
     lengths = np.array([len(t) for t in result.tokens])
     assert (lengths <= emitted).all()
@@ -96,7 +96,7 @@ def test_simulated_acceptance_follows_the_given_rates(engine: Engine, temperatur
     sampling = SamplingSpec(temperature=temperature, seed=2)
     options = DecodeOptions(gamma=3, max_new_tokens=150, simulate_acceptance=rates)
     result = decode(engine, build_drafter(DRAFTS["streamingllm"], engine), sampling, options)
-    pairs = zip(result.acceptance_by_position, result.trials_by_position, rates, strict=True)
+    pairs = zip(result.counts.rates, result.counts.trials, rates, strict=True)
     for measured, trials, rate in pairs:
         assert trials > 50
         assert abs(measured - rate) < 5 * (rate * (1 - rate) / trials) ** 0.5

@@ -153,7 +153,7 @@ def test_sampled_tokens_follow_the_exact_joint_distribution(
         options = DecodeOptions(gamma=0 if draft is None else 2, max_new_tokens=NUM_TOKENS)
         result = run(engine, SpeculationSpec() if draft is None else DRAFTS[draft], seeded, options)
         np.add.at(counts, np.array(result.tokens) @ place, 1)
-        accepted += [] if draft is None else result.acceptance_by_position
+        accepted += [] if draft is None else result.counts.rates
     assert counts.sum() == BATCH * ROUNDS
     assert chi_square_p_value(counts, counts.sum() * expected) > FALSE_ALARM
     if draft is not None:
@@ -191,7 +191,7 @@ def test_a_draft_that_is_not_a_number_costs_no_token(bad: str, tiny_model: Trans
     drafter = build_drafter(DRAFTS["model"], engine, draft)
     result = decode(engine, drafter, sampling, DecodeOptions(gamma=2, max_new_tokens=4, max_steps=1))
     if bad != "-inf":  # one token that is never drafted is no error
-        assert result.acceptance_by_position[0] == 0.0
+        assert result.counts.rates[0] == 0.0
     counts = np.bincount([tokens[0] for tokens in result.tokens], minlength=64)
     assert stats.chisquare(counts, expected / expected.sum() * count).pvalue > FALSE_ALARM
 

@@ -141,7 +141,7 @@ def test_a_draft_that_reads_everything_errs_by_its_rounding_only(tiny_model: Tra
             draft="self", draft_method="streamingllm", draft_budget=150, gamma=2, draft_weight_dtype=weight_dtype
         )
         result = decode(engine, build_drafter(spec, engine), SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=100))
-        rates[weight_dtype] = result.acceptance_by_position[0]
+        rates[weight_dtype] = result.counts.rates[0]
     assert rates[None] == 1
     assert 0.9 < rates["int8"] < 1.0001
     assert 0.3 < rates["int4"] < rates["int8"]

@@ -141,7 +141,8 @@ def test_acceptance_is_that_of_our_own_runtime(served: Any) -> None:
     )  # fmt: skip
     session = BenchmarkSession(request)
     (measurement,) = [each for each in measure(session) if not each.speculation.is_autoregressive]
-    rates, trials = measurement.acceptance_by_position
+    counts = measurement.counts
+    rates, trials = counts.rates, counts.trials
     served.configure(budget=budget + PAGE_SIZE // 2, gamma=gamma)
     before = counters(served.llm)
     sampling = {"temperature": 1.0, "max_tokens": length, "ignore_eos": True}
@@ -150,7 +151,7 @@ def test_acceptance_is_that_of_our_own_runtime(served: Any) -> None:
     accepted = np.array(after["spec_decode_num_accepted_tokens_per_pos"][:gamma], dtype=float)
     accepted -= before["spec_decode_num_accepted_tokens_per_pos"][:gamma]
     reached = np.array([after["spec_decode_num_drafts"] - before["spec_decode_num_drafts"], *accepted[:-1]])
-    clustering = (measurement.tokens_per_step_stderr or 0.0) / binomial_stderr(rates, trials)
+    clustering = (counts.tokens_stderr or 0.0) / binomial_stderr(rates, trials)
     for position, rate in enumerate(accepted / reached):
         variance = rates[position] * (1 - rates[position]) * (1 / trials[position] + 1 / reached[position])
         assert abs(rate - rates[position]) < 4 * max(clustering, 1.0) * np.sqrt(variance)

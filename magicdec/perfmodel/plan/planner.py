@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step, static_batch_efficiency
+from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step
+from magicdec.perfmodel.acceptance.law import static_batch_efficiency
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.plan.answer import breakdown, candidates, ceilings
 from magicdec.perfmodel.plan.device import (

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from magicdec.comparison import is_paired
+from magicdec.counts import Z_90, rate_and_error
 from magicdec.naming import describe, method_name
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, siblings
@@ -32,15 +34,28 @@ from magicdec.reports.tables import BUDGET, CONTEXT, GAMMA_COLUMN, Column, Table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NINETY_FIVE_PERCENT = 1.96
+
+def rate_interval(rate: float, stderr: float) -> tuple[float, float]:
+    """90 % interval of a rate."""
+    return max(0.0, rate - Z_90 * stderr), min(1.0, rate + Z_90 * stderr)
 
 
-def wilson(rate: float, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of independent trials."""
-    z2 = NINETY_FIVE_PERCENT**2
-    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = NINETY_FIVE_PERCENT * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
-    return max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half))
+def rate_errors(row: Record) -> list[float | None]:
+    """Standard error of each position's rate: clustered by sequence, or of independent trials in older records; None
+    without trials."""
+    rates, trials = row.acceptance_by_position or [], row.acceptance_trials_by_position or []
+    errors = row.acceptance_stderr_by_position
+    found = [
+        None if not count else errors[place] if errors else rate_and_error(rate * count, count)[1]
+        for place, (rate, count) in enumerate(zip(rates, trials, strict=False))
+    ]
+    return [*found, *[None] * (len(rates) - len(found))]
+
+
+def rate_intervals(row: Record) -> list[tuple[float, float] | None]:
+    """90 % interval of each position's rate; None without trials."""
+    pairs = zip(row.acceptance_by_position or [], rate_errors(row), strict=True)
+    return [None if error is None else rate_interval(rate, error) for rate, error in pairs]
 
 
 # By gamma ------------------------------------------------------------------------------------------------------------
@@ -205,7 +220,7 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
         Column("configuration", "Configuration"),
         Column("position", "Position", "integer"),
         Column("rate", "Measured", "percent"),
-        Column("low", "95 % from", "percent"),
+        Column("low", "90 % from", "percent"),
         Column("high", "to", "percent"),
         Column("trials", "Trials", "integer"),
         Column("predicted", "Predicted", "percent"),
@@ -213,8 +228,8 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
     return Chart(
         title=_position_title(chosen[0]),
         caption=(
-            "Rate at which a drafted token is accepted, given that all before it in its block were. Bars: 95 % "
-            "binomial intervals (blocks of one sequence resemble each other, so the true ones are wider). "
+            "Rate at which a drafted token is accepted, given that all before it in its block were. Bars: 90 % "
+            "intervals, clustered by sequence (blocks of one resemble each other) where the record holds it. "
             "Dashed: predicted." + (" Below: share of steps by number of accepted tokens." if histograms else "")
         ),
         figure=figure,
@@ -241,11 +256,12 @@ def _comparable(rows: Sequence[Record], reference: Record | None) -> list[Record
 
 def _position_title(row: Record) -> str:
     """Says that acceptance rises or falls only where the intervals of the first and the last position are apart."""
-    rates, trials = row.acceptance_by_position or [0.0], row.acceptance_trials_by_position or []
+    rates = row.acceptance_by_position or [0.0]
     first = f"{percent(rates[0])} of first drafted tokens are accepted"
-    if len(rates) < 2 or len(trials) < len(rates) or not trials[-1]:
+    intervals = rate_intervals(row)
+    if len(rates) < 2 or intervals[0] is None or intervals[-1] is None:
         return first
-    (low, high), (last_low, last_high) = wilson(rates[0], trials[0]), wilson(rates[-1], trials[-1])
+    (low, high), (last_low, last_high) = intervals[0], intervals[-1]
     trend = "and more" if last_low > high else ("but fewer" if last_high < low else "and about as many")
     return f"{first}, {trend} of those that reach position {len(rates)}: {percent(rates[-1])}"
 
@@ -277,14 +293,14 @@ def _position_series(axes: Axes, row: Record, guess: Record | None, index: int, 
     colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
     offset = 0.06 * index
     series = describe(row, symbol=GAMMA)
+    intervals = rate_intervals(row)
     seen = [(i, r, n) for i, (r, n) in enumerate(zip(rates, trials, strict=False), 1) if n != 0]
     line = axes.plot([i + offset for i, _, _ in seen], [r for _, r, _ in seen], color=colour, lw=1, alpha=0.5)
     tips.belongs(series, *line)
     table: list[tuple[Value, ...]] = []
     for i, rate, count in seen:
-        low = high = None
-        if count:
-            low, high = wilson(rate, count)
+        low, high = intervals[i - 1] or (None, None)
+        if low is not None and high is not None:
             spread = [[rate - low], [high - rate]]
             bars = axes.errorbar(i + offset, rate, yerr=spread, fmt="none", ecolor=colour, lw=1)
             tips.belongs(series, *bars.lines[2])
@@ -319,9 +335,26 @@ def _histogram(axes: Axes, rows: Sequence[Record], tips: Tips) -> None:
 # By budget -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pooled:
+    """First drafted tokens of several runs at one budget; the variance is that of the accepted ones."""
+
+    accepted: float = 0.0
+    tried: float = 0.0
+    variance: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / self.tried
+
+    @property
+    def stderr(self) -> float:
+        return math.sqrt(self.variance) / self.tried
+
+
 def acceptance_by_budget(data: ReportData) -> Chart | None:
     """Acceptance at the first position against the draft's budget; all gammas of one budget pooled."""
-    pooled: dict[tuple[str, int], dict[int, tuple[float, float]]] = defaultdict(dict)
+    pooled: dict[tuple[str, int], dict[int, Pooled]] = defaultdict(dict)
     rows = [
         row
         for row in data.measured
@@ -330,11 +363,14 @@ def acceptance_by_budget(data: ReportData) -> Chart | None:
     for row in _comparable(rows, data.reference) if rows else ():
         assert row.draft_budget is not None
         assert row.acceptance_by_position is not None
-        trials = (row.acceptance_trials_by_position or [0])[0]
-        series = pooled[row.draft_method, row.context_len]
-        accepted, tried = series.get(row.draft_budget, (0.0, 0.0))
-        series[row.draft_budget] = (accepted + trials * row.acceptance_by_position[0], tried + trials)
-    curves = {k: v for k, v in sorted(pooled.items()) if len(v) > 1 and all(n for _, n in v.values())}
+        trials, error = (row.acceptance_trials_by_position or [0])[0], rate_errors(row)[0]
+        before = pooled[row.draft_method, row.context_len].get(row.draft_budget, Pooled())
+        pooled[row.draft_method, row.context_len][row.draft_budget] = Pooled(
+            accepted=before.accepted + trials * row.acceptance_by_position[0],
+            tried=before.tried + trials,
+            variance=before.variance + (trials * (error or 0.0)) ** 2,
+        )
+    curves = {k: v for k, v in sorted(pooled.items()) if len(v) > 1 and all(each.tried for each in v.values())}
     if not curves:
         return None
     deepest = {m: max(c for method, c in curves if method == m) for m, _ in curves}
@@ -353,14 +389,14 @@ def acceptance_by_budget(data: ReportData) -> Chart | None:
         CONTEXT,
         BUDGET,
         Column("rate", "Measured", "percent"),
-        Column("low", "95 % from", "percent"),
+        Column("low", "90 % from", "percent"),
         Column("high", "to", "percent"),
         Column("trials", "Trials", "integer"),
     )
     return Chart(
         title=_budget_title(curves, deepest),
         caption=(
-            "Share of first drafted tokens accepted, all γ of a budget pooled, with 95 % binomial bands. Dashed: "
+            "Share of first drafted tokens accepted, all γ of a budget pooled, with 90 % bands. Dashed: "
             "predicted. Every draft reads the same number of KV slots per step at one budget."
         ),
         figure=figure,
@@ -369,8 +405,8 @@ def acceptance_by_budget(data: ReportData) -> Chart | None:
     )
 
 
-def _budget_title(series: dict[tuple[str, int], dict[int, tuple[float, float]]], deepest: dict[str, int]) -> str:
-    rates = {m: {b: a / n for b, (a, n) in series[m, c].items()} for m, c in deepest.items()}
+def _budget_title(series: dict[tuple[str, int], dict[int, Pooled]], deepest: dict[str, int]) -> str:
+    rates = {m: {b: each.rate for b, each in series[m, c].items()} for m, c in deepest.items()}
     if len(rates) > 1:
         shared = set.intersection(*(set(r) for r in rates.values()))
         if shared:
@@ -386,20 +422,20 @@ def _budget_title(series: dict[tuple[str, int], dict[int, tuple[float, float]]],
 
 
 def _budget_series(
-    axes: Axes, key: tuple[str, int], values: dict[int, tuple[float, float]], data: ReportData, index: int, tips: Tips
+    axes: Axes, key: tuple[str, int], values: dict[int, Pooled], data: ReportData, index: int, tips: Tips
 ) -> list[tuple[Value, ...]]:
     method, context = key
     colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
     budgets = sorted(values)
-    rates = [values[b][0] / values[b][1] for b in budgets]
-    bands = [wilson(r, int(values[b][1])) for b, r in zip(budgets, rates, strict=True)]
+    rates = [values[b].rate for b in budgets]
+    bands = [rate_interval(values[b].rate, values[b].stderr) for b in budgets]
     name = method_name(method)
     band = axes.fill_between(budgets, [b[0] for b in bands], [b[1] for b in bands], color=colour, alpha=0.18, lw=0)
     tips.belongs(name, band, *axes.plot(budgets, rates, color=colour))
     table: list[tuple[Value, ...]] = []
     for budget, rate, (low, high) in zip(budgets, rates, bands, strict=True):
         (mark,) = axes.plot(budget, rate, marker, color=colour, mec=PAPER, mew=0.6)
-        trials = int(values[budget][1])
+        trials = round(values[budget].tried)
         tips.add(mark, f"{name}, budget {budget}: {100 * rate:.1f} % of {trials}", name)
         table.append((name, context, budget, rate, low, high, trials))
     guesses = {

@@ -1,4 +1,4 @@
-"""Acceptance profiles: a law of acceptance (perfmodel/acceptance_law.py) with where it came from and how sure it is.
+"""Acceptance profiles: a law of acceptance (perfmodel/acceptance/law.py) with where it came from and how sure it is.
 
 A profile is one JSON file. The shipped ones (specs/data/acceptance) are fitted on published measurements and say which;
 a user's own measurement replaces them. What was never measured has no profile: `default_profile` then returns None.
@@ -14,27 +14,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from magicdec.counts import Array, expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
-from magicdec.perfmodel.acceptance_fit import (
-    MeasuredRates,
-    Measurement,
-    fit_law,
-    held_out,
-    measured_rates,
-    measurements_from_rows,
-)
-from magicdec.perfmodel.acceptance_law import MAX_POSITIONS, Array, Law, LawError, expected_tokens_per_step, survival
-from magicdec.perfmodel.acceptance_runs import Runs, fit_runs
-from magicdec.perfmodel.static_batch import speedup_static_batch, static_batch_efficiency
+from magicdec.perfmodel.acceptance.fit import MeasuredRates, fit_law, held_out, measured_rates, measurements_from_rows
+from magicdec.perfmodel.acceptance.law import MAX_POSITIONS, Law, LawError, Runs, fit_runs
 
-__all__ = [
-    "AcceptanceProfile", "Law", "LawError", "MeasuredRates", "Measurement", "constant_profile", "default_profile",
-    "default_profile_names", "expected_tokens_per_step", "fit_profile", "load_profile",
-    "save_profile", "speedup_static_batch", "static_batch_efficiency", "survival",
-]  # fmt: skip
-
-PROFILES_DIRECTORY = Path(__file__).resolve().parent.parent / "specs" / "data" / "acceptance"
+PROFILES_DIRECTORY = Path(__file__).resolve().parents[2] / "specs" / "data" / "acceptance"
 SCHEMA_VERSION = 1
 
 

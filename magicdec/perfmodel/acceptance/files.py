@@ -27,10 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from magicdec.counts import Counts
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance_fit import Measurement
-from magicdec.perfmodel.acceptance_law import MAX_POSITIONS
-from magicdec.specs.speculation import DraftMethod
+from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
 from magicdec.units import MIB
 
 LIMIT_BYTES = 256 * MIB
@@ -41,45 +42,13 @@ LOG_LINE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Steps of one sequence (or of all, where a file does not tell them apart): `survivors[i]` of them accepted at
-    least i drafts, so that `survivors[0]` is their number."""
-
-    survivors: tuple[float, ...]
-
-    @classmethod
-    def of_lengths(cls, accepted: Sequence[int], gamma: int) -> Steps:
-        return cls(tuple(float(sum(each >= i for each in accepted)) for i in range(gamma + 1)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class ImportedAcceptance:
     """What a file holds, and which kind of file it is."""
 
     kind: str
-    sequences: tuple[Steps, ...]
-
-    @property
-    def num_steps(self) -> float:
-        return sum(each.survivors[0] for each in self.sequences)
-
-    def measurements(self, *, draft_method: DraftMethod, budget: float, context: float) -> list[Measurement]:
-        """Rows for `fit_profile`; sequences are clusters."""
-        return [
-            Measurement(
-                draft_method=draft_method,
-                budget=budget,
-                context=context,
-                position=position,
-                trials=tried,
-                accepted=accepted,
-                sequence=number if len(self.sequences) > 1 else None,
-            )
-            for number, steps in enumerate(self.sequences)
-            for position, (tried, accepted) in enumerate(zip(steps.survivors[:-1], steps.survivors[1:], strict=True), 1)
-            if tried > 0
-        ]
+    counts: Counts
+    """By sequence (or of all together, where a file does not tell them apart)."""
 
 
 def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptance:
@@ -96,7 +65,7 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     if logged := LOG_LINE.findall(text):
-        return ImportedAcceptance(kind="vLLM log", sequences=tuple(_logged(*each) for each in logged))
+        return ImportedAcceptance(kind="vLLM log", counts=Counts.of_survivors(_logged(*each) for each in logged))
     documents = _documents(text, path)
     first = documents[0][1]
     for kind, is_it, read in READERS:
@@ -104,7 +73,7 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
             found = _read_all(path, documents, read)
             if kind == SPEC_BENCH and not any(0 in lengths for lengths in found):
                 found = [[each - 1 for each in lengths] for lengths in found]
-            return ImportedAcceptance(kind=kind, sequences=_steps(path, found, gamma))
+            return ImportedAcceptance(kind=kind, counts=_counts(path, found, gamma))
     raise ConfigError(
         f"{path} is no trace (JSON lines of accepted_lengths), no vLLM benchmark or log with speculation, no SGLang "
         "answers with a histogram of accepted drafts, no result of AIPerf or GuideLLM, and no Spec-Bench answers"
@@ -140,22 +109,23 @@ def _read_all(path: Path, documents: list[tuple[int, Any]], read: Callable[[Any]
     return found
 
 
-def _steps(path: Path, found: list[Any], gamma: int | None) -> tuple[Steps, ...]:
+def _counts(path: Path, found: list[Any], gamma: int | None) -> Counts:
+    """From each sequence's accepted lengths (a list), or its survivors (a tuple)."""
     if not found:
         raise ConfigError(
             f"{path} counts no accepted draft: was it measured with a draft, and did the server count them?"
         )
-    deepest = max(map(_deepest, found))
+    deepest = max(len(each) - 1 if isinstance(each, tuple) else max(each, default=0) for each in found)
     if gamma is not None and deepest > gamma:
         raise ConfigError(f"{path} has steps with {deepest} accepted drafts, more than gamma {gamma}")
     depth = gamma or deepest
     if not 1 <= depth <= MAX_POSITIONS:
         raise ConfigError(f"{path} has steps with up to {depth} accepted drafts; 1 to {MAX_POSITIONS} are read")
-    return tuple(each if isinstance(each, Steps) else Steps.of_lengths(each, depth) for each in found)
+    return Counts.of_survivors([each if isinstance(each, tuple) else _survivors(each, depth) for each in found])
 
 
-def _deepest(found: Any) -> int:
-    return len(found.survivors) - 1 if isinstance(found, Steps) else max(found, default=0)
+def _survivors(lengths: Sequence[int], depth: int) -> tuple[float, ...]:
+    return tuple(np.bincount(lengths, minlength=depth + 1)[::-1].cumsum()[::-1].tolist())
 
 
 def _lengths(values: Any) -> list[int]:
@@ -174,7 +144,7 @@ def _vllm_benchmark(document: Any) -> list[Any]:
     return [_from_survival(drafts, rates)]
 
 
-def _from_survival(drafts: float, rates: Sequence[float]) -> Steps:
+def _from_survival(drafts: float, rates: Sequence[float]) -> tuple[float, ...]:
     """From unconditional rates; rounding may leave a later one above an earlier one, which it cannot be."""
     survivors = [drafts]
     for rate in rates:
@@ -183,10 +153,10 @@ def _from_survival(drafts: float, rates: Sequence[float]) -> Steps:
         survivors.append(min(drafts * rate, survivors[-1]))
     if drafts < 1 or len(survivors) < 2:
         raise ValueError("no draft was verified")
-    return Steps(tuple(survivors))
+    return tuple(survivors)
 
 
-def _logged(mean: str, accepted: str, drafted: str, rates: str) -> Steps:
+def _logged(mean: str, accepted: str, drafted: str, rates: str) -> tuple[float, ...]:
     by_position = [float(rate) for rate in rates.split(",")]
     emitted = float(mean) - 1.0
     drafts = float(accepted) / emitted if emitted > 0 else float(drafted) / len(by_position)
@@ -208,7 +178,7 @@ def _from_histogram(told: Any) -> list[Any]:
     depth = told.get("num_spec_tokens") or max(counts)
     if max(counts) > depth or min(counts.values()) < 0:
         raise ValueError(f"no histogram of at most {depth} accepted drafts: {histogram}")
-    return [Steps(tuple(float(sum(n for j, n in counts.items() if j >= i)) for i in range(depth + 1)))]
+    return [tuple(float(sum(n for j, n in counts.items() if j >= i)) for i in range(depth + 1))]
 
 
 def _aiperf(document: Any) -> list[Any]:

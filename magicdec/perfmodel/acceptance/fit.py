@@ -15,8 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from magicdec.counts import Array, Counts, rate_and_error
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance_law import Array, Law, LawError
+from magicdec.perfmodel.acceptance.law import Law, LawError
+from magicdec.specs.speculation import DraftMethod
 
 PRIORS = {
     "log_rejection": (math.log(0.2), 3.0, -16.0, 0.0),
@@ -303,6 +305,17 @@ def _clip(x: Array, names: list[str]) -> Array:
     return clipped
 
 
+def measurements_of(counts: Counts, *, draft_method: DraftMethod, budget: float, context: float) -> list[Measurement]:
+    """Counts at one budget and context as rows to fit; several clusters are told apart."""
+    return [
+        Measurement(
+            draft_method=draft_method, budget=budget, context=context, position=position, trials=tried,
+            accepted=accepted, sequence=cluster if len(counts.steps) > 1 else None,
+        )
+        for cluster, position, tried, accepted in counts.cells()
+    ]  # fmt: skip
+
+
 def measured_rates(rows: Sequence[Measurement]) -> list[MeasuredRates]:
     """The counts as rates with standard errors, by budget and context."""
     tables = []
@@ -317,26 +330,13 @@ def measured_rates(rows: Sequence[Measurement]) -> list[MeasuredRates]:
 
 
 def _rate(rows: Sequence[Measurement]) -> tuple[float, float, float]:
-    """Rate, standard error and trials of counts of one kind; sequences that are named are taken as clusters.
-
-    Linearised ratio: with clusters of n_c trials and a_c accepted, se² = C/(C−1) · Σ (a_c − r·n_c)² / (Σ n_c)². Where
-    that is less than of independent trials (few clusters, or none), it is the binomial's, with half a success and half
-    a failure added, so that an observed 0 or 1 is not taken as certain.
-    """
-    trials = sum(row.trials for row in rows)
-    rate = sum(row.accepted for row in rows) / trials
-    smooth = (rate * trials + 0.5) / (trials + 1.0)
-    variance = smooth * (1.0 - smooth) / trials
-    clusters: dict[str | int, Array] = {}
+    """Rate, standard error and trials of counts of one kind; sequences that are named are taken as clusters."""
+    clusters: dict[str | int | None, Array] = {}
     for row in rows:
-        if row.sequence is not None:
-            entry = np.array([row.accepted, row.trials])
-            clusters[row.sequence] = clusters.get(row.sequence, np.zeros(2)) + entry
-    if len(clusters) > 1:
-        accepted, tried = np.array(list(clusters.values())).T
-        squares = float(np.sum((accepted - rate * tried) ** 2)) / tried.sum() ** 2
-        variance = max(variance, squares * len(clusters) / (len(clusters) - 1))
-    return rate, math.sqrt(variance), trials
+        entry = np.array([row.accepted, row.trials])
+        clusters[row.sequence] = clusters.get(row.sequence, np.zeros(2)) + entry
+    accepted, tried = np.array(list(clusters.values())).T
+    return *rate_and_error(accepted, tried), float(tried.sum())
 
 
 MEAN_ABSOLUTE_NORMAL = math.sqrt(2.0 / math.pi)

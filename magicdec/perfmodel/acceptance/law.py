@@ -1,0 +1,321 @@
+"""How many drafted tokens are accepted: by position in the block, by draft budget, by context.
+
+    1 − α(b, S) = floor + (1 − floor) · A · (b/b₀)^−c · (S/S₀)^e · (1 − b/S)^d            position 1
+    rate_i      = [ (α·k + i − 1) / (k + i − 1) ] ^ D_i ,  D_i = 1 + G·(1 − exp(−(i − 1)/τ))   position i
+
+b = draft budget (KV slots read per draft step), S = context, k = `concentration`, G = `drift`, τ = `drift_depth`.
+
+Two effects pull apart. The base is the beta-geometric law: α differs between sequences and passages as a Beta
+distribution of parameters α·k and (1 − α)·k, so that those which survive are easier, and the rate rises with i (k =
+∞: all alike). The exponent is the draft's drift away from the target over its own tokens: it multiplies −log(rate),
+so that a draft that never errs does not drift, and levels off at 1 + G after about τ positions, because published
+rates fall over the first few positions and then no further. With b ≥ S the draft sees all that the target sees: only
+the floor (another model, other weights) is left. Contexts below `flat_below` count as that long: a head loses
+acceptance only beyond about the length that it was trained at.
+
+Where rates by position are given instead, they are the law: rate_i = given_i, the last one for all further positions,
+and for another rate at position 1 (another budget, context) each to the power log(that rate) / log(given_1).
+
+Ignored: the content of the block, and that the rates after a rejection differ from those after a full block.
+
+Tokens per step at another gamma than the one that rates were counted at: runs of text that the draft knows.
+
+Where text is easy it stays easy for a while. A run has L tokens that the draft gets right, and one that it misses; it
+is gone through in steps of gamma + 1 tokens, each of which begins where the last one ended, so that a larger gamma
+takes fewer steps for the easy part and the same for the misses:
+
+    R_j = P(L ≥ j) = Π_{i ≤ j} (a·k + i − 1) / (k + i − 1)      beta-geometric: runs differ in how easy they are
+    E(γ) = Σ_j R_j / Σ_m R_{m(γ+1)}                             tokens of a run over its steps
+    S_i(γ) = Σ_m R_{m(γ+1)+i} / Σ_m R_{m(γ+1)}                  share of steps that accept at least i drafts
+
+With k = ∞ all tokens are alike and these are α^i. The law by position takes the rates of a step's positions as given
+whatever gamma is: too few tokens below the gamma that was measured, too many above it.
+
+At another budget or context logit(a) moves by as much as the law's logit of the first position's rate; k stays.
+
+Ignored: drafts that get worse over their own tokens. Rates that fall with the position show that, and are no runs.
+
+What a static batch loses while its last sequences finish: the drain.
+
+    efficiency = (gen_len / E[max_j n_j]) / expected_tokens_per_step
+
+n_j = speculative steps that sequence j takes for gen_len tokens. Its own rate p_j comes from a Beta distribution with
+mean α and standard deviation `spread`; given p_j, the tokens of a step are independent, and their sum over t steps is
+taken as normal, so P(n_j ≤ t) = Φ((t·μ − gen_len + ½)/√(t·v)), μ and v being the mean and variance of the tokens per
+step. A batch is done when its slowest sequence is; autoregressive sequences all take gen_len steps and lose nothing.
+Assumed: a step takes as long with idle slots as without. Ignored: correlation between the steps of a sequence beyond
+p_j.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from magicdec.counts import Array, survival
+from magicdec.errors import ConfigError
+from magicdec.specs.speculation import MAX_GAMMA
+
+MAX_POSITIONS = 64
+LARGEST = 1e15
+LONGEST = 1024
+"""Tokens of a run at most; with 64 the tokens per step differ by 1 %."""
+PRIOR = (math.log(10.0), 2.0)
+"""Of log k: mean and standard deviation. Rates at one or two positions hardly tell it."""
+SHAPE_ERROR = 0.3
+"""Of log(E(gamma) / E(gamma that was counted)), one standard deviation: runs are not quite beta-geometric."""
+STEP = 1e-4
+NUM_NODES = 240
+MAX_STEPS_EVALUATED = 2048
+
+
+class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The constants of the equations above."""
+
+    rejection: float
+    """A: 1 - alpha at the reference budget and context, before the fill factor (1 - b/S)^d and the floor."""
+    budget_exponent: float = 0.0
+    context_exponent: float = 0.0
+    fill_exponent: float = 0.0
+    reference_budget: float = 512.0
+    reference_context: float = 8192.0
+    flat_below: float = 0.0
+    floor: float = 0.0
+    """1 - alpha of a draft with a full cache; 0 for self-speculation with the target's own weights."""
+    concentration: float | None = None
+    """k; None is infinity: no heterogeneity."""
+    drift: float = 0.0
+    drift_depth: float = 2.0
+    by_position: list[float] = []
+    """Given rates, in place of the law by position."""
+
+    def __post_init__(self) -> None:
+        _check("rejection", self.rejection, 0.0, 1e3)
+        for name in ("budget_exponent", "fill_exponent", "drift"):
+            _check(name, getattr(self, name), 0.0, 50.0)
+        _check("context_exponent", self.context_exponent, -5.0, 5.0)
+        for name in ("reference_budget", "reference_context", "drift_depth"):
+            _check(name, getattr(self, name), 1e-3, LARGEST)
+        _check("flat_below", self.flat_below, 0.0, LARGEST)
+        _check("floor", self.floor, 0.0, 1.0)
+        if self.concentration is not None:
+            _check("concentration", self.concentration, 1e-3, 1e12)
+        if len(self.by_position) > MAX_POSITIONS:
+            raise ValueError(f"'by_position' holds {len(self.by_position)} rates; at most {MAX_POSITIONS} are read")
+        for rate in self.by_position:
+            _check("by_position", rate, 0.0, 1.0)
+
+    def first_rate(self, *, budget: Any, context: Any) -> Array:
+        """α: P(first drafted token accepted), of shape broadcast(budget, context)."""
+        context = sanitize(context, 1.0)
+        budget = np.minimum(sanitize(budget, 1.0), context)
+        scale = (budget / self.reference_budget) ** -self.budget_exponent
+        scale = scale * (np.maximum(context, self.flat_below) / self.reference_context) ** self.context_exponent
+        sparse = self.rejection * scale * (1.0 - budget / context) ** self.fill_exponent
+        rate: Array = (1.0 - self.floor) * (1.0 - np.minimum(sparse, 1.0))
+        return rate
+
+    def conditional_rates(self, *, budget: Any, context: Any, gamma_max: int) -> Array:
+        """P(position i accepted | all before accepted), i = 1..gamma_max, on a last axis."""
+        return self.rates_after(self.first_rate(budget=budget, context=context), gamma_max)
+
+    def rates_after(self, first_rate: Any, gamma_max: int) -> Array:
+        """The law by position for a given rate at position 1; shape (..., gamma_max)."""
+        alpha = np.clip(np.asarray(first_rate, dtype=np.float64), 0.0, 1.0)[..., None]
+        if self.by_position:
+            return self._given_rates(alpha, gamma_max)
+        before: Array = np.arange(gamma_max).astype(np.float64)
+        if self.concentration is not None:
+            alpha = (alpha * self.concentration + before) / (self.concentration + before)
+        exponent = 1.0 + self.drift * -np.expm1(-before / self.drift_depth)
+        rates: Array = alpha**exponent
+        return rates
+
+    def _given_rates(self, alpha: Array, gamma_max: int) -> Array:
+        last = len(self.by_position) - 1
+        given = np.array([self.by_position[min(position, last)] for position in range(gamma_max)])
+        first = np.clip(given[:1], 1e-12, 1.0 - 1e-12)
+        power = np.log(np.clip(alpha, 1e-12, 1.0 - 1e-12)) / np.log(first)
+        rates: Array = given**power
+        return rates
+
+
+class LawError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One standard deviation of log(1 − α) at the reference point, and how it grows away from it.
+
+    `depth` is the standard deviation of the log of −log(rate) per unit of log(position): extrapolation in depth.
+    """
+
+    log_rejection: float = 0.0
+    budget_exponent: float = 0.0
+    context_exponent: float = 0.0
+    depth: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            _check(name, getattr(self, name), 0.0, 50.0)
+
+    def deviation(self, law: Law, *, budget: Any, context: Any, gamma_max: int) -> Array:
+        """Standard deviation of log(−log rate_i), of shape broadcast(budget, context) + (gamma_max,)."""
+        context = sanitize(context, 1.0)
+        budget = np.minimum(sanitize(budget, 1.0), context)
+        by_budget = self.budget_exponent * np.log(budget / law.reference_budget)
+        by_context = self.context_exponent * np.log(np.maximum(context, law.flat_below) / law.reference_context)
+        variance = np.asarray(self.log_rejection**2 + by_budget**2 + by_context**2)[..., None]
+        by_depth = self.depth * np.log(np.arange(1, gamma_max + 1, dtype=np.float64))
+        deviation: Array = np.sqrt(variance + by_depth**2)
+        return deviation
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ValueError(f"'{name}' must be between {low:g} and {high:g}, not {value!r}")
+
+
+def sanitize(value: Any, low: float) -> Array:
+    """A float array without NaN, infinity, or values below `low`. None is "all": as large as can be."""
+    array = np.asarray(LARGEST if value is None else value, dtype=np.float64)
+    clean: Array = np.clip(np.nan_to_num(array, nan=low, posinf=LARGEST, neginf=low), low, LARGEST)
+    return clean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Runs fitted to rates by position that were counted at gamma = `counted`."""
+
+    x: Array
+    """(logit a, log k)."""
+    covariance: Array
+    counted: int
+
+    def tokens_per_step(self, gamma: Any, *, shift: Any = 0.0) -> tuple[Array, Array]:
+        """E(gamma), and the probability that all gamma drafts are accepted, with logit(a) moved by `shift`; arrays
+        broadcast."""
+        gamma, shift = np.asarray(gamma, dtype=np.int64), np.asarray(shift, dtype=np.float64)
+        shifts, row = np.unique(shift, return_inverse=True)
+        gammas, column = np.unique(gamma, return_inverse=True)
+        longer = _longer(self.x[0] + shifts[:, None], self.x[1])
+        steps = np.stack([longer[:, :: each + 1].sum(axis=-1) for each in gammas], axis=-1)
+        whole = np.stack([longer[:, each :: each + 1].sum(axis=-1) for each in gammas], axis=-1)
+        where = row.reshape(shift.shape), column.reshape(gamma.shape)
+        return (longer.sum(axis=-1)[:, None] / steps)[where], (whole / steps)[where]
+
+    def tokens(self, gamma: int) -> float:
+        """Expected tokens per step."""
+        return float(self.tokens_per_step(gamma)[0])
+
+    def log_ratio_error(self, gamma: Any, over: Any) -> Array:
+        """One standard deviation of log(E(gamma) / E(over)); arrays broadcast."""
+        gamma, over = np.broadcast_arrays(gamma, over)
+        ratio = self._log_tokens[:, gamma] - self._log_tokens[:, over]
+        gradient = (ratio[1:3] - ratio[3:5]) / (2 * STEP)
+        counted = np.einsum("i...,ij,j...", gradient, self.covariance, gradient)
+        error: Array = np.sqrt(np.maximum(counted, 0.0) + (SHAPE_ERROR * ratio[0]) ** 2)
+        return error
+
+    @cached_property
+    def _log_tokens(self) -> Array:
+        """log E of gamma = 0..MAX_GAMMA on the last axis, at x and a STEP up and down in either of its parts."""
+        steps = np.eye(2) * STEP
+        moved = [self, *(replace(self, x=self.x + step) for step in (*steps, *-steps))]
+        return np.log([runs.tokens_per_step(np.arange(MAX_GAMMA + 1))[0] for runs in moved])
+
+
+@lru_cache(maxsize=64)
+def fit_runs(rates: tuple[float, ...], stderr: tuple[float, ...]) -> Runs | None:
+    """Runs with these conditional rates by position, counted at gamma = their number; None where they do not rise."""
+    from scipy.optimize import least_squares
+
+    gamma = len(rates)
+    if gamma < 2 or rates[-1] <= rates[0] or not 0.0 < rates[0] < 1.0:
+        return None
+    counted, error = np.array(rates), np.maximum(stderr, 1e-4)
+
+    def residuals(x: Array) -> Array:
+        survivors = _survivors(x, gamma)
+        missed = (survivors[1:] / survivors[:-1] - counted) / error
+        return np.append(missed, (x[1] - PRIOR[0]) / PRIOR[1])
+
+    solved = least_squares(residuals, [math.log(rates[0] / (1.0 - rates[0])), 1.0], bounds=([-12, -4], [12, 12]))
+    jacobian = np.asarray(solved.jac, dtype=np.float64)
+    covariance = np.asarray(np.linalg.pinv(jacobian.T @ jacobian), dtype=np.float64)
+    return Runs(x=np.asarray(solved.x, dtype=np.float64), covariance=covariance, counted=gamma)
+
+
+def _longer(logit: Any, log_k: float) -> Array:
+    """R_j of j = 0..LONGEST − 1 on the last axis."""
+    a, k = 1.0 / (1.0 + np.exp(-np.asarray(logit))), math.exp(log_k)
+    i = np.arange(1, LONGEST)
+    later = np.cumprod((a * k + i - 1.0) / (k + i - 1.0), axis=-1)
+    longer: Array = np.concatenate([np.ones((*later.shape[:-1], 1)), later], axis=-1)
+    return longer
+
+
+def _survivors(x: Array, gamma: int) -> Array:
+    """S_i of i = 0..gamma."""
+    longer = _longer(x[0], x[1])
+    steps = np.append(longer, np.zeros(-len(longer) % (gamma + 1))).reshape(-1, gamma + 1)
+    survivors: Array = steps.sum(axis=0) / steps[:, 0].sum()
+    return survivors
+
+
+def sequence_rates(mean: float, spread: float) -> tuple[Array, Array]:
+    """Rates of sequences and their weights: a Beta distribution by midpoints. One node where the spread is 0."""
+    variance = min(spread**2, 0.95 * mean * (1.0 - mean))
+    if variance <= 1e-12:
+        return np.array([mean]), np.array([1.0])
+    total = mean * (1.0 - mean) / variance - 1.0
+    reach = 8.0 * math.sqrt(variance)
+    low, high = max(0.0, mean - reach), min(1.0, mean + reach)
+    nodes = low + (high - low) * (np.arange(NUM_NODES) + 0.5) / NUM_NODES
+    log_density = (mean * total - 1.0) * np.log(nodes) + ((1.0 - mean) * total - 1.0) * np.log1p(-nodes)
+    weights = np.exp(log_density - log_density.max())
+    return nodes, weights / weights.sum()
+
+
+def expected_steps_of_slowest(
+    law: Law, *, first_rate: float, gamma: int, batch_size: int, gen_len: int, spread: float
+) -> tuple[float, float]:
+    """E[max_j n_j] over a batch, and the expected tokens per step of all sequences together."""
+    from scipy.special import ndtr  # most plans need no drain, and need not wait for the import
+
+    nodes, weights = sequence_rates(first_rate, spread)
+    survivors = survival(law.rates_after(nodes, gamma))
+    accepted = survivors.sum(axis=-1)
+    variance = (survivors * (2.0 * np.arange(1, gamma + 1) - 1.0)).sum(axis=-1) - accepted**2
+    expected = 1.0 + float(survival(law.rates_after(first_rate, gamma)).sum())
+    mean = np.clip((1.0 + accepted) * expected / float(weights @ (1.0 + accepted)), 1.0, gamma + 1.0)
+    fewest = math.ceil(gen_len / (gamma + 1))
+    stride = max(1, math.ceil((gen_len - fewest) / MAX_STEPS_EVALUATED))
+    steps = np.arange(fewest, gen_len, stride, dtype=np.float64)
+    if not steps.size:
+        return float(fewest), expected
+    deviation = np.sqrt(np.maximum(steps[:, None] * np.maximum(variance, 0.0), 1e-9))
+    finished = ndtr((steps[:, None] * mean - gen_len + 0.5) / deviation) @ weights
+    unfinished = 1.0 - np.clip(finished, 0.0, 1.0) ** batch_size
+    return fewest + stride * float(unfinished.sum()), expected
+
+
+def static_batch_efficiency(
+    profile: Any, *, budget: Any, context: float, gamma: int, batch_size: int, gen_len: int
+) -> float:
+    """Share of the steady-state throughput that a static batch of equal lengths keeps (1 where nothing is drafted).
+
+    `profile` is an AcceptanceProfile: its law and its spread are used.
+
+    Raises ConfigError for a batch or a length below 1.
+    """
+    if batch_size < 1 or gen_len < 1 or gamma < 0:
+        raise ConfigError("a static batch needs batch size and generated length of at least 1, and gamma of at least 0")
+    if gamma == 0:
+        return 1.0
+    first_rate = float(profile.law.first_rate(budget=budget, context=context))
+    slowest, expected = expected_steps_of_slowest(
+        profile.law, first_rate=first_rate, gamma=gamma, batch_size=batch_size, gen_len=gen_len, spread=profile.spread
+    )
+    return min(1.0, gen_len / (expected * slowest))
