@@ -54,7 +54,7 @@ def options(
 
 
 COMMANDS = {
-    "plan": ("plan", "plan_command", "EPILOG"),
+    "plan": ("plan", "plan_command", "PLAN_EPILOG"),
     "run": ("run", "run_command", "EPILOG"),
     "calibrate": ("calibrate", "calibrate_command", "CALIBRATE_EPILOG"),
     "profile-acceptance": ("calibrate", "profile_acceptance_command", "PROFILE_EPILOG"),
@@ -64,7 +64,7 @@ COMMANDS = {
     "observe": ("server", "observe_command", "OBSERVE_EPILOG"),
     "tune": ("server", "tune_command", "TUNE_EPILOG"),
     "explore": ("explore", "explore_command", "EPILOG"),
-    "sensitivity": ("sensitivity", "sensitivity_command", "EPILOG"),
+    "sensitivity": ("plan", "sensitivity_command", "SENSITIVITY_EPILOG"),
     "models": ("catalog", "models_command", "MODELS_EPILOG"),
     "hardware": ("catalog", "hardware_command", "HARDWARE_EPILOG"),
     "engines": ("catalog", "engines_command", "ENGINES_EPILOG"),

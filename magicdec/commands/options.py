@@ -88,16 +88,8 @@ planned_drafts = one_of(lambda: [SELF, "none", *OWN_METHOD, *model_names()])
 planned_methods = one_of(lambda: [each for each in DRAFT_METHODS if each != "none"])
 
 # What is predicted
-Model = Annotated[str, option("Catalog name, config.json or its directory.", models)]
 Hardware = Annotated[str, option("Catalog name or TOML file.", hardware)]
-Engine = Annotated[str | None, option("Catalog name or TOML file.", engines)]
-Tp = Annotated[int | None, option("Tensor-parallel size; default: the node.")]
-Gamma = Annotated[int | None, option("Drafted tokens per step; default: searched.")]
-DraftMethod = Annotated[str | None, option("streamingllm, snapkv, topk or full.", planned_methods)]
-DraftBudgets = Annotated[str | None, option("KV slots per sequence, a list.")]
 Temperature = Annotated[float, option("0 is greedy.")]
-Rates = Annotated[str | None, option("One rate for every position, or a list by position.")]
-Profiles = Annotated[list[Path] | None, option("Measured acceptance profile; repeatable.")]
 
 # What is run here
 Checkpoint = Annotated[str, option("Catalog name, or a Hugging Face checkpoint directory.", models)]

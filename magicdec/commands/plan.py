@@ -1,4 +1,5 @@
-"""`magicdec plan`: which draft, budget and gamma; on how many devices; or no speculation. Needs no torch."""
+"""`magicdec plan`: which draft, budget and gamma; on how many devices; or no speculation. `magicdec sensitivity`: which
+input moves that answer most. Need no torch."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from magicdec import plan_request
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, list_of, option, parse_ints, parse_rates, table_console
+from magicdec.commands.options import OutputFormat, list_of, option, parse_ints, parse_rates, print_as, table_console
 from magicdec.plan_request import Asked
 
 if TYPE_CHECKING:
+    from magicdec.perfmodel.plan.sensitivity import Sensitivity
     from magicdec.plan_document import Plan
 
 OFFERS = {
@@ -22,22 +24,35 @@ OFFERS = {
 }  # fmt: skip
 """What completes an option's value."""
 AS_TEXT = (tuple[int, ...], tuple[str, ...], float | tuple[float, ...] | None)
-EPILOG = """\b
+PLAN_EPILOG = """\b
 Examples:
   magicdec plan
   magicdec plan --model llama-3.1-70b --hardware h100-sxm-80gb --gpus 8 --context 16384,65536
   magicdec plan --draft none --batch 64 --why
   magicdec plan --acceptance-rate 0.8 --format json
 """
+SENSITIVITY_EPILOG = """\b
+Examples:
+  magicdec sensitivity --batch 32 --context 65536
+  magicdec sensitivity --model qwen3-8b --hardware h100-sxm-80gb --acceptance-rate 0.8 --format csv
+"""
+SENSITIVITY_OPTIONS = ("model", "hardware", "engine", "tp", "batch", "context", "gamma", "draft", "draft_method",
+                       "draft_budget", "acceptance_rate", "acceptance")  # fmt: skip
 
 
-def asks_plan(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of a plan in place of its `**given`, as plan_request declares them."""
-    own = [each for each in signature(command, eval_str=True).parameters.values() if each.kind != Parameter.VAR_KEYWORD]
-    made = [_parameter(name, asked) for name, asked in plan_request.options().items()]
-    command.__signature__ = Signature([*made, *own])  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in (*made, *own)}
-    return command
+def asks_plan(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command these options of a plan, or all, in place of its `**given`, as plan_request declares them. A
+    parameter of its own with the same name stands for that option."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = {name: each for name, each in signature(command, eval_str=True).parameters.items() if name != "given"}
+        asked = {name: each for name, each in plan_request.options().items() if not names or name in names}
+        made = [own.pop(name) if name in own else _parameter(name, each) for name, each in asked.items()]
+        command.__signature__ = Signature([*made, *own.values()])  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in (*made, *own.values())}
+        return command
+
+    return decorate
 
 
 def _parameter(name: str, asked: Asked) -> Parameter:
@@ -52,7 +67,9 @@ def _parameter(name: str, asked: Asked) -> Parameter:
         default = ",".join(map(str, default)) if default else None
         kind = str if default else str | None
     names = (f"--{name.replace('_', '-')}",) if kind is bool else ()
-    annotation = Annotated.__class_getitem__((kind, option(asked.option.help, OFFERS.get(name), *names)))  # type: ignore[attr-defined]  # made at run time
+    reads = options.as_formats if name.endswith("dtype") else None
+    shown = option(asked.option.help, OFFERS.get(name), *names, callback=reads)
+    annotation = Annotated.__class_getitem__((kind, shown))  # type: ignore[attr-defined]  # made at run time
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -68,7 +85,7 @@ def _read(name: str, value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
-@asks_plan
+@asks_plan()
 def plan_command(
     *,
     record: Annotated[
@@ -108,3 +125,45 @@ def _record(answer: Plan, path: Path) -> None:
     for row in answer.rows:
         planned = candidate_record(answer, row)
         append_record(path, msgspec.structs.replace(planned, kind="plan", environment=environment))
+
+
+@asks_plan(*SENSITIVITY_OPTIONS)
+def sensitivity_command(
+    *,
+    hardware: options.Hardware = "a100-sxm-80gb",
+    batch: Annotated[int, option("Sequences.")] = 64,
+    context: Annotated[int, option("Prompt length.")] = 32768,
+    output_format: options.Format = OutputFormat.TABLE,
+    **given: Any,
+) -> None:
+    """Show which input moves the speedup most.
+
+    And so what is best measured next.
+    """
+    from magicdec.api import request_of
+    from magicdec.perfmodel.plan.sensitivity import sensitivity
+
+    read = {name: _read(name, value) for name, value in given.items()}
+    result = sensitivity(request_of(hardware=hardware, batch=batch, context=context, **read))
+    document = result.to_document()
+    print_as(output_format, document, document["inputs"], lambda: _print_sensitivity(given["model"], result))
+
+
+def _print_sensitivity(model: str, result: Sensitivity) -> None:
+    from magicdec.reports.text import text_table
+
+    best = result.configuration
+    budget = f" {best.draft_budget}" if best.draft_budget else ""
+    print(f"{model}: {best.draft_method}{budget}, gamma {best.gamma}: {result.speedup:.2f}x")
+    rows = [
+        (
+            each.name,
+            f"{1.1**each.elasticity - 1:+.1%}",
+            "-" if each.sigma is None else f"{each.sigma:.1%}",
+            "-" if each.swing is None else f"{each.swing:.1%}",
+        )
+        for each in result.inputs
+    ]
+    table_console().print(text_table(("input", "+10 % gives", "its error", "moves the speedup"), rows))
+    if result.measure_next:
+        print(f"measure next: {result.measure_next}")

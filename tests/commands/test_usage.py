@@ -43,7 +43,7 @@ def test_an_unknown_or_incomplete_option(
         (("sensitvity", "--batch", "3"), "unknown command 'sensitvity': did you mean sensitivity?"),
         (("validate", "krnels"), "unknown command 'krnels': did you mean kernels?"),
         (("records", "list"), "unknown command 'list': did you mean ls?"),
-        (("validate", "xyz"), "unknown command 'xyz': known: acceptance, grid, kernels, published"),
+        (("validate", "xyz"), "unknown command 'xyz': known: acceptance, grid, kernels, pairs"),
     ],
 )
 def test_an_unknown_command(arguments: tuple[str, ...], expected: str, line_of: Callable[..., str]) -> None:
