@@ -11,7 +11,6 @@ both steps have cancel, and so do the rates of positions that both draft.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,18 +23,16 @@ from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.intervals import engine_error, relative_errors
-from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.device import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.plan.drafts import check_profiles
 from magicdec.perfmodel.prediction import Prediction, predict
-from magicdec.perfmodel.setup import Points, Setup, precision_of
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.plan_document import verdict_of
 from magicdec.records import Record
 from magicdec.reports.deployment import Band, Deployment, bands_of, nearest_index
 from magicdec.reports.exports import write_settings
-from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.engine import engine_names, load_engine
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec, draft_model_name
+from magicdec.specs.engine import engine_names
+from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 
 WORTH_A_CHANGE = 1.02
 """A gain below this is not worth a restart."""
@@ -82,23 +79,19 @@ class Serving:
 
         Raises ConfigError for a name that is not known, or a draft of another vocabulary.
         """
-        model, hardware = load_model_spec(self.model), load_hardware(self.hardware)
-        engine = self.engine or (serving_engine if serving_engine in engine_names() else "ours")
-        setup = Setup(
-            model=model,
-            hardware=hardware,
-            engine=load_engine(engine),
-            sampling=SamplingSpec(temperature=self.temperature),
-            precision=precision_of(model, hardware, weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype),
-        )
-        if draft is None:
-            return setup
-        return dataclasses.replace(
-            setup,
-            speculation=SpeculationSpec(
+        speculation = AUTOREGRESSIVE
+        if draft is not None:
+            speculation = SpeculationSpec(
                 draft=draft.name, draft_method=draft.method, draft_budget=draft.budget, gamma=1
-            ),
-            draft_model=load_model_spec(name) if (name := draft_model_name(draft.name)) else None,
+            )
+        return Setup.of(
+            self.model,
+            self.hardware,
+            self.engine or (serving_engine if serving_engine in engine_names() else "ours"),
+            speculation,
+            weight_dtype=self.weight_dtype,
+            kv_dtype=self.kv_dtype,
+            sampling=SamplingSpec(temperature=self.temperature),
         )
 
 

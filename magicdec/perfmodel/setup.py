@@ -12,8 +12,9 @@ import numpy as np
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.base import Array, Where
-from magicdec.perfmodel.kernels.profile import HardwareProfile
-from magicdec.specs.engine import EngineProfile
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.layers import Attention
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism, valid_tp_sizes
@@ -25,6 +26,7 @@ from magicdec.specs.speculation import (
     SPARSE_METHODS,
     SamplingSpec,
     SpeculationSpec,
+    draft_model_name,
 )
 
 EAGLE3_VOCABULARY = 32_000
@@ -156,6 +158,27 @@ class Setup(ModelSetup):
     """Everything about a configuration but its numbers of sequences, tokens and ranks."""
 
     hardware: HardwareProfile
+
+    @classmethod
+    def of(
+        cls, model: str | ModelSpec, hardware: str | HardwareProfile, engine: str | EngineProfile,
+        speculation: SpeculationSpec = AUTOREGRESSIVE, *, weight_dtype: str | None = None, kv_dtype: str | None = None,
+        **more: Any,
+    ) -> Setup:  # fmt: skip
+        """A setup from names or specs: formats by `precision_of`, the draft's model by its name, `more` fields as
+        they are. Raises ConfigError for a name that is not known, or a draft of another vocabulary."""
+        model = model if isinstance(model, ModelSpec) else load_model_spec(model)
+        hardware = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
+        draft = draft_model_name(speculation.draft)
+        return cls(
+            model=model,
+            hardware=hardware,
+            engine=engine if isinstance(engine, EngineProfile) else load_engine(engine),
+            speculation=speculation,
+            draft_model=None if draft is None else load_model_spec(draft),
+            precision=precision_of(model, hardware, weight_dtype=weight_dtype, kv_dtype=kv_dtype),
+            **more,
+        )
 
     @property
     def at(self) -> Where:

@@ -21,10 +21,9 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, default_profile, load_profile
 from magicdec.perfmodel.intervals import interval, tokens_error
-from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
+from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
-from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.parallel import check_tp
 from magicdec.specs.speculation import DRAFT_METHODS, MAX_GAMMA, SELF, DraftMethod, SamplingSpec, SpeculationSpec
@@ -208,24 +207,15 @@ def evaluate(
 ) -> Evaluation:
     """Every gamma for rows of one (device, target, draft, method, tp)."""
     first = rows[0]
-    model = load_model_spec(first.target)
-    check_tp(model, first.tp_size, engine.vocabulary_multiple)
+    spec = SpeculationSpec(draft=first.draft, draft_method=first.draft_method, draft_budget=FITTED_BUDGET, gamma=1)
+    setup = Setup.of(first.target, hardware or first.device, engine, spec, sampling=SAMPLING)
+    check_tp(setup.model, first.tp_size, engine.vocabulary_multiple)
     batch, context, budget = (
         np.array([[float(getattr(row, name))] for row in rows])
         for name in ("batch_size", "context_len", "draft_budget")
     )
     budget = np.minimum(budget, context)
 
-    setup = Setup(
-        model=model,
-        hardware=hardware or load_hardware(first.device),
-        engine=engine,
-        speculation=SpeculationSpec(
-            draft=first.draft, draft_method=first.draft_method, draft_budget=FITTED_BUDGET, gamma=1
-        ),
-        draft_model=None if first.draft == SELF else load_model_spec(first.draft),
-        sampling=SAMPLING,
-    )
     points = Points(batch=batch, context=context, tp=first.tp_size, budget=budget, gamma=GAMMAS[None, :])
     middle = predict(setup, acceptance, points)
     bounds = interval(middle, tokens_error(middle, acceptance))

@@ -35,7 +35,7 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
-from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec, draft_model_name
+from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
 from magicdec.validate.csv_rows import Row, read_rows, require_columns
 
@@ -222,15 +222,11 @@ def _column(rows: Sequence[ServingRow], name: str) -> Array:
 
 
 def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
-    return Setup(
-        speculation=_speculation(row),
-        draft_model=load_model_spec(name) if (name := draft_model_name(row.draft)) else None,
-        model=load_model_spec(row.model),
-        hardware=load_hardware(row.hardware),
-        engine=engine,
-        sampling=GREEDY,
-        precision=Precision(weight_dtype=row.weight_dtype, kv_dtype=row.kv_dtype),
-    )
+    """The setup that a row was measured with."""
+    return Setup.of(
+        row.model, row.hardware, engine, _speculation(row), sampling=GREEDY, weight_dtype=row.weight_dtype,
+        kv_dtype=row.kv_dtype,
+    )  # fmt: skip
 
 
 def _speculation(row: ServingRow) -> SpeculationSpec:
