@@ -22,8 +22,7 @@ import msgspec
 from magicdec.specs.catalog import ARCHITECTURES_FILE, MODELS_DIRECTORY, load_model_spec, model_names
 from magicdec.specs.families import ARCHITECTURES, WRAPPERS
 from magicdec.specs.hf_config import model_from_hf_config
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.runnable import why_not_run
+from magicdec.specs.model import ModelSpec, why_not_run
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

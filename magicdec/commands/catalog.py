@@ -78,7 +78,7 @@ def _show_architectures(output: str) -> None:
 
 
 def _model_row(spec: Any) -> dict[str, Any]:
-    from magicdec.specs.runnable import why_not_run
+    from magicdec.specs.model import why_not_run
 
     published = spec.quantization
     recurrent, conv = spec.state_elements()

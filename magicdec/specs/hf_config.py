@@ -14,7 +14,6 @@ from magicdec.specs.families import WRAPPERS, architecture
 from magicdec.specs.families.keys import MAX_LAYERS, Keys
 from magicdec.specs.families.rope import reach
 from magicdec.specs.hf_quantization import read_quantization
-from magicdec.specs.layers import Attention, LatentAttention, Layer
 from magicdec.specs.model import ModelSpec
 
 MODALITIES = (
@@ -57,7 +56,7 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
         architecture=model_type,
         hidden_size=hidden,
         vocab_size=vocabulary,
-        max_position_embeddings=max(reach(_rope_of(layer), positions) for layer in layers),
+        max_position_embeddings=max(reach(layer.mixer.rotary if layer.mixer else None, positions) for layer in layers),
         layers=layers,
         norm=msgspec.structs.replace(row.norm, eps=keys.number(row.eps_key, default=row.norm.eps, most=1.0)),
         tie_word_embeddings=keys.flag("tie_word_embeddings", default=row.tied),
@@ -72,10 +71,6 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
             "remove it if it does not"
         )
     return spec
-
-
-def _rope_of(layer: Layer) -> Any:
-    return layer.mixer.rope if isinstance(layer.mixer, Attention | LatentAttention) else None
 
 
 def _decoder(config: dict[str, Any], where: str) -> dict[str, Any]:

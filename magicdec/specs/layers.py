@@ -11,10 +11,11 @@ Shapes are Hugging Face's: H hidden_size, A query heads, K KV heads, D head_dim,
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
+M = TypeVar("M", bound="_Mixer")
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swigluoai", "xielu"]
 """`relu2` is relu(x)²; `swigluoai` is gpt-oss's clamped (up + 1) · gate · sigmoid(alpha · gate); `xielu` learns two
 numbers in each layer (arXiv 2411.13010)."""
@@ -77,7 +78,42 @@ class State(msgspec.Struct, frozen=True):
 
 
 class _Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="none"):
-    """What files tell apart by `kind`."""
+    """A part of a layer; files tell its kinds apart by `kind`."""
+
+
+class _Mixer(_Kind, frozen=True):
+    """A part that mixes tokens; these are the answers of a recurrence without a cache by token."""
+
+    @property
+    def label(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def query_heads(self) -> int:
+        """Heads whose queries attend; 0 where nothing does."""
+        return 0
+
+    @property
+    def rotary(self) -> Rope | None:
+        """Its rotary embedding, where positions are rotated."""
+        return None
+
+    def caches(self) -> tuple[Cache, ...]:
+        """Kept by token of context."""
+        return ()
+
+    def states(self) -> tuple[State, ...]:
+        """Kept per sequence."""
+        return ()
+
+    def costing(self: M) -> M:
+        """The mixer without what changes its values but neither its weights nor its work."""
+        return self
+
+    @property
+    def why_not_run(self) -> str | None:
+        """The reason why our runtime does not compute it; None where it does. A new kind is refused until it is run."""
+        return f"layers of another kind than attention ({self.label})"
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -116,7 +152,7 @@ def _matrices(projections: tuple[Projection, ...]) -> int:
     return sum(each.num_parameters for each in projections)
 
 
-class Attention(_Kind, frozen=True, kw_only=True, tag="attention"):
+class Attention(_Mixer, frozen=True, kw_only=True, tag="attention"):
     """Grouped-query attention: q [A·D, H], k and v [K·D, H], o [H, A·D].
 
     `mask` says which of the tokens up to its own a query sees: all; the last `span` (a window); or those of its own
@@ -181,8 +217,20 @@ class Attention(_Kind, frozen=True, kw_only=True, tag="attention"):
         is_full = self.mask == "full"
         return (Cache(self.num_kv_heads, 2 * self.head_dim, None if is_full else self.span, is_full),)
 
-    def states(self) -> tuple[State, ...]:
-        return ()
+    @property
+    def query_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def rotary(self) -> Rope | None:
+        return self.rope
+
+    def costing(self) -> Attention:
+        return msgspec.structs.replace(self, rope=None, scale=None, temperature=None, temperature_offset=1)
+
+    @property
+    def why_not_run(self) -> None:
+        return None
 
 
 class Indexer(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +255,7 @@ class Indexer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class LatentAttention(_Kind, frozen=True, kw_only=True, tag="latent_attention"):
+class LatentAttention(_Mixer, frozen=True, kw_only=True, tag="latent_attention"):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds one latent of `kv_lora_rank` and one
     rotated key of `qk_rope_head_dim` per token, shared by all heads.
 
@@ -268,11 +316,23 @@ class LatentAttention(_Kind, frozen=True, kw_only=True, tag="latent_attention"):
             return (latent,)
         return latent, Cache(1, self.indexer.head_dim, None, False)
 
-    def states(self) -> tuple[State, ...]:
-        return ()
+    @property
+    def query_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def rotary(self) -> Rope | None:
+        return self.rope
+
+    def costing(self) -> LatentAttention:
+        return msgspec.structs.replace(self, rope=None, scale=None)
+
+    @property
+    def why_not_run(self) -> str | None:
+        return None if self.indexer is None else "attention to tokens that an indexer chooses"
 
 
-class GatedDeltaNet(_Kind, frozen=True, kw_only=True, tag="gated_delta_net"):
+class GatedDeltaNet(_Mixer, frozen=True, kw_only=True, tag="gated_delta_net"):
     """Linear attention with a gated delta rule (arXiv 2412.06464; Qwen3-Next): a state of key × value per value head,
     after a short causal convolution of queries, keys and values."""
 
@@ -309,9 +369,6 @@ class GatedDeltaNet(_Kind, frozen=True, kw_only=True, tag="gated_delta_net"):
             + self.value_head_dim  # norm
         )
 
-    def caches(self) -> tuple[Cache, ...]:
-        return ()
-
     def states(self) -> tuple[State, ...]:
         per_key_head = self.num_value_heads // self.num_key_heads * self.value_head_dim
         return (
@@ -323,7 +380,7 @@ class GatedDeltaNet(_Kind, frozen=True, kw_only=True, tag="gated_delta_net"):
         )
 
 
-class LightningAttention(_Kind, frozen=True, kw_only=True, tag="lightning_attention"):
+class LightningAttention(_Mixer, frozen=True, kw_only=True, tag="lightning_attention"):
     """Linear attention with a fixed decay per head (arXiv 2401.04658; MiniMax-01): a state of D × D per head; fused
     q, k, v, an output gate, and a norm of the heads' outputs."""
 
@@ -343,14 +400,11 @@ class LightningAttention(_Kind, frozen=True, kw_only=True, tag="lightning_attent
     def num_parameters(self, hidden_size: int) -> int:
         return _matrices(self.projections(hidden_size)) + self.num_heads * self.head_dim
 
-    def caches(self) -> tuple[Cache, ...]:
-        return ()
-
     def states(self) -> tuple[State, ...]:
         return (State(self.num_heads, self.head_dim**2),)
 
 
-class Mamba2(_Kind, frozen=True, kw_only=True, tag="mamba2"):
+class Mamba2(_Mixer, frozen=True, kw_only=True, tag="mamba2"):
     """A state-space layer (arXiv 2405.21060): a state of head_dim × state_size per head, after a short convolution of
     the inputs and of the state's input and output maps, which `num_groups` groups of heads share."""
 
@@ -393,9 +447,6 @@ class Mamba2(_Kind, frozen=True, kw_only=True, tag="mamba2"):
         count += self.in_size + hidden_size if self.bias else 0
         return count + 3 * self.num_heads + self.inner_size  # decay, skip and step's bias; norm
 
-    def caches(self) -> tuple[Cache, ...]:
-        return ()
-
     def states(self) -> tuple[State, ...]:
         conv = (self.inner_size // self.num_groups + 2 * self.state_size) * self.conv_kernel
         recurrent = self.num_heads // self.num_groups * self.head_dim * self.state_size
@@ -416,8 +467,13 @@ class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """What ranks divide."""
+        """Widths that ranks divide."""
         return (self.width,)
+
+    @property
+    def num_experts(self) -> int:
+        """Routed experts: none."""
+        return 0
 
     @property
     def num_inner(self) -> int:
@@ -438,6 +494,20 @@ class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
         biases = self.num_inner * self.width + hidden_size if self.bias else 0
         learned = 2 if self.activation == "xielu" else 0
         return _matrices(self.projections(hidden_size)) + biases + learned
+
+    def expert_parameters(self, hidden_size: int) -> int:
+        return 0
+
+    def active_parameters(self, hidden_size: int) -> int:
+        return self.num_parameters(hidden_size)
+
+    @property
+    def why_not_run(self) -> str | None:
+        if self.activation == "swigluoai" and not self.gated:
+            return "feed-forwards of an activation that has a gate, without one"
+        return (
+            "feed-forwards with xIELU that are gated or experts" if self.activation == "xielu" and self.gated else None
+        )
 
 
 class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts"):
@@ -478,7 +548,7 @@ class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """What ranks divide."""
+        """Widths that ranks divide."""
         return (self.width, self.shared_width) if self.shared_width else (self.width,)
 
     @property
@@ -524,6 +594,12 @@ class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts
         """Weights that one token passes."""
         idle = 1.0 - self.num_experts_per_tok / self.num_experts
         return self.num_parameters(hidden_size) - round(idle * self.expert_parameters(hidden_size))
+
+    @property
+    def why_not_run(self) -> str | None:
+        if self.activation == "xielu":
+            return "feed-forwards with xIELU that are gated or experts"
+        return self.expert.why_not_run or (None if self.latent_size is None else "experts of a latent")
 
 
 Mixer = Attention | LatentAttention | GatedDeltaNet | LightningAttention | Mamba2

@@ -18,10 +18,8 @@ from magicdec.specs.layers import (
     Attention,
     Cache,
     FeedForward,
-    LatentAttention,
     Layer,
     Mixer,
-    MixtureOfExperts,
     RopeScaling,
     State,
 )
@@ -132,8 +130,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def is_unscaled(self) -> bool:
         """Whether positions are rotated, and nobody says that they are stretched."""
-        mixers = [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention | LatentAttention)]
-        ropes = [mixer.rope for mixer in mixers if mixer.rope is not None]
+        ropes = [rope for layer in self.layers if layer.mixer and (rope := layer.mixer.rotary) is not None]
         return bool(ropes) and self.extension is None and all(rope.scaling is None for rope in ropes)
 
     def summary(self) -> str:
@@ -147,7 +144,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def mixers(self) -> tuple[tuple[Mixer, int], ...]:
         """What mixes tokens, with the number of layers that have it; those that cost alike are one."""
-        return _counted(_costing(layer.mixer) for layer in self.layers if layer.mixer is not None)
+        return _counted(layer.mixer.costing() for layer in self.layers if layer.mixer is not None)
 
     @cached_property
     def feed_forwards(self) -> tuple[tuple[FeedForward, int], ...]:
@@ -192,7 +189,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def eagle_head(self) -> ModelSpec:
         """A draft head of one dense layer, whatever the model's are (EAGLE, arXiv 2401.15077)."""
         last = self._last_whole_layer
-        widths = [mlp.width for mlp, _ in self.feed_forwards if isinstance(mlp, MLP)]
+        widths = [mlp.width for mlp, _ in self.feed_forwards if not mlp.num_experts]
         dense = MLP(width=max(widths, default=self.widest_feed_forward))
         layer = Layer(mixer=last.mixer, mlp=dense)
         return msgspec.structs.replace(self, layers=(layer,), mtp_layers=())
@@ -206,8 +203,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def num_attention_heads(self) -> int:
         """The most query heads (heads of a recurrence, where nothing attends) of any layer."""
-        attending = [mixer.num_heads for mixer, _ in self.mixers if isinstance(mixer, Attention | LatentAttention)]
-        return max(attending or [state.num_heads for state, _ in self.states], default=1)
+        attending = max((mixer.query_heads for mixer, _ in self.mixers), default=0)
+        return attending or max((state.num_heads for state, _ in self.states), default=1)
 
     @property
     def num_key_value_heads(self) -> int:
@@ -221,12 +218,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_moe(self) -> bool:
-        return any(isinstance(mlp, MixtureOfExperts) for mlp, _ in self.feed_forwards)
+        return self.most_experts > 0
 
     @property
     def most_experts(self) -> int:
         """Routed experts of the layer that has the most; 0 without any."""
-        return max((mlp.num_experts for mlp, _ in self.feed_forwards if isinstance(mlp, MixtureOfExperts)), default=0)
+        return max((mlp.num_experts for mlp, _ in self.feed_forwards), default=0)
 
     @property
     def has_window(self) -> bool:
@@ -254,21 +251,14 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def expert_parameters(self) -> int:
         """Weights of all routed experts."""
-        return sum(
-            count * mlp.expert_parameters(self.hidden_size)
-            for mlp, count in self.feed_forwards
-            if isinstance(mlp, MixtureOfExperts)
-        )
+        return sum(count * mlp.expert_parameters(self.hidden_size) for mlp, count in self.feed_forwards)
 
     @cached_property
     def active_parameters(self) -> int:
         """Weights that one token passes, tables included."""
-        idle = sum(
-            count * (mlp.num_parameters(self.hidden_size) - mlp.active_parameters(self.hidden_size))
-            for mlp, count in self.feed_forwards
-            if isinstance(mlp, MixtureOfExperts)
-        )
-        return self.num_parameters - idle
+        hidden = self.hidden_size
+        idle = (n * (mlp.num_parameters(hidden) - mlp.active_parameters(hidden)) for mlp, n in self.feed_forwards)
+        return self.num_parameters - sum(idle)
 
     @cached_property
     def mtp_parameters(self) -> int:
@@ -296,11 +286,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return recurrent, sum(heads * state.conv_elements for state, heads in shares)
 
 
-def _costing(mixer: Mixer) -> Mixer:
-    """The mixer without what changes its values but neither its weights nor its work."""
-    if isinstance(mixer, Attention):
-        return msgspec.structs.replace(mixer, rope=None, scale=None, temperature=None, temperature_offset=1)
-    return msgspec.structs.replace(mixer, rope=None, scale=None) if isinstance(mixer, LatentAttention) else mixer
+def why_not_run(spec: ModelSpec) -> str | None:
+    """The part of a model that our runtime does not compute, for people; None where it runs. No torch, no time: the
+    catalog says it too."""
+    for layer in spec.layers:
+        if spec.norm.placement == "parallel" and layer.num_sublayers < 2:
+            return "blocks of one sublayer behind a norm for two"
+        for part in (layer.mixer, layer.mlp):
+            if part is not None and part.why_not_run is not None:
+                return part.why_not_run
+    return None if spec.quantization is None else spec.quantization.reason
 
 
 def _counted(items: Iterable[T]) -> tuple[tuple[T, int], ...]:

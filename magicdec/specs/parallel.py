@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from magicdec.errors import ConfigError
-from magicdec.specs.layers import Attention, LatentAttention
 from magicdec.specs.model import ModelSpec
 
 
@@ -82,7 +81,7 @@ def spread_for(*, tp_size: int, pp_size: int, ep_size: int | None, dp_attention:
 def divided(model: ModelSpec, vocabulary_multiple: int = 1) -> dict[str, set[int]]:
     """The sizes that ranks cut evenly, under Hugging Face's names: query heads, widths, and rows of the vocabulary
     padded to `vocabulary_multiple` (0: to a multiple of the ranks, which always fits)."""
-    queries = {mixer.num_heads for mixer, _ in model.mixers if isinstance(mixer, Attention | LatentAttention)}
+    queries = {mixer.query_heads for mixer, _ in model.mixers}
     widths = {width for mlp, _ in model.feed_forwards for width in mlp.widths}
     multiple = vocabulary_multiple
     rows = {-(-model.vocab_size // multiple) * multiple} if multiple else set()

@@ -25,7 +25,7 @@ from magicdec.runtime.weights import check_divisible, load_model
 from magicdec.specs import families
 from magicdec.specs.families import parts
 from magicdec.specs.hf_config import model_from_hf_config
-from magicdec.specs.runnable import why_not_run
+from magicdec.specs.model import why_not_run
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.runtime.drafts import DRAFTS, draft_model_for
 from tests.specs.architectures import READ_BY_TRANSFORMERS, draw

@@ -27,9 +27,9 @@ from magicdec.runtime.engine import Engine
 from magicdec.runtime.launch import launch
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.model import why_not_run
 from magicdec.specs.precision import Precision
 from magicdec.specs.quantization import Quantization
-from magicdec.specs.runnable import why_not_run
 
 DIRECTORY = Path(__file__).resolve().parents[1] / "data" / "quantized"
 FORMATS = sorted(path.name for path in DIRECTORY.iterdir())
