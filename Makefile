@@ -1,5 +1,6 @@
 # make demo: set up, then calibrate, plan, run, validate and report on this machine.
 # make test: set up, then the tests, two at a time.
+# make mutants: how many small changes of perfmodel move a golden answer or fail a test.
 # make test-vllm: set up vLLM's CPU build in an environment of its own, then the tests of the draft in it.
 # TORCH_INDEX_URL: where to take PyTorch from (unset: pip's configured index).
 
@@ -11,7 +12,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 HAS_VLLM_CPU := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
 
-.PHONY: setup demo test test-slow check docs clean
+.PHONY: setup demo test test-slow mutants check docs clean
 
 setup: $(INSTALLED)
 
@@ -30,6 +31,9 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+mutants: $(INSTALLED)
+	$(BIN)/python scripts/mutants.py
 
 ifeq ($(HAS_VLLM_CPU),)
 test-vllm:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ REPEATED = (
 """Rows that are among the candidates too: their numbers hold nothing new."""
 
 
+@cache
 def golden_requests() -> list[dict[str, Any]]:
     return draw(NUMBER, seed=SEED)
 
