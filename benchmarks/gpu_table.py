@@ -16,9 +16,11 @@ from magicdec.comparison import Comparison, pair_records
 from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance import expected_tokens_per_step
 from magicdec.perfmodel.forward import forward_pass
+from magicdec.perfmodel.kernels.base import Where
+from magicdec.perfmodel.layer_ops import Pass
 from magicdec.records import Record, read_records
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.precision import PROFILE_DTYPES
+from magicdec.specs.precision import PROFILE_DTYPES, Precision
 
 OPEN = "not measured"
 
@@ -249,14 +251,8 @@ class _ModelReport:
         """Of weights and KV that a pass of the record's batch reads."""
         assert self.profile is not None
         dtype = PROFILE_DTYPES[record.dtype]
-        cost = forward_pass(
-            self._spec,
-            self.profile.hardware,
-            self.profile.engine,
-            batch=record.batch_size,
-            query_len=query_len,
-            kv_len=kv_len,
-            weight_dtype=weight_dtype or dtype,
-            kv_dtype=dtype,
-        ).cost
+        at = Where(
+            self.profile.hardware, self.profile.engine, Precision(weight_dtype=weight_dtype or dtype, kv_dtype=dtype)
+        )
+        cost = forward_pass(self._spec, Pass(at=at, batch=record.batch_size, query_len=query_len, kv_len=kv_len)).cost
         return float(cost.weight_bytes + cost.kv_bytes)

@@ -2,8 +2,7 @@
 
     layers × (norms, projections, what mixes tokens, feed-forward, all-reduces) + final norm + lm_head + fixed costs
 
-`query_len` new tokens for each of `batch` sequences, which hold `kv_len` tokens in the cache (the new ones included):
-1 for decoding and drafting, gamma + 1 for verification, the prompt for prefill. Everything broadcasts, `tp_size` too.
+A `Pass` (perfmodel/layer_ops.py) says for how many sequences and tokens, on what, and how split.
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ from magicdec.perfmodel.kernels.base import BOUNDS, GROUPS, Array, BoundBy, Cost
 from magicdec.perfmodel.kernels.elementwise import streaming
 from magicdec.perfmodel.kernels.gemm import linear
 from magicdec.perfmodel.kernels.links import Message, all_reduce
-from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.layer_ops import Pass, elementwise_size, expert_ops, mixer_ops, num_reduced, projection_ops
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.layers import MixtureOfExperts
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
-from magicdec.specs.precision import Precision
 
 BLOCK_COLUMNS = 128
 
@@ -82,60 +79,28 @@ class ForwardTime:
         return ForwardTime((*self.ops, *extra))
 
 
-def forward_pass(
-    model: ModelSpec,
-    hw: HardwareProfile,
-    engine: EngineProfile,
-    *,
-    batch: Any,
-    query_len: Any,
-    kv_len: Any,
-    full_kv_len: Any = None,
-    tp_size: Any = 1,
-    weight_dtype: str = "bf16",
-    kv_dtype: str = "bf16",
-    attention_factor: Any = 1.0,
-    logit_rows: Any = None,
-    num_passes: Any = 1.0,
-    is_prefill: bool = False,
-    spread: Parallelism = TENSOR_PARALLEL,
-) -> ForwardTime:
+def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
     """Time of one pass of one group of tp ranks, through all stages of the layers in turn, while every group has as
-    much to do.
-
-    `full_kv_len` is what layers of full attention see of `kv_len`, in a sparse draft's pass (None: all).
-    `logit_rows` is for how many tokens logits are computed (None: all). `num_passes` counts the fixed costs and the
-    reads of the weights of a pass that is cut into several (chunked prefill); `query_len` stays that of the whole.
-    `is_prefill`: causal attention of whole prompts, by the prefill kernel's curve where the device has one (then
-    `kv_len` is not used).
-    """
-    precision = Precision(weight_dtype=weight_dtype, kv_dtype=kv_dtype)
-    at = Where(hw, engine, precision)
-    seen = kv_len if full_kv_len is None else full_kv_len
-    arrays = [np.asarray(v, dtype=np.float64) for v in (batch, query_len, kv_len, seen, tp_size, num_passes)]
-    p = Pass(
-        at=at, batch=arrays[0], query_len=arrays[1], kv_len=arrays[2],
-        full_kv_len=arrays[3], tp=arrays[4], num_passes=arrays[5], attention_factor=np.asarray(attention_factor),
-        is_prefill=is_prefill, spread=spread, mixer_precision=model.part_precision("mixer", precision),
-        mlp_precision=model.part_precision("mlp", precision),
-        experts_precision=model.part_precision("experts", precision),
-    )  # fmt: skip
-    tokens, layers = p.tokens, model.num_hidden_layers * p.num_passes
-    activation = precision.activation_bytes
-    sublayers = num_reduced(model, spread) * p.num_passes
+    much to do."""
+    p = p.in_arrays()
+    at, layers = p.at, model.num_hidden_layers * p.num_passes
+    activation = at.precision.activation_bytes
     operations = [
         *projection_ops(model, p),
         *(op for mixer, count in model.mixers for op in mixer_ops(mixer, p, count=count)),
         *expert_ops(model, p),
         streaming(
-            "norms", at, num_bytes=tokens * activation * elementwise_size(model, p),
-            num_kernels=engine.elementwise_kernels_per_layer, count=layers,
+            "norms", at, num_bytes=p.tokens * activation * elementwise_size(model, p),
+            num_kernels=at.engine.elementwise_kernels_per_layer, count=layers,
         ),
-        all_reduce(at, Message(tokens * model.hidden_size * activation, p.tp), count=sublayers),
-        _lm_head(model, at, rows=p.batch * p.query_len if logit_rows is None else logit_rows, tp=p.tp),
+        all_reduce(
+            at, Message(p.tokens * model.hidden_size * activation, p.tp),
+            count=num_reduced(model, p.spread) * p.num_passes,
+        ),
+        _lm_head(model, p),
         fixed(
             "overhead", "overhead",
-            layers * engine.layer_overhead_s + spread.pp * p.num_passes * engine.forward_overhead_s
+            layers * at.engine.layer_overhead_s + p.spread.pp * p.num_passes * at.engine.forward_overhead_s
             + _block_experts_s(model, p),
         ),
     ]  # fmt: skip
@@ -145,54 +110,40 @@ def forward_pass(
 def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
     """What fused experts in fp8_block take longer where a rank's columns fill whole blocks."""
     seconds: Array = np.zeros(())
-    if p.experts_precision.weight_dtype != "fp8_block" or not p.at.engine.block_experts_layer_s:
+    dtype, layer_s = model.part_precision("experts", p.at.precision).weight_dtype, p.at.engine.block_experts_layer_s
+    if dtype != "fp8_block" or not layer_s:
         return seconds
     for mlp, count in model.feed_forwards:
         if isinstance(mlp, MixtureOfExperts):
             columns = mlp.width / (1.0 if p.spread.whole_experts else p.tp)
             fills = np.where(columns % BLOCK_COLUMNS == 0, 1.0, 0.0)
-            seconds = seconds + fills * count * p.num_passes * p.at.engine.block_experts_layer_s
+            seconds = seconds + fills * count * p.num_passes * layer_s
     return seconds
 
 
-def _lm_head(model: ModelSpec, at: Where, *, rows: Any, tp: Array) -> Op:
-    at = at if at.engine.quantized_head else at._replace(precision=at.precision.tables)
-    return linear("lm_head", at, m=rows, n=model.vocab_size / tp, k=model.hidden_size)
+def _lm_head(model: ModelSpec, p: Pass) -> Op:
+    at = p.at if p.at.engine.quantized_head else p.at._replace(precision=p.at.precision.tables)
+    rows = p.batch * p.query_len if p.logit_rows is None else p.logit_rows
+    return linear("lm_head", at, m=rows, n=model.vocab_size / p.tp, k=model.hidden_size)
 
 
 def prefill(
-    model: ModelSpec,
-    hw: HardwareProfile,
-    engine: EngineProfile,
-    *,
-    batch: Any,
-    prompt_len: Any,
-    tp_size: Any = 1,
-    weight_dtype: str = "bf16",
-    kv_dtype: str = "bf16",
-    spread: Parallelism = TENSOR_PARALLEL,
+    model: ModelSpec, at: Where, *, batch: Any, prompt_len: Any, tp: Any = 1, spread: Parallelism = TENSOR_PARALLEL
 ) -> ForwardTime:
     """Prefill of `batch` prompts in passes of at most `engine.prefill_tokens` tokens.
 
     Causal attention sees half of the prompt on average; logits are computed for the last token of each prompt.
     """
     prompt = np.asarray(prompt_len, dtype=np.float64)
-    passes = np.ceil(np.asarray(batch, dtype=np.float64) * prompt / engine.prefill_tokens)
+    passes = np.ceil(np.asarray(batch, dtype=np.float64) * prompt / at.engine.prefill_tokens)
+    at = at._replace(engine=_with_prefill_kernel(at.engine))
     return forward_pass(
         model,
-        hw,
-        _with_prefill_kernel(engine),
-        batch=batch,
-        query_len=prompt,
-        kv_len=prompt,
-        tp_size=tp_size,
-        weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype,
-        logit_rows=batch,
-        num_passes=np.maximum(passes, 1.0),
-        is_prefill=True,
-        spread=spread,
-    )
+        Pass(
+            at=at, batch=batch, query_len=prompt, kv_len=prompt, tp=tp, logit_rows=batch,
+            num_passes=np.maximum(passes, 1.0), is_prefill=True, spread=spread,
+        ),
+    )  # fmt: skip
 
 
 def _with_prefill_kernel(engine: EngineProfile) -> EngineProfile:

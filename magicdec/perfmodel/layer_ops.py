@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,33 +39,40 @@ from magicdec.specs.precision import Precision
 EXPERT_IMBALANCE = 1.2
 """Tokens of the fullest rank of whole experts, over the mean: an estimate. 1 is what routing that is balanced with
 copies of busy experts comes near to; intervals.py has its error."""
+PROJECTED: tuple[Literal["mixer"], Literal["mlp"]] = ("mixer", "mlp")
 FP8_SCALES = 1.0 + 4.0 / 128.0
 """Bytes of a dispatched number in fp8, with a scale in 32 bits per 128 of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What a forward pass is over; arrays broadcast.
-
-    `query_len` new tokens for each of `batch` sequences that hold `kv_len` tokens, the new ones included. Layers of
-    full attention see only `full_kv_len` of them in a sparse draft's pass. In prefill queries are the prompt, and see
-    what precedes them.
-    """
+    """A forward pass's sequences and tokens, where it runs, and how it is split; numbers broadcast."""
 
     at: Where
-    batch: Array
-    query_len: Array
-    kv_len: Array
-    full_kv_len: Array
-    tp: Array
-    num_passes: Array
-    attention_factor: Array
-    is_prefill: bool
-    mixer_precision: Precision
-    mlp_precision: Precision
-    experts_precision: Precision
-    """Of the parts' weights, which may be published in different formats."""
+    batch: Any
+    query_len: Any
+    """New tokens of each sequence: 1 in decoding and drafting, gamma + 1 in verification, the prompt in prefill."""
+    kv_len: Any
+    """Tokens of a sequence in the cache, the new ones included."""
+    full_kv_len: Any = None
+    """Tokens that layers of full attention see, in a sparse draft's pass; None: all."""
+    tp: Any = 1
+    num_passes: Any = 1.0
+    """Passes that the whole is cut into (chunked prefill): fixed costs and weights are paid by each."""
+    logit_rows: Any = None
+    """Tokens whose logits are computed; None: all."""
+    attention_factor: Any = 1.0
+    is_prefill: bool = False
+    """Whether attention is causal over whole prompts, by the prefill kernel where the device has its curve."""
     spread: Parallelism = TENSOR_PARALLEL
+
+    def in_arrays(self) -> Pass:
+        """The pass with every number as an array."""
+        seen = self.kv_len if self.full_kv_len is None else self.full_kv_len
+        given = {name: getattr(self, name) for name in ("batch", "query_len", "kv_len", "tp", "num_passes")}
+        given |= {"full_kv_len": seen, "attention_factor": self.attention_factor}
+        arrays: dict[str, Any] = {name: np.asarray(value, dtype=np.float64) for name, value in given.items()}
+        return replace(self, **arrays)
 
     @property
     def tokens(self) -> Array:
@@ -89,7 +96,7 @@ def size(parts: Iterable[Part], tp_size: Any) -> Array:
     return sum((share(part.num_heads, tp_size) * part.size for part in parts), np.asarray(0.0))
 
 
-def attended(mixer: Attention, p: Pass) -> Array:
+def attended(mixer: Attention, p: Pass) -> Any:
     """Tokens that a query sees on average (in decoding, the last of the pass's queries).
 
     A chunk is seen up to the query's place in it. The contexts of a batch lie half a chunk around their mean, or down
@@ -109,7 +116,8 @@ def attended(mixer: Attention, p: Pass) -> Array:
 def projection_ops(model: ModelSpec, p: Pass) -> list[Op]:
     """The matrix products that every token passes; those of one shape are timed once."""
     counts: Counter[tuple[Projection, Precision]] = Counter()
-    for parts, precision in ((model.mixers, p.mixer_precision), (model.feed_forwards, p.mlp_precision)):
+    mixers, mlps = (model.part_precision(kind, p.at.precision) for kind in PROJECTED)
+    for parts, precision in ((model.mixers, mixers), (model.feed_forwards, mlps)):
         for part, count in parts:
             for projection in _joined(part.projections(model.hidden_size)):
                 counts[projection, precision] += count
@@ -222,7 +230,7 @@ MIXER_OPS: dict[type, Callable[..., list[Op]]] = {
 def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
     """The routed experts of every layer that has them."""
     found: list[Op] = []
-    at = p.at._replace(precision=p.experts_precision)
+    at = p.at._replace(precision=model.part_precision("experts", p.at.precision))
     for mlp, count in model.feed_forwards:
         if isinstance(mlp, MixtureOfExperts):
             work = Experts(

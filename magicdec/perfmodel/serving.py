@@ -37,6 +37,7 @@ from magicdec.perfmodel import memory
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
 from magicdec.perfmodel.intervals import Interval, engine_error
 from magicdec.perfmodel.kernels.base import Array
+from magicdec.perfmodel.layer_ops import Pass
 from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens
 from magicdec.perfmodel.stages import send_op
@@ -146,13 +147,11 @@ def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any,
 
     The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor` does.
     """
-    model, precision, spread = setup.model, setup.precision, setup.spread
+    model, spread = setup.model, setup.spread
     engine = msgspec.structs.replace(setup.engine, gemm_factor=1.0, narrow_gemm_factor=1.0, elementwise_factor=1.0)
-    formats: dict[str, Any] = {
-        "weight_dtype": precision.weight_dtype, "kv_dtype": precision.kv_dtype, "spread": spread
-    }  # fmt: skip
+    at = setup.at._replace(engine=engine)
     prompt, active = np.asarray(prompt_len, dtype=np.float64), np.asarray(active, dtype=np.float64) / spread.groups
-    alone = prefill(model, setup.hardware, engine, batch=1.0, prompt_len=prompt, tp_size=tp_size, **formats)
+    alone = prefill(model, at, batch=1.0, prompt_len=prompt, tp=tp_size, spread=spread)
     room = np.maximum(engine.prefill_tokens - active, engine.prefill_tokens / 4.0)
     chunks = np.maximum(np.ceil(prompt / room), 1.0)
     uncaptured_s = chunks * model.num_hidden_layers * engine.prefill_layer_overhead_s
@@ -163,12 +162,8 @@ def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any,
         return whole / spread.groups
 
     def linear(tokens: Any) -> Array:
-        return _without_attention(
-            forward_pass(
-                model, setup.hardware, engine, batch=tokens, query_len=1.0, kv_len=1.0, tp_size=tp_size,
-                logit_rows=active, **formats,
-            )
-        )  # fmt: skip
+        one = Pass(at=at, batch=tokens, query_len=1.0, kv_len=1.0, tp=tp_size, logit_rows=active, spread=spread)
+        return _without_attention(forward_pass(model, one))
 
     decoding = active * query_len
     added = chunks * (linear(decoding + prompt / chunks) - linear(decoding))
@@ -187,7 +182,6 @@ def serving_time(
     budget: Any = None,
     gamma: Any = 0,
     tokens_per_step: Any = 1.0,
-    full_acceptance: Any = 1.0,
 ) -> ServingTime:
     """The times of a request among `concurrency` that a server works on.
 
@@ -200,7 +194,7 @@ def serving_time(
     kv_len = prompt + output / 2.0
     terms = step_terms(
         setup, batch=active, kv_len=kv_len, draft_kv_len=draft_kv_tokens(setup, kv_len, budget), gamma=gamma,
-        tp_size=tp_size, full_acceptance=full_acceptance,
+        tp_size=tp_size,
     )  # fmt: skip
     step_s, token_s = terms.step_s, terms.step_s / np.asarray(tokens_per_step, dtype=np.float64)
     query_len = np.asarray(gamma, dtype=np.float64) + 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,12 +22,10 @@ from magicdec.perfmodel.kernels.elementwise import streaming
 from magicdec.perfmodel.kernels.gemm import linear
 from magicdec.perfmodel.kernels.links import Message, all_gather, all_reduce, broadcast
 from magicdec.perfmodel.kernels.profile import HardwareProfile
-from magicdec.perfmodel.layer_ops import size
+from magicdec.perfmodel.layer_ops import Pass, size
 from magicdec.perfmodel.setup import ModelSetup, Setup, draft_kv_tokens, draft_tp
 from magicdec.specs.device import DTYPE_BYTES
-from magicdec.specs.model import ModelSpec
-from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
-from magicdec.specs.precision import Precision
+from magicdec.specs.parallel import TENSOR_PARALLEL
 from magicdec.specs.speculation import PARALLEL_METHODS, SPARSE_METHODS
 
 TOKEN_BYTES = 8.0
@@ -98,63 +96,6 @@ def _mean(time: ForwardTime, weight: Array) -> ForwardTime:
     )  # fmt: skip
 
 
-def sampling_ops(setup: Setup, *, rows: Any, tp_size: Any, vocab_size: int) -> list[Op]:
-    """One token drawn from each of `rows` rows of logits (or the greatest taken)."""
-    engine = setup.engine
-    greedy, filtered = setup.sampling.is_greedy, setup.sampling.top_p is not None or setup.sampling.top_k is not None
-    passes = engine.greedy_passes if greedy else engine.sampling_passes
-    given = engine.greedy_s_per_element if greedy else engine.sampling_s_per_element
-    sort = engine.top_p_passes if filtered and not greedy else 0.0
-    return _over_vocabulary(
-        "sampling", setup, rows=rows, tp_size=tp_size, vocab_size=vocab_size, base_s=engine.sampling_base_s,
-        passes=passes + sort, seconds_per_element=_scaled(given, passes, sort),
-    )  # fmt: skip
-
-
-def accept_ops(setup: Setup, *, rows: Any, tp_size: Any) -> list[Op]:
-    """Acceptance of drafted tokens against the target's distribution at each verified one, and the draw of the next."""
-    engine = setup.engine
-    greedy, filtered = setup.sampling.is_greedy, setup.sampling.top_p is not None or setup.sampling.top_k is not None
-    greedily = engine.greedy_passes if engine.greedy_accept_passes is None else engine.greedy_accept_passes
-    passes = greedily if greedy else engine.accept_passes
-    given = engine.greedy_accept_s_per_element if greedy else engine.accept_s_per_element
-    sort = engine.top_p_passes if filtered and not greedy else 0.0
-    return _over_vocabulary(
-        "rejection", setup, rows=rows, tp_size=tp_size, vocab_size=setup.model.vocab_size, base_s=engine.accept_base_s,
-        passes=passes + sort, seconds_per_element=_scaled(given, passes, sort),
-    )  # fmt: skip
-
-
-def _scaled(seconds_per_element: float | None, passes: float, sort: float) -> float | None:
-    """A measured time per element, lengthened by the passes of a sort that it does not hold."""
-    return None if seconds_per_element is None else seconds_per_element * (passes + sort) / max(passes, 1e-9)
-
-
-def _over_vocabulary(
-    name: str, setup: Setup, *, rows: Any, tp_size: Any, vocab_size: int, base_s: float, passes: float,
-    seconds_per_element: float | None,
-) -> list[Op]:  # fmt: skip
-    """Work on rows × vocabulary in fp32: after a gather of the logits on every rank, or on each rank's shard."""
-    tp = np.asarray(tp_size, dtype=np.float64)
-    gathers = setup.engine.vocabulary == "gather"
-    elements = np.asarray(rows, dtype=np.float64) * vocab_size / (1.0 if gathers else tp)
-    operations = [fixed(name, "overhead", base_s)] if base_s else []
-    if seconds_per_element is not None:
-        operations.append(fixed(name, "elementwise", elements * seconds_per_element))
-    elif passes:
-        num_bytes = elements * FP32_BYTES * passes
-        operations.append(streaming(name, setup.at, num_bytes=num_bytes, num_kernels=np.ceil(passes / 2.0)))
-    if np.any(tp > 1):
-        if gathers:
-            element = setup.precision.activation_bytes
-            exchange = all_gather(setup.at, Message(elements * element, tp))
-        else:  # maximum and sum of each row
-            rows_bytes = np.asarray(rows, dtype=np.float64) * 2.0 * FP32_BYTES
-            exchange = all_reduce(setup.at, Message(rows_bytes, tp), count=2.0)
-        operations.append(exchange)
-    return operations
-
-
 def step_terms(
     setup: Setup,
     *,
@@ -168,56 +109,279 @@ def step_terms(
     """The terms of one step for `batch` sequences that hold `kv_len` tokens each, of which the draft reads
     `draft_kv_len`. `full_acceptance` is the probability that a sequence accepts all its drafts. Spread over groups and
     stages, the operations are those of one microbatch of the fullest group, through all stages."""
-    batch, kv_len, gamma = (np.asarray(value, dtype=np.float64) for value in (batch, kv_len, gamma))
-    whole, batch = batch, stages.microbatch(setup, batch)
-    engine, precision, tp = setup.engine, setup.precision, np.asarray(tp_size, dtype=np.float64)
-
-    def target_pass(query_len: Any) -> ForwardTime:
-        return forward_pass(
-            setup.model, setup.hardware, engine, batch=batch, query_len=query_len, kv_len=kv_len + query_len - 1.0,
-            tp_size=tp, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype, spread=setup.spread,
-        )  # fmt: skip
-
-    alone = target_pass(1.0)
-    step_s, _ = engine.step_overheads(setup.hardware.name)
-    autoregressive = alone.plus(
-        *sampling_ops(setup, rows=batch, tp_size=tp, vocab_size=setup.model.vocab_size),
-        fixed("step overhead", "overhead", step_s + batch * engine.sequence_overhead_s),
+    whole, kv_len, draft_kv_len, gamma, tp = (
+        np.asarray(value, dtype=np.float64) for value in (batch, kv_len, draft_kv_len, gamma, tp_size)
     )
-    once = [(alone, np.ones(()), np.ones(()))]
-    autoregressive = autoregressive.plus(
-        *_in_stages(setup, autoregressive.total_s, once, whole=whole, batch=batch, tp=tp)
-    )
+    step = _Step(
+        setup=setup, whole=whole, batch=stages.microbatch(setup, whole), kv_len=kv_len, draft_kv_len=draft_kv_len,
+        gamma=gamma, tp=tp,
+    )  # fmt: skip
+    autoregressive = step.autoregressive()
     if setup.kind == "none":
         nothing = ForwardTime(())
         return StepTerms(
             autoregressive=autoregressive, draft=nothing, verify=nothing, accept=nothing, upkeep=nothing,
             gamma=np.zeros_like(gamma),
         )  # fmt: skip
-    verified = target_pass(gamma + 1.0)
-    verify = verified.plus(fixed("verify overhead", "overhead", engine.verify_overhead_s))
-    if setup.leaves_graphs:
-        verify = verify.plus(_uncaptured(setup, setup.model.num_hidden_layers))
-    accept = ForwardTime(tuple(accept_ops(setup, rows=batch * (gamma + 1.0), tp_size=tp)))
-    draft = _draft_step(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
-    upkeep = _upkeep(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
-    catches_up = engine.catch_up == "always" or (engine.catch_up == "standalone" and setup.kind == "standalone")
-    if catches_up and setup.kind != "ngram":
-        some_sequence = 1.0 - (1.0 - np.clip(full_acceptance, 0.0, 1.0)) ** batch
-        of_two = _draft_step(
-            setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp, query_len=2.0
-        )
-        extra = some_sequence * np.maximum(of_two.total_s - draft.total_s, 0.0)
-        upkeep = upkeep.plus(fixed("catch-up", "gemm", extra))
-    passes = [(verified, np.ones(()), gamma + 1.0)]
-    if setup.kind == "self" and setup.spread.pp > 1:
-        own = _draft_pass(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp)
-        passes.append((own, gamma, np.ones(())))
+    draft, verify, accept = step.draft(), step.verify(), step.accept()
+    upkeep = step.upkeep().plus(*step.catch_up(draft, full_acceptance))
     step_s = gamma * draft.total_s + verify.total_s + accept.total_s + upkeep.total_s
-    upkeep = upkeep.plus(*_in_stages(setup, step_s, passes, whole=whole, batch=batch, tp=tp))
+    upkeep = upkeep.plus(*step.in_stages(step_s, step.staged_passes()))
     return StepTerms(
         autoregressive=autoregressive, draft=draft, verify=verify, accept=accept, upkeep=upkeep, gamma=gamma
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """One step of a microbatch: what its terms are made of."""
+
+    setup: Setup
+    whole: Array
+    """Sequences of all microbatches and groups."""
+    batch: Array
+    kv_len: Array
+    draft_kv_len: Array
+    gamma: Array
+    tp: Array
+
+    @property
+    def verified(self) -> Array:
+        """Tokens that are verified."""
+        tokens: Array = self.batch * (self.gamma + 1.0)
+        return tokens
+
+    def autoregressive(self) -> ForwardTime:
+        """The target's pass over one token of each sequence, and the choice of the next."""
+        setup, engine = self.setup, self.setup.engine
+        step_s, _ = engine.step_overheads(setup.hardware.name)
+        alone = self._target_pass(1.0)
+        time = alone.plus(
+            *self._sampling(self.batch, self.tp, setup.model.vocab_size),
+            fixed("step overhead", "overhead", step_s + self.batch * engine.sequence_overhead_s),
+        )
+        return time.plus(*self.in_stages(time.total_s, [(alone, np.ones(()), np.ones(()))]))
+
+    def verify(self) -> ForwardTime:
+        """The target's pass over a block of each sequence."""
+        setup = self.setup
+        time = self._block_pass.plus(fixed("verify overhead", "overhead", setup.engine.verify_overhead_s))
+        return time.plus(self._uncaptured(setup.model.num_hidden_layers)) if setup.leaves_graphs else time
+
+    @cached_property
+    def _block_pass(self) -> ForwardTime:
+        return self._target_pass(self.gamma + 1.0)
+
+    def _target_pass(self, query_len: Any) -> ForwardTime:
+        return forward_pass(
+            self.setup.model,
+            Pass(
+                at=self.setup.at, batch=self.batch, query_len=query_len, kv_len=self.kv_len + query_len - 1.0,
+                tp=self.tp, spread=self.setup.spread,
+            ),
+        )  # fmt: skip
+
+    def draft(self, query_len: Any = 1.0) -> ForwardTime:
+        """One draft step of `query_len` tokens, on average over a block, whose own drafts it also reads. A parallel
+        head takes one pass of gamma masked positions and the last token for the whole block: each step's share of
+        it."""
+        setup, engine, batch = self.setup, self.setup.engine, self.batch
+        if setup.kind == "ngram":
+            return ForwardTime(())
+        is_parallel = setup.speculation.draft_method in PARALLEL_METHODS
+        drafted = self._draft_pass(self.gamma + 1.0 if is_parallel else query_len)
+        ranks, vocabulary = draft_tp(setup, self.tp), setup.drafter.vocab_size
+        extra = [
+            *self._sampling(batch * self.gamma if is_parallel else batch, ranks, vocabulary),
+            fixed("draft overhead", "overhead", engine.draft_step_overhead_s),
+        ]
+        if setup.kind == "standalone" and engine.draft_model_layer_s:
+            seconds = setup.drafter.num_hidden_layers * engine.draft_model_layer_s
+            extra.append(fixed("uncaptured", "overhead", seconds))
+        if setup.leaves_graphs:
+            extra.append(self._uncaptured(setup.drafter.num_hidden_layers))
+        if setup.kind == "eagle" and not is_parallel:
+            extra.extend(self._head_input(ranks))
+        if not setup.sampling.is_greedy and engine.sampling_s_per_element is None:
+            stored = batch * vocabulary * FP32_BYTES / (ranks if engine.vocabulary == "sharded" else 1.0)
+            extra.append(streaming("store distribution", setup.at, num_bytes=stored))
+        whole = drafted.plus(*extra)
+        return whole.times(1.0 / np.maximum(self.gamma, 1.0)) if is_parallel else whole
+
+    def _uncaptured(self, layers: int) -> Op:
+        """What a pass outside captured graphs takes longer."""
+        engine = self.setup.engine
+        seconds = engine.uncaptured_pass_s + layers * engine.prefill_layer_overhead_s
+        return fixed("uncaptured", "overhead", seconds)
+
+    def _draft_pass(self, query_len: Any) -> ForwardTime:
+        """The network's pass of a draft step."""
+        setup, method = self.setup, self.setup.speculation.draft_method
+        own = np.maximum(self.gamma - 1.0, 0.0) / 2.0
+        return forward_pass(
+            setup.drafter,
+            Pass(
+                at=setup.drafting_at, batch=self.batch, query_len=query_len, kv_len=self.kv_len + own,
+                full_kv_len=self.draft_kv_len + own, tp=draft_tp(setup, self.tp),
+                logit_rows=self.batch * self.gamma if method in PARALLEL_METHODS else self.batch,
+                attention_factor=setup.engine.draft_attention_factor if method in SPARSE_METHODS else 1.0,
+                spread=setup.draft_spread,
+            ),
+        )  # fmt: skip
+
+    def _head_input(self, ranks: Array) -> list[Op]:
+        """How a draft head takes in the target's hidden state and the last token's embedding: EAGLE and multi-token
+        prediction join them; the layer of EAGLE-3 projects both to queries, keys and values."""
+        setup, hidden = self.setup, self.setup.drafter.hidden_size
+        if setup.speculation.draft_method != "eagle3":
+            return [linear("fuse", setup.drafting_at, m=self.batch, n=hidden, k=2 * hidden)]
+        ((mixer, _),) = setup.drafter.mixers
+        heads = size(mixer.projections(hidden)[0].outputs, ranks)
+        return [
+            linear("fuse", setup.drafting_at, m=self.batch, n=heads, k=hidden),
+            fixed("draft overhead", "overhead", setup.engine.eagle3_draft_overhead_s),
+        ]
+
+    def accept(self) -> ForwardTime:
+        """Acceptance of drafted tokens against the target's distribution at each verified one, and the draw of the
+        next."""
+        engine = self.setup.engine
+        if self.setup.sampling.is_greedy:
+            own = engine.greedy_accept_passes
+            passes, given = engine.greedy_passes if own is None else own, engine.greedy_accept_s_per_element
+        else:
+            passes, given = engine.accept_passes, engine.accept_s_per_element
+        vocabulary = _Vocabulary("rejection", self.verified, self.tp, self.setup.model.vocab_size)
+        return ForwardTime(tuple(vocabulary.ops(self.setup, engine.accept_base_s, passes, given)))
+
+    def _sampling(self, rows: Array, ranks: Array, vocab_size: int) -> list[Op]:
+        """One token drawn from each of `rows` rows of logits (or the greatest taken)."""
+        engine, is_greedy = self.setup.engine, self.setup.sampling.is_greedy
+        passes = engine.greedy_passes if is_greedy else engine.sampling_passes
+        given = engine.greedy_s_per_element if is_greedy else engine.sampling_s_per_element
+        vocabulary = _Vocabulary("sampling", rows, ranks, vocab_size)
+        return vocabulary.ops(self.setup, engine.sampling_base_s, passes, given)
+
+    def upkeep(self) -> ForwardTime:
+        """What is paid once per speculative step: the draft's cache, the hand-over between ranks, fixed costs."""
+        setup, engine, batch = self.setup, self.setup.engine, self.batch
+        sequence_s = engine.sequence_overhead_s + engine.speculation_sequence_s
+        _, step_s = engine.step_overheads(setup.hardware.name)
+        operations = [fixed("step overhead", "overhead", step_s + batch * sequence_s)]
+        if setup.kind == "ngram":
+            seconds = engine.ngram_lookup_s + batch * engine.ngram_lookup_s_per_sequence
+            operations.append(fixed("lookup", "overhead", seconds))
+        if setup.speculation.draft_method == "eagle3":  # three layers' hidden states of the verified tokens made one
+            hidden = setup.model.hidden_size
+            operations.append(linear("fuse", setup.drafting_at, m=self.verified, n=hidden, k=3.0 * hidden))
+            operations.append(fixed("step overhead", "overhead", engine.eagle3_step_overhead_s))
+        if setup.speculation.draft_method in PARALLEL_METHODS:
+            operations.extend(self._features())
+        if setup.keeps_draft_cache:
+            operations.extend(self._cache_upkeep())
+        fewer = draft_tp(setup, self.tp) < self.tp
+        if setup.kind != "ngram" and np.any(fewer):
+            probabilities = 0.0 if setup.sampling.is_greedy else setup.model.vocab_size * FP32_BYTES
+            message = batch * self.gamma * (TOKEN_BYTES + probabilities)
+            operations.append(broadcast(setup.at, Message(message, np.where(fewer, self.tp, 1.0))))
+        return ForwardTime(tuple(operations))
+
+    def _features(self) -> list[Op]:
+        """How a parallel head takes in verified tokens: hidden states of as many of the target's layers as it has are
+        made one, from which each of its own layers computes keys and values."""
+        at, drafter, tokens = self.setup.drafting_at, self.setup.drafter, self.verified
+        hidden, layers = float(drafter.hidden_size), float(drafter.num_hidden_layers)
+        cached = sum(cache.num_heads * cache.elements_per_token * count for cache, count in drafter.caches)
+        return [
+            linear("fuse", at, m=tokens, n=hidden, k=layers * hidden),
+            linear("features", at, m=tokens, n=cached / layers / self.tp, k=hidden, count=layers),
+        ]
+
+    def _cache_upkeep(self) -> list[Op]:
+        """Verified tokens copied to a self-draft's cache; of top-k also the scores of the block's last query written by
+        each head, pooled, the best chosen, and their KV gathered."""
+        setup, engine, at = self.setup, self.setup.engine, self.setup.at
+        layers = setup.model.num_full_attention_layers
+        per_token = memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, self.tp)
+        operations = [fixed("upkeep", "overhead", engine.upkeep_base_s)]
+        if engine.upkeep_s_per_token is not None:
+            operations.append(fixed("upkeep", "elementwise", self.verified * engine.upkeep_s_per_token))
+        else:
+            moved = 2.0 * self.verified * per_token
+            operations.append(streaming("upkeep", at, num_bytes=moved, num_kernels=layers))
+        if setup.speculation.draft_method == "topk":
+            scores = self.batch * self.kv_len * setup.model.num_attention_heads / self.tp * FP32_BYTES
+            gathered = 2.0 * self.batch * self.draft_kv_len * per_token
+            operations += [
+                streaming("score extraction", at, num_bytes=4.0 * scores, num_kernels=3.0, count=layers),
+                streaming("gather", at, num_bytes=gathered, num_kernels=layers),
+            ]
+        return operations
+
+    def catch_up(self, draft: ForwardTime, full_acceptance: Any) -> list[Op]:
+        """The last drafted token processed by the draft too, where all drafts of some sequence were accepted."""
+        setup, when = self.setup, self.setup.engine.catch_up
+        if setup.kind == "ngram" or not (when == "always" or (when == "standalone" and setup.kind == "standalone")):
+            return []
+        some_sequence = 1.0 - (1.0 - np.clip(full_acceptance, 0.0, 1.0)) ** self.batch
+        return [fixed("catch-up", "gemm", some_sequence * np.maximum(self.draft(2.0).total_s - draft.total_s, 0.0))]
+
+    def staged_passes(self) -> list[tuple[ForwardTime, Array, Array]]:
+        """The passes of a speculative step that go through all stages: each with how often, and its tokens per
+        sequence."""
+        if self.setup.spread.pp == 1:
+            return []
+        passes = [(self._block_pass, np.ones(()), self.gamma + 1.0)]
+        own = [(self._draft_pass(1.0), self.gamma, np.ones(()))] if self.setup.kind == "self" else []
+        return [*passes, *own]
+
+    def in_stages(self, step_s: Array, passes: list[tuple[ForwardTime, Array, Array]]) -> list[Op]:
+        """What stages add to a step of `step_s`: sends, and waiting for the slowest. The rest of the step, beside
+        `passes`, is the last stage's."""
+        if self.setup.spread.pp == 1:
+            return []
+        layers_s: Array = np.asarray(0.0)
+        sends: list[Op] = []
+        for time, count, tokens in passes:
+            send = stages.send_op(self.setup, tokens=self.batch * tokens, tp_size=self.tp)
+            layers_s = layers_s + count * (time.total_s - stages.head_s(time))
+            sends.append(fixed("send", "link", count * send.time_s, send.cost.times(count)))
+        sends_s: Array = sum((op.time_s for op in sends), np.asarray(0.0))
+        waiting = stages.waiting_op(
+            self.setup, batch=self.whole, layers_s=layers_s, last_s=step_s - layers_s, sends_s=sends_s
+        )
+        return [*sends, waiting]
+
+
+class _Vocabulary(NamedTuple):
+    """Work on rows × vocabulary in fp32: after a gather of the logits on every rank, or on each rank's shard."""
+
+    name: str
+    rows: Array
+    tp: Array
+    size: int
+
+    def ops(self, setup: Setup, base_s: float, passes: float, seconds_per_element: float | None) -> list[Op]:
+        """By passes over memory, or by a measured time per element, which a sort lengthens by its share of passes."""
+        engine, at = setup.engine, setup.at
+        is_filtered = setup.sampling.top_p is not None or setup.sampling.top_k is not None
+        sort = engine.top_p_passes if is_filtered and not setup.sampling.is_greedy else 0.0
+        gathers = engine.vocabulary == "gather"
+        elements = self.rows * self.size / (1.0 if gathers else self.tp)
+        operations = [fixed(self.name, "overhead", base_s)] if base_s else []
+        if seconds_per_element is not None:
+            each_s = seconds_per_element * (passes + sort) / max(passes, 1e-9)
+            operations.append(fixed(self.name, "elementwise", elements * each_s))
+        elif passes + sort:
+            num_bytes = elements * FP32_BYTES * (passes + sort)
+            operations.append(streaming(self.name, at, num_bytes=num_bytes, num_kernels=np.ceil((passes + sort) / 2.0)))
+        if np.any(self.tp > 1):
+            if gathers:
+                message = Message(elements * setup.precision.activation_bytes, self.tp)
+                operations.append(all_gather(at, message))
+            else:  # maximum and sum of each row
+                operations.append(all_reduce(at, Message(self.rows * 2.0 * FP32_BYTES, self.tp), count=2.0))
+        return operations
 
 
 def read_bytes(setup: ModelSetup, *, batch: Any, kv_len: Any, draft_kv_len: Any, gamma: Any) -> dict[str, Array]:
@@ -263,30 +427,6 @@ def looked_up_terms(
     return terms, probability
 
 
-def _in_stages(
-    setup: Setup,
-    step_s: Array,
-    passes: list[tuple[ForwardTime, Array, Array]],
-    *,
-    whole: Array,
-    batch: Array,
-    tp: Array,
-) -> list[Op]:
-    """What stages add to a step of `step_s`: sends, and waiting for the slowest. `passes` go through all stages: each
-    with how often, and its tokens per sequence. The rest of the step is the last stage's."""
-    if setup.spread.pp == 1:
-        return []
-    layers_s: Array = np.asarray(0.0)
-    sends: list[Op] = []
-    for time, count, tokens in passes:
-        send = stages.send_op(setup, tokens=batch * tokens, tp_size=tp)
-        layers_s = layers_s + count * (time.total_s - stages.head_s(time))
-        sends.append(fixed("send", "link", count * send.time_s, send.cost.times(count)))
-    sends_s: Array = sum((op.time_s for op in sends), np.asarray(0.0))
-    waiting = stages.waiting_op(setup, batch=whole, layers_s=layers_s, last_s=step_s - layers_s, sends_s=sends_s)
-    return [*sends, waiting]
-
-
 def idle_step_s(setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, tp_size: Any) -> Array:
     """A step of an engine that has this draft set up and drafts nothing (K = 0): an autoregressive one with the
     bookkeeping of speculation, and one step of a draft with a cache of its own, which must know every token."""
@@ -299,136 +439,6 @@ def idle_step_s(setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, tp_
     return idle
 
 
-def _draft_step(
-    setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array, query_len: Any = 1.0
-) -> ForwardTime:
-    """One draft step of `query_len` tokens, on average over a block, whose own drafts it also reads. A parallel head
-    takes one pass of gamma masked positions and the last token for the whole block: each step's share of it."""
-    engine = setup.engine
-    if setup.kind == "ngram":
-        return ForwardTime(())
-    is_parallel = setup.speculation.draft_method in PARALLEL_METHODS
-    rows = batch * gamma if is_parallel else batch
-    query_len = gamma + 1.0 if is_parallel else query_len
-    drafted = _draft_pass(
-        setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, gamma=gamma, tp=tp, query_len=query_len
-    )
-    ranks, vocabulary = draft_tp(setup, tp), setup.drafter.vocab_size
-    extra = [
-        *sampling_ops(setup, rows=rows, tp_size=ranks, vocab_size=vocabulary),
-        fixed("draft overhead", "overhead", engine.draft_step_overhead_s),
-    ]
-    if setup.kind == "standalone" and engine.draft_model_layer_s:
-        seconds = setup.drafter.num_hidden_layers * engine.draft_model_layer_s
-        extra.append(fixed("uncaptured", "overhead", seconds))
-    if setup.leaves_graphs:
-        extra.append(_uncaptured(setup, setup.drafter.num_hidden_layers))
-    if setup.kind == "eagle" and not is_parallel:
-        extra.extend(_head_input(setup, batch=batch, ranks=ranks))
-    if not setup.sampling.is_greedy and engine.sampling_s_per_element is None:
-        stored = batch * vocabulary * FP32_BYTES / (ranks if engine.vocabulary == "sharded" else 1.0)
-        extra.append(streaming("store distribution", setup.at, num_bytes=stored))
-    whole = drafted.plus(*extra)
-    return whole.times(1.0 / np.maximum(gamma, 1.0)) if is_parallel else whole
-
-
-def _uncaptured(setup: Setup, layers: int) -> Op:
-    """What a pass outside captured graphs takes longer."""
-    engine = setup.engine
-    seconds = engine.uncaptured_pass_s + layers * engine.prefill_layer_overhead_s
-    return fixed("uncaptured", "overhead", seconds)
-
-
-def _draft_pass(
-    setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array, query_len: Any = 1.0
-) -> ForwardTime:
-    """The network's pass of a draft step."""
-    ranks, precision, drafter = draft_tp(setup, tp), setup.drafting_precision, setup.drafter
-    own = np.maximum(gamma - 1.0, 0.0) / 2.0
-    is_sparse = setup.speculation.draft_method in SPARSE_METHODS
-    return forward_pass(
-        drafter, setup.hardware, setup.engine, batch=batch, query_len=query_len, kv_len=kv_len + own,
-        full_kv_len=np.asarray(draft_kv_len) + own,
-        tp_size=ranks, weight_dtype=precision.weight_dtype, kv_dtype=precision.kv_dtype,
-        logit_rows=batch * gamma if setup.speculation.draft_method in PARALLEL_METHODS else batch,
-        attention_factor=setup.engine.draft_attention_factor if is_sparse else 1.0, spread=setup.draft_spread,
-    )  # fmt: skip
-
-
-def _head_input(setup: Setup, *, batch: Array, ranks: Array) -> list[Op]:
-    """How a draft head takes in the target's hidden state and the last token's embedding: EAGLE and multi-token
-    prediction join them; the layer of EAGLE-3 projects both to queries, keys and values."""
-    engine, drafter = setup.engine, setup.drafter
-    hidden = drafter.hidden_size
-    if setup.speculation.draft_method != "eagle3":
-        return [linear("fuse", setup.drafting_at, m=batch, n=hidden, k=2 * hidden)]
-    ((mixer, _),) = drafter.mixers
-    heads = size(mixer.projections(hidden)[0].outputs, ranks)
-    return [
-        linear("fuse", setup.drafting_at, m=batch, n=heads, k=hidden),
-        fixed("draft overhead", "overhead", engine.eagle3_draft_overhead_s),
-    ]
-
-
-def _upkeep(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, gamma: Array, tp: Array) -> ForwardTime:
-    """What is paid once per speculative step: the draft's cache, the hand-over between ranks, fixed costs."""
-    engine = setup.engine
-    sequence_s = engine.sequence_overhead_s + engine.speculation_sequence_s
-    _, step_s = engine.step_overheads(setup.hardware.name)
-    operations = [fixed("step overhead", "overhead", step_s + batch * sequence_s)]
-    if setup.kind == "ngram":
-        seconds = engine.ngram_lookup_s + batch * engine.ngram_lookup_s_per_sequence
-        operations.append(fixed("lookup", "overhead", seconds))
-    if setup.speculation.draft_method == "eagle3":  # three layers' hidden states of the verified tokens made one
-        hidden = setup.model.hidden_size
-        tokens = batch * (gamma + 1.0)
-        operations.append(linear("fuse", setup.drafting_at, m=tokens, n=hidden, k=3.0 * hidden))
-        operations.append(fixed("step overhead", "overhead", engine.eagle3_step_overhead_s))
-    if setup.speculation.draft_method in PARALLEL_METHODS:
-        operations.extend(_features(setup, tokens=batch * (gamma + 1.0), tp=tp))
-    if setup.keeps_draft_cache:
-        per_token = memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
-        tokens = batch * (gamma + 1.0)
-        operations.append(fixed("upkeep", "overhead", engine.upkeep_base_s))
-        if engine.upkeep_s_per_token is not None:
-            operations.append(fixed("upkeep", "elementwise", tokens * engine.upkeep_s_per_token))
-        else:
-            layers = setup.model.num_full_attention_layers
-            operations.append(streaming("upkeep", setup.at, num_bytes=2.0 * tokens * per_token, num_kernels=layers))
-        if setup.speculation.draft_method == "topk":
-            operations.extend(_topk_refresh(setup, batch=batch, kv_len=kv_len, draft_kv_len=draft_kv_len, tp=tp))
-    fewer = draft_tp(setup, tp) < tp
-    if setup.kind != "ngram" and np.any(fewer):
-        probabilities = 0.0 if setup.sampling.is_greedy else setup.model.vocab_size * FP32_BYTES
-        message = batch * gamma * (TOKEN_BYTES + probabilities)
-        operations.append(broadcast(setup.at, Message(message, np.where(fewer, tp, 1.0))))
-    return ForwardTime(tuple(operations))
-
-
-def _features(setup: Setup, *, tokens: Array, tp: Array) -> list[Op]:
-    """How a parallel head takes in verified tokens: hidden states of as many of the target's layers as it has are made
-    one, from which each of its own layers computes keys and values."""
-    drafter = setup.drafter
-    hidden, layers = float(drafter.hidden_size), float(drafter.num_hidden_layers)
-    width = sum(cache.num_heads * cache.elements_per_token * count for cache, count in drafter.caches) / layers / tp
-    return [
-        linear("fuse", setup.drafting_at, m=tokens, n=hidden, k=layers * hidden),
-        linear("features", setup.drafting_at, m=tokens, n=width, k=hidden, count=layers),
-    ]
-
-
-def _topk_refresh(setup: Setup, *, batch: Array, kv_len: Array, draft_kv_len: Any, tp: Array) -> list[Op]:
-    """The scores of the block's last query written by each head, pooled, the best chosen, and their KV gathered."""
-    layers = setup.model.num_full_attention_layers
-    scores = batch * kv_len * setup.model.num_attention_heads / tp * FP32_BYTES
-    per_token = memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, tp)
-    gathered = 2.0 * batch * np.asarray(draft_kv_len) * per_token
-    return [
-        streaming("score extraction", setup.at, num_bytes=4.0 * scores, num_kernels=3.0, count=layers),
-        streaming("gather", setup.at, num_bytes=gathered, num_kernels=layers),
-    ]
-
-
 def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1, budget: Any = None) -> ForwardTime:
     """Prefill of `batch` prompts on one group of tp ranks, the draft's share included, while every group has as many.
 
@@ -437,19 +447,13 @@ def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1
     """
     tp = np.asarray(tp_size, dtype=np.float64)
     batch, prompt = np.asarray(batch, dtype=np.float64), np.asarray(prompt_len, dtype=np.float64)
-    engine, hw = setup.engine, setup.hardware
-
-    def of(model: ModelSpec, precision: Precision, ranks: Array, spread: Parallelism) -> ForwardTime:
-        return prefill(
-            model, hw, engine, batch=batch, prompt_len=prompt, tp_size=ranks, weight_dtype=precision.weight_dtype,
-            kv_dtype=precision.kv_dtype, spread=spread,
-        )  # fmt: skip
-
-    time = of(setup.model, setup.precision, tp, setup.spread)
+    time = prefill(setup.model, setup.at, batch=batch, prompt_len=prompt, tp=tp, spread=setup.spread)
     if setup.spread.pp > 1:
         time = time.plus(stages.send_op(setup, tokens=batch * prompt, tp_size=tp))
     if setup.kind in ("standalone", "eagle"):
-        time = time.plus(of(setup.drafter, setup.drafting_precision, draft_tp(setup, tp), setup.draft_spread))
+        ranks, spread = draft_tp(setup, tp), setup.draft_spread
+        own = prefill(setup.drafter, setup.drafting_at, batch=batch, prompt_len=prompt, tp=ranks, spread=spread)
+        time = time.plus(own)
     if setup.keeps_draft_cache:
         kept = draft_kv_tokens(setup, prompt, budget)
         copied = 2.0 * batch * kept * memory.sparse_kv_bytes_per_token(setup.model, setup.drafting_precision, tp)

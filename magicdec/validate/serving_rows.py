@@ -279,10 +279,7 @@ def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
         step = row_steps(rows, engine)[1].autoregressive.total_s
         if metric != "output_tokens_per_s_with_prefill":
             return np.broadcast_to(step, batch.shape)
-        first = prefill(
-            setup.model, setup.hardware, engine, batch=batch, prompt_len=prompt, tp_size=tp,
-            weight_dtype=setup.precision.weight_dtype, kv_dtype=setup.precision.kv_dtype,
-        ).total_s  # fmt: skip
+        first = prefill(setup.model, setup.at, batch=batch, prompt_len=prompt, tp=tp).total_s
         per_token: Array = step + first / output
         return per_token
     time = serving_time(setup, concurrency=batch, prompt_len=prompt, output_len=output, tp_size=tp)

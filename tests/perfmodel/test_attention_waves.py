@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.forward import forward_pass
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup, draft_tp
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.speculation import SpeculationSpec
+from tests.perfmodel.passes import forward_pass
 
 SMOOTH = EngineProfile(name="smooth")
 WAVES = msgspec.structs.replace(SMOOTH, attention_blocks_per_multiprocessor=2.0, attention_wave_weight=1.0)

@@ -22,12 +22,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from magicdec.perfmodel.forward import forward_pass
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.layers import LINEAR_MIXERS, Attention, LatentAttention, Layer, MixtureOfExperts
 from magicdec.specs.model import ModelSpec
+from tests.perfmodel.passes import forward_pass
 from tests.specs.architectures import READ_BY_TRANSFORMERS, draw
 from tests.specs.test_oracle import their_model
 

@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.forward import forward_pass, prefill
 from magicdec.perfmodel.kernels.experts import experts_touched
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.layers import Attention
+from tests.perfmodel.passes import forward_pass, prefill
 
 A100 = load_hardware("a100-sxm-80gb")
 ENGINE = load_engine("magicdec-2024")

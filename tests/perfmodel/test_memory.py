@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.forward import forward_pass
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.memory import capacity_bytes, kv_bytes, largest_batch, memory_need, state_bytes, weights_bytes
 from magicdec.perfmodel.setup import Setup
@@ -14,6 +13,7 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.precision import BF16, Precision
 from magicdec.specs.speculation import MAX_GAMMA, SpeculationSpec
+from tests.perfmodel.passes import forward_pass
 
 A100, ENGINE, LLAMA = load_hardware("a100-sxm-80gb"), load_engine("ours"), load_model_spec("llama-3.1-8b")
 

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.forward import forward_pass
 from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.setup import Setup
@@ -31,6 +30,7 @@ from tests.kernels import (
     sparse_time,
     top_k_time,
 )
+from tests.perfmodel.passes import forward_pass
 
 GPUS = [name for name in hardware_names() if load_hardware(name).kind == "gpu"]
 LONGER = np.unique(np.concatenate([2.0 ** np.linspace(6, 17, 45).round(2), *([n, n + 1.0] for n in (128, 4096, 8192))]))

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import layer_ops
-from magicdec.perfmodel.forward import forward_pass
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.memory import memory_need, weights_bytes
 from magicdec.perfmodel.plan.planner import plan
@@ -30,6 +29,7 @@ from magicdec.specs.engine import load_engine
 from magicdec.specs.parallel import Parallelism
 from magicdec.specs.precision import Precision
 from tests.kernels import exchange_time
+from tests.perfmodel.passes import forward_pass
 
 H100, VLLM = load_hardware("h100-sxm-80gb"), load_engine("vllm")
 DEEPSEEK, LLAMA = load_model_spec("deepseek-v3"), load_model_spec("llama-3.1-405b")

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from magicdec import api
 from magicdec.commands.validate import app
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.steps import step_terms
 from magicdec.specs.engine import load_engine
@@ -34,6 +33,7 @@ from magicdec.validate.serving_fit import (
     without_copies,
 )
 from magicdec.validate.serving_rows import ServingRow, predict_rows, read_serving, row_setup
+from tests.perfmodel.passes import prefill
 
 SAMPLE = Path(__file__).parents[1] / "data" / "serving" / "server_tpot_sample.csv"
 HEADER = (
