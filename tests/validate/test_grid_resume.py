@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -23,23 +24,17 @@ from magicdec.specs.engine import load_engine
 from magicdec.validate.grid import freeze_predictions, prediction_note, run_grid
 from magicdec.validate.grid_spec import GridSpec, load_grid
 
-RUN = """
-import sys
-from pathlib import Path
-from magicdec.perfmodel.acceptance import constant_profile
-from magicdec.specs.engine import load_engine
-from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.validate.grid import run_grid
-from magicdec.validate.grid_spec import GridSpec
-from magicdec.calibrate.local_profile import LocalProfile
+NUM_POINTS = 2 * 3
 
-grid = GridSpec(cases=((1, 128), (2, 128), (2, 160), (2, 192)), draft_budgets=(32,), gammas=(1, 2), gen_len=8,
-                repetitions=2, dtype="float32")
-law = constant_profile(0.8, model="embedded", draft_method="streamingllm")
-profile = LocalProfile(hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=(law,))
-run_grid(grid, profile=profile, records=Path(sys.argv[1]))
-"""
-NUM_POINTS = 4 * 3
+
+def run(file: Path) -> None:
+    grid = GridSpec(
+        cases=((1, 128), (2, 160)), draft_budgets=(32,), gammas=(1, 2), gen_len=8, repetitions=2,
+        dtype="float32",
+    )  # fmt: skip
+    law = constant_profile(0.8, model="embedded", draft_method="streamingllm")
+    profile = LocalProfile(hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"), acceptance=(law,))
+    run_grid(grid, profile=profile, records=file)
 
 
 def measured(file: Path) -> list[Record]:
@@ -48,8 +43,10 @@ def measured(file: Path) -> list[Record]:
 
 def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(tmp_path: Path) -> None:
     file = tmp_path / "grid.jsonl"
-    command = [sys.executable, "-c", RUN, str(file)]
-    running = subprocess.Popen(command)
+    code = f"from pathlib import Path; from {__name__} import run; run(Path({str(file)!r}))"
+    running = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
     try:
         while not measured(file) and running.poll() is None:
             time.sleep(0.01)
@@ -58,7 +55,7 @@ def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(tmp_path: Path
     assert running.wait() == -signal.SIGKILL
     before = read_records(file)
     assert 0 < len(measured(file)) < NUM_POINTS
-    subprocess.run(command, check=True)
+    run(file)
     after = read_records(file)
     assert after[: len(before)] == before
     assert set(Counter((record.source, record.key) for record in after).values()) == {1}
