@@ -215,6 +215,7 @@ def test_all_stages_together_take_40_minutes_at_most(gpu_all: ModuleType, tmp_pa
         assert stage.limit_s <= 540  # as long as a call of ten minutes allows
 
 
+@pytest.mark.slow
 def test_all_reduces_are_timed_by_message_size(tmp_path: Path) -> None:
     """Between two processes on CPUs; the file is one that fits and checks of the catalog read."""
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_all_reduce.py"), "--device", "cpu", "--rounds", "2"]

@@ -109,6 +109,7 @@ def test_an_engine_that_drafts_in_place_pays_per_sequence() -> None:
     assert missed(found, truth).max() < 0.03
 
 
+@pytest.mark.slow
 def test_the_stated_errors_are_those_of_noisy_timings() -> None:
     """Each phase off by 15 %: a step's time, of two or three phases, by 8 to 15 %; a ratio of two steps by 11 to 21.
     The kernels' own errors (5 to 8 %, of part of the time) are taken off; means of 4 fits."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.records import Record, append_record
 from magicdec.specs.engine import EngineProfile, load_engine
+from tests.processes import Done, magicdec
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS: dict[str, Any] = {
@@ -57,10 +60,31 @@ def write_runs(directory: Path, count: int, *, error: float, device: str = "nvid
             append_record(directory / "records.jsonl", record)
 
 
-def ship(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    script = [sys.executable, str(ROOT / "scripts" / "ship_gpu_profile.py"), str(directory), *options]
-    targets = ["--hardware-directory", str(directory / "hardware"), "--engines-directory", str(directory / "engines")]
-    return subprocess.run([*script, *targets], capture_output=True, text=True, check=False)
+@pytest.fixture
+def ship(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Calls the script in this process."""
+    path = ROOT / "scripts" / "ship_gpu_profile.py"
+    spec = importlib.util.spec_from_file_location("ship_gpu_profile", path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    def call(directory: Path, *options: str) -> Done:
+        places = [
+            "--hardware-directory",
+            str(directory / "hardware"),
+            "--engines-directory",
+            str(directory / "engines"),
+        ]
+        monkeypatch.setattr(sys, "argv", [str(path), str(directory), *options, *places])
+        try:
+            script.main()
+        except SystemExit as ended:
+            return Done(int(ended.code or 0), *capsys.readouterr())
+        return Done(0, *capsys.readouterr())
+
+    return call
 
 
 def shipped(directory: Path, device: str) -> tuple[HardwareProfile, EngineProfile]:
@@ -68,7 +92,9 @@ def shipped(directory: Path, device: str) -> tuple[HardwareProfile, EngineProfil
     return hardware, load_engine(directory / "engines" / f"ours-{device}.toml")
 
 
-def test_a_measured_gpu_goes_under_the_catalogs_name_with_date_versions_and_errors(tmp_path: Path) -> None:
+def test_a_measured_gpu_goes_under_the_catalogs_name_with_date_versions_and_errors(
+    tmp_path: Path, ship: Callable[..., Done]
+) -> None:
     write_results(tmp_path)
     done = ship(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -89,7 +115,7 @@ def test_a_measured_gpu_goes_under_the_catalogs_name_with_date_versions_and_erro
     assert engine.sources["fit"].endswith("autoregressive 2.1%, draft 3.4%, verify 2.8%")
 
 
-def test_errors_are_no_less_than_what_predicted_runs_missed_by(tmp_path: Path) -> None:
+def test_errors_are_no_less_than_what_predicted_runs_missed_by(tmp_path: Path, ship: Callable[..., Done]) -> None:
     write_results(tmp_path)
     write_runs(tmp_path, 12, error=0.25)
     assert ship(tmp_path).returncode == 0
@@ -99,7 +125,9 @@ def test_errors_are_no_less_than_what_predicted_runs_missed_by(tmp_path: Path) -
     assert "12 runs" in engine.sources["relative_error"]
 
 
-def test_a_device_that_the_catalog_does_not_know_goes_under_its_own_name(tmp_path: Path) -> None:
+def test_a_device_that_the_catalog_does_not_know_goes_under_its_own_name(
+    tmp_path: Path, ship: Callable[..., Done]
+) -> None:
     write_results(tmp_path, device="quadro-t400")
     assert ship(tmp_path).returncode == 0
     hardware, engine = shipped(tmp_path, "quadro-t400")
@@ -119,7 +147,9 @@ def test_a_device_that_the_catalog_does_not_know_goes_under_its_own_name(tmp_pat
         ("no facts", "cannot read"),
     ],
 )
-def test_what_cannot_be_shipped_is_refused_in_one_line(tmp_path: Path, case: str, message: str) -> None:
+def test_what_cannot_be_shipped_is_refused_in_one_line(
+    case: str, message: str, tmp_path: Path, ship: Callable[..., Done]
+) -> None:
     if case != "no profile":
         write_results(tmp_path, kind="cpu" if case == "cpu" else "gpu", tiny=case == "tiny")
     if case == "another device":
@@ -139,7 +169,7 @@ def test_what_cannot_be_shipped_is_refused_in_one_line(tmp_path: Path, case: str
 
 
 @pytest.mark.slow
-def test_what_a_calibration_leaves_is_shipped_and_planned_with(tmp_path: Path) -> None:
+def test_what_a_calibration_leaves_is_shipped_and_planned_with(tmp_path: Path, ship: Callable[..., Done]) -> None:
     """From end to end, with tiny models on this machine."""
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--tiny", "--part", "calibrate"]
     done = subprocess.run([*command, "--output", str(tmp_path)], capture_output=True, text=True, check=False)
@@ -147,7 +177,7 @@ def test_what_a_calibration_leaves_is_shipped_and_planned_with(tmp_path: Path) -
     assert ship(tmp_path).returncode == 2
     assert ship(tmp_path, "--allow-cpu").returncode == 0
     (hardware,), (engine,) = (tmp_path / "hardware").glob("*.toml"), (tmp_path / "engines").glob("*.toml")
-    plan = [sys.executable, "-m", "magicdec", "plan", "--model", str(tmp_path / "tiny-llama-3.1-8b")]
-    plan += ["--hardware", str(hardware), "--engine", str(engine), "--batch", "4", "--context", "512"]
-    done = subprocess.run([*plan, "--acceptance-rate", "0.8"], capture_output=True, text=True, check=False)
+    plan = ("plan", "--model", str(tmp_path / "tiny-llama-3.1-8b"), "--hardware", str(hardware))
+    plan += ("--engine", str(engine), "--batch", "4", "--context", "512", "--acceptance-rate", "0.8")
+    done = magicdec(*plan)
     assert done.returncode == 0, done.stderr

@@ -44,12 +44,12 @@ def test_damaged_checkpoints_are_one_line_errors(tmp_path: Path, program: Progra
 
 
 def test_run_prints_and_records_and_reports(tmp_path: Path, program: Program) -> None:
-    """The user's path: measure, find it recorded, report it. The first in a process of its own."""
+    """The user's path: measure, find it recorded, report it."""
     pytest.importorskip("torch")
     records = tmp_path / "r.jsonl"
     options = ["--batch", "2", "--context", "200", "--gen-len", "8", "--draft-budget", "32", "--gamma", "1,2"]
     options += ["--repetitions", "1", "--quiet", "--records", str(records)]
-    done = magicdec("run", *options, "--format", "json")
+    done = program("run", *options, "--format", "json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row.get("gamma", 0) for row in rows] == [0, 1, 2]

@@ -47,7 +47,7 @@ def generated(path: Path) -> list[list[int]]:
 def test_one_rank_and_two_generate_the_same(launcher: str, tmp_path: Path, program: Program) -> None:
     """The same tokens and acceptance; each records itself once, with its ranks. The draft model is on one rank."""
     options = (*SMALL, "--draft", "embedded", "--draft-method", "streamingllm", "--draft-budget", "32", "--gamma", "2")
-    options, extra = (*options, "--draft-tp", "1"), ("--tp", "2") if launcher == "ours" else ()
+    extra = ("--draft-tp", "1", *(("--tp", "2") if launcher == "ours" else ()))
     start = program if launcher == "ours" else partial(magicdec, launcher=TORCHRUN)
     outputs, rows = [], []
     for name, arguments, run in (("one", options, program), ("two", (*options, *extra), start)):

@@ -82,7 +82,7 @@ def test_ranks_end_with_their_parent(number: signal.Signals, moment: str) -> Non
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
-        (TERM, "decoding"),
+        pytest.param(TERM, "decoding", marks=LATER),
         pytest.param(KILL, "decoding", marks=LATER),
         pytest.param(INT, "decoding", marks=LATER),
         pytest.param(KILL, "starting", marks=LATER),

@@ -52,7 +52,7 @@ def peak_tensor_bytes(work: Callable[[], object]) -> int:
     return int(np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]).max())
 
 
-@pytest.mark.parametrize("top_p", [None, 0.9])
+@pytest.mark.parametrize("top_p", [None, pytest.param(0.9, marks=pytest.mark.slow)])
 def test_what_is_counted_for_choosing_is_what_a_run_takes(request_: BenchmarkRequest, top_p: float | None) -> None:
     """Tensors of 0.2 to 0.4 GB: not more than is counted, and more than six tenths of it."""
     request = replace(request_, sampling=SamplingSpec(temperature=1.0, top_p=top_p))

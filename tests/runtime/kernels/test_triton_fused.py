@@ -153,7 +153,14 @@ def prefill_and_verify(model: Transformer) -> list[Tensor]:
     return [*logits, engine.cache.blocks[0].data[:, :, 0, :, :26], engine.cache.blocks[0].data[:, :, 1, :, :9]]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama-3.1-rope", "llama-biases", "mistral-window"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3",
+        "llama-biases",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama-3.1-rope", "mistral-window")),
+    ],
+)
 def test_a_model_gives_the_same_logits(family: str, checkpoints: dict[str, Path], fused: Counter[str]) -> None:
     """Prefill, decoding and verification, fp32: to 1e-5 of the largest logit. Every addition but the first norm's is
     fused, the last layer's with the final norm."""
@@ -196,7 +203,7 @@ def test_each_layers_whole_output_is_inspected(checkpoints: dict[str, Path], fus
 
 
 @pytest.mark.parametrize("draft", ["streamingllm", "sparse-model"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_decoding_on_fused_kernels_gives_the_same_tokens(draft: str, temperature: float, fused: Counter[str]) -> None:
     """Greedy and sampled with the same random numbers; sinks of a cache are turned by the same kernel, one rotation for
     all heads of a sequence."""
