@@ -1,459 +1,50 @@
-"""The kinds of layers that a decoder is made of: what mixes tokens, what transforms each of them. No torch, no time.
+"""The layers of a decoder: a mixer (specs/mixers.py; None where a block has none) and a feed-forward (an MLP, a mixture
+of experts, or None), each behind a norm. No torch, no time.
 
-A layer is a *mixer* (attention of some kind, or a recurrence; None where a block has none) and a *feed-forward* (an
-MLP, a mixture of experts, or None), each behind a norm. Every kind says what weights it holds, and what it keeps of the
-context: keys and values by token, at most a window of them, or a state of fixed size.
-
-Adding a kind is a class here, its operations in perfmodel/layer_ops.py and, to run it, its module in runtime/.
-Shapes are Hugging Face's: H hidden_size, A query heads, K KV heads, D head_dim, F width.
+Adding a kind is a class here or in mixers.py, its operations in perfmodel and, to run it, its module in runtime/.
+Shapes are Hugging Face's: H hidden_size, F width.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
-M = TypeVar("M", bound="_Mixer")
+from magicdec.specs.mixers import (
+    LINEAR_MIXERS,
+    Attention,
+    Cache,
+    GatedDeltaNet,
+    Indexer,
+    Kind,
+    LatentAttention,
+    LightningAttention,
+    Mamba2,
+    Mixer,
+    Part,
+    Projection,
+    QKNorm,
+    Rope,
+    RopeScaling,
+    RopeType,
+    State,
+    matrices,
+    whole,
+)
+
+__all__ = [
+    "LINEAR_MIXERS", "MLP", "Activation", "Attention", "Cache", "FeedForward", "GatedDeltaNet", "Indexer",
+    "LatentAttention", "Layer", "LightningAttention", "Mamba2", "Mixer", "MixtureOfExperts", "Part", "Projection",
+    "QKNorm", "Rope", "RopeScaling", "RopeType", "State",
+]  # fmt: skip
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swigluoai", "xielu"]
 """`relu2` is relu(x)²; `swigluoai` is gpt-oss's clamped (up + 1) · gate · sigmoid(alpha · gate); `xielu` learns two
 numbers in each layer (arXiv 2411.13010)."""
-QKNorm = Literal["none", "head", "layer", "l2", "layernorm", "head_after"]
-RopeType = Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
 
 
-class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """How rotary embeddings are stretched beyond the length that the model was trained with.
-
-    `original_max_position_embeddings` is that length; `attention_factor` multiplies cosine and sine.
-    """
-
-    rope_type: RopeType
-    factor: float = 1.0
-    original_max_position_embeddings: int = 8192
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float = 1.0
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
-
-
-class Rope(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary position embedding of the first `dim` dimensions of a head."""
-
-    dim: int
-    theta: float = 10_000.0
-    scaling: RopeScaling | None = None
-    pairs: Literal["halves", "adjacent"] = "halves"
-    """Which dimensions are rotated together: i and i + dim/2, or 2i and 2i + 1."""
-
-
-class Cache(msgspec.Struct, frozen=True):
-    """Numbers that a mixer keeps for each token of context, of each of `num_heads` heads.
-
-    Ranks divide the heads; beyond one rank per head they hold copies. At most `max_tokens` tokens are kept, where that
-    is set. Only what full attention keeps may be left out by a sparse draft.
-    """
-
-    num_heads: int
-    elements_per_token: int
-    max_tokens: int | None = None
-    is_sparsifiable: bool = True
-
-
-class State(msgspec.Struct, frozen=True):
-    """Numbers that a recurrence keeps per sequence, of each of `num_heads` heads, whatever the context.
-
-    `recurrent_elements` are in 32 bits; `conv_elements`, the last inputs of a short convolution, in the activations'
-    format.
-    """
-
-    num_heads: int
-    recurrent_elements: int
-    conv_elements: int = 0
-
-
-class _Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="none"):
-    """A part of a layer; files tell its kinds apart by `kind`."""
-
-
-class _Mixer(_Kind, frozen=True):
-    """A part that mixes tokens; these are the answers of a recurrence without a cache by token."""
-
-    @property
-    def label(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def query_heads(self) -> int:
-        """Heads whose queries attend; 0 where nothing does."""
-        return 0
-
-    @property
-    def rotary(self) -> Rope | None:
-        """Its rotary embedding, where positions are rotated."""
-        return None
-
-    def caches(self) -> tuple[Cache, ...]:
-        """Kept by token of context."""
-        return ()
-
-    def states(self) -> tuple[State, ...]:
-        """Kept per sequence."""
-        return ()
-
-    def costing(self: M) -> M:
-        """The mixer without what changes its values but neither its weights nor its work."""
-        return self
-
-    @property
-    def why_not_run(self) -> str | None:
-        """The reason why our runtime does not compute it; None where it does. A new kind is refused until it is run."""
-        return f"layers of another kind than attention ({self.label})"
-
-
-class Part(msgspec.Struct, frozen=True):
-    """One side of a matrix, or a piece of it: `num_heads` × `size`. Ranks divide the heads; beyond one rank per head
-    they hold copies. One head: the same on every rank."""
-
-    num_heads: int
-    size: int
-
-    @property
-    def total(self) -> int:
-        return self.num_heads * self.size
-
-
-class Projection(msgspec.Struct, frozen=True):
-    """A matrix product that each token passes: weights of `outputs` × `inputs`."""
-
-    name: str
-    outputs: tuple[Part, ...]
-    inputs: Part
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return sum(part.total for part in self.outputs), self.inputs.total
-
-    @property
-    def num_parameters(self) -> int:
-        return math.prod(self.shape)
-
-
-def _whole(size: int) -> Part:
-    return Part(1, size)
-
-
-def _matrices(projections: tuple[Projection, ...]) -> int:
-    return sum(each.num_parameters for each in projections)
-
-
-class Attention(_Mixer, frozen=True, kw_only=True, tag="attention"):
-    """Grouped-query attention: q [A·D, H], k and v [K·D, H], o [H, A·D].
-
-    `mask` says which of the tokens up to its own a query sees: all; the last `span` (a window); or those of its own
-    chunk of `span` tokens.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    mask: Literal["full", "window", "chunk"] = "full"
-    span: int | None = None
-    rope: Rope | None = None
-    bias: bool = False
-    """Bias on q, k and v."""
-    output_bias: bool = False
-    qk_norm: QKNorm = "none"
-    """Norm of queries and keys before they are rotated: RMSNorm of each head with one weight of D (`head`), of all
-    heads together with weights of A·D and K·D (`layer`), LayerNorm of each head with a weight of its own (`layernorm`);
-    `l2`: RMSNorm of each head without weights, after rotation, on layers with rope; `head_after`: as `head`, after
-    rotation."""
-    sinks: bool = False
-    """A learned logit per head that takes part in the softmax and attends to nothing."""
-    softcap: float | None = None
-    """Scores become softcap · tanh(score / softcap)."""
-    scale: float | None = None
-    """What scores are multiplied with; 1/√D where None."""
-    gated: bool = False
-    """The output is multiplied with sigmoid of a projection as wide as q."""
-    temperature: tuple[float, float] | None = None
-    """(c, n): queries at position p are multiplied with 1 + c·ln(1 + ⌊(p + o)/n⌋), with o `temperature_offset`."""
-    temperature_offset: int = 1
-
-    def projections(self, hidden_size: int) -> tuple[Projection, ...]:
-        query = Part(self.num_heads, self.head_dim * (2 if self.gated else 1))
-        kv = Part(self.num_kv_heads, 2 * self.head_dim)
-        return (
-            Projection("qkv", (query, kv), _whole(hidden_size)),
-            Projection("o", (_whole(hidden_size),), Part(self.num_heads, self.head_dim)),
-        )
-
-    @property
-    def label(self) -> str:
-        return "full" if self.span is None else f"{self.mask} {self.span}"
-
-    def num_parameters(self, hidden_size: int) -> int:
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        queries = q_size * (2 if self.gated else 1)
-        count = _matrices(self.projections(hidden_size))
-        count += queries + 2 * kv_size if self.bias else 0
-        count += hidden_size if self.output_bias else 0
-        norms = {
-            "none": 0,
-            "l2": 0,
-            "head": 2 * self.head_dim,
-            "head_after": 2 * self.head_dim,
-            "layer": q_size + kv_size,
-            "layernorm": q_size + kv_size,
-        }
-        return count + norms[self.qk_norm] + (self.num_heads if self.sinks else 0)
-
-    def caches(self) -> tuple[Cache, ...]:
-        is_full = self.mask == "full"
-        return (Cache(self.num_kv_heads, 2 * self.head_dim, None if is_full else self.span, is_full),)
-
-    @property
-    def query_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def rotary(self) -> Rope | None:
-        return self.rope
-
-    def costing(self) -> Attention:
-        return msgspec.structs.replace(self, rope=None, scale=None, temperature=None, temperature_offset=1)
-
-    @property
-    def why_not_run(self) -> None:
-        return None
-
-
-class Indexer(msgspec.Struct, frozen=True, kw_only=True):
-    """Chooses the `top_k` tokens that a sparse attention reads, by scores of small heads over one key per token.
-
-    q [I·d, q_lora_rank], k [d, H] with a LayerNorm, head weights [I, H]. A shared one takes an earlier layer's choice.
-    """
-
-    num_heads: int
-    head_dim: int
-    top_k: int
-    is_shared: bool = False
-
-    def projections(self, hidden_size: int, query_rank: int) -> tuple[Projection, ...]:
-        """Every rank computes all of them: each needs the whole choice."""
-        if self.is_shared:
-            return ()
-        hidden = _whole(hidden_size)
-        return (
-            Projection("index_q", (_whole(self.num_heads * self.head_dim),), _whole(query_rank)),
-            Projection("index_k", (_whole(self.head_dim + self.num_heads),), hidden),
-        )
-
-
-class LatentAttention(_Mixer, frozen=True, kw_only=True, tag="latent_attention"):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds one latent of `kv_lora_rank` and one
-    rotated key of `qk_rope_head_dim` per token, shared by all heads.
-
-    Decoding absorbs the expansion into queries and output: each head attends to the latent itself.
-    """
-
-    num_heads: int
-    q_lora_rank: int | None
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    rope: Rope | None = None
-    bias: bool = False
-    scale: float | None = None
-    indexer: Indexer | None = None
-
-    @property
-    def qk_head_dim(self) -> int:
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
-
-    @property
-    def latent_size(self) -> int:
-        """Numbers kept per token."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
-
-    def projections(self, hidden_size: int) -> tuple[Projection, ...]:
-        """The expansion of the latent stands as two: absorbed into the queries, and into the output."""
-        heads, rank, hidden = self.num_heads, self.q_lora_rank, _whole(hidden_size)
-        queries = (Part(heads, self.qk_head_dim),)
-        own = () if rank is None else (Projection("q_a", (_whole(rank),), hidden),)
-        return (
-            *own,
-            Projection("q_b", queries, hidden if rank is None else _whole(rank)),
-            Projection("kv_a", (_whole(self.latent_size),), hidden),
-            Projection("absorb_k", (Part(heads, self.qk_nope_head_dim),), _whole(self.kv_lora_rank)),
-            Projection("absorb_v", (Part(heads, self.v_head_dim),), _whole(self.kv_lora_rank)),
-            Projection("o", (hidden,), Part(heads, self.v_head_dim)),
-            *(() if self.indexer is None else self.indexer.projections(hidden_size, rank or hidden_size)),
-        )
-
-    @property
-    def label(self) -> str:
-        return "latent" if self.indexer is None else f"latent, {self.indexer.top_k} chosen"
-
-    def num_parameters(self, hidden_size: int) -> int:
-        rank = self.q_lora_rank or 0
-        count = _matrices(self.projections(hidden_size)) + rank + self.kv_lora_rank  # norms
-        if self.bias:
-            count += rank + self.latent_size + hidden_size
-        if self.indexer is not None and not self.indexer.is_shared:
-            count += 2 * self.indexer.head_dim
-        return count
-
-    def caches(self) -> tuple[Cache, ...]:
-        latent = Cache(1, self.latent_size, None, self.indexer is None)
-        if self.indexer is None or self.indexer.is_shared:
-            return (latent,)
-        return latent, Cache(1, self.indexer.head_dim, None, False)
-
-    @property
-    def query_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def rotary(self) -> Rope | None:
-        return self.rope
-
-    def costing(self) -> LatentAttention:
-        return msgspec.structs.replace(self, rope=None, scale=None)
-
-    @property
-    def why_not_run(self) -> str | None:
-        return None if self.indexer is None else "attention to tokens that an indexer chooses"
-
-
-class GatedDeltaNet(_Mixer, frozen=True, kw_only=True, tag="gated_delta_net"):
-    """Linear attention with a gated delta rule (arXiv 2412.06464; Qwen3-Next): a state of key × value per value head,
-    after a short causal convolution of queries, keys and values."""
-
-    num_key_heads: int
-    num_value_heads: int
-    key_head_dim: int
-    value_head_dim: int
-    conv_kernel: int
-
-    @property
-    def conv_size(self) -> int:
-        return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
-
-    def projections(self, hidden_size: int) -> tuple[Projection, ...]:
-        """Queries, keys, values, gate, and two numbers per value head in; values out."""
-        inside = (
-            Part(self.num_key_heads, 2 * self.key_head_dim),
-            Part(self.num_value_heads, 2 * self.value_head_dim + 2),
-        )
-        return (
-            Projection("linear_in", inside, _whole(hidden_size)),
-            Projection("o", (_whole(hidden_size),), Part(self.num_value_heads, self.value_head_dim)),
-        )
-
-    @property
-    def label(self) -> str:
-        return "gated delta net"
-
-    def num_parameters(self, hidden_size: int) -> int:
-        return (
-            _matrices(self.projections(hidden_size))
-            + self.conv_size * self.conv_kernel
-            + 2 * self.num_value_heads  # the decay and its bias
-            + self.value_head_dim  # norm
-        )
-
-    def states(self) -> tuple[State, ...]:
-        per_key_head = self.num_value_heads // self.num_key_heads * self.value_head_dim
-        return (
-            State(
-                self.num_key_heads,
-                self.key_head_dim * per_key_head,
-                (2 * self.key_head_dim + per_key_head) * self.conv_kernel,
-            ),
-        )
-
-
-class LightningAttention(_Mixer, frozen=True, kw_only=True, tag="lightning_attention"):
-    """Linear attention with a fixed decay per head (arXiv 2401.04658; MiniMax-01): a state of D × D per head; fused
-    q, k, v, an output gate, and a norm of the heads' outputs."""
-
-    num_heads: int
-    head_dim: int
-
-    def projections(self, hidden_size: int) -> tuple[Projection, ...]:
-        return (
-            Projection("linear_in", (Part(self.num_heads, 4 * self.head_dim),), _whole(hidden_size)),
-            Projection("o", (_whole(hidden_size),), Part(self.num_heads, self.head_dim)),
-        )
-
-    @property
-    def label(self) -> str:
-        return "lightning"
-
-    def num_parameters(self, hidden_size: int) -> int:
-        return _matrices(self.projections(hidden_size)) + self.num_heads * self.head_dim
-
-    def states(self) -> tuple[State, ...]:
-        return (State(self.num_heads, self.head_dim**2),)
-
-
-class Mamba2(_Mixer, frozen=True, kw_only=True, tag="mamba2"):
-    """A state-space layer (arXiv 2405.21060): a state of head_dim × state_size per head, after a short convolution of
-    the inputs and of the state's input and output maps, which `num_groups` groups of heads share."""
-
-    num_heads: int
-    head_dim: int
-    state_size: int
-    num_groups: int
-    conv_kernel: int
-    conv_bias: bool = True
-    bias: bool = False
-
-    @property
-    def inner_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def conv_size(self) -> int:
-        return self.inner_size + 2 * self.num_groups * self.state_size
-
-    @property
-    def in_size(self) -> int:
-        """Width of the input projection: gate, what is convolved, and a step per head."""
-        return self.inner_size + self.conv_size + self.num_heads
-
-    def projections(self, hidden_size: int) -> tuple[Projection, ...]:
-        """Gate, inputs and a step per head, and each group's maps, in; the heads' outputs out."""
-        inside = (Part(self.num_heads, 2 * self.head_dim + 1), Part(self.num_groups, 2 * self.state_size))
-        return (
-            Projection("linear_in", inside, _whole(hidden_size)),
-            Projection("o", (_whole(hidden_size),), Part(self.num_heads, self.head_dim)),
-        )
-
-    @property
-    def label(self) -> str:
-        return "mamba-2"
-
-    def num_parameters(self, hidden_size: int) -> int:
-        count = _matrices(self.projections(hidden_size)) + self.conv_size * self.conv_kernel
-        count += self.conv_size if self.conv_bias else 0
-        count += self.in_size + hidden_size if self.bias else 0
-        return count + 3 * self.num_heads + self.inner_size  # decay, skip and step's bias; norm
-
-    def states(self) -> tuple[State, ...]:
-        conv = (self.inner_size // self.num_groups + 2 * self.state_size) * self.conv_kernel
-        recurrent = self.num_heads // self.num_groups * self.head_dim * self.state_size
-        return (State(self.num_groups, recurrent, conv),)
-
-
-class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
+class MLP(Kind, frozen=True, kw_only=True, tag="mlp"):
     """down(activation(gate(x)) · up(x)), or down(activation(up(x))) where it is not gated."""
 
     width: int
@@ -482,8 +73,8 @@ class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
 
     def projections(self, hidden_size: int, prefix: str = "") -> tuple[Projection, ...]:
         return (
-            Projection(f"{prefix}gate_up", (Part(self.width, self.num_inner),), _whole(hidden_size)),
-            Projection(f"{prefix}down", (_whole(hidden_size),), Part(self.width, 1)),
+            Projection(f"{prefix}gate_up", (Part(self.width, self.num_inner),), whole(hidden_size)),
+            Projection(f"{prefix}down", (whole(hidden_size),), Part(self.width, 1)),
         )
 
     @property
@@ -493,7 +84,7 @@ class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
     def num_parameters(self, hidden_size: int) -> int:
         biases = self.num_inner * self.width + hidden_size if self.bias else 0
         learned = 2 if self.activation == "xielu" else 0
-        return _matrices(self.projections(hidden_size)) + biases + learned
+        return matrices(self.projections(hidden_size)) + biases + learned
 
     def expert_parameters(self, hidden_size: int) -> int:
         return 0
@@ -510,7 +101,7 @@ class MLP(_Kind, frozen=True, kw_only=True, tag="mlp"):
         )
 
 
-class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts"):
+class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"):
     """A router that sends each token to `num_experts_per_tok` of `num_experts` MLPs, beside `num_shared` experts that
     every token passes (as one MLP of `shared_width` in all)."""
 
@@ -567,15 +158,15 @@ class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts
 
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
         """What every token passes; the routed experts are apart."""
-        hidden = _whole(hidden_size)
-        found = [Projection("router", (_whole(self.num_experts),), hidden)]
+        hidden = whole(hidden_size)
+        found = [Projection("router", (whole(self.num_experts),), hidden)]
         if self.latent_size is not None:
-            latent = _whole(self.latent_size)
+            latent = whole(self.latent_size)
             found += [Projection("latent_down", (latent,), hidden), Projection("latent_up", (hidden,), latent)]
         if self.shared is not None:
             found += self.shared.projections(hidden_size, "shared_")
         if self.shared_gate:
-            found.append(Projection("shared_gate", (_whole(1),), hidden))
+            found.append(Projection("shared_gate", (whole(1),), hidden))
         return tuple(found)
 
     def expert_parameters(self, hidden_size: int) -> int:
@@ -588,7 +179,7 @@ class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts
 
     def num_parameters(self, hidden_size: int) -> int:
         biases = self.num_experts * (int(self.router_bias) + int(self.correction_bias))
-        return _matrices(self.projections(hidden_size)) + self.expert_parameters(hidden_size) + biases
+        return matrices(self.projections(hidden_size)) + self.expert_parameters(hidden_size) + biases
 
     def active_parameters(self, hidden_size: int) -> int:
         """Weights that one token passes."""
@@ -602,9 +193,7 @@ class MixtureOfExperts(_Kind, frozen=True, kw_only=True, tag="mixture_of_experts
         return self.expert.why_not_run or (None if self.latent_size is None else "experts of a latent")
 
 
-Mixer = Attention | LatentAttention | GatedDeltaNet | LightningAttention | Mamba2
 FeedForward = MLP | MixtureOfExperts
-LINEAR_MIXERS = (GatedDeltaNet, LightningAttention, Mamba2)
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
