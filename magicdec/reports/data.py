@@ -1,4 +1,4 @@
-"""What a report is made from: measured and predicted records, paired, with a plan document and a hardware profile.
+"""The material of a report: measured and predicted records, paired, with a plan document and a hardware profile.
 
 Nothing is computed here that a record or a plan does not hold; rows are only selected, paired and ordered.
 """

@@ -1,4 +1,4 @@
-"""What of a plan a serving engine is told, and what every export says at its head."""
+"""The part of a plan that a serving engine can be told, and the head of every export."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Band = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What of a plan a serving engine can be told."""
+    """The part of a plan that a serving engine can be told."""
 
     model: str
     best: Record
@@ -31,7 +31,7 @@ class Deployment:
     table: GammaTable | None = None
     """All of the plan's gammas, for an engine that can be told them by batch and context."""
     candidate: Candidate | None = None
-    """What was priced, where a plan did it."""
+    """The configuration that a plan priced, where one did."""
     kv_dtype: str = "bf16"
     asked_weights: str | None = None
     """Weights in another format than the checkpoint's, where a plan asked for them."""
@@ -116,7 +116,7 @@ def bands_of(batches: Sequence[int], gammas: Sequence[int]) -> list[Band]:
 
 
 def heading(engine: str, plan: Deployment) -> list[str]:
-    """What it was written for, what is to be run, and what was predicted of it."""
+    """The lines at the head: the engine it is written for, the configuration, and its predicted times."""
     best = plan.best
     lines = [f"Written by magicdec for {ENGINE_TITLES[engine]}."]
     layout = plan.candidate.layout if plan.candidate is not None else f"tp {best.tp_size}"

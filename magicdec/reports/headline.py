@@ -28,7 +28,7 @@ class Headline:
     certainty: str
     when_not: str
     better: str = ""
-    """What was measured to be faster than the answer, at its batch and context."""
+    """A sentence about a configuration that measured faster than the answer, at its batch and context."""
     facts: tuple[Fact, ...]
 
 

@@ -91,7 +91,7 @@ def _raw(name: str) -> Markup:
 
 
 def chart_view(chart: Chart) -> dict[str, Any]:
-    """What the templates show of a figure."""
+    """A figure as the templates take it."""
     from markupsafe import Markup
 
     # Safe: an XML serialiser wrote it, so every text in it is escaped.
@@ -124,7 +124,7 @@ def _slider(chart: Chart) -> dict[str, Any]:
 
 
 def table_view(table: Table) -> dict[str, Any]:
-    """What the templates show of a table."""
+    """A table as the templates take it."""
     rows = [
         [
             {"text": text, "sort": "" if value is None else value, "number": column.is_number}

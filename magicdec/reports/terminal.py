@@ -29,14 +29,14 @@ GROUP_FRACTIONS = {
 }  # fmt: skip
 """Which figures of the groups that `validate` prints are fractions, shown in per cent."""
 GROUP_CONSTANTS = {"acceptance_rate", "acceptance", "concentration", "drift", "drift_depth"}
-"""What was fitted, rather than how far it is off: in JSON and CSV, not in what is read."""
+"""Fitted constants, which are in JSON and CSV and left out of the text."""
 GROUP_LABELS = {"name", "source", "model", "hardware", "draft", "formats", "compared"}
 """Parts of a group's name."""
 PLAIN = str.maketrans({"\u202f": None, "\u2212": "-", "\u2013": "-", "×": "x"})
 
 
 def print_run(results: Sequence[Record], console: Console) -> None:
-    """What `magicdec run` measured: one row per configuration, then what was accepted."""
+    """Prints the results of `magicdec run`: one row per configuration, then how much was accepted."""
     if not results:
         return
     first = results[0]
@@ -73,7 +73,7 @@ def _run_row(record: Record) -> list[str]:
 
 
 def _run_summary(record: Record) -> Iterable[str]:
-    """What all configurations share: the memory, and the time to the first token."""
+    """Lines that all configurations share: the memory, and the time to the first token."""
     if record.memory_bytes_per_s is not None:
         yield (
             "base MBU: rate at which the autoregressive baseline reads weights and KV, as a share of the measured "

@@ -19,7 +19,7 @@ from magicdec.specs.model_file import load_model_file
 PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
 MODELS_DIRECTORY = PACKAGE_DIRECTORY / "specs" / "data" / "models"
 ARCHITECTURES_FILE = PACKAGE_DIRECTORY / "specs" / "data" / "architectures.json"
-"""What is known of every architecture; written by scripts/architectures_table.py."""
+"""Facts of every architecture, written by scripts/architectures_table.py."""
 EMBEDDED = "embedded"
 EMBEDDED_DIRECTORY = PACKAGE_DIRECTORY / "data" / "embedded"
 
@@ -29,18 +29,18 @@ def model_names() -> list[str]:
 
 
 class ArchitectureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of an architecture: the kinds of its layers, whether it is run, how it is tested."""
+    """Facts of an architecture: the kinds of its layers, whether it is run, how it is tested."""
 
     architecture: str
     layers: tuple[str, ...]
     planned: bool
     why_not_run: str | None
     parity_configurations: int
-    """Drawn ones whose tokens and logits are held against transformers' when it is run."""
+    """Drawn ones whose tokens and logits are compared with transformers' when it is run."""
     oracle: str | None
-    """What weights, caches and FLOPs are held against."""
+    """The implementation that weights, caches and FLOPs are compared with."""
     models: dict[str, int]
-    """Of the catalog, with their parameters."""
+    """Models of the catalog, each with its number of parameters."""
 
 
 class _Facts(msgspec.Struct):
@@ -66,7 +66,7 @@ def _extensions() -> dict[str, RopeScaling]:
 
 
 class _Size(msgspec.Struct):
-    """What tells roughly how large a model is, read without the rest of its configuration."""
+    """Keys that tell roughly how large a model is, read without the rest of its configuration."""
 
     vocab_size: int = 0
     hidden_size: int = 0

@@ -1,4 +1,4 @@
-"""What one runtime adds to the device's kernels: fixed costs, sampling and acceptance, upkeep of the draft's cache.
+"""The profile of a runtime: its fixed costs, sampling and acceptance, and the upkeep of the draft's cache.
 
 An engine profile is one TOML file (catalog: `vllm`, `sglang`, `trtllm`, `ours`, `magicdec-2024`), kept apart from the
 hardware profile, so that one device serves several runtimes. Where each field enters the time is written once, in
@@ -25,7 +25,7 @@ ENGINES_DIRECTORY = Path(__file__).resolve().parent / "data" / "engines"
 MAX_VALUE = 1e6
 SERVING_ENGINES = tuple(ENGINE_TITLES)
 DEFAULT_ENGINE = "vllm"
-"""Of plans on GPUs."""
+"""Engine of plans on GPUs."""
 DEFAULT_CPU_ENGINE = "ours"
 
 
@@ -38,7 +38,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     fitted_device: str = ""
     """The hardware profile that the constants were fitted with; elsewhere fixed costs are less sure. Empty: any."""
     fitted_devices: tuple[str, ...] = ()
-    """The same where there were several."""
+    """Hardware profiles that the constants were fitted with, where there were several."""
     fitted_models: tuple[str, ...] = ()
     sources: dict[str, str] = {}
 
@@ -49,9 +49,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether verification reads the KV cache once per sequence, or once for each of its query tokens."""
     gemm_factor: float = 1.0
     narrow_gemm_factor: float = 1.0
-    """Instead, where products run in a narrow format."""
+    """Factor of products in a narrow format, instead of `gemm_factor`."""
     experts_factor: float = 1.0
-    """Of fused experts."""
+    """Factor of fused experts."""
     attention_factor: float = 1.0
     verify_attention_factor: float = 1.0
     """On top of `attention_factor`, where a pass has several query tokens per sequence."""
@@ -82,9 +82,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     layer_overhead_s: float = 0.0
     """Per layer of any forward pass. Kernel curves hold each kernel's fixed time: this is what comes on top."""
     sequence_overhead_s: float = 0.0
-    """Per sequence of a step: scheduling, sampling's inputs, detokenising, as far as nothing hides it."""
+    """Per sequence of a step: scheduling, sampling's inputs, detokenising, where nothing hides it."""
     older_sequence_overhead_s: float | None = None
-    """The same in versions before `asynchronous_since`, which schedule between steps."""
+    """`sequence_overhead_s` in versions before `asynchronous_since`, which schedule between steps."""
     asynchronous_since: str = ""
     """The version from which scheduling runs beside the device by default; empty: all that were fitted on."""
     block_experts_layer_s: float = 0.0
@@ -150,7 +150,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # The draft
     drafts: tuple[str, ...] = DRAFT_KINDS
-    """What it runs, of `DRAFT_KINDS` (specs/speculation.py)."""
+    """Kinds of drafts that it runs, among `DRAFT_KINDS` (specs/speculation.py)."""
     draft_notes: dict[str, str] = {}
     """By kind of draft: what to know before it is run there."""
     draft_on_all_ranks: bool = False
@@ -158,7 +158,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     spreads: bool = True
     """Whether it runs the stages of a pipeline, and whole experts with data-parallel attention."""
     staged_drafts: tuple[str, ...] = ()
-    """What it runs with stages, of `DRAFT_KINDS`."""
+    """Kinds of drafts that it runs in a pipeline of several stages."""
     standalone_draft_tp_size: int | None = None
     """Ranks that a standalone draft runs on unless the speculation says otherwise; None: all."""
     catch_up: Literal["none", "standalone", "always"] = "standalone"
@@ -172,11 +172,11 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ngram_lookup_s: float = 20e-6
     """n-gram lookup, per step of the whole batch."""
     ngram_lookup_s_per_sequence: float = 0.0
-    """The same per sequence, on the host."""
+    """n-gram lookup on the host, per sequence and step."""
 
     # Memory and prefill
     window_cache: Literal["all", "window"] = "all"
-    """What is allocated for layers of a sliding window or of chunks: slots for all tokens, or for the window alone."""
+    """Memory allocated for layers of a sliding window or of chunks: slots for all tokens, or for the window alone."""
     window_slots: int = 0
     """Slots beyond a window or chunk that is kept alone, as for tokens that may yet be rejected."""
     spare_slots: int = 0
@@ -200,17 +200,18 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # How right it is: one standard deviation of what the terms' own errors do not explain
     relative_error: float = 0.10
-    """Of a step's time."""
+    """Relative error of a step's time."""
     speedup_relative_error: float = 0.04
-    """Of a speedup, where part of the errors cancel."""
+    """Relative error of a speedup, in which part of the errors cancel."""
     other_speedup_error: float | None = None
-    """The same where no server with speculation was measured on such a device with such formats; None: as there."""
+    """`speedup_relative_error` where no server with speculation was measured on such a device with such formats; None:
+    no wider."""
     speculation_fitted: tuple[str, ...] = ()
-    """Where they were: "device/weights/cache"."""
+    """Places where servers with speculation were measured: "device/weights/cache"."""
     other_device_error: float | None = None
-    """Of the time between a server's tokens on a device that was not fitted on; None: as `relative_error`."""
+    """Relative error of a server's time between tokens on a device that was not fitted on; None: `relative_error`."""
     other_model_error: float | None = None
-    """The same for a model that was not fitted on."""
+    """Relative error of a server's time between tokens for a model that was not fitted on; None: `relative_error`."""
 
     before: dict[str, dict[str, float]] = {}
     """Constants of versions before these ("0.14"), where they differ; of several bounds the nearest above counts."""

@@ -25,7 +25,7 @@ MODULES: Mapping[str, str] = {
 
 
 class Read(NamedTuple):
-    """What a configuration says, whatever the model."""
+    """The formats that a configuration describes, whatever the model."""
 
     schemes: tuple[Scheme, ...]
     kept: tuple[str, ...] = ("lm_head",)
@@ -265,7 +265,7 @@ COMPRESSED: Mapping[Any, tuple[str, Storage]] = {
 }
 """(format, type, bits) of compressed-tensors: what a plan calls it, and how it is stored."""
 PLANNED = {"float8": "fp8", "float4": "nvfp4", "int8": "int8", "int4": "int4"}
-"""What the formats that are not widened are planned as."""
+"""Formats, not widened, by the one that they are planned as."""
 
 
 def _compressed(config: _Config) -> Read:

@@ -129,7 +129,7 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
     """Experts are chosen among those of the best groups only (DeepSeek-V3)."""
     group_score: Literal["top2", "max"] = "top2"
     nearness: float = 0.01
-    """Of a sparse mixer: an expert is near the best that is not further away than twice this share of its score."""
+    """Share of the best expert's score, twice which another may be below it and count as near (sparse mixers)."""
     scaling_factor: float = 1.0
 
     @property
@@ -153,11 +153,11 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
         return MLP(width=self.shared_width, activation=self.activation, gated=self.gated, bias=False)
 
     def inner_size(self, hidden_size: int) -> int:
-        """What an expert reads and writes."""
+        """Width that an expert reads and writes."""
         return hidden_size if self.latent_size is None else self.latent_size
 
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
-        """What every token passes; the routed experts are apart."""
+        """Matrices that every token passes; the routed experts are apart."""
         hidden = whole(hidden_size)
         found = [Projection("router", (whole(self.num_experts),), hidden)]
         if self.latent_size is not None:
@@ -197,7 +197,7 @@ FeedForward = MLP | MixtureOfExperts
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What mixes tokens and what transforms each of them; a block may have only one of the two."""
+    """A mixer and a feed-forward; a block may have only one of the two."""
 
     mixer: Mixer | None = None
     mlp: FeedForward | None = None

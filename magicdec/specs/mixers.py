@@ -171,7 +171,7 @@ class Attention(BaseMixer, frozen=True, kw_only=True, tag="attention"):
     softcap: float | None = None
     """Scores become softcap · tanh(score / softcap)."""
     scale: float | None = None
-    """What scores are multiplied with; 1/√D where None."""
+    """Factor of the scores; 1/√D where None."""
     gated: bool = False
     """The output is multiplied with sigmoid of a projection as wide as q."""
     temperature: tuple[float, float] | None = None

@@ -1,4 +1,4 @@
-"""What a decoder-only transformer is made of: its layers by kind, its tables and its norms. No torch, no time.
+"""A decoder-only transformer: its layers by kind, its tables and its norms. No torch, no time.
 
 Read from a Hugging Face `config.json` by hf_config.py, or from a file of our own schema by model_file.py. What a plan,
 the memory and the runtime need follows from the layers; nothing asks for an architecture's name.
@@ -59,9 +59,9 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     mlp: str = "mlp"
     """The module of the feed-forward."""
     matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    """Of a dense feed-forward."""
+    """Names of a dense feed-forward's matrices."""
     gate_up: str = "gate_up_proj"
-    """The first two of them, where they are fused."""
+    """Name of the first two matrices where they are fused."""
     expert: Literal["gate_proj", "w1"] = "gate_proj"
     """The first matrix of an expert: gate_proj, up_proj, down_proj; or w1, w3, w2."""
     experts: Literal["each", "stacked", "stacked_in_turn"] = "each"
@@ -82,7 +82,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     name: str
     architecture: str
-    """What its configuration calls it; for people."""
+    """Its configuration's `model_type`, for people."""
     hidden_size: int
     vocab_size: int
     max_position_embeddings: int
@@ -93,13 +93,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     head_bias: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    """What a sublayer's output is multiplied with before it is added."""
+    """Factor of a sublayer's output before it is added."""
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     mtp_layers: tuple[Layer, ...] = ()
     """Layers of the multi-token-prediction heads, which draft and take no part in an ordinary pass."""
     draft_vocab_size: int | None = None
-    """Of a draft head: the tokens that it can propose, where they are fewer than the target's."""
+    """Tokens that a draft head can propose, where they are fewer than the target's."""
     quantization: Quantization | None = None
     extension: RopeScaling | None = None
     """How its publisher says that it reads longer contexts than its configuration asks for."""
@@ -107,8 +107,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     eos_token_ids: tuple[int, ...] = ()
 
     def part_format(self, part: Literal["mixer", "mlp", "experts", "head"], precision: Precision) -> PartFormat:
-        """Of a part's weights: as published where that is the format of `precision`, whose own it is otherwise; the
-        head is in 16 bits unless it is published in fewer."""
+        """The format of a part's weights: the published one where that is the format of `precision`, else that of
+        `precision`; the head is in 16 bits unless it is published in fewer."""
         published = self.quantization
         if published is not None and published.weight_dtype == precision.weight_dtype:
             found: PartFormat = getattr(published, part)
@@ -143,7 +143,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def mixers(self) -> tuple[tuple[Mixer, int], ...]:
-        """What mixes tokens, with the number of layers that have it; those that cost alike are one."""
+        """The mixers, each with the number of layers that have it; those that cost alike are one."""
         return _counted(layer.mixer.costing() for layer in self.layers if layer.mixer is not None)
 
     @cached_property
@@ -152,12 +152,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def caches(self) -> tuple[tuple[Cache, int], ...]:
-        """What is kept by token of context, with the number of layers that keep it."""
+        """Caches by token of context, each with the number of layers that keep it."""
         return _merged((cache, count) for mixer, count in self.mixers for cache in mixer.caches())
 
     @cached_property
     def states(self) -> tuple[tuple[State, int], ...]:
-        """What is kept per sequence, with the number of layers that keep it."""
+        """States per sequence, each with the number of layers that keep it."""
         return _merged((state, count) for mixer, count in self.mixers for state in mixer.states())
 
     @property

@@ -18,7 +18,7 @@ class Parallelism:
     """
 
     pp: int = 1
-    """Stages."""
+    """Stages of the pipeline."""
     dp: int = 1
     """Groups that hold sequences of their own; above 1 with whole experts only."""
     whole_experts: bool = False
@@ -65,7 +65,7 @@ TENSOR_PARALLEL = Parallelism()
 
 
 def spread_for(*, tp_size: int, pp_size: int, ep_size: int | None, dp_attention: bool) -> Parallelism:
-    """What the options of a plan mean. Without data-parallel attention experts are divided over the tp ranks."""
+    """The spread that a plan's options mean. Without data-parallel attention, experts are divided over the tp ranks."""
     if ep_size is None and not dp_attention:
         return Parallelism(pp=pp_size)
     ranks = ep_size if ep_size is not None else tp_size

@@ -37,7 +37,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tables(self) -> Precision:
-        """Of embeddings and head."""
+        """The precision of embeddings and head."""
         return self if self.weight_bytes >= 2.0 else msgspec.structs.replace(self, weight_dtype="bf16")
 
     @property

@@ -26,7 +26,7 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     """One way in which matrices [outputs, inputs] are stored."""
 
     dtype: str
-    """What a plan calls it (hardware.DTYPE_BYTES)."""
+    """Its name in plans (hardware.DTYPE_BYTES)."""
     storage: Storage | None
     """None: a layout that is not widened."""
     bits: int
@@ -36,13 +36,13 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     """Outputs and inputs that share a scale."""
     scale_bytes: float = 2.0
     zero_bits: int = 0
-    """Of the zero point beside each scale."""
+    """Bits of the zero point stored with each scale."""
     is_per_tensor: bool = False
     targets: tuple[str, ...] = ()
     """Modules, by name or pattern; none, or a class of layers (`Linear`): all that no other scheme names."""
 
     def num_bytes(self, outputs: int, inputs: int) -> float:
-        """Of a matrix, with scales and zero points."""
+        """Bytes of a matrix, with scales and zero points."""
         if self.block is not None:
             num_scales = -(-outputs // self.block[0]) * -(-inputs // self.block[1])
         else:
@@ -62,7 +62,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
 
     method: str
     weight_dtype: str
-    """Of most weights."""
+    """Format of most weights."""
     schemes: tuple[Scheme, ...]
     kept: tuple[str, ...] = ()
     """Patterns of modules that no scheme applies to."""

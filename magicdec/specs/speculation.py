@@ -1,4 +1,4 @@
-"""What is speculated with: the draft, its cache, the number of drafted tokens, and how tokens are sampled."""
+"""Speculation: the draft, its cache, the number of drafted tokens, and how tokens are sampled."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MAX_GAMMA = 32
 
 
 def draft_kind(draft: str, method: str) -> str:
-    """What an engine runs or does not: "self/streamingllm", "model/full" (any draft model), "ngram", "eagle3", ..."""
+    """The kind of a draft, as engines list it: "self/streamingllm", "model/full" (any draft model), "ngram", ..."""
     if method in OWN_METHOD:
         return method
     return f"{SELF if draft == SELF else ANY_MODEL}/{method}"
@@ -104,7 +104,7 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_selected(self) -> int:
-        """Of SnapKV: slots that keep what was selected from the prompt, half of the budget."""
+        """SnapKV's slots for tokens selected from the prompt: half of the budget."""
         assert self.draft_budget is not None
         return self.draft_budget // 2
 

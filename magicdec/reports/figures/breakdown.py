@@ -342,7 +342,7 @@ _MEMORY = {
 
 
 def memory_bar(data: ReportData) -> Chart | None:
-    """What the planned configuration holds in the memory of one device."""
+    """Memory that the planned configuration takes on one device."""
     memory = data.plan.memory if data.plan is not None else None
     parts = {name: value for name in _MEMORY if (value := getattr(memory, name, 0.0))}
     if memory is None or not parts:

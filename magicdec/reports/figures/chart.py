@@ -1,4 +1,4 @@
-"""What a figure function returns."""
+"""A drawn figure with its words and values."""
 
 from __future__ import annotations
 

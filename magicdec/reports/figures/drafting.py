@@ -99,7 +99,7 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
 
 
 def _gamma_title(predicted: Sequence[Record], measured: Sequence[Record]) -> str:
-    """What was measured where anything was, with the prediction beside it; else the prediction."""
+    """The measured best, with the prediction next to it; without measurements, the predicted best."""
     best, guess = (
         max(rows, key=lambda r: r.speedup or 0.0, default=None) for rows in (measured or predicted, predicted)
     )

@@ -124,7 +124,7 @@ class Keys:
         return value
 
     def choice(self, *names: str, choices: Mapping[str, T], default: str | None = None) -> T:
-        """What one of some names stands for. Raises ConfigError naming the nearest for another."""
+        """The value that one of some names stands for. Raises ConfigError naming the nearest for another."""
         value = self.raw(*names, default=default)
         value = default if value is None else value
         if value is None:

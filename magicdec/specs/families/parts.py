@@ -1,5 +1,5 @@
-"""What the rows of every family are put together from: kinds of layers by index, attention, dense feed-forwards and
-experts, each read key by key."""
+"""Parts that the rows of every family are put together from: kinds of layers by index, attention, dense feed-forwards
+and experts, each read key by key."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ class Architecture:
     norm: Norm = RMS
     eps_key: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What transformers' configuration class takes for keys that published files leave out."""
+    """Values that transformers' configuration class takes for keys that published files leave out."""
     tied: bool = False
     details: Callable[[Keys], Details] = lambda keys: {}
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
