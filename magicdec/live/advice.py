@@ -22,7 +22,7 @@ from magicdec.live.observation import Draft, Observation
 from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.intervals import engine_error, relative_errors
+from magicdec.perfmodel.intervals import engine_error, interval, ratio_variance, tokens_error
 from magicdec.perfmodel.plan.device import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.plan.drafts import check_profiles
 from magicdec.perfmodel.prediction import Prediction, predict
@@ -201,41 +201,41 @@ def _cell(situation: Situation, batch: float, context: float) -> tuple[int, bool
 
 
 def choices_at(situation: Situation, batch: float, context: float, *, over: int) -> tuple[Choice, ...]:
-    """Every gamma at one load, with its gain over another one."""
-    gammas = np.array(situation.gammas)
+    """Every gamma at one load, with its gain over another one; over 0 it is a speedup, with a plan's interval."""
+    gammas, acceptance = np.array(situation.gammas), situation.acceptance
     at = Points(batch=batch, context=context, tp=float(situation.tp_size), gamma=gammas)
-    prediction = predict(situation.setup, situation.acceptance, at)
+    prediction = predict(situation.setup, acceptance, at)
     tokens, tpot = (prediction.full(each) for each in (prediction.expected_tokens_per_step, prediction.tpot_s))
-    found = []
-    for gamma in gammas.tolist():
-        gain, deviation = tpot[over] / tpot[gamma], _gain_error(situation, prediction, gamma, over)
-        low, high = (float(gain * np.exp(sign * Z_90 * deviation)) for sign in (-1.0, 1.0))
-        found.append(
-            Choice(
-                gamma=gamma, tokens_per_step=float(tokens[gamma]), tpot_s=float(tpot[gamma]), gain=float(gain),
-                gain_low=low, gain_high=high,
-            )
-        )  # fmt: skip
-    return tuple(found)
+    gains = tpot[over] / tpot
+    if over == 0:
+        bounds = interval(prediction, tokens_error(prediction, acceptance))
+        low, high = prediction.full(bounds.speedup_low), prediction.full(bounds.speedup_high)
+    else:
+        width = np.exp(Z_90 * np.array([_gain_error(prediction, acceptance, gamma, over) for gamma in gammas.tolist()]))
+        low, high = gains / width, gains * width
+    rows = zip(
+        gammas.tolist(), tokens.tolist(), tpot.tolist(), gains.tolist(), low.tolist(), high.tolist(), strict=True
+    )
+    return tuple(
+        Choice(gamma=gamma, tokens_per_step=emitted, tpot_s=time_s, gain=gain, gain_low=lowest, gain_high=highest)
+        for gamma, emitted, time_s, gain, lowest, highest in rows
+    )
 
 
-def _gain_error(situation: Situation, prediction: Prediction, gamma: int, over: int) -> float:
+def _gain_error(prediction: Prediction, acceptance: AcceptanceProfile, gamma: int, over: int) -> float:
     """One relative standard deviation of goodput(gamma) / goodput(over). The engine's own is that of a speedup over
     gamma 0; between two gammas, the share of it in which they differ."""
     if gamma == over:
         return 0.0
-    setup, acceptance, at = situation.setup, situation.acceptance, prediction.points
-    shares = {
-        group: prediction.full(seconds / prediction.step_s)
-        for group, seconds in prediction.terms.step_seconds("group").items()
-    }
-    errors = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision)
-    of_steps = sum((error * (shares[group][gamma] - shares[group][over])) ** 2 for group, error in errors.items())
-    machine = setup.hardware.memory_spread + setup.hardware.compute_spread
-    of_steps += (machine * (shares["attention"][gamma] - shares["attention"][over])) ** 2
+    setup, at = prediction.setup, prediction.points
+    shares = prediction.terms.step_seconds("group").items()
+    one, other = (
+        {group: prediction.full(seconds / prediction.step_s)[each] for group, seconds in shares}
+        for each in (gamma, over)
+    )
+    of_steps = float(ratio_variance(setup, one, other, at.tp))
     of_engine = engine_error(setup) * abs(gamma - over) / max(gamma, over)
-    context = float(at.context)
-    own_rates = acceptance.spread / float(np.sqrt(at.batch))
+    context, own_rates = float(at.context), acceptance.spread / float(np.sqrt(at.batch))
     of_tokens = acceptance.ratio_error(gamma, over, budget=context, context=context, shift=own_rates)
     return float(np.sqrt(of_steps + of_engine**2 + of_tokens**2))
 

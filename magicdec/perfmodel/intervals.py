@@ -7,6 +7,7 @@ The errors are taken as independent and log-normal; the 90 % interval of a value
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,34 +113,39 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
     """One relative standard deviation of a speedup and of a step's time, tokens per step apart: for the intervals of
     plans, and for those that measured servers are compared with.
 
-    An error in one kind of term moves the autoregressive and the speculative step together, so only the difference of
-    that term's shares affects the speedup.
-
-    σ_machine: the speeds of a calibrated machine's memory and processor drift independently. The memory's moves all
-    attention, the processor's everything else. They are assumed to drift in opposite directions, which affects the
-    speedup most (and in the same direction for the time of a token):
-    σ_machine = (σ_memory + σ_processor) · |share_AR,attention − share_SD,attention|.
-
     An engine fitted to servers states the error of whole measured times, with the kernels' errors inside: the larger of
     both holds for a time. Any other engine's is what the kernels' errors leave unexplained, and adds to them.
     """
-    engine = setup.engine
-    alone: dict[str, Array] = {str(group): value for group, value in terms.autoregressive.group_seconds().items()}
-    step = terms.step_seconds("group")
-    shares = {group: (alone[group] / terms.autoregressive.total_s, step[group] / terms.step_s) for group in step}
-    difference: Array = np.asarray(0.0)
-    own: Array = np.asarray(0.0)
+    engine, hw = setup.engine, setup.hardware
+    alone = {
+        str(group): value / terms.autoregressive.total_s
+        for group, value in terms.autoregressive.group_seconds().items()
+    }
+    step = {group: value / terms.step_s for group, value in terms.step_seconds("group").items()}
+    of_speedup = np.sqrt(ratio_variance(setup, alone, step, tp_size) + engine_error(setup) ** 2)
+    own: Array = (hw.memory_spread * step["attention"] + hw.compute_spread * (1.0 - step["attention"])) ** 2
     for group, error in _group_errors(setup, tp_size).items():
-        of_alone, of_step = shares[group]
-        difference = difference + (error * (of_alone - of_step)) ** 2
-        own = own + (error * of_step) ** 2
-    of_memory, of_processor = setup.hardware.memory_spread, setup.hardware.compute_spread
-    of_alone, of_step = shares["attention"]
-    difference = difference + ((of_memory + of_processor) * (of_alone - of_step)) ** 2
-    own = own + (of_memory * of_step + of_processor * (1.0 - of_step)) ** 2
-    measured = engine.error_for(setup.hardware.name, setup.model.name)
+        own = own + (error * step[group]) ** 2
+    measured = engine.error_for(hw.name, setup.model.name)
     of_time = np.maximum(np.sqrt(own), measured) if engine.fitted_devices else np.sqrt(own + measured**2)
-    return np.sqrt(difference + engine_error(setup) ** 2), of_time
+    return of_speedup, of_time
+
+
+def ratio_variance(setup: Setup, shares: Mapping[str, Any], over: Mapping[str, Any], tp_size: Any) -> Array:
+    """Variance of the logarithm of one step's time over another's, from the share of each kind of term in both.
+
+    An error in one kind of term moves both steps together, so only the difference of that term's shares counts.
+
+    σ_machine: the speeds of a calibrated machine's memory and processor drift independently. The memory's moves all
+    attention, the processor's everything else. They are assumed to drift in opposite directions, which affects a
+    speedup most (and in the same direction for the time of a token):
+    σ_machine = (σ_memory + σ_processor) · |share_AR,attention − share_SD,attention|.
+    """
+    machine = setup.hardware.memory_spread + setup.hardware.compute_spread
+    variance: Array = (machine * (shares["attention"] - over["attention"])) ** 2
+    for group, error in _group_errors(setup, tp_size).items():
+        variance = variance + (error * (shares[group] - over[group])) ** 2
+    return variance
 
 
 def _group_errors(setup: Setup, tp_size: Any) -> dict[str, Any]:

@@ -17,7 +17,18 @@ from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
-from magicdec.live.advice import Advice, Choice, Serving, Situation, advise, answer_of, bands, setting, situation_of
+from magicdec.live.advice import (
+    Advice,
+    Choice,
+    Serving,
+    Situation,
+    advise,
+    answer_of,
+    bands,
+    choices_at,
+    setting,
+    situation_of,
+)
 from magicdec.live.http import parse_address
 from magicdec.live.metrics import choose_target, parse
 from magicdec.live.observation import observe, parse_draft
@@ -311,6 +322,13 @@ def test_a_plan_and_the_advice_choose_one_gamma_of_one_profile():
                 model=setup.model, hardware=(setup.hardware,), engine=setup.engine, tp_size=1, batch_sizes=(batch,),
                 context_lens=(4096,), draft=draft.name, draft_method=draft.method, acceptance=(profile,),
             )  # fmt: skip
-            rows_of_plan = {row.gamma: row.tpot_s for row in plan(request).candidates}
+            planned = plan(request).candidates
+            rows_of_plan = {row.gamma: row.tpot_s for row in planned}
             assert min(rows_of_plan, key=rows_of_plan.get) == min(drafted, key=lambda choice: choice.tpot_s).gamma
             assert rows_of_plan == pytest.approx({choice.gamma: choice.tpot_s for choice in drafted}, rel=1e-9)
+            speedups = choices_at(at, batch, 4096.0, over=0)
+            for row in planned:
+                choice = speedups[row.gamma]
+                assert (choice.gain_low, choice.gain_high) == pytest.approx(
+                    (row.speedup_low, row.speedup_high), rel=1e-9
+                )
