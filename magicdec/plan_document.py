@@ -59,7 +59,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     tp_size: Count
     num_replicas: Count
     batch_size: Count
-    """Of one replica, over all its groups and stages."""
+    """Sequences of one replica, over all its groups and stages."""
     context_len: Count
     autoregressive_step_s: Positive
     draft_step_s: Number
@@ -74,9 +74,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     tpot_low_s: Number
     tpot_high_s: Number
     ttft_s: Number
-    """Of one request, the draft's prefill included."""
+    """Seconds to the first token of one request, the draft's prefill included."""
     tokens_per_s: Number
-    """Of one replica."""
+    """Rate of one replica."""
     tokens_per_s_per_gpu: Number
     speedup: Positive
     """At equal batch, in steady state."""
@@ -87,19 +87,19 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """`rate` over that of autoregressive decoding at its own best batch within the limits; null: none."""
     verdict: Verdict
     speedup_static_batch: Number | None = None
-    """Of a batch that waits for its slowest sequence; of the best configuration, with a generated length."""
+    """Speedup of a batch that waits for its slowest sequence; for the best configuration, with a generated length."""
     break_even_gen_len: int | None
     """Generated tokens from which the draft's extra prefill is paid back; null: never."""
     bound_by: str
-    """What binds most of the step: weights, kv, compute, link or overhead."""
+    """Resource that binds most of the step: weights, kv, compute, link or overhead."""
     memory_bytes_per_gpu: Number
     fits: bool
     within_limits: bool
     cost_per_million_tokens_usd: Number | None
-    """Of generated tokens: prefill included where lengths are known, else of decoding alone."""
+    """Cost of generated tokens: prefill included where lengths are known, else of decoding alone."""
     acceptance_source: str
     draft_checkpoint: str = ""
-    """Of a draft head: the published weights whose acceptance this is, where they are of this model."""
+    """Published weights of a draft head whose acceptance this is, where they are of this model."""
     acceptance_extrapolated: bool
     """Whether the budget or the context is outside what that source measured."""
     is_captured: bool = True
@@ -115,10 +115,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     request_speedup_low: Number | None = None
     request_speedup_high: Number | None = None
     prefill_share: Number | None = None
-    """Of the devices' time."""
+    """Share of the devices' time."""
     output_tokens_per_s_per_gpu: Number | None = None
     requests_per_s: Number | None = None
-    """Of all replicas."""
+    """Requests per second of all replicas."""
     gpu_hours_per_million_requests: Number | None = None
     cost_per_million_requests_usd: Number | None = None
     pp_size: Count = 1
@@ -128,11 +128,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     ep_size: Count = 1
     """Ranks that whole experts are divided over; 1: each expert is cut by tp."""
     num_nodes: Count = 1
-    """Of one replica."""
+    """Nodes of one replica."""
 
     @property
     def num_gpus(self) -> int:
-        """Of one replica."""
+        """Devices of one replica."""
         return self.tp_size * self.dp_size * self.pp_size
 
     @property
@@ -160,19 +160,19 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate_low_per_gpu(self) -> float:
-        """At the low end of the speedup's interval."""
+        """Rate per device at the low end of the speedup's interval."""
         if self.request_speedup is None or self.request_speedup_low is None:
             return self.rate_per_gpu * self.speedup_low / self.speedup
         return self.rate_per_gpu * self.request_speedup_low / self.request_speedup
 
     @property
     def between_tokens_s(self) -> float:
-        """As users see it: with the prefills of others where requests are known."""
+        """Time between tokens as users see it: with the prefills of others where requests are known."""
         return self.tpot_s if self.request_tpot_s is None else self.request_tpot_s
 
     @property
     def first_token_s(self) -> float:
-        """The same of the first token."""
+        """Time to the first token as users see it."""
         return self.ttft_s if self.request_ttft_s is None else self.request_ttft_s
 
 
@@ -241,7 +241,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the best configuration, per device."""
+    """The best configuration's memory, per device."""
 
     weights_bytes: Number
     kv_bytes: Number
@@ -254,14 +254,14 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one device, in the format that products run in: the roof over the operations of `breakdown`."""
+    """The roof over the operations of `breakdown`: one device in the format that products run in."""
 
     memory_bytes_per_s: Positive
     flops_per_s: Positive
-    """Nominal: the datasheet's, or for a calibrated machine the best seen."""
+    """Nominal rate: the datasheet's, or for a calibrated machine the best seen."""
     gemm_bytes_per_s: Positive
     gemm_flops_per_s: Positive
-    """As fitted to linear layers."""
+    """FLOP/s as fitted to linear layers."""
 
 
 class NeedsAcceptance(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,11 +291,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     best: Candidate
     """The configuration to run; autoregressive where no draft gives more tokens per second and device."""
     autoregressive: Candidate
-    """At the best configuration's tp and batch."""
+    """Autoregressive decoding at the best configuration's tp and batch."""
     best_autoregressive: Candidate | None
-    """At its own best tp and batch; null: within the limits at none."""
+    """Autoregressive decoding at its own best tp and batch; null: within the limits at none."""
     best_by_batch: list[Candidate]
-    """Where several batches were asked for: the best of each."""
+    """The best of each batch, where batches were asked for."""
     pareto: list[Candidate]
     """The rows that none beats in both latency and throughput of all devices, fastest first."""
     gamma_table: GammaTable
@@ -304,8 +304,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryUse
     ceilings: Ceilings | None = None
     layouts: list[Candidate] = []
-    """Where several ways to spread a replica were compared: the best of each, the most tokens per second and device
-    first."""
+    """The best of each way to spread a replica, where several were compared, the most tokens per second first."""
 
 
 class Plan(Case, frozen=True, kw_only=True):
@@ -322,7 +321,7 @@ class Plan(Case, frozen=True, kw_only=True):
     needs_acceptance: list[NeedsAcceptance]
     notes: list[str]
     autoregressive_rows: list[Candidate]
-    """Of all cases, as are the candidates."""
+    """Autoregressive rows of all cases."""
     candidates: list[Candidate]
     """The drafted configurations, case by case, best first. Where the batch is searched: those of each draft that no
     other of it beats in both latency and throughput."""
@@ -349,33 +348,20 @@ class Plan(Case, frozen=True, kw_only=True):
         return pd.DataFrame([msgspec.structs.asdict(row) for row in self.rows]).convert_dtypes()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: each case's best configuration and its verdict."""
-        heads = (
-            "device",
-            "tp",
-            "batch",
-            "context",
-            "draft",
-            "budget",
-            "γ",
-            "speedup (90 %)",
-            "ms per token",
-            "verdict",
-        )
+        """A notebook's view: each case's best configuration and its verdict."""
         rows = [
-            (
-                case.hardware, best.tp_size, best.batch_size, case.context_len,
-                draft_id(best.draft, best.draft_method),
-                best.draft_budget or "", best.gamma,
-                f"{best.speedup:.2f} ({best.speedup_low:.2f}–{best.speedup_high:.2f})",
-                f"{best.tpot_s / MILLI:.3g}", best.verdict if best.is_speculative else "autoregressive",
-            )
+            {
+                "device": case.hardware, "tp": best.tp_size, "batch": best.batch_size, "context": case.context_len,
+                "draft": draft_id(best.draft, best.draft_method), "budget": best.draft_budget or "", "γ": best.gamma,
+                "speedup (90 %)": f"{best.speedup:.2f} ({best.speedup_low:.2f}–{best.speedup_high:.2f})",
+                "ms per token": f"{best.tpot_s / MILLI:.3g}",
+                "verdict": best.verdict if best.is_speculative else "autoregressive",
+            }
             for case in self.cases
             for best in (case.best_by_batch or [case.best])
         ]  # fmt: skip
-        cells = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-        title = escape(f"{self.model}, engine {self.engine}")
-        head = "".join(f"<th>{name}</th>" for name in heads)
+        cells = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row.values())}</tr>" for row in rows)
+        head, title = "".join(f"<th>{name}</th>" for name in rows[0]), escape(f"{self.model}, engine {self.engine}")
         return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table>"
 
 

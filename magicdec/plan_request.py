@@ -181,7 +181,7 @@ def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def given(request: Request) -> dict[str, Any]:
-    """What a request says beyond the defaults, under the options' names and in their units."""
+    """Options of a request beyond the defaults, under the options' names and in their units."""
     found = {}
     for name, asked in options().items():
         value = getattr(request, asked.field)

@@ -1,4 +1,4 @@
-"""What the page shows of a state: the planner's answer, and the reports' figures of it."""
+"""The page of a request: the planner's answer, and the reports' figures of it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Explorer:
 
 
 def _start(catalog: Catalog) -> dict[str, str]:
-    """What the controls hold without a query, by name; the others start empty."""
+    """The controls' values without a query, by name; the others start empty."""
     return {name: text for name, text in shown(catalog.start).items() if "_" not in name}
 
 

@@ -40,7 +40,7 @@ class Control:
     label: str
     kind: Literal["choice", "whole", "share", "milliseconds", "dollars"]
     empty: str = ""
-    """What an empty control means; "" where it must be filled."""
+    """Meaning of an empty control; "" where it must be filled."""
     hint: str = ""
     option: str = ""
     """The plan's option, where it is not the control's name."""
@@ -80,7 +80,7 @@ START = Request(batch_sizes=(64,))
 
 
 def shown(state: Request) -> dict[str, str]:
-    """What the controls show of a request; "": left empty."""
+    """Text of each control for a request; "": left empty."""
     values = {"model": state.model, "hardware": state.hardware, "context": state.context_lens} | given(state)
     values["draft"] = state.draft_method or state.draft
     found = {}
@@ -146,7 +146,7 @@ class Catalog:
         )
 
     def choices(self, name: str) -> list[str]:
-        """What a control of kind "choice" may be, but for empty."""
+        """Choices of a control of kind "choice", besides empty."""
         if name == "model":
             return [*self.models, *(each for each in model_names() if each not in self.models)]
         if name == "hardware":

@@ -30,6 +30,12 @@ NO_DRAFT: dict[str, Any] = {
 }  # fmt: skip
 
 
+OF_PREDICTION = (
+    "autoregressive_step_s", "draft_step_s", "verify_step_s", "accept_step_s", "upkeep_step_s", "step_s",
+    "expected_tokens_per_step", "tpot_s", "ttft_s", "tokens_per_s", "speedup", "break_even_gen_len",
+)  # fmt: skip
+
+
 def candidates(
     device: Device,
     lengths: Lengths,
@@ -54,23 +60,12 @@ def candidates(
         "gamma": points.gamma,
         "draft_budget": np.zeros(()) if points.budget is None else points.budget,
         "draft_tp_size": draft_tp(prediction.setup, points.tp),
-        "autoregressive_step_s": prediction.autoregressive_step_s,
-        "draft_step_s": prediction.draft_step_s,
-        "verify_step_s": prediction.verify_step_s,
-        "accept_step_s": prediction.accept_step_s,
-        "upkeep_step_s": prediction.upkeep_step_s,
-        "step_s": prediction.step_s,
-        "expected_tokens_per_step": prediction.expected_tokens_per_step,
-        "tpot_s": prediction.tpot_s,
+        **{name: getattr(prediction, name) for name in OF_PREDICTION},
         "tpot_low_s": bounds.tpot_low_s,
         "tpot_high_s": bounds.tpot_high_s,
-        "ttft_s": prediction.ttft_s,
-        "tokens_per_s": prediction.tokens_per_s,
         "tokens_per_s_per_gpu": prediction.tokens_per_s / prediction.num_gpus,
-        "speedup": prediction.speedup,
         "speedup_low": bounds.speedup_low,
         "speedup_high": bounds.speedup_high,
-        "break_even_gen_len": prediction.break_even_gen_len,
         "memory_bytes_per_gpu": prediction.memory.total_bytes,
         "fits": prediction.memory.fits,
         "bound_by": _binding(prediction),
@@ -174,7 +169,7 @@ def is_extrapolated(acceptance: AcceptanceProfile | None, budget: float, context
 
 
 def _binding(prediction: Prediction) -> Any:
-    """What most of each point's step is bound by."""
+    """The resource that binds most of each point's step."""
     seconds = prediction.terms.step_seconds("bound")
     stacked = np.stack([prediction.full(seconds[bound]) for bound in BOUNDS])
     return np.asarray(BOUNDS)[np.argmax(stacked, axis=0)]

@@ -1,4 +1,4 @@
-"""What a request means on one device: lengths, ways to spread a replica, formats and drafts.
+"""A request on one device: lengths, ways to spread a replica, formats and drafts.
 
 A plan compares the ways to spread a replica that were asked for; else tensor parallelism within a node. With a number
 of devices given, also
@@ -46,7 +46,7 @@ USUAL_TP = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """What a slot of the batch holds: a prompt, on average over time half of `growth` more, and at most `max_len`."""
+    """Tokens of a slot of the batch: a prompt, over time half of `growth` more on average, at most `max_len`."""
 
     prompt_len: float
     growth: float
@@ -167,7 +167,7 @@ def resolve(
     hardware: str | HardwareProfile,
     options: list[DraftOption],
 ) -> list[Device]:
-    """What a request means on one device, for each way to spread a replica that it compares, the usual one first.
+    """Resolve a request on one device, for each way to spread a replica that it compares.
 
     Raises ConfigError for what cannot be split, or a draft that does not go with the target or the engine.
     """

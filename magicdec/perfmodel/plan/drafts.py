@@ -36,7 +36,7 @@ DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
 NUM_DRAFT_MODELS = 2
 """Draft models of the catalog that a plan names without being asked."""
 LARGEST_DRAFT_SHARE = 0.25
-"""Of the target's parameters, of these."""
+"""Share of the target's parameters that such a draft model has at most."""
 RATE_BUDGET = 512
 """The budget that a single acceptance rate is taken to belong to when none is given."""
 

@@ -1,4 +1,4 @@
-"""What to know before relying on a plan, one sentence each."""
+"""Notes to read before relying on a plan, one sentence each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candi
 
 
 def _on_measured(device: Device, best: Candidate) -> list[str]:
-    """What no server with speculation was measured with."""
+    """Draft methods that no server was measured with."""
     engine, formats, hardware = device.engine, device.precision, device.hardware.name
     if not best.is_speculative or engine.is_speculation_fitted(hardware, formats.weight_dtype, formats.kv_dtype):
         return []
@@ -46,7 +46,7 @@ def _on_spread(device: Device, case: Case) -> list[str]:
         found.append(
             f"{best.layout} spans nodes over {over}: "
             + (
-                "sends between stages are an estimate of which nothing was measured, with wider intervals"
+                "sends between stages are an unmeasured estimate, with wider intervals"
                 if spread.pp > 1
                 else "sending tokens to their experts is priced as DeepEP's kernels were measured"
             )
@@ -96,7 +96,7 @@ def _on_devices(devices: list[Device]) -> list[str]:
 
 
 def _on_engine(device: Device, best: Candidate) -> list[str]:
-    """What the engine does with the best configuration unless it is told otherwise."""
+    """The engine's defaults that bear on the best configuration."""
     engine, notes = device.engine, []
     if not best.is_captured:
         tokens = f" x {best.gamma + 1} tokens" if best.gamma and engine.captured_tokens else ""

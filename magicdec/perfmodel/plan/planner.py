@@ -20,7 +20,6 @@ import numpy as np
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step
 from magicdec.perfmodel.acceptance.law import static_batch_efficiency
-from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.plan.answer import breakdown, candidates, ceilings
 from magicdec.perfmodel.plan.device import (
     DEFAULT_MAX_GAMMA,
@@ -56,6 +55,8 @@ class Answer:
     drafted: list[Candidate]
     option: DraftOption | None
     """The draft of the best configuration."""
+    found: list[Found]
+    """The predictions that the rows are of."""
     point: Points
     """The best configuration."""
     lacking: list[NeedsAcceptance] = dataclasses.field(default_factory=list)
@@ -71,24 +72,7 @@ def plan(request: PlanRequest) -> Plan:
     """
     model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
     request, refused = _readable(request, model)
-    answers: list[Answer] = []
-    devices: list[Device] = []
-    for hardware in request.hardware:
-        used: list[Device] = []
-        for lengths in lengths_of(request):
-            ways, lacking = _ways(request, model, hardware, lengths)
-            used.append(ways[0])
-            try:
-                found = _best_of(ways, lengths)
-            except CapacityError as error:
-                refused.append(str(error))
-                continue
-            if found is not None:
-                answers.append(dataclasses.replace(found, lacking=lacking))
-                used.insert(0, found.device)
-        devices.append(used[0])
-    if not answers:
-        raise CapacityError("; ".join(refused)) if refused else _too_slow(request)
+    answers, devices = answered(request, model, refused)
     first = answers[0]
     return Plan(
         **msgspec.structs.asdict(first.case),
@@ -104,19 +88,37 @@ def plan(request: PlanRequest) -> Plan:
     )
 
 
+def answered(request: PlanRequest, model: ModelSpec, refused: list[str]) -> tuple[list[Answer], list[Device]]:
+    """Every case that can be answered, and each device as it was first spread; `refused` gets the others' reasons.
+
+    Raises CapacityError where there is no case.
+    """
+    answers: list[Answer] = []
+    devices: list[Device] = []
+    for hardware in request.hardware:
+        used: list[Device] = []
+        for lengths in lengths_of(request):
+            engine, context = engine_of(request, hardware), int(lengths.prompt_len)
+            options, lacking = draft_options(model, request, engine=engine, context=context)
+            ways = resolve(request, model, hardware, options)
+            used.append(ways[0])
+            try:
+                found = _best_of(ways, lengths)
+            except CapacityError as error:
+                refused.append(str(error))
+                continue
+            if found is not None:
+                answers.append(dataclasses.replace(found, lacking=lacking))
+                used.insert(0, found.device)
+        devices.append(used[0])
+    if not answers:
+        raise CapacityError("; ".join(refused)) if refused else _too_slow(request)
+    return answers, devices
+
+
 def _is_run(device: Device, lacking: NeedsAcceptance) -> bool:
     """Whether the engine runs this draft with as many stages as the answer has."""
     return device.engine.runs_staged(lacking.draft, lacking.draft_method, device.spread.pp)
-
-
-def _ways(
-    request: PlanRequest, model: ModelSpec, hardware: str | HardwareProfile, lengths: Lengths
-) -> tuple[list[Device], list[NeedsAcceptance]]:
-    """The ways to spread a replica for one case, with the drafts that it ranks, and the drafts that it cannot rank."""
-    options, lacking = draft_options(
-        model, request, engine=engine_of(request, hardware), context=int(lengths.prompt_len)
-    )
-    return resolve(request, model, hardware, options), lacking
 
 
 def _too_slow(request: PlanRequest) -> CapacityError:
@@ -213,13 +215,9 @@ def _answer(device: Device, lengths: Lengths, baseline: Candidate | None) -> Ans
         ceilings=ceilings(prediction.setup),
     )
     return Answer(
-        device=device,
-        case=case,
-        alone=alone,
-        drafted=drafted,
-        option=origin.option,
+        device=device, case=case, alone=alone, drafted=drafted, found=found, option=origin.option,
         point=prediction.points,
-    )
+    )  # fmt: skip
 
 
 def _objective(row: Candidate) -> tuple[bool, bool, float]:

@@ -35,8 +35,8 @@ MAX_SUGGESTED_TP = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What was kept of one draft (None: autoregressive decoding) in one case: its candidates, and their prediction in
-    rows of the same order."""
+    """Candidates kept of one draft (None: autoregressive decoding) in one case, and their prediction as rows in the
+    same order."""
 
     option: DraftOption | None
     prediction: Prediction
@@ -92,7 +92,7 @@ def source_error(device: Device, option: DraftOption | None) -> float:
 def _found(
     device: Device, option: DraftOption | None, lengths: Lengths, batches: Array, baseline: float | None
 ) -> Found | None:
-    """Of one draft every point, or where the batch is searched those worth a look; None where there are none."""
+    """Every point of one draft, or where the batch is searched those worth a look; None where there are none."""
     gammas = device.gammas_of(option)
     if not len(batches) or (option is not None and gammas == (0,)):
         return None
@@ -121,7 +121,7 @@ def _found(
 
 @dataclass(frozen=True, kw_only=True)
 class SeenByUsers:
-    """What limits bear on and a searched batch is chosen by: of whole requests where their lengths are known."""
+    """Latencies and rates that limits bear on: of whole requests where their lengths are known."""
 
     prediction: Prediction
     whole: WholeRequests | None

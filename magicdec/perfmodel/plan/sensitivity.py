@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -19,11 +19,10 @@ import numpy as np
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.intervals import relative_errors
-from magicdec.perfmodel.plan.device import engine_of, resolve
-from magicdec.perfmodel.plan.drafts import draft_options
-from magicdec.perfmodel.plan.planner import PlanRequest, plan
+from magicdec.perfmodel.plan.planner import answered
+from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.prediction import predict
-from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.setup import Setup
 from magicdec.plan_document import Candidate
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.model import ModelSpec
@@ -93,12 +92,22 @@ class Sensitivity:
 
 
 def sensitivity(request: PlanRequest) -> Sensitivity:
-    """Raises ConfigError where no draft can be predicted, and what `plan` raises."""
-    document = plan(request)
-    if not document.candidates:
+    """Vary each input of the best drafted configuration.
+
+    Raises ConfigError where no draft can be predicted, and what `plan` raises.
+    """
+    if request.workload is not None:
+        raise ConfigError("sensitivity takes a context, not a workload")
+    model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
+    first = answered(request, model, [])[0][0]
+    if not first.drafted:
         raise ConfigError("no draft of this request has an acceptance: give --acceptance-rate or --acceptance")
-    best = document.candidates[0]
-    state, points = _state(request, best)
+    best = first.drafted[0]
+    origin = next(each for each in first.found if best in each.rows)
+    row = origin.prediction.take([origin.rows.index(best)])
+    assert origin.option is not None
+    assert origin.option.acceptance is not None  # the row was predicted with it
+    state, points = (row.setup, origin.option.acceptance), row.points
 
     def log_speedup(change: Callable[[State, float], State], factor: float) -> float:
         setup, acceptance = change(state, factor)
@@ -117,50 +126,21 @@ def sensitivity(request: PlanRequest) -> Sensitivity:
     return Sensitivity(configuration=best, speedup=speedup, inputs=tuple(found))
 
 
-def _state(request: PlanRequest, best: Candidate) -> tuple[State, Points]:
-    """What the best row was predicted from, and its point."""
-    if request.workload is not None:
-        raise ConfigError("sensitivity takes a context, not a workload")
-    model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
-    context, budget = int(best.context_len), best.draft_budget
-    hardware = next(h for h in request.hardware if best.hardware in (h, getattr(h, "name", None)))
-    asked = msgspec.structs.replace(
-        request, draft=best.draft, draft_method=best.draft_method, draft_budgets=(budget,) if budget else ()
-    )
-    options, _ = draft_options(model, asked, engine=engine_of(request, hardware), context=context)
-    device = next(
-        each
-        for each in resolve(request, model, hardware, options)
-        if best.tp_size in each.tp_sizes and (each.spread.pp, each.spread.dp) == (best.pp_size, best.dp_size)
-    )
-    acceptance = options[0].acceptance
-    assert acceptance is not None  # the row was predicted with it
-    points = Points(
-        batch=np.asarray([float(best.batch_size)]),
-        context=np.asarray([float(context)]),
-        tp=np.asarray([float(best.tp_size)]),
-        budget=np.asarray([float(budget or 0)]),
-        gamma=np.asarray([best.gamma], dtype=np.int64),
-        gen_len=float(request.gen_len),
-    )
-    return (device.setup(options[0]), acceptance), points
-
-
 def _inputs(state: State) -> list[tuple[str, Callable[[State, float], State], float | None, str]]:
     """Name, how it is scaled, its relative standard deviation, and how to measure it; inputs at 0 are left out."""
     setup, acceptance = state
     errors = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision)
     inputs: list[tuple[str, Callable[[State, float], State], float | None, str]] = [
-        ("memory bandwidth", _scale_bandwidth, None, CALIBRATE),
-        ("compute rate", _scale_compute, None, CALIBRATE),
+        ("memory bandwidth", _scaler("hardware", "memory_bytes_per_s"), None, CALIBRATE),
+        ("compute rate", _scaler("hardware", "flops_per_s"), None, CALIBRATE),
     ]
     for field, (name, group) in ENGINE_INPUTS.items():
         if getattr(setup.engine, field):
-            inputs.append((name, _engine_scaler(field), errors[group], CALIBRATE))
+            inputs.append((name, _scaler("engine", field), errors[group], CALIBRATE))
     for field, name in LAW_INPUTS.items():
         value = getattr(acceptance.law, field)
         if value:
-            inputs.append((name, _law_scaler(field), _law_sigma(acceptance, field, value), PROFILE))
+            inputs.append((name, _scaler("law", field), _law_sigma(acceptance, field, value), PROFILE))
     return inputs
 
 
@@ -172,31 +152,17 @@ def _law_sigma(acceptance: AcceptanceProfile, field: str, value: float) -> float
     return float(deviation / abs(value)) if deviation else None
 
 
-def _scale_bandwidth(state: State, factor: float) -> State:
-    hw = state[0].hardware
-    changed = msgspec.structs.replace(hw, memory_bytes_per_s=hw.memory_bytes_per_s * factor)
-    return replace(state[0], hardware=changed), state[1]
+def _scaler(part: Literal["hardware", "engine", "law"], field: str) -> Callable[[State, float], State]:
+    """Multiplies one field by a factor, or each entry of a table of them."""
 
-
-def _scale_compute(state: State, factor: float) -> State:
-    hw = state[0].hardware
-    rates = {name: rate * factor for name, rate in hw.flops_per_s.items()}
-    return replace(state[0], hardware=msgspec.structs.replace(hw, flops_per_s=rates)), state[1]
-
-
-def _engine_scaler(field: str) -> Callable[[State, float], State]:
     def scale(state: State, factor: float) -> State:
-        engine = state[0].engine
-        changed = msgspec.structs.replace(engine, **{field: getattr(engine, field) * factor})
-        return replace(state[0], engine=changed), state[1]
-
-    return scale
-
-
-def _law_scaler(field: str) -> Callable[[State, float], State]:
-    def scale(state: State, factor: float) -> State:
-        law = state[1].law
-        changed = msgspec.structs.replace(law, **{field: getattr(law, field) * factor})
-        return state[0], msgspec.structs.replace(state[1], law=changed)
+        setup, acceptance = state
+        struct: Any = acceptance.law if part == "law" else getattr(setup, part)
+        value = getattr(struct, field)
+        scaled = {key: each * factor for key, each in value.items()} if isinstance(value, dict) else value * factor
+        changed = msgspec.structs.replace(struct, **{field: scaled})
+        if part == "law":
+            return setup, msgspec.structs.replace(acceptance, law=changed)
+        return replace(setup, **{part: changed}), acceptance
 
     return scale
