@@ -1,6 +1,6 @@
 """A decoder-only transformer: its layers by kind, its tables and its norms. No torch, no time.
 
-Read from a Hugging Face `config.json` by hf_config.py, or from a file of our own schema by model_file.py. What a plan,
+Read from a Hugging Face `config.json` by hf_config.py, or from a file of our own schema by catalog.py. What a plan,
 the memory and the runtime need follows from the layers; nothing asks for an architecture's name.
 """
 
