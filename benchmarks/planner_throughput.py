@@ -16,8 +16,8 @@ import numpy as np
 
 from magicdec.perfmodel.acceptance import AcceptanceProfile, Law
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.prediction import predict_in_chunks
 from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict_in_chunks
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SPARSE_METHODS, SpeculationSpec

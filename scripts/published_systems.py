@@ -17,9 +17,9 @@ import numpy as np
 
 from magicdec.perfmodel.intervals import interval
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
-from magicdec.perfmodel.steps import prefill_terms
+from magicdec.perfmodel.speedup import predict
+from magicdec.perfmodel.step import prefill_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.parallel import Parallelism

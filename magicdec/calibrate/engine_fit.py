@@ -2,7 +2,7 @@
 
 The hardware profile holds the kernels' curves (perfmodel/curve_fit.py fits them). The engine profile holds what the
 engine's own steps take beyond the kernels: factors on the kernels' times, and fixed costs. Its terms are predicted by
-perfmodel/steps.py, the formula that plans use; here its constants are chosen to fit the timed phases in log scale.
+perfmodel/step.py, the formula that plans use; here its constants are chosen to fit the timed phases in log scale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from magicdec.perfmodel.intervals import relative_errors
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.steps import StepTerms, step_terms
+from magicdec.perfmodel.step import StepTerms, step_terms
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision

@@ -4,7 +4,7 @@ The planned loads are sent, medians over rounds taken, and fitted:
 
     step(load) = Σ_n P(n) · (T_verify + T_accept + T_upkeep)(γ · n / b)         n = 0: T_autoregressive
 
-as perfmodel/steps.py predicts it, the formula of plans, for looked-up drafts: n of the batch's b sequences have one, by
+as perfmodel/step.py predicts it, the formula of plans, for looked-up drafts: n of the batch's b sequences have one, by
 the share of steps with a draft (0 without speculation), which the server counts.
 Fitted in log scale, robustly: factors on the kernels' times (a priori 1), the fixed cost of a step, and that of each
 of its sequences (both at least 0). Two files are written:
@@ -32,9 +32,9 @@ from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
 from magicdec.live.observation import Counts, observe
 from magicdec.perfmodel.kernels.base import Array
-from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
-from magicdec.perfmodel.steps import looked_up_terms
+from magicdec.perfmodel.speedup import predict
+from magicdec.perfmodel.step import looked_up_terms
 from magicdec.progress import Step
 from magicdec.specs.engine import EngineProfile, save_engine
 from magicdec.specs.model import ModelSpec

@@ -19,7 +19,7 @@ import torch
 from magicdec.measure.ceilings import bandwidth_bytes_per_s
 from magicdec.measure.configuration import BenchmarkRequest, model_setup, planned_memory
 from magicdec.perfmodel.setup import draft_kv_tokens
-from magicdec.perfmodel.steps import read_bytes
+from magicdec.perfmodel.step import read_bytes
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.units import KIB

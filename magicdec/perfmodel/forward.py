@@ -7,7 +7,7 @@ A `Pass` (perfmodel/layer_ops.py) says for how many sequences and tokens, on wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -71,6 +71,20 @@ class ForwardTime:
     def times(self, factor: Any) -> ForwardTime:
         """A share of the pass, or several of them."""
         return ForwardTime(tuple(op.times(factor) for op in self.ops))
+
+    def summed(self, weight: Array) -> ForwardTime:
+        """The operations summed over the last axis with these weights."""
+
+        def over(value: Any) -> Any:
+            return np.sum(weight * value, axis=-1)
+
+        seconds = ("time_s", "memory_s", "compute_s", "overhead_s")
+        return ForwardTime(
+            tuple(
+                replace(op, cost=Cost(*map(over, op.cost)), **{name: over(getattr(op, name)) for name in seconds})
+                for op in self.ops
+            )
+        )
 
     def plus(self, *others: ForwardTime | Op) -> ForwardTime:
         extra: list[Op] = []

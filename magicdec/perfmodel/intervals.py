@@ -22,9 +22,9 @@ from magicdec.perfmodel.kernels.experts import experts_curve
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve
 from magicdec.perfmodel.kernels.profile import HardwareProfile
-from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens
-from magicdec.perfmodel.steps import StepTerms
+from magicdec.perfmodel.speedup import Prediction
+from magicdec.perfmodel.step import StepTerms
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.layers import Attention, GatedDeltaNet, LatentAttention, Mixer
 from magicdec.specs.model import ModelSpec

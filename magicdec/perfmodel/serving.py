@@ -38,10 +38,10 @@ from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
 from magicdec.perfmodel.intervals import Interval, engine_error
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.layer_ops import Pass
-from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens
+from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.stages import send_op
-from magicdec.perfmodel.steps import step_terms
+from magicdec.perfmodel.step import step_terms
 
 
 @dataclass(frozen=True, kw_only=True)

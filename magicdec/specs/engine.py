@@ -2,7 +2,7 @@
 
 An engine profile is one TOML file (catalog: `vllm`, `sglang`, `trtllm`, `ours`, `magicdec-2024`), kept apart from the
 hardware profile, so that one device serves several runtimes. Where each field enters the time is written once, in
-perfmodel/forward.py, perfmodel/steps.py and perfmodel/serving.py. `*_s_per_element` fields, where given, replace the
+perfmodel/forward.py, perfmodel/step.py and perfmodel/serving.py. `*_s_per_element` fields, where given, replace the
 bytes-over-bandwidth estimate of that work.
 """
 

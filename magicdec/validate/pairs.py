@@ -29,9 +29,9 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile, ex
 from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.serving import largest_active, whole_requests
 from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.precision import Precision

@@ -22,8 +22,8 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, default_profile, load_profile
 from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.profile import HardwareProfile
-from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.parallel import check_tp
 from magicdec.specs.speculation import DRAFT_METHODS, MAX_GAMMA, SELF, DraftMethod, SamplingSpec, SpeculationSpec

@@ -30,7 +30,7 @@ from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.serving import ServingTime, serving_time
 from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.steps import StepTerms, step_terms
+from magicdec.perfmodel.step import StepTerms, step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.model import ModelSpec

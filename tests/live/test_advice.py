@@ -36,9 +36,9 @@ from magicdec.live.show import advice_lines, bars, trend_lines, windows
 from magicdec.perfmodel.acceptance import constant_profile, fit_profile, save_profile
 from magicdec.perfmodel.intervals import relative_errors
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points
-from magicdec.perfmodel.steps import step_terms
+from magicdec.perfmodel.speedup import predict
+from magicdec.perfmodel.step import step_terms
 from tests.live.servers import Request, Vllm, random_requests
 
 SERVING = Serving(model="llama-3.1-8b", hardware="a100-sxm-80gb", engine="ours")

@@ -12,8 +12,8 @@ from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError
 from magicdec.live.advice import Serving
 from magicdec.live.observation import parse_draft
-from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.speedup import predict
 from magicdec.specs.engine import load_engine
 from tests.live.test_benchmark_results import Served, aiperf
 

@@ -17,7 +17,7 @@ from magicdec.live.drive import Answer, Load, Measured, drive, measure, plan_loa
 from magicdec.live.http import TOKEN_VARIABLE
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.steps import step_terms
+from magicdec.perfmodel.step import step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec

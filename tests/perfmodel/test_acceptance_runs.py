@@ -12,8 +12,8 @@ from magicdec.live.advice import Serving, Situation, advise
 from magicdec.live.observation import parse_draft
 from magicdec.perfmodel.acceptance import Law, Measurement, expected_tokens_per_step, fit_profile
 from magicdec.perfmodel.acceptance.law import fit_runs
-from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.speedup import predict
 
 
 def simulate(gamma: int, *, a: float, k: float, runs: int, seed: int) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 from magicdec import api
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import EAGLE3_VOCABULARY, Setup
-from magicdec.perfmodel.steps import StepTerms, step_terms
+from magicdec.perfmodel.step import StepTerms, step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec

@@ -7,8 +7,8 @@ import pytest
 
 from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.prediction import predict, predict_in_chunks
 from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict, predict_in_chunks
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SpeculationSpec

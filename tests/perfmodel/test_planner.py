@@ -16,8 +16,8 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, constant_profi
 from magicdec.perfmodel.intervals import tokens_error
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict
 from magicdec.plan_document import Case, parse_plan, verdict_of
 from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline

@@ -15,9 +15,9 @@ from magicdec.perfmodel.acceptance import Law, constant_profile, default_profile
 from magicdec.perfmodel.intervals import interval, relative_errors
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.memory import memory_need
-from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
-from magicdec.perfmodel.steps import prefill_terms
+from magicdec.perfmodel.speedup import Prediction, predict
+from magicdec.perfmodel.step import prefill_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.precision import Precision

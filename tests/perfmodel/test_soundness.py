@@ -11,7 +11,7 @@ import pytest
 from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.steps import step_terms
+from magicdec.perfmodel.step import step_terms
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.device import bytes_per_element
 from magicdec.specs.engine import engine_names, load_engine

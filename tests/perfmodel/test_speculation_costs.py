@@ -14,7 +14,7 @@ from magicdec.perfmodel.kernels.experts import experts_curve
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.serving import prefill_seconds
 from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.steps import step_terms
+from magicdec.perfmodel.step import step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.precision import Precision

@@ -22,7 +22,7 @@ from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.stages import waiting_op
-from magicdec.perfmodel.steps import step_terms
+from magicdec.perfmodel.step import step_terms
 from magicdec.reports.terminal_plan import print_plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine

@@ -17,7 +17,7 @@ from magicdec import api
 from magicdec.commands.validate import app
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.serving import serving_time
-from magicdec.perfmodel.steps import step_terms
+from magicdec.perfmodel.step import step_terms
 from magicdec.specs.engine import load_engine
 from magicdec.validate.serving import by_cause, relative_errors, validate_serving
 from magicdec.validate.serving_fit import (

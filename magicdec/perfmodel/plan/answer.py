@@ -13,9 +13,9 @@ from magicdec.perfmodel.intervals import Interval, interval, tokens_error
 from magicdec.perfmodel.kernels.base import BOUNDS, Op
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.plan.device import Device, Lengths
-from magicdec.perfmodel.prediction import Prediction
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Setup, draft_tp
+from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.stages import microbatch
 from magicdec.plan_document import Candidate, Ceilings, Operation, verdict_of
 from magicdec.units import MEGA

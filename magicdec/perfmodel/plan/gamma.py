@@ -17,9 +17,9 @@ from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.plan.device import Device
 from magicdec.perfmodel.plan.drafts import DraftOption
 from magicdec.perfmodel.plan.search import source_error
-from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points, draft_kv_tokens
-from magicdec.perfmodel.steps import idle_step_s
+from magicdec.perfmodel.speedup import Prediction, predict
+from magicdec.perfmodel.step import idle_step_s
 from magicdec.plan_document import Candidate, GammaTable, verdict_of
 
 NUM_BREAK_EVEN_CONTEXTS = 65

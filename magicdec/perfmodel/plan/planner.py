@@ -34,8 +34,8 @@ from magicdec.perfmodel.plan.gamma import gamma_table
 from magicdec.perfmodel.plan.notes import notes
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.plan.search import Found, best_autoregressive, search
-from magicdec.perfmodel.prediction import Prediction, predict
 from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.plan_document import Candidate, Case, Formats, MemoryUse, NeedsAcceptance, Plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.model import ModelSpec

@@ -18,9 +18,9 @@ from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.plan.answer import candidates, requests_of
 from magicdec.perfmodel.plan.device import DEFAULT_BATCH, Device, Lengths
 from magicdec.perfmodel.plan.drafts import DraftOption
-from magicdec.perfmodel.prediction import BoolArray, Prediction, predict
 from magicdec.perfmodel.serving import WholeRequests
 from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
 from magicdec.plan_document import Candidate
 from magicdec.plan_request import MAX_BATCH
 from magicdec.specs.parallel import valid_tp_sizes

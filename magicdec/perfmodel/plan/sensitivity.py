@@ -21,8 +21,8 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.intervals import relative_errors
 from magicdec.perfmodel.plan.planner import answered
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.prediction import predict
 from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.speedup import predict
 from magicdec.plan_document import Candidate
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.model import ModelSpec

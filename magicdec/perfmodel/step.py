@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from magicdec.perfmodel import memory, stages
 from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
-from magicdec.perfmodel.kernels.base import FP32_BYTES, Array, Cost, Op, fixed
+from magicdec.perfmodel.kernels.base import FP32_BYTES, Array, Op, fixed
 from magicdec.perfmodel.kernels.elementwise import streaming
 from magicdec.perfmodel.kernels.gemm import linear
 from magicdec.perfmodel.kernels.links import Message, all_gather, all_reduce, broadcast
@@ -71,29 +71,14 @@ class StepTerms:
         """The mean step over the last axis, whose cases have this probability. Steps that draft nothing there are
         autoregressive; their operations count to the verification."""
         drafts = np.where(self.gamma > 0, probability, 0.0)
-        verify = _mean(self.verify, drafts).plus(_mean(self.autoregressive, probability - drafts))
         return StepTerms(
-            autoregressive=_mean(self.autoregressive, probability), draft=_mean(self.draft, drafts), verify=verify,
-            accept=_mean(self.accept, drafts), upkeep=_mean(self.upkeep, drafts), gamma=gamma,
-        )  # fmt: skip
-
-
-def _mean(time: ForwardTime, weight: Array) -> ForwardTime:
-    """The operations of a pass summed over the last axis with these weights."""
-
-    def summed(value: Any) -> Array:
-        total: Array = np.sum(weight * value, axis=-1)
-        return total
-
-    return ForwardTime(
-        tuple(
-            replace(
-                op, cost=Cost(*map(summed, op.cost)), time_s=summed(op.time_s), memory_s=summed(op.memory_s),
-                compute_s=summed(op.compute_s), overhead_s=summed(op.overhead_s),
-            )
-            for op in time.ops
+            autoregressive=self.autoregressive.summed(probability),
+            draft=self.draft.summed(drafts),
+            verify=self.verify.summed(drafts).plus(self.autoregressive.summed(probability - drafts)),
+            accept=self.accept.summed(drafts),
+            upkeep=self.upkeep.summed(drafts),
+            gamma=gamma,
         )
-    )  # fmt: skip
 
 
 def step_terms(

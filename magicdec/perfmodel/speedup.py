@@ -2,7 +2,7 @@
 
     speedup = T_autoregressive · expected_tokens_per_step / T_step
 
-`predict` is the one place where these are joined; the step's terms are composed in perfmodel/steps.py. Steady state:
+`predict` is the one place where these are joined; the step's terms are composed in perfmodel/step.py. Steady state:
 every sequence of the batch is busy, and emits `expected_tokens_per_step` on average. Ignored: overlap of the draft with
 the verification, and the scheduler of a server with continuous batching.
 """
@@ -23,7 +23,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.memory import Memory, capacity_bytes, memory_need
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
-from magicdec.perfmodel.steps import StepTerms, looked_up_terms, prefill_terms, step_terms
+from magicdec.perfmodel.step import StepTerms, looked_up_terms, prefill_terms, step_terms
 from magicdec.specs.speculation import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
 
 MAX_CHUNK_POINTS = 2_000_000
