@@ -39,7 +39,7 @@ TERMS = {
     "expected_tokens_per_step": "tokens per step",
     "speedup": "speedup",
 }
-"""What is compared, each term apart, so that a wrong prediction shows which term is wrong."""
+"""Compared terms and their names, each apart, so a wrong prediction shows which term is wrong."""
 SAMPLES = {
     "autoregressive_step_s": "autoregressive_step_samples_s", "step_s": "step_samples_s", "speedup": "speedup_samples",
 }  # fmt: skip
@@ -56,7 +56,7 @@ CONDITION_FIELDS = (
 """Conditions of a run that a prediction may leave out (None), as a plan's candidates do; it then holds for any."""
 DRAFT_FIELDS = {"draft", "draft_method", "draft_budget", "gamma", "draft_weight_dtype", "adaptive"}
 CASE_FIELDS = ("model", "tp_size", *SPREAD_FIELDS, "batch_size", "context_len", "temperature")
-"""What a user is given; draft, budget and gamma are what the plan chooses."""
+"""Fields that a user is given; draft, budget and gamma are what the plan chooses."""
 NUM_RESAMPLES = 2000
 AUTOREGRESSIVE_CHOICE = "autoregressive"
 

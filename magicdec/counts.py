@@ -110,6 +110,14 @@ class Counts:
         """Standard error of the tokens per step; None for one cluster."""
         return clustered_stderr(self.accepted.sum(axis=1), self.steps)
 
+    def record_fields(self) -> dict[str, Any]:
+        """A record's fields on what was accepted."""
+        return {
+            "tokens_per_step_stderr": self.tokens_stderr, "acceptance_by_position": self.rates,
+            "acceptance_stderr_by_position": self.stderr, "acceptance_trials_by_position": self.trials,
+            "acceptance_histogram": self.histogram,
+        }  # fmt: skip
+
 
 def clustered_stderr(above: Any, below: Any) -> float | None:
     """Standard error of Σ above / Σ below, by cluster; None for one cluster."""

@@ -96,7 +96,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     run_to_end: bool | None = None
     cuda_graphs: bool | None = None
     inputs_digest: str | None = None
-    """Of all that a measured run reads: the models' configurations and weights, and the prompts' text."""
+    """Digest of all that a measured run reads: the models' configurations and weights, and the prompts' text."""
     # Step times (medians over repetitions where measured)
     autoregressive_step_s: float | None = None
     draft_step_s: float | None = None
@@ -106,7 +106,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     autoregressive_step_samples_s: list[float] | None = None
     step_samples_s: list[float] | None = None
     memory_shares: dict[str, float] | None = None
-    """Of predicted step times: the share of each that follows the memory's speed."""
+    """Share of each predicted step time that follows the memory's speed."""
     prefill_s: float | None = None
     ttft_s: float | None = None
     breakdown_s: dict[str, float] | None = None
@@ -126,7 +126,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speedup_low: float | None = None
     speedup_high: float | None = None
     static_batch_tokens_per_s: float | None = None
-    """Of the whole batch until its last sequence ends, while slots fall empty."""
+    """Throughput of the whole batch until its last sequence ends, while slots fall empty."""
     speedup_static_batch: float | None = None
     speedup_samples: list[float] | None = None
     refilled_tokens_per_s: float | None = None
@@ -162,7 +162,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def num_devices(self) -> int:
-        """Of one replica."""
+        """Devices of one replica."""
         return self.tp_size * self.dp_size * self.pp_size
 
     @property
@@ -174,7 +174,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 LARGEST_NUMBER = 1e18
-"""Of any quantity of a record: times, rates, bytes. Beyond it lies damage, which figures could not be scaled to."""
+"""Bound of every quantity of a record. A number beyond it is damaged, and no figure could be scaled to it."""
 
 SPREAD_FIELDS = ("pp_size", "dp_size", "ep_size")
 CONFIGURATION_FIELDS = (
@@ -291,7 +291,7 @@ def _take_back(file: BinaryIO, size: int) -> None:
 
 
 class _RecordHead(msgspec.Struct, frozen=True):
-    """What a record of any schema version has."""
+    """Fields of a record of any schema version."""
 
     source: str
     model: str

@@ -28,7 +28,10 @@ DRAFTS_METHODS: dict[str, tuple[str, ...]] = {SELF: SPARSE_METHODS, "ngram": ("n
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceRequest:
-    """What to measure: every method × budget below each context. Methods without a budget are measured once."""
+    """A request to measure acceptance: every method × budget below each context.
+
+    Methods without a budget are measured once.
+    """
 
     model: str = "embedded"
     draft: str = SELF

@@ -1,19 +1,26 @@
-"""Times the phases of single engine steps on a cache of noise: what a runtime adds to its kernels.
+"""Times the phases of single engine steps, ours and vLLM's: what a runtime adds to its kernels.
 
 Each shape gives one point per phase: an autoregressive step, one draft step, the verification pass, acceptance, and the
-upkeep of the draft's cache. Acceptance is prescribed, so that every step does the same work. No shape shares its
-(batch, context) or its (budget, gamma) with a grid that may be measured (tests/validate/test_calibration_shapes.py).
+upkeep of the draft's cache. No shape shares its (batch, context) or its (budget, gamma) with a grid that may be
+measured (tests/calibrate/test_calibration_shapes.py). Our engine decodes on a cache of noise with prescribed
+acceptance, so every step does the same work; vLLM, started once in a process of its own, decodes the beginnings of the
+same prompts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle
 
 import torch
 
 from magicdec.calibrate.points import EngineShape, Point
+from magicdec.measure.clock import Clock
+from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import available_memory_bytes
+from magicdec.measure.own_process import in_own_process
+from magicdec.measure.vllm_session import VllmSession
 from magicdec.progress import Stages, Step
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.engine import Engine
@@ -45,6 +52,23 @@ SAMPLED_SHAPES = (
 GREEDY_SHAPES = (EngineShape(3, 1500, 96, 2), EngineShape(20, 900, 96, 5), EngineShape(40, 700, 96, 3))
 
 
+VLLM_STEPS_PER_RUN = 6
+"""Budgets of vLLM's shapes allow the pages that measured grids have."""
+VLLM_SAMPLED_SHAPES = (
+    EngineShape(1, 700, 320, 2),
+    EngineShape(1, 3500, 640, 5),
+    EngineShape(3, 1500, 200, 3),
+    EngineShape(3, 3300, 384, 1),
+    EngineShape(6, 700, 200, 5),
+    EngineShape(6, 2600, 640, 2),
+    EngineShape(10, 1500, 384, 4),
+    EngineShape(10, 3500, 320, 3),
+    EngineShape(14, 700, 320, 1),
+    EngineShape(14, 2600, 200, 4),
+    EngineShape(20, 1500, 640, 3),
+    EngineShape(20, 3300, 384, 2),
+)
+VLLM_GREEDY_SHAPES = (EngineShape(3, 1500, 384, 2), EngineShape(10, 2600, 320, 4), EngineShape(20, 700, 200, 3))
 CUDA_CONTEXTS = (
     (1100, (72, 200)),
     (2900, (200, 300)),
@@ -78,7 +102,8 @@ Shapes = list[tuple[EngineShape, SamplingSpec]]
 
 
 def shape_groups(model: Transformer, *, quick: bool) -> list[Shapes]:
-    """What is timed side by side, in one engine each: on a GPU one group per context, with as many sequences as fit."""
+    """Groups of shapes timed side by side, in one engine each: on a GPU one group per context, with as many sequences
+    as fit."""
     limit = model.spec.max_position_embeddings - room_for(max(s.gamma for s in SAMPLED_SHAPES))
     is_cuda = model.device.type == "cuda"
     if is_cuda:
@@ -122,12 +147,23 @@ def _time_group(model: Transformer, shapes: Shapes, *, rounds: int, progress: Ca
         batch_size=max(s.batch_size for s, _ in shapes),
         max_len=max(s.context_len + room_for(s.gamma) for s, _ in shapes),
     )
+    return _time_rounds(shapes, partial(_time_phases, engine), rounds=rounds, progress=progress)
+
+
+def _time_rounds(
+    shapes: Shapes,
+    time_phases: Callable[[EngineShape, SamplingSpec], dict[str, float]],
+    *,
+    rounds: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Point]:
+    """Every shape once per round, after a round to warm up."""
     seconds: dict[tuple[str, EngineShape, bool], list[float]] = {}
     for number in range(rounds + 1):
         for index, (shape, sampling) in enumerate(shapes):
             message = f"engine steps, round {number}/{rounds}: batch {shape.batch_size}, context {shape.context_len}"
             progress(Step(message, done=number * len(shapes) + index, total=(rounds + 1) * len(shapes)))
-            for phase, taken in _time_phases(engine, shape, sampling).items():
+            for phase, taken in time_phases(shape, sampling).items():
                 if number:
                     seconds.setdefault((phase, shape, sampling.is_greedy), []).append(taken)
     return [
@@ -137,11 +173,8 @@ def _time_group(model: Transformer, shapes: Shapes, *, rounds: int, progress: Ca
 
 def _time_phases(engine: Engine, shape: EngineShape, sampling: SamplingSpec) -> dict[str, float]:
     """Mean seconds of each phase over a few steps, the first left out."""
-    speculation = SpeculationSpec(
-        draft="self", draft_method="streamingllm", draft_budget=shape.draft_budget, gamma=shape.gamma
-    )
     base = _decode(engine, shape, AUTOREGRESSIVE, sampling)
-    run = _decode(engine, shape, speculation, sampling)
+    run = _decode(engine, shape, _speculation(shape), sampling)
     phases = {name: sum(times[1:]) / (len(times) - 1) for name, times in run.phases.items()}
     sampled = {name: sum(times[1:]) / (len(times) - 1) for name, times in base.phases.items()}
     return {
@@ -166,3 +199,75 @@ def _decode(engine: Engine, shape: EngineShape, speculation: SpeculationSpec, sa
         max_steps=STEPS_PER_ROUND,
     )
     return decode(engine, drafter, sampling, options)
+
+
+def _speculation(shape: EngineShape) -> SpeculationSpec:
+    return SpeculationSpec(
+        draft="self", draft_method="streamingllm", draft_budget=shape.draft_budget, gamma=shape.gamma
+    )
+
+
+def vllm_points(
+    model: str,
+    *,
+    device: str,
+    dtype: str,
+    clock: Clock,
+    rounds: int,
+    quick: bool = False,
+    shapes: Shapes | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Point]:
+    """Times every shape once per round, after a round to warm up, in an engine with a process of its own. `shapes`
+    replaces those of calibrations."""
+    if shapes is None:
+        sampled = [(shape, SamplingSpec(temperature=1.0)) for shape in VLLM_SAMPLED_SHAPES[:: 2 if quick else 1]]
+        shapes = sampled + [(shape, SamplingSpec()) for shape in VLLM_GREEDY_SHAPES]
+    progress(f"steps of vLLM: {len(shapes)} shapes, {rounds} rounds")
+    return in_own_process(_time_in_vllm, model, shapes, device=device, dtype=dtype, clock=clock, rounds=rounds)
+
+
+def _time_in_vllm(model: str, shapes: Shapes, *, device: str, dtype: str, clock: Clock, rounds: int) -> list[Point]:
+    session = VllmSession(
+        BenchmarkRequest(
+            model=model,
+            dtype=dtype,
+            device=device,
+            batch_size=max(shape.batch_size for shape, _ in shapes),
+            context_len=max(shape.context_len for shape, _ in shapes),
+            gen_len=max(VLLM_STEPS_PER_RUN * (shape.gamma + 1) for shape, _ in shapes),
+            speculations=tuple(dict.fromkeys(_speculation(shape) for shape, _ in shapes)),
+            calibration_prompts=True,
+        )
+    )
+    return _time_rounds(shapes, partial(_time_vllm_phases, session, clock), rounds=rounds)
+
+
+def _time_vllm_phases(
+    session: VllmSession, clock: Clock, shape: EngineShape, sampling: SamplingSpec
+) -> dict[str, float]:
+    """Mean seconds of each phase over the steps of one run of either kind."""
+
+    def phases(speculation: SpeculationSpec) -> tuple[dict[str, float], float]:
+        run = session.run(
+            speculation,
+            gen_len=VLLM_STEPS_PER_RUN * (shape.gamma + 1),
+            batch_size=shape.batch_size,
+            context_len=shape.context_len,
+            sampling=sampling,
+        )
+        by_cpu = clock == "cpu"
+        found = run.times.phases_cpu_s if by_cpu else run.times.phases_wall_s
+        return found, run.step_cpu_s if by_cpu else run.step_wall_s
+
+    alone, step_s = phases(AUTOREGRESSIVE)
+    drafted, _ = phases(_speculation(shape))
+    return {
+        "autoregressive": step_s,
+        "sample": alone["sample"],
+        "bookkeeping": alone["rest"] + alone["draft"],
+        "draft": drafted["draft"] / shape.gamma,
+        "verify": drafted["verify"],
+        "accept": drafted["sample"],
+        "upkeep": drafted["rest"],
+    }

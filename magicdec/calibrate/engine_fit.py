@@ -202,7 +202,7 @@ def _fit_vocabulary_and_upkeep(points: Sequence[Point], *, model: ModelSpec, bas
 
 
 def _fit_upkeep(points: Sequence[Point], *, base: EngineProfile) -> EngineProfile:
-    """What is paid once per step. Where the draft has a cache of its own, its upkeep grows as the verified tokens;
+    """Fits what is paid once per step. Where the draft has a cache of its own, its upkeep grows as the verified tokens;
     elsewhere what there is of a step beside its phases grows as the sequences, with and without a draft."""
     upkeep = _columns(points, "upkeep", greedy=False)
     bookkeeping = [p for p in points if p.table == "bookkeeping"]

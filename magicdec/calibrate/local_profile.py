@@ -26,7 +26,7 @@ from magicdec.specs.speculation import SELF
 
 @dataclass(frozen=True, kw_only=True)
 class LocalProfile:
-    """What predictions for this machine are made from."""
+    """Profiles that predictions for this machine are made from."""
 
     hardware: HardwareProfile
     engine: EngineProfile

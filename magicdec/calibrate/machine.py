@@ -18,12 +18,11 @@ import torch
 
 from magicdec.calibrate import kernel_bench
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest, fit_profiles, measure_acceptance
-from magicdec.calibrate.engine_bench import engine_points
+from magicdec.calibrate.engine_bench import engine_points, vllm_points
 from magicdec.calibrate.engine_fit import fit_engine
 from magicdec.calibrate.kernel_bench import Work
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.calibrate.points import Point
-from magicdec.calibrate.vllm_bench import vllm_points
 from magicdec.errors import unknown_choice
 from magicdec.measure import ceilings
 from magicdec.measure.ceilings import is_cuda
@@ -55,12 +54,12 @@ from magicdec.units import KIB, MIB
 STAGE_SHARES = (1.0, 12.0, 18.0, 3.0)
 """About how the time goes: ceilings, kernels, the engine's steps, the second pass and the fit."""
 CALIBRATION_SHARE = 0.6
-"""Of a calibration that acceptance follows."""
+"""Share of the time that the calibration takes, the measurement of acceptance following."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What was measured and fitted.
+    """A calibrated machine: what was measured and fitted.
 
     `references` are the reference kernels' times during the engine's steps. `drift` says how much slower the machine
     was then than during the kernels, relative: "memory" and "compute" by those two, "kernels" by the linear layers

@@ -1,4 +1,4 @@
-"""What is timed: an operation of one shape, and an engine's shapes. Neither torch nor an engine is needed."""
+"""Timed points: an operation of one shape, and an engine's shapes. Neither torch nor an engine is needed."""
 
 from __future__ import annotations
 

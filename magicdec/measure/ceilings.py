@@ -1,4 +1,4 @@
-"""What this machine can do at best: bytes per second of its memory, FLOP/s of its matrix products."""
+"""Best rates of this machine: bytes per second of its memory, FLOP/s of its matrix products."""
 
 from __future__ import annotations
 

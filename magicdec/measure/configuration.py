@@ -1,6 +1,6 @@
-"""What is to be measured: one (model, batch, context) and its configurations. No torch.
+"""A request to measure: one (model, batch, context) and its configurations. No torch.
 
-Also here: what refuses a request before anything is allocated, and the identity of its records.
+Also here: the checks before anything is allocated, and the identity of a request's records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from magicdec.units import format_bytes
 
 Weights = Literal["checkpoint", "random"]
 Runtime = Literal["ours", "vllm"]
-"""What runs a configuration."""
+"""The engine that runs a configuration."""
 NOISE = "noise"
 """As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing only."""
 MAX_LINE_BYTES = 1 << 26
@@ -67,7 +67,7 @@ class BenchmarkRequest:
     adaptive: bool = False
     """Choose gamma anew each step, at most each configuration's own."""
     gamma_table: TableGamma | None = None
-    """What gamma is chosen from; without it from what is accepted and how long steps take."""
+    """A plan's table to choose gamma from; without it gamma follows from acceptance and step times."""
     num_prompts: int | None = None
     """Prompts in all: those beyond the batch wait in a queue, and refill slots that become free."""
     cuda_graphs: bool = True
@@ -211,7 +211,7 @@ def _check_memory(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
 
 
 def model_setup(request: BenchmarkRequest, speculation: SpeculationSpec) -> ModelSetup:
-    """What a request runs, with one of its speculations, as the performance model has it."""
+    """One of a request's configurations as the performance model describes it."""
     draft, dtype = draft_model_name(speculation.draft), PROFILE_DTYPES[request.dtype]
     return ModelSetup(
         model=load_model_spec(request.model),
@@ -225,7 +225,7 @@ def model_setup(request: BenchmarkRequest, speculation: SpeculationSpec) -> Mode
 
 
 def planned_memory(request: BenchmarkRequest, speculation: SpeculationSpec, batch_size: int | None = None) -> Memory:
-    """What one of a request's configurations takes of each rank's memory."""
+    """Memory that one of a request's configurations needs on each rank."""
     return memory_need(
         model_setup(request, speculation),
         batch=request.batch_size if batch_size is None else batch_size,

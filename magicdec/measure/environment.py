@@ -118,7 +118,7 @@ def available_memory_bytes(device: str) -> float:
 
 
 def cgroup_free_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[float]:
-    """What each control group that this process is in, of either version, still grants; those without a limit are left
+    """Memory that each control group of this process, of either version, still grants; those without a limit are left
     out. File pages that the kernel would drop count as free."""
     found = []
     try:

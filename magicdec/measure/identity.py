@@ -1,4 +1,4 @@
-"""What a run reads, told apart by content: two checkpoints may have one name, and a file may change. No torch.
+"""Digests of the files that a run reads, by content: two checkpoints may have one name, and a file may change.
 
 A weights file is known by its size, its header, which names every tensor with its shape, and samples of its bytes: all
 of it where it is small, evenly spread ones where reading it all would take as long as loading it.
@@ -22,13 +22,13 @@ SETTINGS = ("config.json", "generation_config.json", "tokenizer.json", "model.sa
 
 
 def inputs_digest(models: Iterable[str], *, with_weights: bool, prompts: str, for_calibration: bool) -> str:
-    """Of all that a run reads: its models, in their order, and its prompts' text, of which it takes one half."""
+    """Digest of all that a run reads: its models, in their order, and its prompts' text, half of which it takes."""
     digests = [model_digest(model, with_weights=with_weights) for model in models]
     return _hash([each.encode() for each in (*digests, prompts_digest(prompts), str(for_calibration))])
 
 
 def model_digest(model: str, *, with_weights: bool) -> str:
-    """Of a model argument: of its directory's settings and weights, or of its specification alone.
+    """Digest of a model argument: of its directory's settings and weights, or of its specification alone.
 
     Raises CheckpointError when a file of it cannot be read.
     """
@@ -40,7 +40,7 @@ def model_digest(model: str, *, with_weights: bool) -> str:
 
 
 def prompts_digest(source: str) -> str:
-    """Of a file's or a directory's bytes; what ships with Python is known by its version."""
+    """Digest of a file's or a directory's bytes; text that ships with Python is known by its version."""
     path = Path(source)
     if not path.exists():
         return f"{source} of Python {platform.python_version()}"

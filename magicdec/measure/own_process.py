@@ -1,7 +1,7 @@
 """Calls a function in a process of its own, which ends with the call.
 
 vLLM is started so: it frees nothing of an engine's memory while its process lives, and its search of all modules for
-kernels to replace fails in a process that has loaded numba, as our runtime and vLLM's own n-gram drafts do.
+kernels to replace fails in a process that has loaded numba, as our kernels for CPUs and vLLM's own n-gram drafts do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one rank does for `magicdec run`: measures a request, and writes its other outputs besides the records."""
+"""One rank's part of `magicdec run`: measures a request, and writes its other outputs besides the records."""
 
 from __future__ import annotations
 

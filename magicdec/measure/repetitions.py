@@ -1,7 +1,7 @@
 """Repeats and interleaves the configurations of a benchmark session, and turns what they gave into records.
 
 A speedup is the ratio of throughputs of two runs side by side; a record holds the median over the repetitions, with
-with every repetition's speedup, and the lowest and highest.
+every repetition's speedup, and the lowest and highest.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What the repetitions of one configuration gave, so far."""
+    """Runs of one configuration so far, each with its autoregressive run."""
 
     speculation: SpeculationSpec
     runs: list[DecodeResult] = field(default_factory=list)
@@ -225,19 +225,8 @@ def _accepted(request: BenchmarkRequest, measurement: Measurement) -> dict[str, 
     is_comparable = speculative and request.sampling.is_greedy and request.simulate_acceptance is None
     return {
         "expected_tokens_per_step": counts.tokens_per_step,
-        **(accepted_fields(counts) if speculative else {}),
+        **(counts.record_fields() if speculative else {}),
         "num_divergences": measurement.num_divergences if is_comparable else None,
-    }
-
-
-def accepted_fields(counts: Counts) -> dict[str, Any]:
-    """A record's fields on what was accepted."""
-    return {
-        "tokens_per_step_stderr": counts.tokens_stderr,
-        "acceptance_by_position": counts.rates,
-        "acceptance_stderr_by_position": counts.stderr,
-        "acceptance_trials_by_position": counts.trials,
-        "acceptance_histogram": counts.histogram,
     }
 
 

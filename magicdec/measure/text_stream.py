@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 UNFINISHED = "\ufffd"
-"""What a tokenizer gives for the first bytes of a character whose other bytes are still to come."""
+"""A tokenizer's text for the first bytes of a character whose other bytes are still to come."""
 
 
 class TextStream:

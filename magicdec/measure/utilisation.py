@@ -50,7 +50,7 @@ def phase_bytes(
 
 
 def planned_memory_bytes(request: BenchmarkRequest) -> float:
-    """What the planner says the fullest configuration of a request takes of each rank's memory."""
+    """Memory that the fullest configuration of a request needs on each rank, by the planner."""
     needs = [planned_memory(request, each) for each in (AUTOREGRESSIVE, *request.speculations)]
     return max(float(need.total_bytes) for need in needs)
 

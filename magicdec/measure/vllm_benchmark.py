@@ -13,7 +13,6 @@ from pathlib import Path
 
 from magicdec.measure.configuration import BenchmarkRequest, configuration_fields
 from magicdec.measure.own_process import in_own_process
-from magicdec.measure.repetitions import accepted_fields
 from magicdec.measure.vllm_session import VllmRun, VllmSession, installed_engine
 from magicdec.records import Record, append_record, current_environment, read_records
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
@@ -95,7 +94,7 @@ def to_vllm_record(session: VllmSession, measurement: VllmMeasurement) -> Record
         prefill_s=session.prefill_s,
         breakdown_s=wall,
         expected_tokens_per_step=median([run.num_tokens / (run.num_steps * request.batch_size) for run in runs]),
-        **(accepted_fields(counts) if is_speculative else {}),
+        **(counts.record_fields() if is_speculative else {}),
         tpot_s=request.batch_size / tokens_per_s,
         tokens_per_s=tokens_per_s,
         autoregressive_tokens_per_s=median([run.tokens_per_s for run in baselines]),

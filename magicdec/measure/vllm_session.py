@@ -40,10 +40,10 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
 }
-"""What the engine is started with, unless the environment says otherwise."""
+"""The engine's environment, where the user's own sets nothing else."""
 PAGE_SIZES = (64, 32)
-"""Of the engine's cache, the first that the budgets allow: larger pages are read faster, smaller ones fill a budget
-better."""
+"""Page sizes of the engine's cache, the first that the budgets allow: larger pages are read faster,
+smaller ones fill a budget better."""
 PHASES = {"propose_draft_token_ids": "draft", "_model_forward": "verify", "_sample": "sample"}
 """The runner's calls, and the phases that they belong to; the logits of the target's pass belong to `verify` too."""
 REST = "rest"
@@ -325,7 +325,7 @@ class VllmSession:
 
 @dataclass(kw_only=True)
 class _Steps:
-    """What the engine's steps give each sequence."""
+    """Counts of what the engine's steps emit for each sequence."""
 
     num_sequences: int
     max_gamma: int

@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.calibrate import vllm_bench
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
-from magicdec.calibrate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES
+from magicdec.calibrate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES, VLLM_GREEDY_SHAPES, VLLM_SAMPLED_SHAPES
 from magicdec.calibrate.kernel_bench import ATTENTION_SHAPES
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
@@ -21,7 +20,7 @@ from magicdec.validate.grid_spec import BUILT_IN_GRID, QUICK_GRID, VLLM_GRID, lo
 GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"
 SHAPES = {
     "ours": (*SAMPLED_SHAPES, *GREEDY_SHAPES),
-    "vllm": (*vllm_bench.SAMPLED_SHAPES, *vllm_bench.GREEDY_SHAPES),
+    "vllm": (*VLLM_SAMPLED_SHAPES, *VLLM_GREEDY_SHAPES),
 }
 GRID_BUDGETS = {2**n for n in range(5, 13)}
 GRID_BATCHES = {2**n for n in range(8)}

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from magicdec.calibrate.engine_bench import vllm_points
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.calibrate.points import EngineShape
-from magicdec.calibrate.vllm_bench import vllm_points
 from magicdec.measure.own_process import in_own_process
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware

@@ -44,7 +44,7 @@ LOG_LINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedAcceptance:
-    """What a file holds, and which kind of file it is."""
+    """A file's counts, and its kind."""
 
     kind: str
     counts: Counts
@@ -169,7 +169,7 @@ def _histogram_of(document: Any) -> Any:
 
 
 def _from_histogram(told: Any) -> list[Any]:
-    """Of a request's acceptance_histogram, a list by accepted drafts or a mapping from them; [] where it has none."""
+    """Survivors from a request's acceptance_histogram, a list by accepted drafts or a mapping; [] where it has none."""
     histogram = (told or {}).get("acceptance_histogram")
     if not histogram:
         return []

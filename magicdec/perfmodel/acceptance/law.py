@@ -66,9 +66,9 @@ LARGEST = 1e15
 LONGEST = 1024
 """Tokens of a run at most; with 64 the tokens per step differ by 1 %."""
 PRIOR = (math.log(10.0), 2.0)
-"""Of log k: mean and standard deviation. Rates at one or two positions hardly tell it."""
+"""Prior mean and standard deviation of log k. Rates at one or two positions hardly tell it."""
 SHAPE_ERROR = 0.3
-"""Of log(E(gamma) / E(gamma that was counted)), one standard deviation: runs are not quite beta-geometric."""
+"""Standard deviation of log(E(gamma) / E(counted gamma)), as a share of it: runs are not quite beta-geometric."""
 STEP = 1e-4
 NUM_NODES = 240
 MAX_STEPS_EVALUATED = 2048

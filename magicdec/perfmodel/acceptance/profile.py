@@ -48,7 +48,7 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """None: the source does not say."""
     top_p: float | None = None
     definition: str = ""
-    """What the source calls acceptance, and over which gamma."""
+    """The source's definition of acceptance, and its gamma."""
     source: str = ""
     fitted: bool = False
     """Whether the rate was fitted to speedups rather than counted."""
@@ -69,7 +69,7 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     held_out_error: float | None = None
     """Mean absolute error of the law on budgets that it was not fitted on, leaving out one at a time."""
     held_out_noise: float | None = None
-    """What that error would be if the law were right: the counts' own standard errors."""
+    """Value of that error if the law were right, from the counts' own standard errors."""
     measured: list[MeasuredRates] = []
     """The counted rates that the law was fitted to."""
 
@@ -157,7 +157,7 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return float(np.hypot(own, (log_ratio(0.0, shift) - log_ratio(0.0, -shift)) / 2.0))
 
     def at_rate(self, rate: float, *, budget: float, context: float) -> AcceptanceProfile:
-        """The same shape, scaled so that position 1 at (budget, context) is accepted at `rate`; no error of its own."""
+        """The profile scaled so position 1 at (budget, context) is accepted at `rate`; without an error of its own."""
         present = 1.0 - float(self.law.first_rate(budget=budget, context=context))
         floor = self.law.floor
         if not 0.0 < rate < 1.0 or present <= floor:
