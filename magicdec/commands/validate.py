@@ -15,7 +15,7 @@ from magicdec.progress import shown_progress
 
 if TYPE_CHECKING:
     from magicdec.comparison import Comparison
-    from magicdec.validate.thresholds import Thresholds
+    from magicdec.validate.grid_spec import Thresholds
 
 app = typer.Typer(help="Compare predictions with measurements.", no_args_is_help=True, cls=CommandGroup)
 

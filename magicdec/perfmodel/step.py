@@ -427,15 +427,17 @@ def idle_step_s(setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, tp_
 def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1, budget: Any = None) -> ForwardTime:
     """Prefill of `batch` prompts on one group of tp ranks, the draft's share included, while every group has as many.
 
-    A standalone draft reads the prompt too; a sparse cache is selected (SnapKV, top-k: the observation window's scores
-    over the prompt) and copied.
+    A standalone draft reads the prompt too, of which a parallel head only needs keys and values; a sparse cache
+    is selected (SnapKV, top-k: the observation window's scores over the prompt) and copied.
     """
     tp = np.asarray(tp_size, dtype=np.float64)
     batch, prompt = np.asarray(batch, dtype=np.float64), np.asarray(prompt_len, dtype=np.float64)
     time = prefill(setup.model, setup.at, batch=batch, prompt_len=prompt, tp=tp, spread=setup.spread)
     if setup.spread.pp > 1:
         time = time.plus(stages.send_op(setup, tokens=batch * prompt, tp_size=tp))
-    if setup.kind in ("standalone", "eagle"):
+    if setup.speculation.draft_method in PARALLEL_METHODS:
+        time = time.plus(*_features(setup, tokens=batch * prompt, tp=tp))
+    elif setup.kind in ("standalone", "eagle"):
         ranks, spread = draft_tp(setup, tp), setup.draft_spread
         own = prefill(setup.drafter, setup.drafting_at, batch=batch, prompt_len=prompt, tp=ranks, spread=spread)
         time = time.plus(own)

@@ -50,7 +50,7 @@ GREEDY = BenchmarkRequest(
 
 @dataclass(frozen=True, kw_only=True)
 class DemoResult:
-    """What the demo found. `chosen` is the measured row of the plan's best configuration at the main workload."""
+    """The demo's findings. `chosen` is the measured row of the plan's best configuration at the main workload."""
 
     profile: LocalProfile
     plan: Plan

@@ -53,7 +53,7 @@ COLUMNS = (
     "source", "model", "hardware", "engine", "tp", "concurrency", "draft", "gamma", "unit", "baseline", "speculative"
 )  # fmt: skip
 PROMPT_LEN, OUTPUT_LEN = 512.0, 256.0
-"""Of a row that states no lengths: about those of ShareGPT's conversations."""
+"""Lengths of a row that states none: about those of ShareGPT's conversations."""
 SHARED_BUDGET = 0.07
 """Share of the cache that a sparse draft reads where its row states neither a share nor a budget."""
 SMALLEST_BUDGET = 64
@@ -183,7 +183,7 @@ class Pair:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What a group has in common."""
+        """The parts of the group's name."""
         row, precision = self.row, self.setup.precision
         return {
             "source": row.origin,
@@ -229,7 +229,7 @@ def model_name(text: str) -> str:
 
 
 def pair_setup(row: PairRow, engine: EngineProfile) -> Setup:
-    """What is predicted for a row. Raises ConfigError for a name that is not known."""
+    """The setup of a row. Raises ConfigError for a name that is not known."""
     name = model_name(row.model)
     model, hardware = load_model_spec(name), load_hardware(row.hardware)
     weights, kv = (FORMATS.get(each.lower(), each.lower()) for each in (row.weight_dtype, row.kv_dtype))
@@ -318,7 +318,7 @@ class Predicted:
 def predict_pairs(
     pairs: Sequence[Pair], tokens: Sequence[float | None], engines: Mapping[str, EngineProfile] | None = None
 ) -> Predicted:
-    """What is predicted with these tokens per step, or by the shipped acceptance where one is None; `engines` replaces
+    """Predictions with these tokens per step, or by the shipped acceptance where one is None; `engines` replaces
     profiles of the catalog by name. Not a number where no acceptance is known."""
     found = np.full((3, len(pairs)), np.nan)
     alike: dict[Any, list[int]] = defaultdict(list)
@@ -480,8 +480,8 @@ def _group(name: str, pairs: Sequence[Pair], indices: Sequence[int], predicted: 
 
 
 def _choice(pairs: Sequence[Pair], speedup: Array) -> dict[str, Any]:
-    """What following the plan's gamma loses to the best measured one, on average over the loads that were measured at
-    several; what never speculating and constant gammas lose, and the constant that is best in hindsight."""
+    """The mean loss of following the plan's gamma instead of the best measured one, over the loads measured at several;
+    that of never speculating and of constant gammas, and the constant that is best in hindsight."""
     cells: dict[Any, dict[int, tuple[float, float]]] = defaultdict(dict)
     for pair, predicted in zip(pairs, speedup, strict=True):
         if pair.row.is_rate and np.isfinite(predicted):

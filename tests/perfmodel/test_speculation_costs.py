@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from magicdec.perfmodel.kernels.attention import HEAD_TILE_RATE
 from magicdec.perfmodel.kernels.base import Where
 from magicdec.perfmodel.kernels.experts import experts_curve
 from magicdec.perfmodel.kernels.profile import load_hardware
@@ -58,7 +59,7 @@ def test_flash_attention_2_neither_packs_nor_splits_several_query_tokens():
     shape = {"kv_len": 65536.0, "num_heads": 32.0, "num_kv_heads": 8.0, "head_dim": 128.0, "kernel": "measured"}
     one, two = (float(attention_time(hw, batch=b, query_len=7.0, **shape).time_s) for b in (1.0, 2.0))
     assert two == pytest.approx(one, rel=0.05)
-    rate = 0.6 * hw.flops_per_s["bf16"] / hw.num_multiprocessors
+    rate = HEAD_TILE_RATE * 0.6 * hw.flops_per_s["bf16"] / hw.num_multiprocessors
     assert one == pytest.approx(4 * 64 * 65536 * 128 / rate, rel=0.1)
     alone = float(attention_time(hw, batch=1.0, query_len=1.0, **shape).time_s)
     assert one > 3.0 * alone

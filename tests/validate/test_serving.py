@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from magicdec import api
 from magicdec.commands.validate import app
+from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.step import step_terms
@@ -22,7 +23,6 @@ from magicdec.specs.engine import load_engine
 from magicdec.validate.serving import by_cause, relative_errors, validate_serving
 from magicdec.validate.serving_fit import (
     PRIORS,
-    Z_90,
     deviation,
     fit_engines,
     improvement,

@@ -46,6 +46,9 @@ QUERY_ROWS_PER_BLOCK = 128
 HEAD_TILE_ROWS = 64.0
 """Query tokens of one head in a block of FlashAttention 2, which computes all of them however few there are. It packs
 the heads of a group together, and splits the context, for one query token only."""
+HEAD_TILE_RATE = 0.8
+"""Rate of such blocks relative to `flops_efficiency`: self-speculation on an RTX A6000 at 32k to 128k tokens, whose
+verification they are most of."""
 PARTIAL_BYTES = 4.0
 LATENT_ROW, LATENT_FLOPS_PER_PAIR = 512 + 64, 2.0 * (512 + 64 + 512)
 """Sizes of DeepSeek-V3's latents, and all since, whose kernels the tables hold."""
@@ -247,7 +250,7 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         if kernel == "measured" and self.splits == "grouped":
             by_head, in_tiles = query_len > 1.0, np.ceil(query_len / HEAD_TILE_ROWS)
             blocks, can_split = np.where(by_head, batch * num_heads * in_tiles, blocks), can_split & ~by_head
-            block_s = 4.0 * HEAD_TILE_ROWS * kv_len * head_dim / (rate / hw.num_multiprocessors)
+            block_s = 4.0 * HEAD_TILE_ROWS * kv_len * head_dim / (HEAD_TILE_RATE * rate / hw.num_multiprocessors)
             compute_s = np.where(by_head, block_s * waves(blocks / hw.num_multiprocessors, 1.0), compute_s)
         busy_s, splitting_s = self._blocks(hw, blocks, kv_len, row_bytes, can_split=can_split, memory_s=memory_s)
         parts = self._splits(hw, batch * num_kv_heads, kv_len)
