@@ -261,7 +261,7 @@ class _Step:
             operations.append(linear("fuse", setup.drafting_at, m=self.verified, n=hidden, k=3.0 * hidden))
             operations.append(fixed("step overhead", "overhead", engine.eagle3_step_overhead_s))
         if setup.speculation.draft_method in PARALLEL_METHODS:
-            operations.extend(self._features())
+            operations.extend(_features(setup, tokens=self.verified, tp=self.tp))
         if setup.keeps_draft_cache:
             operations.extend(self._cache_upkeep())
         fewer = draft_tp(setup, self.tp) < self.tp
@@ -270,17 +270,6 @@ class _Step:
             message = batch * self.gamma * (TOKEN_BYTES + probabilities)
             operations.append(broadcast(setup.at, Message(message, np.where(fewer, self.tp, 1.0))))
         return ForwardTime(tuple(operations))
-
-    def _features(self) -> list[Op]:
-        """How a parallel head takes in verified tokens: hidden states of as many of the target's layers as it has are
-        made one, from which each of its own layers computes keys and values."""
-        at, drafter, tokens = self.setup.drafting_at, self.setup.drafter, self.verified
-        hidden, layers = float(drafter.hidden_size), float(drafter.num_hidden_layers)
-        cached = sum(cache.num_heads * cache.elements_per_token * count for cache, count in drafter.caches)
-        return [
-            linear("fuse", at, m=tokens, n=hidden, k=layers * hidden),
-            linear("features", at, m=tokens, n=cached / layers / self.tp, k=hidden, count=layers),
-        ]
 
     def _cache_upkeep(self) -> list[Op]:
         """Verified tokens copied to a self-draft's cache; of top-k also the scores of the block's last query written by
@@ -422,6 +411,18 @@ def idle_step_s(setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, tp_
     if setup.kind in ("standalone", "eagle"):
         idle = idle + terms.draft.total_s
     return idle
+
+
+def _features(setup: Setup, *, tokens: Array, tp: Array) -> list[Op]:
+    """How a parallel head takes in tokens of the text: hidden states of as many of the target's layers as it has are
+    made one, from which each of its own layers computes keys and values."""
+    at, drafter = setup.drafting_at, setup.drafter
+    hidden, layers = float(drafter.hidden_size), float(drafter.num_hidden_layers)
+    cached = sum(cache.num_heads * cache.elements_per_token * count for cache, count in drafter.caches)
+    return [
+        linear("fuse", at, m=tokens, n=hidden, k=layers * hidden),
+        linear("features", at, m=tokens, n=cached / layers / tp, k=hidden, count=layers),
+    ]
 
 
 def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1, budget: Any = None) -> ForwardTime:
