@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import MagicdecError
-from magicdec.perfmodel.kernels.attention import AttentionCurve, LatentCurve
+from magicdec.perfmodel.kernels.attention import AttentionCurve
+from magicdec.perfmodel.kernels.latent import LatentCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve
 from magicdec.perfmodel.kernels.profile import HARDWARE_DIRECTORY, HardwareProfile, lent, load_hardware, save_hardware
 from magicdec.perfmodel.kernels.tables import CURVES, Group, Table, curve_of, held_out, read_table, refit, row_seconds

@@ -3,6 +3,7 @@
     python scripts/proof.py                             the working tree against its merge base with main
     python scripts/proof.py --requests 300              a quick look
     python scripts/proof.py --base REV --head REV       two revisions
+    python scripts/proof.py --kernels                   every kernel on 10,000 random works a device, and its refits
     python scripts/proof.py --ignore refusal notes      without these terms (a name, or its beginning)
     python scripts/proof.py --update-golden             rewrites the golden values of tests/perfmodel/test_golden.py
 
@@ -33,7 +34,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 import proof_answers  # noqa: E402
 from proof_golden import update_golden  # noqa: E402
-from proof_requests import draw  # noqa: E402
+from proof_requests import draw, draw_kernels  # noqa: E402
 
 TOLERANCE = 1e-12
 KEPT = Path(tempfile.gettempdir()) / f"magicdec-proof-{os.getuid()}"
@@ -135,6 +136,7 @@ def main() -> int:
     parser.add_argument("--base", help="a revision; without it the merge base of main and the head")
     parser.add_argument("--head", default="", help="a revision; without it the working tree")
     parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--kernels", action="store_true", help="kernels on random works, and their refits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ignore", nargs="+", default=[], metavar="TERM", help="terms that are not compared")
     parser.add_argument("--only", type=int, help="one request, by its number: its terms that moved")
@@ -146,8 +148,11 @@ def main() -> int:
         return 0
     head = git("rev-parse", given.head) if given.head else ""
     base = git("rev-parse", given.base) if given.base else git("merge-base", "main", head or "HEAD")
-    requests = draw(given.requests if given.only is None else given.only + 1, seed=given.seed)
-    requests = requests if given.only is None else requests[-1:]
+    if given.kernels:
+        requests = draw_kernels(given.seed)
+    else:
+        requests = draw(given.requests if given.only is None else given.only + 1, seed=given.seed)
+    requests = requests if given.only is None else [requests[given.only]]
     with ThreadPoolExecutor(given.jobs) as pool:
         before, after = pool.map(lambda revision: answers(revision, requests), (base, head))
     moved = compare(before, after, tuple(given.ignore))

@@ -49,16 +49,17 @@ def answer(request: dict[str, Any]) -> Answer:
     from magicdec.errors import MagicdecError
 
     try:
-        return _plan(request["options"]) if request["kind"] == "plan" else _points(request)
+        return ANSWERS[request["kind"]](request)
     except MagicdecError as error:
         return {"refused": [type(error).__name__], "refusal": [str(error)]}
 
 
-def _plan(options: dict[str, Any]) -> Answer:
+def _plan(request: dict[str, Any]) -> Answer:
     import msgspec
 
     from magicdec import api
 
+    options = request["options"]
     if "workload" in options:
         options = options | {"workload": msgspec.convert({"requests": options["workload"]}, find("WorkloadSpec"))}
     found: Answer = {}
@@ -169,6 +170,42 @@ def _deeper(setup: Any, request: dict[str, Any], prediction: Any, budget: Any) -
         )
         found["looked_up.step_s"] = np.sum(terms.step_s * probability, axis=-1)
     return found
+
+
+def _kernels(request: dict[str, Any]) -> Answer:
+    """Seconds of random works of every table of timed kernels on one device, in every number format."""
+    profile, found = find("load_hardware")(request["hardware"]), {}
+    rng = np.random.default_rng(request["seed"])
+    for table in sorted(find("TABLES"), key=lambda table: table.kind):
+        most = {"kv_len": 1e6, "prompt_len": 1e5, "message_bytes": 2.0**28, "head_dim": 256.0, "top_k": 4096.0}
+        for variant in request["variants"]:
+            names = (*table.columns, *getattr(table, "flags", ()))
+            limits = [
+                2.0 if name in table.flags else most.get(name, 2.0**14 if len(name) < 2 else 512.0) for name in names
+            ]
+            rows = {
+                name: np.floor(np.exp(rng.uniform(0.0, np.log(limit), request["rows"])))
+                for name, limit in zip(names, limits, strict=True)
+            }
+            found[f"{table.kind}/{variant}"] = np.asarray(find("row_seconds")(table, profile, rows, variant))
+    return found
+
+
+def _refit(request: dict[str, Any]) -> Answer:
+    """Constants of refits to the published rows of one table."""
+    found: Answer = {}
+    table, groups = find("read_table")(Path(request["file"]))
+    for key, rows in groups.items():
+        few = {name: values[: request["rows"]] for name, values in rows.items()}
+        profile = find("refit")(table, find("load_hardware")(key.device), few, variant=key.variant)
+        curve = find("curve_of")(table, profile, key.variant)
+        for name in curve.__struct_fields__:
+            if isinstance(getattr(curve, name), float):
+                found[f"{key.name(table.kind)}.{name}"] = np.array([getattr(curve, name)])
+    return found
+
+
+ANSWERS = {"plan": _plan, "points": _points, "kernels": _kernels, "refit": _refit}
 
 
 def write(answers: list[Answer], path: Path) -> None:

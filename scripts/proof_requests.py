@@ -7,6 +7,7 @@ changes no request that was drawn before.
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 MODELS: dict[str, tuple[float, int, str]] = {
@@ -63,6 +64,16 @@ POINTS_EVERY = 3
 def draw(number: int, *, seed: int = 0) -> list[dict[str, Any]]:
     """The first `number` requests: {"kind": "plan", "options"} or {"kind": "points", ...}."""
     return [_drawn(place, random.Random(f"{seed}/{place}")) for place in range(number)]
+
+
+def draw_kernels(seed: int = 0) -> list[dict[str, Any]]:
+    """Each device's kernels on random works, and refits to the rows that are kept for tests."""
+    files = sorted((Path(__file__).resolve().parents[1] / "tests" / "data" / "kernels").glob("*.csv.gz"))
+    works = {"kind": "kernels", "rows": 10_000, "variants": ["", "fp8", "fp8_block", "nvfp4", "mxfp4"]}
+    return [
+        *({**works, "hardware": name, "seed": seed + place} for place, name in enumerate(HARDWARE)),
+        *({"kind": "refit", "file": str(file), "rows": 150} for file in files),
+    ]
 
 
 def _drawn(place: int, rng: random.Random) -> dict[str, Any]:

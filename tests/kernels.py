@@ -73,7 +73,7 @@ def exchange_time(hw: Any, *, token_bytes: float, **work: Any) -> Any:
 
 def fit_gemm(rows: Any, hw: Any, *, weight_dtype: str = "bf16", compute_dtype: str = "bf16", **options: Any) -> Any:
     product = gemm.Product(*columns(rows, ("m", "n", "k")), weight_dtype, compute_dtype)
-    return gemm.GemmCurve.fitted(hw, product, rows, **options)
+    return gemm.GemmCurve().refitted(hw, product, rows, **options)
 
 
 def fit_attention(rows: Any, hw: Any, *, splits: Any = "always", **work: Any) -> Any:
@@ -81,13 +81,15 @@ def fit_attention(rows: Any, hw: Any, *, splits: Any = "always", **work: Any) ->
     names = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim")
     attended = attention.Attended(*columns(rows, names, query_len=1.0), **work)
     known = attention.AttentionCurve(library="measured", splits=splits)
-    return attention.AttentionCurve.fitted(hw, attended, rows, known=known, **options)
+    return known.refitted(hw, attended, rows, **options)
 
 
 def fit_allreduce(rows: Any, hw: Any, **options: Any) -> Any:
-    return links.AllReduceCurve.fitted(hw, links.Message(*columns(rows, ("message_bytes", "tp_size"))), rows, **options)
+    return links.AllReduceCurve(library="measured").refitted(
+        hw, links.Message(*columns(rows, ("message_bytes", "tp_size"))), rows, **options
+    )
 
 
 def fit_elementwise(rows: Any, hw: Any, **options: Any) -> Any:
     stream = elementwise.Stream(*columns(rows, ("num_bytes", "num_kernels"), num_kernels=1.0))
-    return elementwise.ElementwiseCurve.fitted(hw, stream, rows, **options)
+    return elementwise.ElementwiseCurve().refitted(hw, stream, rows, **options)

@@ -249,16 +249,16 @@ def _fit_hardware(base: HardwareProfile, points: Sequence[Point], precision: Pre
     rotated = base.kind == "gpu"
     rows = _rows(points, "linear")
     products = Product(rows["m"], rows["n"], rows["k"], dtype, dtype)
-    gemm = GemmCurve.fitted(base, products, rows, rotated=rotated, fitted_on=fitted_on)
+    gemm = GemmCurve().refitted(base, products, rows, rotated=rotated, fitted_on=fitted_on)
     rows, known = _rows(points, "attention"), AttentionCurve(library="magicdec")
     attended = Attended(
         rows["batch_size"], rows["query_len"], rows["kv_len"], rows["num_heads"], rows["num_kv_heads"],
         rows["head_dim"], precision.kv_dtype,
     )  # fmt: skip
-    attention = AttentionCurve.fitted(base, attended, rows, known=known, rotated=rotated, fitted_on=fitted_on)
+    attention = known.refitted(base, attended, rows, rotated=rotated, fitted_on=fitted_on)
     rows = _rows(points, "elementwise")
     streams = Stream(rows["num_bytes"], rows["num_kernels"])
-    elementwise = ElementwiseCurve.fitted(base, streams, rows, fitted_on=fitted_on)
+    elementwise = ElementwiseCurve().refitted(base, streams, rows, fitted_on=fitted_on)
     return msgspec.structs.replace(base, gemm=gemm, attention=attention, elementwise=elementwise)
 
 

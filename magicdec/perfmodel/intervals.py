@@ -15,11 +15,12 @@ import numpy as np
 
 from magicdec.counts import Z_90
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.kernels.attention import AttentionCurve, LatentCurve
+from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.base import Array, Where
 from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
 from magicdec.perfmodel.kernels.experts import experts_curve
 from magicdec.perfmodel.kernels.gemm import GemmCurve
+from magicdec.perfmodel.kernels.latent import LatentCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens

@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from magicdec.perfmodel.kernels.attention import Attended, Latents, attention, expanded_attention, latent_attention
+from magicdec.perfmodel.kernels.attention import Attended, Latents, attention, expanded_attention
 from magicdec.perfmodel.kernels.base import FP32_BYTES, Array, Op, Where
 from magicdec.perfmodel.kernels.experts import Experts, experts
 from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype
 from magicdec.perfmodel.kernels.indexing import Scores, indexer, sparse_attention
+from magicdec.perfmodel.kernels.latent import latent_attention
 from magicdec.perfmodel.kernels.links import Exchange, Message, all_reduce, exchange
 from magicdec.perfmodel.kernels.prefill import PrefillCurve, Prompts, prefill_attention
 from magicdec.perfmodel.kernels.recurrence import Recurrence, recurrence

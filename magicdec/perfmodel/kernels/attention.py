@@ -17,7 +17,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 import msgspec
 import numpy as np
 
-from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.base import (
     Array,
     Columns,
@@ -50,21 +49,15 @@ HEAD_TILE_RATE = 0.8
 """Rate of such blocks relative to `flops_efficiency`: self-speculation on an RTX A6000 at 32k to 128k tokens, whose
 verification they are most of."""
 PARTIAL_BYTES = 4.0
-LATENT_ROW, LATENT_FLOPS_PER_PAIR = 512 + 64, 2.0 * (512 + 64 + 512)
-"""Sizes of DeepSeek-V3's latents, and all since, whose kernels the tables hold."""
 GROUPED_MAX_SPLITS = 128.0
 """FlashAttention 2's constant."""
 BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
 """Searched, not descended: time steps with it. Counts as a parameter."""
-LATENT_BLOCKS = (1.0, 2.0)
-LATENT_STARTS: tuple[Mapping[str, float], ...] = ({}, {"max_splits": 1.5}, {"max_splits": 200.0, "wave_weight": 0.05})
 MIN_ROW_TIMINGS = 4
 WINDOW_TILES = (0.0, 32.0, 64.0, 128.0, 192.0)
 """Searched: what windows add to the curve of ordinary attention."""
 WINDOWED_SHARE = 0.25
 """Share of shapes with several rows from which a table of attention is taken to hold windows too."""
-KERNEL_ALONE = "attention kernel"
-LATENT_LANE = "TensorRT-LLM"
 
 
 class Attended(NamedTuple):
@@ -130,17 +123,6 @@ def _full_attention(rows: dict[str, Array]) -> dict[str, Array]:
     return {name: values[np.sort(order[chosen])] for name, values in rows.items()}
 
 
-def _latent_kernels(frame: Any) -> Any:
-    """Rows of the kernel alone, as TensorRT-LLM's table has it where the file's sources name several: SGLang's for a
-    cache in fp8 on Hopper takes seven times as long (it widens the cache), and no server is seen to use it."""
-    kernels = frame[frame["scope"] == KERNEL_ALONE]
-    if "source" in frame and kernels["source"].str.contains(LATENT_LANE).any():
-        kernels = kernels[kernels["source"].str.contains(LATENT_LANE)]
-    if kernels.empty:
-        raise ConfigError(f"no row's scope is '{KERNEL_ALONE}'")
-    return kernels.reset_index(drop=True)
-
-
 ATTENTION_COLUMNS = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "kv_len")
 
 
@@ -182,22 +164,22 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
     bandwidth_efficiency: Annotated[float, Free(spread=0.2)] = 0.85
     flops_efficiency: float = 0.6
     """Assumed where no rows with several query tokens were fitted (FlashAttention 2 and 3 report 0.6-0.75 of peak)."""
+    stream_ratio: Annotated[float, Free(spread=0.7)] = 4.0
+    """Bandwidth at which the blocks that fill the device can take keys and values in, relative to the memory's peak."""
     ridge_power: Annotated[float, Free(scale="above_one")] = 3.5
+    split_overhead_s: Annotated[float, Free(spread=1.0)] = 4e-6
+    """Cost of splitting and combining: of every call of the splitting kernel if `splits` is "grouped"."""
     l2_fraction: Annotated[float, Free(spread=0.3)] = 0.85
     l2_bandwidth_ratio: Annotated[float, Free()] = 2.0
     """Bandwidth of a cache smaller than `l2_fraction` of the L2, relative to a larger one. Below 1 it is no caching but
     short reads that miss the full bandwidth (measured on A100, cause unknown), and holds whether the L2 is warm or not.
     """
-    blocks_per_multiprocessor: float = 2.0
-    stream_ratio: Annotated[float, Free(spread=0.7)] = 4.0
-    """Bandwidth at which the blocks that fill the device can take keys and values in, relative to the memory's peak."""
-    block_overhead_s: Annotated[float, Free(spread=1.0)] = 1e-6
-    """Fixed time of each further wave of blocks."""
     wave_weight: Annotated[float, Free(spread=1.0, scale="unit")] = 0.5
-    split_overhead_s: Annotated[float, Free(spread=1.0)] = 4e-6
-    """Cost of splitting and combining: of every call of the splitting kernel if `splits` is "grouped"."""
     min_split_tokens: Annotated[float, Free()] = 256.0
     max_splits: Annotated[float, Free(spread=0.7)] = 32.0
+    block_overhead_s: Annotated[float, Free(spread=1.0)] = 1e-6
+    """Fixed time of each further wave of blocks."""
+    blocks_per_multiprocessor: float = 2.0
     window_tile_tokens: float = 0.0
     """Cached tokens that are read beyond a sliding window, which begins within a tile."""
     tile_rows: float = 0.0
@@ -315,25 +297,22 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         splitting = np.where(can_split, 1.0, 0.0) if self.splits == "grouped" else 1.0 - 1.0 / splits
         return even_s + waiting_s, self.split_overhead_s * splitting
 
-    @classmethod
-    def fitted(
-        cls,
+    def refitted(
+        self,
         hw: Device,
         work: Attended,
         rows: Rows,
         *,
-        known: Self | None = None,
-        is_own: bool = False,
-        rotated: bool = False,
         fitted_on: str = "",
+        rotated: bool = False,
+        is_own: bool = False,
     ) -> Self:
-        """Fits attention; `known` has the library and how it splits. The compute ceiling is fitted only where rows have
-        several query tokens. Rows of windows choose the tile that they begin in. `rotated` as in `GemmCurve.fitted`."""
-        known = known or cls(library="measured")
+        """The curve fitted with this library and way of splitting. The compute ceiling is fitted only where rows have
+        several query tokens. Rows of windows choose the tile that they begin in."""
         if work.window is not None:
-            return _with_window_tile(known, hw, work, rows)
+            return _with_window_tile(self, hw, work, rows)
         tiled, query_len = hw.kind == "gpu", as_array(work.query_len)
-        parameters = dict(cls.free() if tiled else {**UNTILED, **cache_parameters(hw)})
+        parameters = dict(self.free() if tiled else {**UNTILED, **cache_parameters(hw)})
         if np.any(query_len > 1):
             if tiled:
                 del parameters["max_splits"]
@@ -342,8 +321,8 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         def predict(curve: Self) -> Array:
             return curve.seconds(hw, work, None if rotated else "own").time_s
 
-        start = cls(library=known.library, splits=known.splits)
-        if known.splits == "grouped":
+        start = type(self)(library=self.library, splits=self.splits)
+        if self.splits == "grouped":
             parameters.pop("max_splits", None)
             start = msgspec.structs.replace(start, max_splits=GROUPED_MAX_SPLITS)
         if not tiled:
@@ -394,85 +373,6 @@ def _row_factors(rows: Array, ratios: Array) -> tuple[float, ...]:
     return tuple(float(f) for f in np.interp(every, known, [counted[n] for n in known]))
 
 
-class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
-    """Time of one layer's absorbed latent attention by a kernel of its own."""
-
-    key: ClassVar[str] = "latent"
-    variants_key: ClassVar[str] = ""
-    tables: ClassVar[tuple[Table, ...]] = (
-        Table(
-            kind="latent",
-            columns=("batch_size", "num_heads", "kv_len"),
-            marks=("scope",),
-            shape=("num_heads", "batch_size"),
-            variant="kv_dtype",
-            work=lambda rows, dtype: Latents(
-                rows["batch_size"], 1.0, rows["kv_len"], rows["num_heads"], LATENT_ROW, LATENT_FLOPS_PER_PAIR,
-                dtype or "bf16",
-            ),
-            counted=lambda rows: (rows["kv_len"] >= 1024) & (rows["batch_size"] >= 4),
-            is_near=lambda rows: rows["num_heads"] <= 64,
-            other_weight=0.35,
-            select=_latent_kernels,
-        ),
-    )  # fmt: skip
-
-    @classmethod
-    def of(cls, hw: Device, variant: str = "") -> Self:
-        """The curve of latents in a format; unmeasured, of ordinary attention."""
-        alike = AttentionCurve.of(hw, variant)
-        return cls.known(hw, variant) or cls(**{name: getattr(alike, name) for name in alike.__struct_fields__})
-
-    @classmethod
-    def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
-        return False
-
-    def table_seconds(self, hw: Device, work: Latents) -> Array:
-        return self.latent_seconds(hw, work, "own").time_s
-
-    @classmethod
-    def fitted(
-        cls,
-        hw: Device,
-        work: Any,
-        rows: Rows,
-        *,
-        known: Self | None = None,
-        is_own: bool = False,
-        rotated: bool = False,
-        fitted_on: str = "",
-    ) -> Self:
-        """Fits decoding of latent attention. The compute ceiling shows where many heads read one latent. `known` has
-        the tiles of query rows, and whether the kernel splits contexts (`combine_traffic` > 0): what the parts found is
-        then added up at a price for each query row. Splits have no other: more query tokens, which need fewer of them,
-        could take less time. A cache in a narrow format is read at the bandwidth that one in 16 bits showed; kernels of
-        narrow tiles compute in its format."""
-        start = msgspec.structs.replace(known or cls(library="measured"), split_overhead_s=0.0)
-        has_narrow = start.narrow_heads > 0
-        rate = hw.compute_rate(work.kv_dtype) / hw.compute_rate("bf16") if has_narrow else 1.0
-        parameters = {**cls.free(), "flops_efficiency": Free(prior=0.65 * rate, spread=0.2)}
-        del parameters["split_overhead_s"]
-        if start.combine_traffic > 0:
-            parameters["combine_traffic"] = Free(prior=0.5, spread=0.7)
-            del parameters["wave_weight"]
-        if has_narrow:
-            parameters["tile_traffic"] = Free(prior=0.3, spread=0.7)
-            del parameters["block_overhead_s"]
-        wide = cls.known(hw, "bf16")
-        if work.kv_dtype != "bf16" and wide is not None and start.combine_traffic > 0:
-            parameters["bandwidth_efficiency"] = Free(prior=wide.bandwidth_efficiency, spread=0.03)
-        starts = [{name: value for name, value in each.items() if name in parameters} for each in LATENT_STARTS]
-        candidates = [
-            minimise(
-                msgspec.structs.replace(start, blocks_per_multiprocessor=blocks), parameters,
-                lambda curve: curve.table_seconds(hw, work), rows, starts=starts,
-            )
-            for blocks in LATENT_BLOCKS
-        ]  # fmt: skip
-        curve = min(candidates, key=lambda candidate: candidate[1])[0]
-        return with_fit(curve, len(parameters) + 1, rows, curve.table_seconds(hw, work), fitted_on)
-
-
 def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Array:
     """How much longer attention takes because its last wave of blocks does not fill the device.
 
@@ -507,25 +407,6 @@ def attention(at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0)
     )
     factor = engine.attention_factor * factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
     return operation("attention", "attention", at, cost, time, kv_dtype, count=count, factor=factor)
-
-
-def latent_attention(at: Where, work: Latents, *, name: str = "attention", count: Any = 1.0, factor: Any = 1.0) -> Op:
-    """`count` layers of many heads over one row of numbers per token: absorbed latent attention, whose heads all attend
-    to the same latents, by their curve, which no factor of an engine is about; an indexer (`name`) by the curve of
-    ordinary attention."""
-    hw, engine, precision = at
-    batch, query_len, kv_len, heads = (np.asarray(value, dtype=np.float64) for value in work[:4])
-    reads = query_len if engine.kv_reads == "per_query" else np.minimum(query_len, 1.0)
-    cost = Cost(
-        flops=batch * query_len * kv_len * heads * work.flops_per_pair,
-        kv_bytes=batch * kv_len * work.row * precision.kv_bytes * reads,
-    )
-    kv_dtype = precision.kv_dtype
-    own = LatentCurve.known(hw, kv_dtype) if name == "attention" else None
-    factor = factor * (engine.attention_factor if own is None else 1.0)
-    curve = own or AttentionCurve.of(hw, kv_dtype)
-    time = curve.latent_seconds(hw, work._replace(kv_dtype=kv_dtype, kv_reads=engine.kv_reads))
-    return operation(name, "attention", at, cost, time, kv_dtype, count=count, factor=factor)
 
 
 def expanded_attention(at: Where, work: Attended, *, key_value_dim: int, count: Any = 1.0, factor: Any = 1.0) -> Op:

@@ -203,21 +203,12 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         """Seconds of a table's rows, which were timed in a loop: what fits stays in the cache."""
         return self.seconds(hw, work, "own").time_s
 
-    @classmethod
-    def fitted(
-        cls,
-        hw: Device,
-        work: Any,
-        rows: Rows,
-        *,
-        known: Self | None = None,
-        is_own: bool = False,
-        rotated: bool = False,
-        fitted_on: str = "",
+    def refitted(
+        self, hw: Device, work: Any, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False
     ) -> Self:
-        """The curve fitted to rows of this work: `time_s`, and optionally `weight`. `known` has what is not fitted;
-        `is_own`: it is the device's own. `rotated`: operands were not in the cache."""
-        free, start = cls.free(), cls(library=known.library if known else "measured")
+        """The curve fitted to rows of this work: `time_s`, and optionally `weight`. `rotated`: operands were not in the
+        cache. `is_own`: this curve is the device's own for these very kernels."""
+        free, start = self.free(), type(self)(library=self.library)
         curve, _ = minimise(start, free, lambda each: each.table_seconds(hw, work), rows)
         return with_fit(curve, len(free), rows, curve.table_seconds(hw, work), fitted_on)
 

@@ -181,23 +181,14 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         best: Array = np.min(soft_max(memory_s, tiles_s, self.ridge_power) + splitting_s, axis=0)
         return best
 
-    @classmethod
-    def fitted(
-        cls,
-        hw: Device,
-        work: Product,
-        rows: Rows,
-        *,
-        known: Self | None = None,
-        is_own: bool = False,
-        rotated: bool = False,
-        fitted_on: str = "",
+    def refitted(
+        self, hw: Device, work: Product, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False
     ) -> Self:
         """Fits linear layers. `hw` gives the ceilings that efficiencies refer to. A `kind` "cpu" gets the untiled
         curve, which is not flat in m. Calls are taken to be timed in a loop, so that operands that fit stay in the
         cache; `rotated`: on others each time, so that none does."""
         tiled = hw.kind == "gpu"
-        parameters = {**cls.free(), **IN_A_LOOP} if tiled else {**UNTILED, **cache_parameters(hw)}
+        parameters = {**self.free(), **IN_A_LOOP} if tiled else {**UNTILED, **cache_parameters(hw)}
         if rotated:
             parameters = {name: free for name, free in parameters.items() if not name.startswith("l2_")}
 
@@ -206,14 +197,14 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
 
         if not tiled or work.compute_dtype in ("bf16", "fp16", "fp32"):
             starts = ({}, {"wave_weight": 0.95}) if tiled else ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
-            curve, _ = minimise(cls(tiled=tiled), parameters, predict, rows, starts=starts)
+            curve, _ = minimise(type(self)(tiled=tiled), parameters, predict, rows, starts=starts)
             return with_fit(curve, len(parameters), rows, predict(curve), fitted_on)
         fits: list[tuple[Self, float, int]] = []
         host_bound = ("overhead_s",) if np.min(rows["time_s"]) > HOST_BOUND_S else ()
         for tiles, unused in NARROW_TILES:
             free = {**parameters, **NARROW}
             free = {name: value for name, value in free.items() if name not in unused + host_bound}
-            curve, loss = minimise(cls(tiles=tiles, overhead_s=6e-6), free, predict, rows)
+            curve, loss = minimise(type(self)(tiles=tiles, overhead_s=6e-6), free, predict, rows)
             fits.append((curve, loss, len(free)))
         curve, _, num_free = min(fits, key=lambda fit: fit[1])
         return with_fit(curve, num_free + 1, rows, predict(curve), fitted_on)

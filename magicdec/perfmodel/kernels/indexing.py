@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from magicdec.perfmodel.kernels.attention import LATENT_FLOPS_PER_PAIR, LATENT_ROW, Latents, latent_attention
+from magicdec.perfmodel.kernels.attention import Latents
 from magicdec.perfmodel.kernels.base import (
     Cost,
     Curve,
@@ -28,6 +28,7 @@ from magicdec.perfmodel.kernels.base import (
     waves,
 )
 from magicdec.perfmodel.kernels.fit import Free
+from magicdec.perfmodel.kernels.latent import LATENT_FLOPS_PER_PAIR, LATENT_ROW, latent_attention
 from magicdec.specs.device import Device
 
 KEY_BYTES = 1.0 + 4.0 / 128.0

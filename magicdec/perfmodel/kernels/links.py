@@ -179,25 +179,15 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
         result: Array = np.where(ranks > 1, time, 0.0)
         return result
 
-    @classmethod
-    def fitted(
-        cls,
-        hw: Device,
-        work: Message,
-        rows: Rows,
-        *,
-        known: Self | None = None,
-        is_own: bool = False,
-        rotated: bool = False,
-        fitted_on: str = "",
+    def refitted(
+        self, hw: Device, work: Message, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False
     ) -> Self:
-        """Fits all-reduce. If `is_own`, the ranges of sizes of `known`'s algorithms are known, and constants that no
-        row depends on stay as they are in it. Else more than two ranks are a ring where there is no peer access (PCIe,
+        """If `is_own`, the ranges of sizes of this curve's algorithms are known, and constants that no row depends on
+        stay as they are. Else more than two ranks are a ring where there is no peer access (PCIe,
         shared memory), and the size at which the bulk algorithm takes over is searched on powers of two, apart for up
         to four ranks and for more."""
-        known = known or cls(library="measured")
         is_ring = hw.link.topology in RINGS
-        parameters = RING if is_ring else cls.free()
+        parameters = RING if is_ring else self.free()
 
         def predict(curve: Self) -> Array:
             return curve.table_seconds(hw, work)
@@ -207,12 +197,12 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
             return *minimise(curve, free, predict, rows), len(free)
 
         if is_own:
-            curve, _, num_free = fit(known)
+            curve, _, num_free = fit(self)
             return with_fit(curve, num_free, rows, predict(curve), fitted_on)
         ranks = as_array(work.ranks)
         few_and_wide = bool(np.any(ranks <= FEW_RANKS)) and bool(np.any(ranks > FEW_RANKS))
         starts = [
-            cls(library=known.library, direct_ranks=2 if is_ring else 8, direct_bytes=few, direct_bytes_wide=wide)
+            type(self)(library=self.library, direct_ranks=2 if is_ring else 8, direct_bytes=few, direct_bytes_wide=wide)
             for few in SWITCH_SIZES
             for wide in (SWITCH_SIZES if few_and_wide else (few,))
         ]

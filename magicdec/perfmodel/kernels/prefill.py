@@ -103,24 +103,15 @@ class PrefillCurve(Curve, frozen=True, kw_only=True):
         busy_s = soft_max(memory_s, soft_max(compute_s, longest_s, BLOCK_RIDGE_POWER), self.ridge_power)
         return self.at_overhead(busy_s, memory_s, compute_s, self.overhead_s)
 
-    @classmethod
-    def fitted(
-        cls,
-        hw: Device,
-        work: Prompts,
-        rows: Rows,
-        *,
-        known: Self | None = None,
-        is_own: bool = False,
-        rotated: bool = False,
-        fitted_on: str = "",
+    def refitted(
+        self, hw: Device, work: Prompts, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False
     ) -> Self:
-        parameters = cls.free()
+        parameters = self.free()
         if not np.any(as_array(work.head_dim) > 128):
             del parameters["wide_head_efficiency"]
         if not np.any(as_array(work.head_dim) <= 64):
             del parameters["narrow_head_efficiency"]
-        curve, _ = minimise(cls(), parameters, lambda each: each.table_seconds(hw, work), rows)
+        curve, _ = minimise(type(self)(), parameters, lambda each: each.table_seconds(hw, work), rows)
         return with_fit(curve, len(parameters), rows, curve.table_seconds(hw, work), fitted_on)
 
 

@@ -18,12 +18,13 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import converted, read_toml, write_atomic
-from magicdec.perfmodel.kernels.attention import AttentionCurve, LatentCurve
+from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.base import Curve
 from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
 from magicdec.perfmodel.kernels.experts import MoeCurve
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.indexing import IndexerCurve, SparseCurve, TopKCurve
+from magicdec.perfmodel.kernels.latent import LatentCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve, ExchangeCurve
 from magicdec.perfmodel.kernels.prefill import PrefillCurve
 from magicdec.perfmodel.kernels.recurrence import LinearCurve, LinearPrefillCurve

@@ -156,9 +156,7 @@ def refit(
         rows = select(rows, chosen)
     weighted: dict[str, Any] = {**rows, "weight": np.where(table.counted(rows), 1.0, table.other_weight)}
     kind = CURVES[table.kind]
-    curve = kind.fitted(
-        hw, table.work(rows, variant), weighted, known=kind.of(hw, variant), is_own=kind.own(hw, variant) is not None,
-        fitted_on=fitted_on,
-    )  # fmt: skip
+    work, is_own = table.work(rows, variant), kind.own(hw, variant) is not None
+    curve = kind.of(hw, variant).refitted(hw, work, weighted, fitted_on=fitted_on, is_own=is_own)
     fitted: HardwareProfile = curve.placed(hw, variant)
     return fitted
