@@ -145,7 +145,7 @@ def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any
 
 
 def mixer_ops(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
-    """What mixes tokens in `count` layers, projections apart."""
+    """The operations that mix tokens in `count` layers, projections apart."""
     function: Callable[..., list[Op]] = MIXER_OPS[type(mixer)]
     return function(mixer, p, count=count)
 

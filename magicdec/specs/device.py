@@ -24,7 +24,7 @@ COMPUTE_FALLBACK = {
     "fp16": "bf16", "fp8": "bf16", "fp8_block": "fp8", "int8": "bf16", "nvfp4": "bf16", "mxfp4": "bf16", "int4": "bf16",
     "bf16": "fp32",
 }  # fmt: skip
-"""What a dtype computes in where the device has no rate for it (weights are widened on the fly)."""
+"""The dtype that another computes in where the device has no rate for it (weights are widened on the fly)."""
 WEIGHT_ONLY = ("int8", "mxfp4", "int4")
 """Formats of weights alone."""
 

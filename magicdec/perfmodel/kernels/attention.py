@@ -114,7 +114,7 @@ def _of_rows(rows: Columns, dtype: str) -> Attended:
 
 
 def _full_attention(rows: dict[str, Array]) -> dict[str, Array]:
-    """Of several rows that differ in nothing but time the slowest: the others attend to a window, which the table does
+    """The slowest of several rows that differ in nothing but time: the others attend to a window, which the table does
     not name. In such a table a shape with a single row is left out, since it may be either."""
     order = np.argsort(-rows["time_s"], kind="stable")
     keys = np.stack([rows[name][order] for name in ATTENTION_COLUMNS], axis=1)

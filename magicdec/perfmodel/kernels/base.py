@@ -1,4 +1,4 @@
-"""What every kernel is: a curve that gives the seconds of some work on a device, and the tables it is fitted to.
+"""The base of every kernel: a curve that gives the seconds of some work on a device, and the tables it is fitted to.
 
 One file per family holds everything known of it. A constant is written once, as a field of its curve: the default is
 the generic value, `Free` says that a fit moves it. A work is a NamedTuple of what broadcasts; its curve's `seconds`
@@ -142,7 +142,7 @@ class Table:
     select: Callable[[Any], Any] = lambda frame: frame
     """The rows of a file's data frame that are timings of this kernel."""
     select_group: Callable[[dict[str, Array]], dict[str, Array]] = lambda rows: rows
-    """The same of the rows of one device and variant."""
+    """The rows of one device and variant that are timings of this kernel."""
     is_borrowed: bool = False
     """Whether devices without a table borrow the curve, so that it is compared with other devices' tables."""
 
@@ -245,7 +245,7 @@ def cache_speedup(
 
 
 class Where(NamedTuple):
-    """What every operation of a pass shares."""
+    """The device, engine and formats that every operation of a pass shares."""
 
     hw: Device
     engine: EngineProfile

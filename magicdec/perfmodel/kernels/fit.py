@@ -37,7 +37,7 @@ class Fit(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defa
     """Where a curve comes from and how right it is."""
 
     fitted_on: str = ""
-    """What was measured, and by whom; empty for a generic curve."""
+    """Source of the measurements; empty for a generic curve."""
     num_rows: int = 0
     num_parameters: int = 0
     error: float | None = None

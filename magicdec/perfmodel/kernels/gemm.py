@@ -218,7 +218,7 @@ NARROW: Parameters = {
     "host_s": Free(prior=2e-5, spread=2.0),
     "host_few_s": Free(prior=2e-5, spread=2.0),
 }
-"""What differs in kernels of narrow formats."""
+"""Constants that differ in kernels of narrow formats."""
 NARROW_TILES: tuple[tuple[Literal["cheapest", "by_rows"], tuple[str, ...]], ...] = (
     ("cheapest", ("split_overhead_s",)),
     ("by_rows", ("split_overhead_s", "split_traffic")),

@@ -60,7 +60,7 @@ GRID_BYTES = 36 * 512 * 16
 RING_BASE_S = 6.6e-6
 """NCCL's latency of a ring with the low-latency protocol, before its hops (src/graph/tuning.cc of NCCL)."""
 NETWORK_HOP_S = 2.7e-6
-"""The same model's latency of one hop over a network."""
+"""Latency of one hop over a network, by the same model."""
 SEND_BASE_S = 1e-5
 """Latency of sending to one other rank: p2p_latency of aiconfigurator-core's system files, which calls it its own
 correction."""
@@ -112,7 +112,7 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
     direct_bytes: float = 8388608.0
     """Messages of at least this many bytes use the bulk algorithm."""
     direct_bytes_wide: float = 8388608.0
-    """The same with more than four ranks."""
+    """Messages of at least this many bytes use the bulk algorithm on more than four ranks."""
     in_switch_ranks: int | None = None
     """From this number of ranks on, the switch adds messages too large for the direct kernels (NVLS); None: never."""
     in_switch_bytes: float = 67108864.0
@@ -127,7 +127,7 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
     ring_hop_s: float = 1.3e-6
 
     def unfitted(self) -> AllReduceCurve:
-        """The same algorithms for the same ranks and sizes, without what was fitted."""
+        """A curve with these algorithms for these ranks and sizes, without fitted constants."""
         kept = (
             "library", "direct_ranks", "direct_bytes", "direct_bytes_wide", "in_switch_ranks", "in_switch_bytes",
         )  # fmt: skip
@@ -239,7 +239,7 @@ class ExchangeCurve(Curve, frozen=True, kw_only=True):
 
 
 def _across_nodes(hw: Device, size: Array, ranks: Array) -> Array:
-    """What several nodes add to a sum; 0 within one, and where the network is not known."""
+    """Seconds that several nodes add to a sum; 0 within one, and where the network is not known."""
     rate, local = hw.link.between_nodes_bytes_per_s, float(hw.link.reach)
     if rate is None or ranks.max(initial=0.0) <= local:
         return np.zeros(())
