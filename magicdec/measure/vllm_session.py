@@ -29,8 +29,11 @@ from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
+from magicdec.specs.device import bytes_per_element
 from magicdec.specs.gamma_table import TableGamma
+from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
+from magicdec.units import GIB
 from magicdec.vllm.settings import CONFIG_KEY, DRAFT_CLASS, METHODS, DraftSettings
 
 ENVIRONMENT = {
@@ -48,7 +51,6 @@ PHASES = {"propose_draft_token_ids": "draft", "_model_forward": "verify", "_samp
 """The runner's calls, and the phases that they belong to; the logits of the target's pass belong to `verify` too."""
 REST = "rest"
 DRAFTS_METRIC = "vllm:spec_decode_num_drafts"
-GIB = 1024**3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +194,8 @@ class VllmSession:
             }
             arguments["additional_config"] = {CONFIG_KEY: {"draft_budget": smallest}}
         if request.device == "cpu":
-            needed = self.spec.kv_elements_per_token() * 4 * (request.max_len + 2 * page_size) * request.batch_size
+            slot_bytes = self.spec.kv_elements_per_token() * bytes_per_element(PROFILE_DTYPES[request.dtype])
+            needed = slot_bytes * (request.max_len + 2 * page_size) * request.batch_size
             arguments["kv_cache_memory_bytes"] = GIB + int(1.1 * needed)
         return arguments
 

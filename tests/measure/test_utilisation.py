@@ -21,7 +21,7 @@ from magicdec.records import Record, read_records
 from magicdec.reports.terminal import print_run
 from magicdec.runtime.distributed import SINGLE
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, load_model_spec
-from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 from magicdec.units import MIB
 
 STREAMING = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=64, gamma=3)
@@ -79,7 +79,7 @@ def test_planned_memory_is_what_plan_says() -> None:
         PlanRequest(
             model="embedded", hardware=("a100-sxm-80gb",), engine="ours", tp_size=1, batch_sizes=(16,),
             context_lens=(1000,), gen_len=50, draft="self", draft_method="streamingllm", draft_budgets=(64,), gamma=3,
-            acceptance_rate=0.8, sampling=SamplingSpec(temperature=1.0), weight_dtype="fp32", kv_dtype="fp32",
+            acceptance_rate=0.8, temperature=1.0, weight_dtype="fp32", kv_dtype="fp32",
         )
     )  # fmt: skip
     (row,) = (row for row in planned.candidates if row.gamma == 3)
