@@ -178,7 +178,7 @@ def off_note(plan: Deployment) -> list[str]:
 
 def head_name(plan: Deployment) -> tuple[str, list[str]]:
     """The checkpoint of a draft that is another network: the one whose acceptance was planned with, the name that was
-    given, or a placeholder that says so."""
+    given, or a placeholder that is named as one."""
     best = plan.best
     if plan.candidate is not None and plan.candidate.draft_checkpoint:
         return plan.candidate.draft_checkpoint, ["The draft's checkpoint is the one whose acceptance was planned with."]

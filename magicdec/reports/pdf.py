@@ -15,7 +15,7 @@ from magicdec.reports.style import raw_svg
 from magicdec.reports.tables import Table, all_tables, format_value
 
 MAX_ROWS = 20
-"""Longer tables are cut in print, with a line that says so; the HTML report and the CSV have every row."""
+"""Most rows of a table in print; a longer one is cut, with a note. The HTML report and the CSV have every row."""
 
 
 def write_pdf(data: ReportData, path: Path) -> None:

@@ -1,7 +1,7 @@
 """How every figure looks, and how it becomes SVG or PNG.
 
 A figure is drawn once in the colours of the light theme. For HTML each known colour becomes a CSS variable with that
-colour as its fallback, so that the same drawing follows the reader's theme; the PDF takes the plain colours.
+colour as its fallback, so the same drawing follows the reader's theme; the PDF takes the plain colours.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def print_plan(answer: Plan, console: Console, *, why: bool = False) -> None:
     if answer.needs_acceptance:
         names = "; ".join(_wanted(each) for each in answer.needs_acceptance)
         console.print(
-            f"not ranked without acceptance measured on your text; quicker from a rate of: {names}",
+            f"not ranked without acceptance measured on your text; faster from an acceptance rate of: {names}",
             style="dim",
         )
     for note in answer.notes:
@@ -167,7 +167,7 @@ def _print(console: Console, title: str, table: Table) -> None:
 
 
 def _table(columns: Sequence[tuple[str, JustifyMethod]]) -> Table:
-    """Names break over lines where they do not fit, so that nothing is cut off; numbers do not."""
+    """Names break over lines where they do not fit, so nothing is cut off; numbers do not."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -310,7 +310,7 @@ def _more_throughput(case: Case) -> str:
 
 
 def _gamma_table(table: GammaTable, width: int) -> Table:
-    """With the speedup beside gamma where there is room for it."""
+    """The best gamma by batch and context, with the speedup where there is room for it."""
     contexts = table.context_lens
     shown = _table([("batch", "right"), *((_short(context), RIGHT) for context in contexts), ("faster from", "right")])
     wide = 6 + 10 * len(contexts) + 13 <= width
@@ -330,7 +330,7 @@ def _gamma_table(table: GammaTable, width: int) -> Table:
 
 
 def _faster_from(start: float | None, shortest: int) -> str:
-    """The context from which on the speedup is above 1, of which the table's first is only a bound."""
+    """The context from which on the speedup is above 1; the table's first context is only a bound."""
     if start is None:
         return "-"
     return f"<= {_short(shortest)}" if start <= shortest else _short(round(start))

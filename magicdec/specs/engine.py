@@ -1,7 +1,7 @@
 """The profile of a runtime: its fixed costs, sampling and acceptance, and the upkeep of the draft's cache.
 
 An engine profile is one TOML file (catalog: `vllm`, `sglang`, `trtllm`, `ours`, `magicdec-2024`), kept apart from the
-hardware profile, so that one device serves several runtimes. Where each field enters the time is written once, in
+hardware profile, so one device serves several runtimes. Where each field enters the time is written once, in
 perfmodel/forward.py, perfmodel/step.py and perfmodel/serving.py. `*_s_per_element` fields, where given, replace the
 bytes-over-bandwidth estimate of that work.
 """
@@ -86,7 +86,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     older_sequence_overhead_s: float | None = None
     """`sequence_overhead_s` in versions before `asynchronous_since`, which schedule between steps."""
     asynchronous_since: str = ""
-    """The version from which scheduling runs beside the device by default; empty: all that were fitted on."""
+    """Version from which scheduling overlaps with the device by default; empty: all that were fitted on."""
     block_experts_layer_s: float = 0.0
     """Per layer of experts in fp8_block whose columns on a rank fill whole blocks of 128: another kernel takes them."""
     collective_overhead_s: float = 0.0
@@ -104,7 +104,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     eagle3_step_overhead_s: float = 0.0
     """Per speculative step with an EAGLE-3 head (three layers' hidden states are kept and joined)."""
     states_beside: int = 0
-    """States of a layer without a cache, per sequence, that are kept beside one for each verified token; the accepted
+    """States of a layer without a cache, per sequence, that are kept besides one for each verified token; the accepted
     token's is copied there (SGLang). 0: the next step reads it where it is (vLLM)."""
     speculation_sequence_s: float = 0.0
     """Per sequence of a speculative step, on top of `sequence_overhead_s`: several tokens are checked and handed on."""
@@ -118,7 +118,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # Captured graphs: a pass beyond these runs without, at the cost of launching its kernels
     captured_tokens: int | None = None
-    """Tokens of a pass (batch x (gamma + 1)) up to which one is captured unless it is told otherwise; None: any."""
+    """Tokens of a pass (batch x (gamma + 1)) up to which one is captured by default; None: any."""
     captured_batch: int | None = None
     """Sequences, likewise."""
     captured_batch_wide: int | None = None

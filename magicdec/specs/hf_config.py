@@ -24,7 +24,7 @@ MODALITIES = (
 MODELOPT_FILE = "hf_quant_config.json"
 """Where ModelOpt says how it has quantised a checkpoint, if not in its config.json."""
 BESIDE = ("tie_word_embeddings", "quantization_config", "eos_token_id")
-"""Keys that a model of several modalities may give beside its decoder's."""
+"""Keys that a model of several modalities may give outside its decoder's configuration."""
 
 
 def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> ModelSpec:
@@ -74,7 +74,7 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
 
 
 def _decoder(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """The decoder's own configuration: `text_config`, with what stands beside it, in a model of several modalities."""
+    """The decoder's own configuration: `text_config`, with the keys next to it, in a model of several modalities."""
     model_type, inside = config.get("model_type"), config.get("text_config")
     if not isinstance(model_type, str) or model_type not in WRAPPERS or inside is None:
         return config
@@ -98,7 +98,7 @@ def _token_ids(value: Any, where: str) -> tuple[int, ...]:
 
 
 def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
-    """Reads a `config.json`, or the one in a checkpoint directory, with ModelOpt's file beside it where there is one.
+    """Reads a `config.json`, or the one in a checkpoint directory, with ModelOpt's file next to it where there is one.
 
     Raises ConfigError when there is none, or it is not a JSON object.
     """

@@ -102,7 +102,7 @@ class MLP(Kind, frozen=True, kw_only=True, tag="mlp"):
 
 
 class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"):
-    """A router that sends each token to `num_experts_per_tok` of `num_experts` MLPs, beside `num_shared` experts that
+    """A router that sends each token to `num_experts_per_tok` of `num_experts` MLPs, next to shared experts that
     every token passes (as one MLP of `shared_width` in all)."""
 
     num_experts: int

@@ -11,7 +11,7 @@ from magicdec.specs.model import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """How one replica is spread, beside the tensor parallelism (tp) within each group of its ranks.
+    """How one replica is spread, in addition to the tensor parallelism (tp) within each group of its ranks.
 
     A stage holds a share of the layers and has `dp` groups of tp ranks, which hold sequences of their own:
     data-parallel attention. Routed experts are cut by tp, or with `whole_experts` divided over all ranks of a stage.

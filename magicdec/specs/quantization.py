@@ -69,7 +69,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str | None = None
     mixer: PartFormat
     mlp: PartFormat
-    """Dense feed-forwards, and what is beside a layer's experts."""
+    """Format of dense feed-forwards and of shared experts."""
     experts: PartFormat
     head: PartFormat
     reason: str | None = None

@@ -35,7 +35,7 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A mix of requests.
 
-    A slot of the batch is busy with a request for as many steps as it generates tokens, so that the mean over *time* of
+    A slot of the batch is busy with a request for as many steps as it generates tokens, so the mean over *time* of
     what a slot holds weighs each request by its output; memory must hold the tail of what a batch holds together.
     """
 

@@ -83,7 +83,7 @@ def _agreement(axes: Axes, low: float, high: float) -> None:
 
 
 def residuals_by_term(data: ReportData) -> Chart | None:
-    """Signed error of every prediction, by term, so that one sees which term is wrong."""
+    """Signed error of every prediction, by term, which shows the term that is wrong."""
     terms = data.comparison.summaries
     if not terms or sum(summary.points for summary in terms.values()) < 2:
         return None

@@ -265,7 +265,7 @@ def deepseek_experts(
 def leading_dense(
     keys: Keys, index: int, mixture: Callable[[Keys], MixtureOfExperts] = deepseek_experts
 ) -> FeedForward:
-    """A dense MLP in the first `first_k_dense_replace` layers, or where `mlp_layer_types` says so; then experts."""
+    """A dense MLP in the first `first_k_dense_replace` layers, or where `mlp_layer_types` names one; then experts."""
     types = keys.per_layer(
         "mlp_layer_types", num_layers(keys), lambda each: each in ("dense", "sparse"), "dense, sparse"
     )

@@ -1,7 +1,7 @@
 """Rotary embeddings as a configuration describes them: `rope_parameters`, or `rope_scaling` with `rope_theta`.
 
 Follows transformers' `RotaryEmbeddingConfigMixin`: a `rope_scaling` that is there takes the place of `rope_parameters`;
-what stands inside wins over `rope_theta` and `partial_rotary_factor` beside it; kinds of layers may have one each.
+what stands inside wins over `rope_theta` and `partial_rotary_factor` outside; kinds of layers may have one each.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _factors(inside: Keys, key: str, dim: int) -> tuple[float, ...]:
 def reach(rope: Rope | None, positions: int) -> int:
     """The longest context of a model whose configuration says `positions`, with what its rope is stretched to.
 
-    Beside a linear rope, llama3 or longrope, `positions` is what it is stretched to (Llama-2-7B-32K, Gemma 3).
+    With a linear rope, llama3 or longrope, `positions` is what it is stretched to (Llama-2-7B-32K, Gemma 3).
     """
     scaling = None if rope is None else rope.scaling
     if scaling is None or scaling.rope_type not in ("yarn", "dynamic"):
