@@ -62,3 +62,13 @@ def test_the_worked_example_says_what_the_model_holds() -> None:
     )
     assert f"= {per_token // 1024} KiB" in EXAMPLE
     assert f"hold {32 * 4096 * per_token / 2**30:.1f} GiB" in EXAMPLE
+
+
+@pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
+def test_files_that_the_documents_name_exist(document: Path) -> None:
+    """Paths in code font, from the repository's root or the package's; a name in capitals is the reader's to choose."""
+    roots = {"magicdec", "tests", "scripts", "docs", "results", "benchmarks", "specs", "perfmodel", "runtime"}
+    text = document.read_text(encoding="utf-8")
+    for path in re.findall(r"`([\w.-]+/[\w/.-]+)`", text):
+        if path.split("/")[0] in roots and not Path(path).stem.isupper():
+            assert (ROOT / path).exists() or (ROOT / "magicdec" / path).exists(), path
