@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from magicdec.errors import ConfigError
@@ -87,5 +87,5 @@ def test_a_plan_drafts_no_longer_blocks_than_were_measured_unless_asked() -> Non
         rows = plan(request).candidates
         assert max(row.gamma for row in rows) == deepest
         assert not any(row.acceptance_extrapolated for row in rows)
-        (row,) = plan(replace(request, gamma=8)).candidates
+        (row,) = plan(msgspec.structs.replace(request, gamma=8)).candidates
         assert (row.gamma, row.acceptance_extrapolated) == (8, True)
