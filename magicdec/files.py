@@ -21,6 +21,8 @@ from magicdec.units import MIB, format_bytes
 
 LIMIT_BYTES = 64 * MIB
 """Size above which no profile, configuration or grid is read."""
+RESULTS_LIMIT_BYTES = 1024 * MIB
+"""Size above which no result file of another tool is read."""
 T = TypeVar("T")
 
 
@@ -65,6 +67,20 @@ def read_text(path: Path, *, limit_bytes: int, error: type[MagicdecError] = Stor
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as failure:
         raise error(f"cannot read {path}: {failure.strerror or failure}") from failure
+
+
+def json_documents(text: str) -> list[tuple[int, Any]]:
+    """The whole as one JSON document, or one for each line, with the line's number. Raises ValueError naming a line."""
+    with contextlib.suppress(ValueError):
+        return [(1, json.loads(text))]
+    documents = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                documents.append((number, json.loads(line)))
+            except ValueError as failure:
+                raise ValueError(f"line {number} is not JSON: {failure}") from None
+    return documents
 
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:

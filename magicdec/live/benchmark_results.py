@@ -14,7 +14,6 @@ requests that decode meanwhile.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +22,12 @@ from typing import Any
 import numpy as np
 
 from magicdec.errors import ConfigError
-from magicdec.files import read_text
+from magicdec.files import RESULTS_LIMIT_BYTES, json_documents, read_text
 from magicdec.live.calibration import ServerPoint
 from magicdec.live.drive import MIN_STEPS, Load, Measured, check_enough
 from magicdec.perfmodel.kernels.base import Array
-from magicdec.units import GIGA, MIB, MILLI
+from magicdec.units import GIGA, MILLI
 
-LIMIT_BYTES = 1024 * MIB
 MAX_PREFILL_SHARE = 0.1
 MAX_TOKENS_PER_EVENT = 1.5
 """Median of a run that only a draft explains; an engine whose reader lags puts up to two tokens in an event."""
@@ -82,9 +80,11 @@ def read_runs(path: Path) -> list[list[Request]]:
 
     Raises ConfigError where it is neither of the two, or holds no request that was streamed.
     """
-    text = read_text(path, limit_bytes=LIMIT_BYTES, error=ConfigError)
+    text = read_text(path, limit_bytes=RESULTS_LIMIT_BYTES, error=ConfigError)
     try:
-        runs = _guidellm(text) if _is_one_document(text) else [_aiperf(text)]
+        documents = json_documents(text)
+        is_report = len(documents) == 1 and "benchmarks" in documents[0][1]
+        runs = _guidellm(documents[0][1]) if is_report else [_aiperf([record for _, record in documents])]
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else error
         raise ConfigError(
@@ -95,16 +95,9 @@ def read_runs(path: Path) -> list[list[Request]]:
     return runs
 
 
-def _is_one_document(text: str) -> bool:
-    try:
-        return "benchmarks" in json.loads(text)
-    except ValueError:
-        return False
-
-
-def _guidellm(text: str) -> list[list[Request]]:
+def _guidellm(report: Any) -> list[list[Request]]:
     runs = []
-    for benchmark in json.loads(text)["benchmarks"]:
+    for benchmark in report["benchmarks"]:
         found = []
         for each in benchmark["requests"]["successful"]:
             timings = each["info"]["timings"]
@@ -126,10 +119,9 @@ def _guidellm(text: str) -> list[list[Request]]:
     return runs
 
 
-def _aiperf(text: str) -> list[Request]:
+def _aiperf(records: Sequence[Any]) -> list[Request]:
     found = []
-    for line in text.splitlines():
-        record = json.loads(line)
+    for record in records:
         metadata, metrics = record["metadata"], record["metrics"]
         if record.get("error") or metadata.get("was_cancelled") or metadata["benchmark_phase"] != "profiling":
             continue

@@ -20,7 +20,6 @@ Each becomes trials and accepted by position: a step with N accepted drafts trie
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,10 +30,9 @@ import numpy as np
 
 from magicdec.counts import Counts
 from magicdec.errors import ConfigError
+from magicdec.files import RESULTS_LIMIT_BYTES, json_documents, read_text
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
-from magicdec.units import MIB
 
-LIMIT_BYTES = 256 * MIB
 SPEC_BENCH = "Spec-Bench answers"
 LOG_LINE = re.compile(
     r"SpecDecoding metrics: Mean acceptance length: ([\d.]+).*?Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
@@ -58,15 +56,15 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
 
     Raises ConfigError naming the file, and the line, where it is none of them.
     """
-    try:
-        if path.stat().st_size > LIMIT_BYTES:
-            raise ConfigError(f"{path} is larger than the {LIMIT_BYTES // MIB} MiB that are read")
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    text = read_text(path, limit_bytes=RESULTS_LIMIT_BYTES, error=ConfigError)
     if logged := LOG_LINE.findall(text):
         return ImportedAcceptance(kind="vLLM log", counts=Counts.of_survivors(_logged(*each) for each in logged))
-    documents = _documents(text, path)
+    try:
+        documents = json_documents(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}, {error}") from None
+    if not documents:
+        raise ConfigError(f"{path} is empty")
     first = documents[0][1]
     for kind, is_it, read in READERS:
         if is_it(first):
@@ -78,24 +76,6 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
         f"{path} is no trace (JSON lines of accepted_lengths), no vLLM benchmark or log with speculation, no SGLang "
         "answers with a histogram of accepted drafts, no result of AIPerf or GuideLLM, and no Spec-Bench answers"
     )
-
-
-def _documents(text: str, path: Path) -> list[tuple[int, Any]]:
-    """The whole as one JSON document, or one for each line, with the number of the line."""
-    try:
-        return [(1, json.loads(text))]
-    except ValueError:
-        pass
-    documents = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                documents.append((number, json.loads(line)))
-            except ValueError as error:
-                raise ConfigError(f"{path}, line {number} is not JSON: {error}") from None
-    if not documents:
-        raise ConfigError(f"{path} is empty")
-    return documents
 
 
 def _read_all(path: Path, documents: list[tuple[int, Any]], read: Callable[[Any], list[Any]]) -> list[Any]:
