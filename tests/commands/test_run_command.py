@@ -23,7 +23,7 @@ from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.plan_document import Formats, GammaTable, NeedsAcceptance, Plan
 from magicdec.records import read_records
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import SpeculationSpec
 from tests.processes import Done, Program, magicdec
 
 SMALL = ("--batch", "2", "--context", "120", "--gen-len", "6", "--repetitions", "1", "--quiet", "--format", "json")
@@ -67,7 +67,7 @@ def plan_of(**changes: Any) -> Plan:
     """A plan of the embedded model whose best is a streamingllm draft, with some of its parts changed."""
     request = PlanRequest(
         model="embedded", batch_sizes=(2,), context_lens=(120,), gen_len=5, draft="self", draft_budgets=(32,), gamma=2,
-        acceptance_rate=0.9, tp_size=1, sampling=SamplingSpec(), weight_dtype="fp32", kv_dtype="fp32",
+        acceptance_rate=0.9, tp_size=1, temperature=0.0, weight_dtype="fp32", kv_dtype="fp32",
     )  # fmt: skip
     answer = plan(request)
     row = answer.candidates[0]
