@@ -22,7 +22,7 @@ OFFERS = {
     "draft": options.planned_drafts, "draft_method": options.planned_methods,
     **dict.fromkeys(("weight_dtype", "kv_dtype", "draft_weight_dtype", "draft_kv_dtype"), options.formats),
 }  # fmt: skip
-"""What completes an option's value."""
+"""Completion of the values of an option, by its name."""
 AS_TEXT = (tuple[int, ...], tuple[str, ...], float | tuple[float, ...] | None)
 PLAN_EPILOG = """\b
 Examples:
