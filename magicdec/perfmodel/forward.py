@@ -122,7 +122,7 @@ def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
 
 
 def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
-    """What fused experts in fp8_block take longer where a rank's columns fill whole blocks."""
+    """The time that fused experts in fp8_block add where a rank's columns fill whole blocks."""
     seconds: Array = np.zeros(())
     dtype, layer_s = model.part_precision("experts", p.at.precision).weight_dtype, p.at.engine.block_experts_layer_s
     if dtype != "fp8_block" or not layer_s:

@@ -35,10 +35,11 @@ from magicdec.specs.speculation import HEAD_METHODS
 OTHER_DEVICE_ERROR = 0.2
 """Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and clocks differ."""
 UNMEASURED_ERROR = 0.3
-"""Of kernels that no table holds: lightning attention's, Mamba-2's recurrence, sparse attention over a narrow cache."""
+"""Relative error of kernels that no table holds: lightning attention's, Mamba-2's recurrence, sparse attention over a
+narrow cache."""
 INDEXER_ERROR = 0.25
-"""Of layers with an indexer: how far the growth of whole ones with the context, timed in two engines, is from what the
-curves of their kernels say (results/LOG.md)."""
+"""Relative error of layers with an indexer: the distance of their growth with the context, timed in two engines, from
+the curves of their kernels (results/LOG.md)."""
 ACROSS_NODES_ERROR = 0.5
 """Relative error of collectives over several nodes, and of sends between stages, of which nothing was measured."""
 EXCHANGE_ERROR = 0.15

@@ -1,4 +1,4 @@
-"""What a configuration takes of each device's memory, and the largest batch that fits.
+"""Each device's memory that a configuration takes, and the largest batch that fits.
 
     weights / tp + KV(context + generated) + draft weights / draft tp + draft KV(budget) + workspace
 
@@ -214,7 +214,7 @@ def memory_need(
 
 
 def capacity_bytes(hw: HardwareProfile, engine: EngineProfile) -> float:
-    """What of a device's memory may be planned with."""
+    """The part of a device's memory that may be planned with."""
     return hw.memory_bytes * engine.memory_fraction
 
 

@@ -46,16 +46,16 @@ from magicdec.perfmodel.step import step_terms
 
 @dataclass(frozen=True, kw_only=True)
 class Cycle:
-    """What a request does from being given a slot to its last token: the equations above. Seconds."""
+    """A request's time from its slot to its last token, by the equations above. Seconds."""
 
     token_s: Array
     step_s: Array
     prompt_s: Array
     active: Array
     gaps: Any
-    """D."""
+    """Tokens after the first, D in the equations above."""
     between_share: float
-    """w."""
+    """The share of others' prefills that falls evenly over the time, w in the equations above."""
     groups: int = 1
     """Groups and stages that prefill beside each other: a prompt takes one of them so many times `prompt_s`."""
 
@@ -67,7 +67,7 @@ class Cycle:
 
     @cached_property
     def _rest_s(self) -> Array:
-        """D · t + F."""
+        """The request's own part of its time: D · t + F in the equations above."""
         first = self.prompt_s * (self.groups + (self.active - 1.0) * (1.0 - self.between_share)) + 1.5 * self.step_s
         rest: Array = self.gaps * self.token_s + first
         return rest
@@ -90,19 +90,19 @@ class Cycle:
 
     @property
     def prefill_share(self) -> Array:
-        """Of the time, in what prompts add to it."""
+        """The prompts' share of the time in the slot."""
         share: Array = self.active * self.prompt_s / self.in_slot_s
         return share
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingTime:
-    """What a request of a server in steady state sees. Seconds; arrays broadcast."""
+    """A request's times on a server in steady state. Seconds; arrays broadcast."""
 
     decode_step_s: Array
     """One step of those that decode, without prefills."""
     prefill_s: Array
-    """What one prompt adds to the time of those that decode."""
+    """The time that one prompt adds to requests that decode."""
     ttft_s: Array
     """From being sent to the first token, waiting for a slot included."""
     tpot_s: Array
@@ -114,7 +114,7 @@ class ServingTime:
 
     @property
     def prefill_share(self) -> Array:
-        """Of the time between tokens."""
+        """The prefills' share of the time between tokens."""
         share: Array = 1.0 - self.decode_step_s / self.tpot_s
         return share
 
@@ -142,7 +142,7 @@ def _without_attention(time: ForwardTime) -> Array:
 
 
 def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any, query_len: Any = 1.0) -> Array:
-    """What one prompt adds to the time of `active` requests that decode with `query_len` tokens each; of a replica of
+    """The time that one prompt adds to `active` requests that decode with `query_len` tokens each; of a replica of
     several groups and stages, to that of all, while every one of them has prompts.
 
     The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor` does.
@@ -226,8 +226,8 @@ class WholeRequests:
     output_len: Any
 
     def speedup_at(self, decoding: Array) -> Array:
-        """Of whole requests over autoregressive decoding at the same batch, if decoding alone had this speedup. At the
-        ends of its interval it gives theirs: an error of the prefill moves both times alike."""
+        """The speedup of whole requests over autoregressive decoding at the same batch, if decoding alone had this
+        speedup. At the ends of its interval it gives theirs: an error of the prefill moves both times alike."""
         prefills_s = self.drafted.active * self.drafted.prompt_s
         decoding_s = (self.drafted.in_slot_s - prefills_s) * self.prediction.speedup / decoding
         speedup: Array = self.alone.in_slot_s / (prefills_s + decoding_s)
@@ -242,7 +242,7 @@ class WholeRequests:
 
     @cached_property
     def output_tokens_per_s(self) -> Array:
-        """Of one replica."""
+        """Output tokens per second of one replica."""
         rate: Array = self.drafted.active * self.output_len / self.drafted.in_slot_s
         return rate
 

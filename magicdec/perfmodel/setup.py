@@ -1,4 +1,4 @@
-"""What is predicted: a model, its draft, the device and the engine, with their number formats and way of sampling."""
+"""The subject of a prediction: a model, its draft, the device, the engine, their number formats and the sampling."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ NAMES = {"budget": "draft budget", "gen_len": "gen-len"}
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What configurations do per step. Arrays broadcast to the points' shape; seconds, tokens, bytes per device."""
+    """Steps of configurations, timed. Arrays broadcast to the points' shape; seconds, tokens, bytes per device."""
 
     setup: Setup = field(repr=False)
     points: Points = field(repr=False)
@@ -83,7 +83,7 @@ class Prediction:
 
     @cached_property
     def tokens_per_s(self) -> Array:
-        """Of the whole batch, in steady state."""
+        """Tokens per second of the whole batch, in steady state."""
         rate: Array = self.points.batch / self.tpot_s
         return rate
 
@@ -95,7 +95,7 @@ class Prediction:
 
     @property
     def num_gpus(self) -> Array:
-        """Of one replica."""
+        """Devices of one replica."""
         gpus: Array = self.points.tp * self.setup.spread.groups
         return gpus
 
@@ -115,7 +115,7 @@ class Prediction:
 
     @cached_property
     def draft_prefill_s(self) -> Array:
-        """Of `ttft_s`: what the draft adds to the target's prefill of one request."""
+        """The part of `ttft_s` that the draft adds to the target's prefill of one request."""
         alone = dataclasses.replace(self.setup, speculation=AUTOREGRESSIVE, draft_model=None)
         without = prefill_terms(alone, batch=1.0, prompt_len=self.points.context, tp_size=self.points.tp).total_s
         return np.maximum(self.ttft_s - without, 0.0)

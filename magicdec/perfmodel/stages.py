@@ -32,7 +32,7 @@ def microbatch(setup: Setup, batch: Any) -> Array:
 
 
 def head_s(time: ForwardTime) -> Array:
-    """Of a pass: what only the last stage does."""
+    """Seconds of a pass that only the last stage works."""
     seconds: Array = sum((op.time_s for op in time.ops if op.name == "lm_head"), np.asarray(0.0))
     return seconds
 
@@ -48,8 +48,8 @@ def send_op(setup: Setup, *, tokens: Any, tp_size: Any) -> Op:
 
 
 def waiting_op(setup: Setup, *, batch: Any, layers_s: Any, last_s: Any, sends_s: Any) -> Op:
-    """What a step of all microbatches takes beyond one of them passing all stages: `layers_s` and `sends_s`, spread
-    over the stages, and `last_s` on the last."""
+    """The time that a step of all microbatches takes beyond one of them passing all stages: `layers_s` and `sends_s`,
+    spread over the stages, and `last_s` on the last."""
     spread = setup.spread
     counts = np.asarray(spread.stage_layers(setup.model.num_hidden_layers), dtype=np.float64)
     shares = counts / counts.sum()

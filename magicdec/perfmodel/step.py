@@ -194,7 +194,7 @@ class _Step:
         return whole.times(1.0 / np.maximum(self.gamma, 1.0)) if is_parallel else whole
 
     def _uncaptured(self, layers: int) -> Op:
-        """What a pass outside captured graphs takes longer."""
+        """The time that a pass outside captured graphs adds."""
         engine = self.setup.engine
         seconds = engine.uncaptured_pass_s + layers * engine.prefill_layer_overhead_s
         return fixed("uncaptured", "overhead", seconds)
@@ -248,7 +248,7 @@ class _Step:
         return vocabulary.ops(self.setup, engine.sampling_base_s, passes, given)
 
     def upkeep(self) -> ForwardTime:
-        """What is paid once per speculative step: the draft's cache, the hand-over between ranks, fixed costs."""
+        """Everything paid once per speculative step: the draft's cache, the hand-over between ranks, fixed costs."""
         setup, engine, batch = self.setup, self.setup.engine, self.batch
         sequence_s = engine.sequence_overhead_s + engine.speculation_sequence_s
         _, step_s = engine.step_overheads(setup.hardware.name)
@@ -310,8 +310,8 @@ class _Step:
         return [*passes, *own]
 
     def in_stages(self, step_s: Array, passes: list[tuple[ForwardTime, Array, Array]]) -> list[Op]:
-        """What stages add to a step of `step_s`: sends, and waiting for the slowest. The rest of the step, beside
-        `passes`, is the last stage's."""
+        """The operations that stages add to a step of `step_s`: sends, and waiting for the slowest. The rest of the
+        step, next to `passes`, is the last stage's."""
         if self.setup.spread.pp == 1:
             return []
         layers_s: Array = np.asarray(0.0)
