@@ -188,6 +188,7 @@ def test_a_call_keeps_to_its_budget_and_the_next_one_goes_on(
     assert (status, {each["state"] for each in state.values()}) == (0, {"done"})
 
 
+@pytest.mark.slow
 def test_an_attention_kernel_that_fails_is_named_beside_the_others_errors(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,7 +71,7 @@ def test_a_fit_finds_the_constants_that_its_loads_tell_apart():
         assert fit.constants[name][0] == pytest.approx(value, rel=0.05), name
 
 
-@pytest.mark.parametrize(("gamma", "share"), [(0, 0.0), (3, 0.6)])
+@pytest.mark.parametrize(("gamma", "share"), [(0, 0.0), pytest.param(3, 0.6, marks=pytest.mark.slow)])
 def test_loads_that_only_judge_are_predicted_within_the_noise(gamma, share):
     """Median error of 6 judged loads at 5 % noise, over 5 seeds: about 0.034 if the fit were perfect."""
     errors = [

@@ -114,7 +114,7 @@ def fail_on(tp: TensorParallel, *, rank: int, how: str, others: str, told: Path)
     [
         ("user", "in a collective", ConfigError, "no such thing"),
         pytest.param("bug", "in a collective", RankError, "rank 1: (?s:.*)a bug", marks=pytest.mark.slow),
-        ("kill", "in a collective", RankDiedError, "rank 1 died: .* SIGKILL"),
+        pytest.param("kill", "in a collective", RankDiedError, "rank 1 died: .* SIGKILL", marks=pytest.mark.slow),
         pytest.param("kill", "computing", RankDiedError, "rank 1 died: .* SIGKILL", marks=pytest.mark.slow),
     ],
 )
