@@ -26,7 +26,7 @@ Z_90 = NormalDist().inv_cdf(0.95)
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What became of the drafts of some clusters (sequences, or intervals of time), by position in their block."""
+    """Drafted and accepted tokens of some clusters (sequences, or intervals of time), by position in their block."""
 
     steps: Array
     """Decoding steps of each cluster, without a draft too: [clusters]."""

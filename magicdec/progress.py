@@ -1,4 +1,4 @@
-"""What is being done right now, on stderr: one line that renews itself on a terminal, nothing when quiet or piped.
+"""The work being done right now, on stderr: one line that renews itself on a terminal, nothing when quiet or piped.
 
 A `Step` also says how much is done; the line then has a bar and the time that is left at the pace so far. `Stages`
 makes one bar of work that is done in several parts. Nothing is drawn between messages, so that no thread runs beside
@@ -27,7 +27,7 @@ class Step(str):
 
 Progress = Callable[[str], None]
 PARTS = 10_000
-"""Of a whole that is made of stages."""
+"""Steps of a whole that is made of stages."""
 
 
 class Stages:
@@ -39,7 +39,7 @@ class Stages:
         self._shares = [share / total for share in shares]
 
     def stage(self, number: int) -> Progress:
-        """What stage `number` (from 0) tells its progress to. Whatever it says, the whole does not go back."""
+        """The progress of stage `number` (from 0). Whatever it shows, the whole does not go back."""
         before, share, inside = sum(self._shares[:number]), self._shares[number], 0.0
 
         def show(message: str) -> None:

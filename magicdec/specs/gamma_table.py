@@ -38,7 +38,7 @@ class TableGamma:
         return self.gammas[_nearest(self.batch_sizes, batch_size)][_nearest(self.context_lens, context_len)]
 
     def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
-        """What is planned is planned."""
+        """Learns nothing: the table is the plan."""
 
     @property
     def max_gamma(self) -> int:

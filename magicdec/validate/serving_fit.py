@@ -36,8 +36,8 @@ CODE_STEP = 1e-3
 MAX_ROUNDS = 60
 LEAST_ERROR = 0.03
 UNSEEN_SHARE = 0.93
-"""Of rows that were left out, for the interval of rows of yet another device, tp or model: rows of one are alike, so
-that intervals which hold 90 % of those seen hold fewer of the next."""
+"""Share of rows left out that the interval of rows of yet another device, tp or model is to hold: rows of one are
+alike, so intervals which hold 90 % of those seen hold fewer of the next."""
 LeftOut = Literal["device", "tp", "model"]
 LEFT_OUT: tuple[LeftOut, ...] = ("device", "tp", "model")
 MIN_ROWS = 12
@@ -87,7 +87,7 @@ DRAFT_PRIORS: dict[str, Prior] = {
     "eagle3_draft_overhead_s": Prior(middle=0.2e-3, spread=1.0),
     "eagle3_step_overhead_s": Prior(middle=0.3e-3, spread=1.0),
 }
-"""Of speculative rows."""
+"""Priors of the constants that speculative rows tell."""
 
 
 def is_prefix_cached(row: ServingRow) -> bool:
@@ -117,7 +117,7 @@ def without_copies(rows: Sequence[ServingRow]) -> list[ServingRow]:
 
 @lru_cache(maxsize=64)
 def shape_of(model: str) -> str:
-    """What models of one shape share: DeepSeek's V3 and R1 are one when a model is left out."""
+    """A key that models of one shape share: DeepSeek's V3 and R1 are one when a model is left out."""
     spec = load_model_spec(model)
     return repr((spec.hidden_size, spec.vocab_size, spec.mixers, spec.feed_forwards))
 
@@ -220,7 +220,7 @@ def _key(kind: LeftOut) -> Callable[[ServingRow], Any]:
 
 
 def left_out_predictions(rows: Sequence[ServingRow], bases: Engines, kind: LeftOut) -> Array:
-    """What the profiles predict for each row when all are fitted without its device (tp, model); NaN with too few
+    """The prediction of the profiles for each row when all are fitted without its device (tp, model); NaN with too few
     others."""
     key = _key(kind)
     predicted = np.full(len(rows), np.nan)
