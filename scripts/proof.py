@@ -5,6 +5,7 @@
     python scripts/proof.py --base REV --head REV       two revisions
     python scripts/proof.py --kernels                   every kernel on 10,000 random works a device, and its refits
     python scripts/proof.py --ignore refusal notes      without these terms (a name, or its beginning)
+    python scripts/proof.py surfaces                    what commands print and write; drawn models' tokens and logits
     python scripts/proof.py --update-golden             rewrites the golden values of tests/perfmodel/test_golden.py
 
 Each side answers the same seeded requests (scripts/proof_requests.py) in a process of its own; every number of every
@@ -54,7 +55,8 @@ def tree(revision: str) -> Iterator[Path]:
         yield ROOT
         return
     with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "-C", ROOT, "archive", revision, "magicdec"], check=True, capture_output=True)
+        command = ["git", "-C", ROOT, "archive", revision, "magicdec", "tests"]
+        archive = subprocess.run(command, check=True, capture_output=True)
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         yield Path(folder)
 
@@ -78,6 +80,17 @@ def answers(revision: str, requests: list[dict[str, Any]]) -> list[dict[str, Any
         if revision:
             answered.replace(kept)
     return found
+
+
+def surfaces(revision: str) -> dict[str, list[str]]:
+    """What scripts/proof_surfaces.py finds with the package of a revision."""
+    with tempfile.TemporaryDirectory() as folder, tree(revision) as package:
+        found = Path(folder, "surfaces.json")
+        environment = os.environ | {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+        command = [sys.executable, str(SCRIPTS / "proof_surfaces.py"), str(found)]
+        subprocess.run(command, env=environment, cwd=package, check=True)
+        texts: dict[str, str] = json.loads(found.read_text(encoding="utf-8"))
+    return {name: text.splitlines() for name, text in texts.items()}
 
 
 def difference(before: Any, after: Any) -> tuple[float, str] | None:
@@ -133,6 +146,7 @@ def show(moved: Moved, requests: list[dict[str, Any]], counts: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=("predictions", "surfaces"), default="predictions")
     parser.add_argument("--base", help="a revision; without it the merge base of main and the head")
     parser.add_argument("--head", default="", help="a revision; without it the working tree")
     parser.add_argument("--requests", type=int, default=3000)
@@ -148,6 +162,13 @@ def main() -> int:
         return 0
     head = git("rev-parse", given.head) if given.head else ""
     base = git("rev-parse", given.base) if given.base else git("merge-base", "main", head or "HEAD")
+    if given.part == "surfaces":
+        old, new = surfaces(base), surfaces(head)
+        changed = compare([old], [new], tuple(given.ignore))
+        for name, places in changed.items():
+            print(f"{name}: {places[0][2][:300]}")
+        print(f"{len(old)} surfaces, {len(changed)} differ")
+        return int(bool(changed))
     if given.kernels:
         requests = draw_kernels(given.seed)
     else:
