@@ -54,7 +54,7 @@ def stages(output: Path, arguments: Sequence[str]) -> list[Stage]:
     """Together 38 minutes at most, the report apart; a trial on a CPU may take longer."""
     is_trial = "--tiny" in arguments or "cpu" in arguments
     gpu = ("benchmarks/gpu.py", "--output", str(output), *arguments)
-    gpu_tests = ["tests/runtime"] if not is_trial else ["tests/runtime/test_graphs.py"]
+    gpu_tests = ["tests/runtime"] if not is_trial else ["tests/runtime/test_device_discipline.py"]
     shipped = output / "catalog"
     ship = ("scripts/ship_gpu_profile.py", str(output), "--hardware-directory", str(shipped / "hardware"))
     ship += ("--engines-directory", str(shipped / "engines"), *(("--allow-cpu",) if is_trial else ()))
