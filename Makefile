@@ -30,7 +30,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 mutants: $(INSTALLED)
 	$(BIN)/python scripts/mutants.py
