@@ -37,7 +37,10 @@ def run(engine: Engine, draft: SpeculationSpec, sampling: SamplingSpec, options:
     return decode(engine, drafter, sampling, options)
 
 
-@pytest.mark.parametrize(("gamma", "batch_size"), [(1, 5), (3, 1), (6, 5)])
+@pytest.mark.parametrize(
+    ("gamma", "batch_size"),
+    [(1, 5), (3, 1), (6, 5), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (3, 5), (6, 1)))],
+)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_greedy_speculation_equals_autoregressive(
     draft: str, gamma: int, batch_size: int, tiny_model: Transformer

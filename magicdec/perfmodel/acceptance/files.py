@@ -30,10 +30,13 @@ import numpy as np
 
 from magicdec.counts import Counts
 from magicdec.errors import ConfigError
-from magicdec.files import RESULTS_LIMIT_BYTES, json_documents, read_text
+from magicdec.files import json_documents, read_text
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
+from magicdec.units import MIB
 
 SPEC_BENCH = "Spec-Bench answers"
+LIMIT_BYTES = 256 * MIB
+"""Size above which no file of acceptance is read."""
 LOG_LINE = re.compile(
     r"SpecDecoding metrics: Mean acceptance length: ([\d.]+).*?Accepted: (\d+) tokens, Drafted: (\d+) tokens, "
     r"Per-position acceptance rate: ([\d., ]+?), (?:Avg|$)"
@@ -56,7 +59,7 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
 
     Raises ConfigError naming the file, and the line, where it is none of them.
     """
-    text = read_text(path, limit_bytes=RESULTS_LIMIT_BYTES, error=ConfigError)
+    text = read_text(path, limit_bytes=LIMIT_BYTES, error=ConfigError)
     if logged := LOG_LINE.findall(text):
         return ImportedAcceptance(kind="vLLM log", counts=Counts.of_survivors(_logged(*each) for each in logged))
     try:
