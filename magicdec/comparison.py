@@ -189,16 +189,17 @@ def latest_measured(records: Iterable[Record]) -> list[Record]:
 
 
 def latest_predicted(records: Iterable[Record]) -> dict[tuple[Any, ...], Record]:
-    """By pairing key: of several predictions the calibrated one, else the last."""
+    """By device and pairing key: of several predictions the calibrated one, else the last."""
     predicted = [record for record in records if record.source != "measured"]
-    return {pairing_key(record): record for record in sorted(predicted, key=lambda r: r.source == "calibrated")}
+    ordered = sorted(predicted, key=lambda record: record.source == "calibrated")
+    return {(record.hardware, *pairing_key(record)): record for record in ordered}
 
 
 def pair_records(records: Iterable[Record]) -> list[Pair]:
     """Every speculative configuration that was both predicted and measured, in the order of the measurements.
 
     A prediction pairs if each condition that it states is the measurement's. Of several, the one that states the most
-    is taken.
+    is taken, then a calibrated one, then one of the measurement's device.
     """
     records = list(records)
     by_setting: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
@@ -208,17 +209,19 @@ def pair_records(records: Iterable[Record]) -> list[Pair]:
     for measured in latest_measured(records):
         found = [each for each in by_setting.get(setting_key(measured), ()) if _holds_for(each, measured)]
         if measured.is_speculative and found:
-            pairs.append(Pair(predicted=max(found, key=_num_stated), measured=measured))
+            pairs.append(Pair(predicted=max(found, key=lambda each: _nearness(each, measured)), measured=measured))
     return pairs
+
+
+def _nearness(predicted: Record, measured: Record) -> tuple[int, bool, bool]:
+    stated = sum(value is not None for value in run_conditions(predicted))
+    is_here = predicted.hardware in (measured.hardware, measured.device)
+    return stated, predicted.source == "calibrated", is_here
 
 
 def _holds_for(predicted: Record, measured: Record) -> bool:
     pairs = zip(run_conditions(predicted), run_conditions(measured), strict=True)
     return all(stated is None or stated == value for stated, value in pairs)
-
-
-def _num_stated(record: Record) -> int:
-    return sum(value is not None for value in run_conditions(record))
 
 
 def by_cpu_time(record: Record) -> Record:

@@ -91,7 +91,16 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
 
 def read_json(path: Path, what: str = "") -> Any:
     """The values of a JSON file, as `read_toml`."""
-    return _document(path, what, "JSON", json.loads)
+    return _document(path, what, "JSON", strict_json)
+
+
+def strict_json(text: str | bytes) -> Any:
+    """The values of a JSON text, which has neither NaN nor an infinity. Raises ValueError."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
 
 
 def _document(path: Path, what: str, form: str, decode: Callable[[str], Any]) -> Any:

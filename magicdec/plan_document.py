@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from magicdec.errors import ConfigError, StorageError
-from magicdec.files import rows_to_csv
+from magicdec.errors import ConfigError
+from magicdec.files import converted, read_json, rows_to_csv, strict_json
 from magicdec.naming import draft_id, draft_name
 from magicdec.plan_request import Request
 from magicdec.units import MILLI
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 3
 """3: a verdict is of the interval at its own load; in 2 it also asked for more throughput than at another batch."""
 READABLE = (2, SCHEMA_VERSION)
+ADVICE = "write one with `magicdec plan --format json`"
 Verdict = Literal["pays", "unclear", "does not pay"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Number = Annotated[float, msgspec.Meta(ge=0)]
@@ -365,57 +366,44 @@ class Plan(Case, frozen=True, kw_only=True):
         return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table>"
 
 
-class _Header(msgspec.Struct):
-    kind: Any = None
-    schema_version: Any = None
-    candidates: Any = None
-
-
 def load_plan(path: Path) -> Plan:
     """Reads a plan document.
 
-    Raises:
-        StorageError: the file cannot be read.
-        ConfigError: it is no plan, one of another version, or damaged; the message names the file and the place.
+    Raises ConfigError where the file cannot be read, is no plan, one of another version, or damaged; the message names
+    the file and the place.
     """
+    return _checked(read_json(path, "plan"), where=str(path))
+
+
+def parse_plan(data: bytes | str) -> Plan:
+    """A plan document from its JSON text. Raises ConfigError."""
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StorageError(f"cannot read plan {path}: {error.strerror or error}") from error
-    return parse_plan(data, where=str(path))
+        document = strict_json(data)
+    except ValueError as error:
+        raise ConfigError(f"the plan is not valid JSON: {error}; {ADVICE}") from error
+    return _checked(document, where="the plan")
 
 
 def is_plan(path: Path) -> bool:
     """Whether a file that can be read holds one JSON object, a plan of any version: a record of a plan is none."""
     try:
-        header = msgspec.json.decode(path.read_bytes(), type=_Header)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        document = read_json(path)
+    except ConfigError:
         return False
-    return header.kind == "plan" and header.candidates is not None
+    return isinstance(document, dict) and document.get("kind") == "plan" and document.get("candidates") is not None
 
 
-def parse_plan(data: bytes | str, *, where: str = "the plan") -> Plan:
-    """A plan document from its JSON text. Raises ConfigError."""
-    advice = "write one with `magicdec plan --format json`"
-    try:
-        header = msgspec.json.decode(data, type=_Header)
-    except msgspec.ValidationError:
-        header = _Header()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where} is not valid JSON: {error}; {advice}") from error
-    if header.kind != "plan":
-        raise ConfigError(f"{where} is no plan; {advice}")
-    if header.schema_version not in READABLE:
+def _checked(document: Any, *, where: str) -> Plan:
+    if not isinstance(document, dict) or document.get("kind") != "plan":
+        raise ConfigError(f"{where} is no plan; {ADVICE}")
+    version = document.get("schema_version")
+    if version not in READABLE:
         raise ConfigError(
-            f"{where} is a plan of schema version {header.schema_version}, this program reads {SCHEMA_VERSION}; "
-            f"{advice}"
+            f"{where} is a plan of schema version {version}, this program reads {SCHEMA_VERSION}; {ADVICE}"
         )
-    try:
-        if header.schema_version == SCHEMA_VERSION:
-            return msgspec.json.decode(data, type=Plan)
-        return msgspec.convert(_judged_anew(msgspec.json.decode(data)) | {"schema_version": SCHEMA_VERSION}, Plan)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where} is not a whole plan: {error}".replace("`", "'")) from error
+    if version != SCHEMA_VERSION:
+        document = _judged_anew(document) | {"schema_version": SCHEMA_VERSION}
+    return converted(document, Plan, where=f"{where} is not a whole plan")
 
 
 def _judged_anew(value: Any) -> Any:

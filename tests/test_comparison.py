@@ -113,6 +113,16 @@ def test_a_calibrated_prediction_replaces_an_analytical_one_in_any_order() -> No
         assert found.speedup == 1.5
 
 
+def test_predictions_for_several_devices_stand_side_by_side_and_a_measurement_takes_its_own() -> None:
+    """A plan over two devices has one candidate of a setting on each."""
+    plans = [row("calibrated", 2, speedup, hardware=name) for name, speedup in (("a", 1.5), ("b", 1.8))]
+    for records in (plans, plans[::-1]):
+        assert sorted(each.hardware for each in latest_predicted(records).values()) == ["a", "b"]
+        for name, speedup in (("a", 1.5), ("b", 1.8)):
+            (pair,) = pair_records([*records, row("measured", 2, 1.6, hardware=name)])
+            assert pair.predicted.speedup == speedup
+
+
 def test_coverage_counts_measured_speedups_inside_the_interval() -> None:
     predicted = [row("calibrated", g, 1.5, speedup_low=1.2, speedup_high=1.6) for g in (1, 2)]
     comparison = Comparison(pairs=pair_records([*predicted, row("measured", 1, 1.59), row("measured", 2, 1.61)]))
