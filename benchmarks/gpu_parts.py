@@ -25,7 +25,8 @@ from magicdec.calibrate.machine import Calibration, calibrate, device_in_catalog
 from magicdec.errors import MagicdecError
 from magicdec.files import write_atomic
 from magicdec.measure.environment import available_memory_bytes
-from magicdec.measure.repetitions import configuration_key, measure, to_record
+from magicdec.measure.rank import configuration_key
+from magicdec.measure.repetitions import measure, to_record
 from magicdec.measure.session import BenchmarkSession
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.records import append_record, current_environment, read_records

@@ -9,7 +9,7 @@ import msgspec
 
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.measure.configuration import NOISE, BenchmarkRequest
-from magicdec.measure.repetitions import describe
+from magicdec.naming import describe
 from magicdec.perfmodel.acceptance import AcceptanceProfile, LawError, constant_profile, default_profile
 from magicdec.specs.device import bytes_per_element
 from magicdec.specs.model import ModelSpec

@@ -28,7 +28,7 @@ def work(kind: str, batch: int, context: int, gen_len: int) -> None:
 
     draft = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=3)
     request = BenchmarkRequest(
-        model="embedded", batch_size=batch, context_len=context, gen_len=gen_len,
+        model="embedded", engine="vllm", batch_size=batch, context_len=context, gen_len=gen_len,
         speculations=() if kind == "without" else (draft,), sampling=SamplingSpec(temperature=0.0),
     )  # fmt: skip
     session = VllmSession(request)
@@ -36,7 +36,7 @@ def work(kind: str, batch: int, context: int, gen_len: int) -> None:
     print("ready", flush=True)
     for _ in sys.stdin:
         run = session.run()
-        print(json.dumps({"step": run.step_cpu_s, **run.times.phases_cpu_s}), flush=True)
+        print(json.dumps({"step": run.step_cpu_s, **run.phases_cpu_s}), flush=True)
 
 
 def measure(shape: list[str], repetitions: int) -> dict[str, dict[str, float]]:

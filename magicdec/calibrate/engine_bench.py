@@ -173,10 +173,8 @@ def _time_rounds(
 
 def _time_phases(engine: Engine, shape: EngineShape, sampling: SamplingSpec) -> dict[str, float]:
     """Mean seconds of each phase over a few steps, the first left out."""
-    base = _decode(engine, shape, AUTOREGRESSIVE, sampling)
-    run = _decode(engine, shape, _speculation(shape), sampling)
-    phases = {name: sum(times[1:]) / (len(times) - 1) for name, times in run.phases.items()}
-    sampled = {name: sum(times[1:]) / (len(times) - 1) for name, times in base.phases.items()}
+    sampled = _decode(engine, shape, AUTOREGRESSIVE, sampling).phases_s
+    phases = _decode(engine, shape, _speculation(shape), sampling).phases_s
     return {
         "autoregressive": sampled["verify"] + sampled["accept"] + sampled["upkeep"],
         "sample": sampled["accept"],
@@ -231,6 +229,7 @@ def _time_in_vllm(model: str, shapes: Shapes, *, device: str, dtype: str, clock:
     session = VllmSession(
         BenchmarkRequest(
             model=model,
+            engine="vllm",
             dtype=dtype,
             device=device,
             batch_size=max(shape.batch_size for shape, _ in shapes),
@@ -256,9 +255,7 @@ def _time_vllm_phases(
             context_len=shape.context_len,
             sampling=sampling,
         )
-        by_cpu = clock == "cpu"
-        found = run.times.phases_cpu_s if by_cpu else run.times.phases_wall_s
-        return found, run.step_cpu_s if by_cpu else run.step_wall_s
+        return (run.phases_cpu_s, run.step_cpu_s) if clock == "cpu" else (run.phases_s, run.steady_step_s)
 
     alone, step_s = phases(AUTOREGRESSIVE)
     drafted, _ = phases(_speculation(shape))

@@ -27,7 +27,7 @@ from magicdec.errors import unknown_choice
 from magicdec.measure import ceilings
 from magicdec.measure.ceilings import is_cuda
 from magicdec.measure.clock import Clock
-from magicdec.measure.configuration import Runtime, Weights, check_device
+from magicdec.measure.configuration import Runtime, Weights, check_device, installed_engine
 from magicdec.measure.environment import (
     ReferenceKernels,
     ReferenceTimes,
@@ -35,7 +35,6 @@ from magicdec.measure.environment import (
     median_times,
     spread_of_times,
 )
-from magicdec.measure.vllm_session import installed_engine
 from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
 from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve, Stream
 from magicdec.perfmodel.kernels.gemm import GemmCurve, Product
@@ -102,7 +101,7 @@ def calibrate(
     rounds = max(3, rounds // 2) if quick else rounds
     time_steps: Callable[..., list[Point]]
     if engine == "vllm" and isinstance(model, str):
-        spec, name = load_model_spec(model), installed_engine()
+        spec, name = load_model_spec(model), installed_engine(engine)
         time_steps = partial(vllm_points, model, device=device, dtype=dtype, clock=clock)
     else:
         if not isinstance(model, Transformer):

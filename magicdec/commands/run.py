@@ -124,7 +124,8 @@ def run_command(
 
     outputs = Outputs(records=records, resume=resume, save_output=save_output, stream=stream, quiet=quiet)
     outputs.check(plan=plan, prompts=Path(prompts))
-    results = _run_in_vllm(requests, outputs) if engine == "vllm" else _run(requests, outputs)
+    require(engine == "ours" or not outputs.wants_decoding, "--save-output and --stream need --engine ours")
+    results = _run(requests, outputs)
     if results is not None:
         _print(results, output_format)
 
@@ -147,6 +148,7 @@ def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
     require(rates is None or all(0 <= r <= 1 for r in rates), "--simulate-acceptance must be rates between 0 and 1")
     return BenchmarkRequest(
         model=model,
+        engine=given["engine"],
         weights=weights,
         dtype=given["dtype"],
         device=given["device"],
@@ -223,7 +225,7 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
         return _run_under_torchrun(requests, outputs)
     from magicdec.measure.environment import bind_threads
 
-    if all(request.tp_size == 1 for request in requests):
+    if all(request.tp_size == 1 and request.engine == "ours" for request in requests):
         bind_threads()
     from magicdec.measure.configuration import check_request
     from magicdec.measure.rank import measure_request
@@ -236,19 +238,6 @@ def _run(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record] | N
     for request in requests:
         device_type = request.device.partition(":")[0]
         results += launch(measure_request, request.tp_size, request, outputs, device_type=device_type)
-    return results
-
-
-def _run_in_vllm(requests: list[BenchmarkRequest], outputs: Outputs) -> list[Record]:
-    from magicdec.measure.vllm_benchmark import benchmark_in_vllm
-    from magicdec.measure.vllm_session import check_vllm_request
-
-    require(outputs.save_output is None and not outputs.stream, "--save-output and --stream need --engine ours")
-    for request in requests:
-        check_vllm_request(request)
-    results: list[Record] = []
-    for request in requests:
-        results += benchmark_in_vllm(request, records=outputs.records, resume=outputs.resume)
     return results
 
 

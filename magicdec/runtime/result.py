@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import numpy as np
 
@@ -77,6 +78,16 @@ class DecodeResult:
     @property
     def steady_tokens_per_s(self) -> float:
         return self.steady_tokens / self.steady_decode_s if self.steady_elapsed_s else 0.0
+
+    @property
+    def steady_step_s(self) -> float:
+        return self.steady_decode_s / self.steady_steps
+
+    @property
+    def phases_s(self) -> dict[str, float]:
+        """Mean seconds of each phase over the steady state's steps but the first; empty without fences."""
+        steady = {name: times[: self.steady_steps][1:] or times for name, times in self.phases.items()}
+        return {name: fmean(times) for name, times in steady.items() if times}
 
     @property
     def refilled_tokens_per_s(self) -> float:

@@ -17,7 +17,7 @@ from magicdec.calibrate.machine import obtain_profile
 from magicdec.comparison import Comparison, pair_records
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import ReferenceKernels
-from magicdec.measure.repetitions import benchmark
+from magicdec.measure.rank import benchmark
 from magicdec.plan_document import Plan
 from magicdec.progress import Progress, Stages
 from magicdec.records import Record
@@ -91,7 +91,7 @@ def run_demo(directory: Path, *, progress: Progress) -> DemoResult:
     measured: list[Record] = []
     for number, request in enumerate(requests, 1):
         show = stages.stage(number)
-        measured += benchmark(request, records=records, references=references, progress=show)[1]
+        measured += benchmark(request, records=records, references=references, progress=show)
     greedy = check_greedy(GREEDY, progress=stages.stage(4))
     return DemoResult(
         profile=profile,

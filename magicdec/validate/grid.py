@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
-from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -24,19 +23,15 @@ from magicdec.comparison import Comparison, by_cpu_time, pair_records
 from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import ReferenceKernels
-from magicdec.measure.repetitions import configuration_key, known_records, measure, to_record
-from magicdec.measure.session import BenchmarkSession
-from magicdec.measure.vllm_benchmark import benchmark_in_vllm
+from magicdec.measure.rank import benchmark, configuration_key, known_records
 from magicdec.progress import Stages
 from magicdec.records import Record, append_record, read_records
-from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
+from magicdec.specs.speculation import SpeculationSpec
 from magicdec.validate.grid_spec import GridSpec
 from magicdec.validate.predicted_records import predict_records
 
 ACCEPTANCE_CONTEXTS = (1280, 3584)
 ACCEPTANCE_BUDGETS = (48, 96, 192, 384, 768, 1280)
-GROUP_SIZE = 10
-"""Configurations that are interleaved with each other, and recorded together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +61,16 @@ def run_grid(
     predicted = freeze_predictions(requests, profile, records)
     stages = Stages(progress, [_work(request, len(_missing(request, records))) for request in requests])
     measured: list[Record] = []
+    references = ReferenceKernels(grid.device) if grid.engine == "ours" else None
     for number, request in enumerate(requests):
-        show = stages.stage(number)
-        if grid.engine == "vllm":
-            measured += benchmark_in_vllm(request, records=records, resume=True, progress=show)
-        else:
-            bandwidth = profile.hardware.memory_bytes_per_s
-            measured += measure_missing(request, records, bandwidth_bytes_per_s=bandwidth, progress=show)
+        measured += benchmark(
+            request,
+            records=records,
+            resume=True,
+            bandwidth_bytes_per_s=profile.hardware.memory_bytes_per_s,
+            references=references,
+            progress=stages.stage(number),
+        )
     judged = [by_cpu_time(record) for record in measured] if grid.clock == "cpu" else measured
     comparison = Comparison(pairs=pair_records([*predicted, *judged]))
     failures = grid.thresholds.failures(comparison)
@@ -134,34 +132,8 @@ def _work(request: BenchmarkRequest, num_configurations: int) -> float:
 
 def _missing(request: BenchmarkRequest, records: Path) -> list[SpeculationSpec]:
     """The request's speculations that the file does not hold yet."""
-    known = known_records(records) if records.exists() else {}
+    known = known_records(records, request.repetitions) if records.exists() else {}
     return [each for each in request.speculations if configuration_key(request, each) not in known]
-
-
-def measure_missing(
-    request: BenchmarkRequest,
-    records: Path,
-    *,
-    bandwidth_bytes_per_s: float,
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[Record]:
-    """The request's measured records, the autoregressive one first; those that the file lacks are measured."""
-    known = known_records(records) if records.exists() else {}
-    keys = {configuration_key(request, each): each for each in (AUTOREGRESSIVE, *request.speculations)}
-    todo = _missing(request, records)
-    if todo or any(key not in known for key in keys):
-        session = BenchmarkSession(replace(request, speculations=tuple(todo)), progress=progress)
-        references = ReferenceKernels(request.device)
-        num_groups = max(1, ceil(len(todo) / GROUP_SIZE))
-        stages = Stages(progress, [1.0] * num_groups)
-        for number in range(num_groups):
-            group, show = todo[number::num_groups], stages.stage(number)
-            for measurement in measure(session, speculations=group, references=references, progress=show):
-                record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-                if record.key not in known:
-                    known[record.key] = record
-                    append_record(records, record)
-    return [known[key] for key in keys]
 
 
 def freeze_predictions(requests: list[BenchmarkRequest], profile: LocalProfile, records: Path) -> list[Record]:

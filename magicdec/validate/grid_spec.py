@@ -102,6 +102,7 @@ class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
             yield BenchmarkRequest(
                 model=self.model,
+                engine=self.engine,
                 dtype=self.dtype,
                 device=self.device,
                 batch_size=batch,

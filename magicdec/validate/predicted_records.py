@@ -97,9 +97,8 @@ def _record(
     return Record(
         source="calibrated",
         hardware=profile.hardware.name,
-        engine=profile.engine.name,
         environment=current_environment(),
-        **configuration_fields(request, speculation),
+        **{**configuration_fields(request, speculation), "engine": profile.engine.name},
         **{name: getattr(row, name) for name in PREDICTED_FIELDS},
         memory_shares={
             name: (getattr(slow_row, name) / seconds - 1.0) / (SLOWER - 1.0)

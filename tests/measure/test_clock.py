@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import magicdec
 from magicdec.measure.configuration import BenchmarkRequest
-from magicdec.measure.repetitions import benchmark
+from magicdec.measure.rank import benchmark
 from magicdec.specs.speculation import SpeculationSpec
 
 STAMPS = {"records.py", "reports/data.py"}
@@ -45,7 +45,7 @@ def test_a_clock_that_jumps_changes_no_measurement(tmp_path: Path, monkeypatch: 
     jumps = count()
     monkeypatch.setattr(time, "time", lambda: (-1) ** next(jumps) * 3e7)
     began_s = time.monotonic()
-    _, records = benchmark(REQUEST, records=tmp_path / "r.jsonl", bandwidth_bytes_per_s=1e10)
+    records = benchmark(REQUEST, records=tmp_path / "r.jsonl", bandwidth_bytes_per_s=1e10)
     took_s = time.monotonic() - began_s
     for record in records:
         assert record.tpot_s is not None

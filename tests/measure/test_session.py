@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -14,12 +15,19 @@ pytest.importorskip("torch")
 from magicdec.errors import CapacityError, CheckpointError, ConfigError, StorageError
 from magicdec.measure import identity
 from magicdec.measure.configuration import BenchmarkRequest, Outputs, check_request, configuration_fields
-from magicdec.measure.rank import measure_request, write_outputs
-from magicdec.measure.repetitions import benchmark, configuration_key, known_records
+from magicdec.measure.rank import (
+    TextStream,
+    benchmark,
+    configuration_key,
+    known_records,
+    measure_request,
+    write_outputs,
+)
 from magicdec.measure.session import BenchmarkSession
 from magicdec.records import Record, append_record, read_records
 from magicdec.runtime.distributed import SINGLE
-from magicdec.runtime.prompts import generation_eos_token_ids
+from magicdec.runtime.prompts import generation_eos_token_ids, load_tokenizer
+from magicdec.specs.catalog import EMBEDDED_DIRECTORY, load_model_spec
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.validate.lossless import check_greedy, first_divergence, top_two_gap
 
@@ -41,7 +49,7 @@ REQUEST = BenchmarkRequest(
 
 def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> None:
     records = tmp_path / "r.jsonl"
-    _, rows = benchmark(replace(REQUEST, run_to_end=True), records=records, bandwidth_bytes_per_s=1e10)
+    rows = benchmark(replace(REQUEST, run_to_end=True), records=records, bandwidth_bytes_per_s=1e10)
     assert [r.gamma for r in rows] == [0, 2, 4]
     assert read_records(records) == [*rows[1:], rows[0]]  # as they were complete
     for record in rows[1:]:
@@ -58,11 +66,12 @@ def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> N
         assert record.autoregressive_mbu is not None
         assert {"draft", "verify", "accept"} <= set(record.breakdown_s or {})
         assert record.environment.versions["torch"]
-    session, again = benchmark(replace(REQUEST, run_to_end=True), records=records, resume=True)
-    assert session is None
+    loaded: list[str] = []
+    again = benchmark(replace(REQUEST, run_to_end=True), records=records, resume=True, progress=loaded.append)
+    assert loaded == []
     assert again == rows
     wider = replace(REQUEST, run_to_end=True, speculations=(*REQUEST.speculations, streaming(32, 1)))
-    _, more = benchmark(wider, records=records, resume=True)
+    more = benchmark(wider, records=records, resume=True)
     assert [r.gamma for r in more] == [0, 2, 4, 1]
     assert len(read_records(records)) == 4
 
@@ -111,8 +120,6 @@ def test_models_are_told_apart_by_content_not_by_name(tmp_path: Path) -> None:
     """A/final, its copy, one with another weight, one with another end of text."""
     from safetensors.torch import load_file, save_file
 
-    from magicdec.specs.catalog import EMBEDDED_DIRECTORY
-
     places = [tmp_path / name / "final" for name in "ABCD"]
     for place in places:
         shutil.copytree(EMBEDDED_DIRECTORY, place)
@@ -143,7 +150,7 @@ def test_what_is_known_is_still_decoded_for_what_is_asked_besides(tmp_path: Path
     """A file that holds every configuration: the text is written all the same, of the request's last one."""
     records, output = tmp_path / "r.jsonl", tmp_path / "out.jsonl"
     request = replace(REQUEST, sampling=SamplingSpec(), repetitions=1)
-    _, rows = benchmark(request, records=records)
+    rows = benchmark(request, records=records)
     before = records.read_bytes()
     outputs = Outputs(records=records, resume=True, save_output=output, quiet=True)
     assert measure_request(SINGLE, request, outputs) == rows
@@ -203,8 +210,6 @@ def test_saved_output_is_prompt_and_text(tmp_path: Path) -> None:
 
 
 def test_what_cannot_run_is_refused_before_anything_is_allocated() -> None:
-    from magicdec.specs.catalog import load_model_spec
-
     spec = load_model_spec("embedded")
     with pytest.raises(CapacityError, match="longest context is"):
         check_request(replace(REQUEST, context_len=6000), spec)
@@ -212,3 +217,18 @@ def test_what_cannot_run_is_refused_before_anything_is_allocated() -> None:
         check_request(replace(REQUEST, speculations=(streaming(301, 2),)), spec)
     with pytest.raises(CapacityError, match="largest batch that fits is"):
         check_request(replace(REQUEST, batch_size=10**7), spec)
+
+
+def test_streamed_pieces_make_up_the_text_of_one_sequence() -> None:
+    """No character is torn, token by token, and the other sequence's tokens are not shown."""
+    tokenizer = load_tokenizer(EMBEDDED_DIRECTORY, vocab_size=load_model_spec("embedded").vocab_size)
+    text = "def größe(x):  # 山 → 🙂 'ok'\n    return x\n"
+    ids = tokenizer.encode(text).ids
+    pieces: list[str] = []
+    stream = TextStream(tokenizer, pieces.append, sequence=1)
+    for token in ids:
+        stream(np.array([0, 1]), [[5, 6], [token]])
+    stream.end()
+    assert "".join(pieces) == text + "\n"
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert len(pieces) > 10
