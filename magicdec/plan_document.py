@@ -103,6 +103,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Published weights of a draft head whose acceptance this is, where they are of this model."""
     acceptance_extrapolated: bool
     """Whether the budget or the context is outside what that source measured."""
+    marks: list[str] = []
+    """Reservations in a few words: "plugin", "untested", "trained to 2k"."""
     is_captured: bool = True
     """Whether the engine captures graphs of these passes as it is set by default; priced as if it did."""
     request_ttft_s: Number | None = None
@@ -321,6 +323,8 @@ class Plan(Case, frozen=True, kw_only=True):
     other_cases: list[Case]
     needs_acceptance: list[NeedsAcceptance]
     notes: list[str]
+    key_notes: list[str] = []
+    """Those of `notes` that may change what to do."""
     autoregressive_rows: list[Candidate]
     """Autoregressive rows of all cases."""
     candidates: list[Candidate]

@@ -42,6 +42,16 @@ def format_rate(per_second: float, unit: str) -> str:
     return f"{per_second:.0f} {unit}/s"
 
 
+def format_number(value: float) -> str:
+    """A number with three significant figures, and no exponent: 0.123, 12.3, 1250."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
+def format_tokens(tokens: float) -> str:
+    """A number of tokens as options take it: 512, 13.8k."""
+    return f"{format_number(tokens / KIB)}k" if tokens >= KIB else f"{tokens:.0f}"
+
+
 COUNT_SUFFIXES = {"k": KIB, "m": MIB}
 
 

@@ -22,6 +22,7 @@ NUMBER = 240
 FREE_TEXTS = (
     "refusal",
     "notes",
+    "key_notes",
     "needs_acceptance.reason",
     "candidates.acceptance_source",
     "request.",
@@ -45,7 +46,8 @@ def digests(found: Answer) -> dict[str, float]:
     return {
         term: _digest(values)
         for term, values in found.items()
-        if not term.startswith((*FREE_TEXTS, *REPEATED)) and not term.endswith("acceptance_source")
+        if not term.startswith((*FREE_TEXTS, *REPEATED))
+        and not term.endswith(("acceptance_source", "marks", "marks.length"))
     }
 
 

@@ -45,11 +45,10 @@ def _comparison() -> Comparison:
 
 
 def plan_output() -> str:
-    """The tables of `magicdec plan`, up to its answer."""
+    """The answer of `magicdec plan`."""
     out = io.StringIO()
     print_plan(magicdec.plan(**PLAN), Console(file=out, width=80, highlight=False))
-    text = out.getvalue().partition("best gamma by batch")[0]
-    lines = [f"    {line}".rstrip() for line in text.splitlines()]
+    lines = [f"    {line}".rstrip() for line in out.getvalue().splitlines()]
     return "\n".join(["", *lines, ""]) + "\n"
 
 

@@ -92,7 +92,11 @@ def plan_command(
         Path | None, option("Append the evaluated grid as records.", None, "--record", "--records")
     ] = None,
     output_format: options.Format = OutputFormat.TABLE,
+    output: Annotated[
+        Path | None, option("Also write the plan, as JSON, to this file.", None, "--output", "-o")
+    ] = None,
     why: Annotated[bool, option("Show the breakdown by operation.", None, "--why")] = False,
+    every: Annotated[bool, option("Show all rows, layouts, gammas and notes.", None, "--all")] = False,
     **given: Any,
 ) -> None:
     """Predict which drafts pay, and by how much.
@@ -100,10 +104,15 @@ def plan_command(
     For a model, devices, contexts and batches; each answer has a 90 % interval.
     """
     from magicdec.api import plan
+    from magicdec.files import check_writable, write_atomic
 
+    if output is not None:
+        check_writable(output)
     answer = plan(**{name: _read(name, value) for name, value in given.items()})
     if record is not None:
         _record(answer, record)
+    if output is not None:
+        write_atomic(output, answer.to_json())
     if output_format is OutputFormat.JSON:
         print(answer.to_json())
     elif output_format is OutputFormat.CSV:
@@ -111,7 +120,7 @@ def plan_command(
     else:
         from magicdec.reports.terminal_plan import print_plan
 
-        print_plan(answer, table_console(), why=why)
+        print_plan(answer, table_console(), why=why, every=every)
 
 
 def _record(answer: Plan, path: Path) -> None:

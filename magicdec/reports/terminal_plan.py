@@ -1,154 +1,235 @@
-"""A plan's answer on a terminal: the tables of `magicdec plan`, plain when piped."""
+"""A plan's answer on a terminal: what to do, by how much and how sure, then at most a few rows; plain when piped."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from magicdec.naming import draft_id
+from magicdec.naming import ENGINE_TITLES, draft_id, draft_name
 from magicdec.plan_document import Candidate, Case, GammaTable, MemoryUse, NeedsAcceptance, Operation, Plan
-from magicdec.units import GIB, MILLI, format_bytes, format_seconds
+from magicdec.reports.text import text_table
+from magicdec.units import GIB, MILLI, format_bytes, format_number, format_seconds, format_tokens
 
 if TYPE_CHECKING:
-    from rich.console import Console, JustifyMethod
+    from rich.console import Console
     from rich.table import Table
 
-WIDE = 110
-"""Columns of a terminal from which the tables show more of each candidate."""
-MAX_FRONTIER_ROWS = 16
-NO_ROOM = "no room"
-DRAFT = "draft method"
-"""Heading of the only column that may break over lines."""
-RIGHT: JustifyMethod = "right"
+FEW = 5
+"""Rows of a table, unless all are asked for."""
+PLUGIN = "plugin"
+"""Mark of a draft that no release of the engine runs."""
+MARK, DRAFT = "mark", "draft"
+"""Headings of the columns that may break over lines."""
+Rows = Sequence[Candidate]
 
 
-def print_plan(answer: Plan, console: Console, *, why: bool = False) -> None:
-    """Every case with its tables; `why` adds the breakdown by operation and the memory."""
-    for case in answer.cases:
-        _print_case(console, answer, case)
-    if any(row.acceptance_extrapolated for row in answer.candidates):
-        console.print("* acceptance extrapolated from the budgets and contexts it was measured at", style="dim")
+def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool = False) -> None:
+    """The answer of each case; `every` adds all rows, layouts, gammas and notes, `why` the breakdown and the memory."""
+    if len(answer.cases) > 1:
+        _print_cases(console, answer)
+    for case in answer.cases if every or len(answer.cases) == 1 else ():
+        _print_case(console, answer, case, every=every)
+    shown = answer.rows if every else [*(case.best for case in answer.cases), *_few(answer, answer.cases[0])]
+    if any(row.acceptance_extrapolated for row in shown):
+        console.print("* acceptance extrapolated beyond the budgets, contexts or gammas measured", style="dim")
     if why:
-        _print(
-            console,
-            "where a step's time goes (the draft's row is one of its steps)",
-            _breakdown_table(answer.breakdown, answer.best.gamma),
-        )
+        console.print("[bold]where a step's time goes (the draft's row is one of its steps)[/bold]")
+        console.print(_breakdown_table(answer.breakdown, answer.best.gamma))
         console.print(_memory_line(answer.memory))
     if answer.needs_acceptance:
         names = "; ".join(_wanted(each) for each in answer.needs_acceptance)
-        console.print(
-            f"not ranked without acceptance measured on your text; faster from an acceptance rate of: {names}",
-            style="dim",
-        )
-    for note in answer.notes:
+        console.print(f"not ranked, acceptance unknown; faster from a rate of: {names}", style="dim")
+    for note in answer.notes if every else answer.key_notes:
         console.print(f"note: {note}", style="dim")
+    console.print(f"next: {_next(answer, every=every)}")
 
 
-def _print_case(console: Console, answer: Plan, case: Case) -> None:
-    """One device and context: what was compared, the best, and the best gamma around it."""
-    best, alone, ceiling = case.best, case.autoregressive, case.best_autoregressive
+def _next(answer: Plan, *, every: bool) -> str:
+    """What to do with the answer."""
+    more = "" if every else " (--all, --why: more)"
+    if answer.best.is_speculative:
+        engine = answer.engine if answer.engine in ENGINE_TITLES else ""
+        use = f"export {engine} plan.json" if engine else "run --plan plan.json"
+        return f"add -o plan.json, then magicdec {use}{more}"
+    if answer.needs_acceptance and not answer.candidates:
+        return f"give --acceptance-rate or --acceptance FILE{more}"
+    return f"magicdec explore tries other loads and devices{more}"
+
+
+def _print_cases(console: Console, answer: Plan) -> None:
+    """Several devices or contexts: one row of each."""
+    paying = [case.best for case in answer.cases if case.best.is_speculative]
+    sure = sum(best.verdict == "pays" for best in paying)
+    doubt = f", in {len(paying) - sure} more it may" if len(paying) > sure else ""
     console.print(
-        f"[bold]{answer.model}[/bold] on {best.num_gpus * best.num_replicas} x {case.hardware}"
-        + _spread(best)
-        + f", engine {answer.engine}, batch {best.batch_size}{' each' if best.num_replicas > 1 else ''}"
-        + f"{'' if case.best_by_batch else ' (searched)'}, context {case.context_len}"
+        f"[bold]Speculation pays in {sure} of {len(answer.cases)} cases{doubt}[/bold]: {answer.model}, engine "
+        f"{answer.engine}"
     )
-    rate = f"{alone.tokens_per_s:.0f} tokens/s" + (" per replica" if best.num_replicas > 1 else "")
-    console.print(f"autoregressive: {_ms(alone.tpot_s)} ms per token, {rate}, bound by {alone.bound_by}")
+    loads = [row for case in answer.cases for row in (case.best_by_batch or [case.best])]
+    console.print(_table(loads, console.width))
+
+
+def _print_case(console: Console, answer: Plan, case: Case, *, every: bool) -> None:
+    """One device and context: the answer, what was compared, and where it changes."""
+    console.print(f"[bold]{_answer(answer, case)}[/bold]")
+    for line in _setting(answer, case):
+        console.print(line)
+    if rows := _few(answer, case) if not every else _of_case(answer, case):
+        console.print(_table(_with_baselines(case, rows), console.width))
+    if case.best.request_s is not None:
+        console.print(_whole_requests(case.best))
+    for line in (*_stock(answer, case), *_elsewhere(case)):
+        console.print(line)
+    if not every:
+        return
+    for title, others in (
+        ("latency against throughput: nothing beats these in both", [] if case.best_by_batch else case.pareto),
+        ("the best of each batch", case.best_by_batch if len(case.best_by_batch) > 1 else []),
+        ("layouts of a replica, each at its best", case.layouts),
+    ):
+        if others:
+            console.print(f"[bold]{title}[/bold]")
+            console.print(_table(others, console.width))
+    if any(any(row) for row in case.gamma_table.gamma):
+        console.print(
+            f"[bold]gamma of {case.gamma_table.draft_name} by batch and context, as exported; 0: off, ?: unclear, "
+            "!: slower than without it, -: no room[/bold]"
+        )
+        console.print(_gamma_table(case.gamma_table, console.width))
+
+
+def _answer(answer: Plan, case: Case) -> str:
+    """What to do, by how much, and how sure."""
+    best = case.best
+    if best.is_speculative:
+        value, low, high = _gain(best)
+        gain = f"{_draft(best)}: {value:.2f}x (90%: {low:.2f} to {high:.2f})."
+        return f"Speculate with {gain}" if best.verdict == "pays" else f"Unclear, measure first: {gain}"
+    rivals = [row for row in _of_case(answer, case) if row.batch_size == best.batch_size]
+    if not rivals and answer.needs_acceptance:
+        return "Do not speculate yet: no draft has a known acceptance here."
+    if not rivals:
+        return "Decode without a draft, as asked."
+    row = max(rivals, key=lambda each: each.request_speedup or each.speedup)
+    value, low, high = _gain(row)
+    return f"Do not speculate: at best {_draft(row)}: {value:.2f}x (90%: {low:.2f} to {high:.2f})."
+
+
+def _gain(row: Candidate) -> tuple[float, float, float]:
+    """The speedup with its interval, of whole requests where these are known."""
+    if row.request_speedup is None or row.request_speedup_low is None or row.request_speedup_high is None:
+        return row.speedup, row.speedup_low, row.speedup_high
+    return row.request_speedup, row.request_speedup_low, row.request_speedup_high
+
+
+def _setting(answer: Plan, case: Case) -> list[str]:
+    """What was asked, and what decoding with and without the draft gives."""
+    best, alone, ceiling = case.best, case.autoregressive, case.best_autoregressive
+    replicas = best.num_replicas
+    spread = f"in {replicas} replicas ({best.layout})" if replicas > 1 else f"({best.layout})"
+    lines = [
+        f"{answer.model} on {best.num_gpus * replicas} x {case.hardware} {spread}, engine {answer.engine}, batch "
+        f"{best.batch_size}{' each' if replicas > 1 else ''}{'' if case.best_by_batch else ' (searched)'}, context "
+        f"{case.context_len}"
+    ]
+    per, first = " per replica" if replicas > 1 else "", f", first token after {format_seconds(best.first_token_s)}"
+    lines.append(
+        f"{_ms(best.tpot_s)} ms per token, {best.tokens_per_s:.0f} tokens/s{per}, bound by {best.bound_by}{first}"
+    )
+    if best.is_speculative:
+        lines.append(f"without a draft {_ms(alone.tpot_s)} ms, {alone.tokens_per_s:.0f} tokens/s{per}")
     if ceiling is not None and (ceiling.batch_size, ceiling.tp_size) != (alone.batch_size, alone.tp_size):
         limited = answer.request.tpot_limit_s is not None or answer.request.ttft_limit_s is not None
-        console.print(
-            f"at its best batch{' within the limits' if limited else ''}, {ceiling.batch_size} at tp "
-            f"{ceiling.tp_size}: {_ms(ceiling.tpot_s)} ms, {ceiling.tokens_per_s:.0f} tokens/s"
+        lines[-1] += (
+            f"; at its best batch{' within the limits' if limited else ''}, {ceiling.batch_size}"
+            f"{f' at tp {ceiling.tp_size}' if ceiling.tp_size != best.tp_size else ''}: {_ms(ceiling.tpot_s)} ms, "
+            f"{ceiling.tokens_per_s:.0f} tokens/s"
         )
-    of = " (whole requests)" if best.request_s is not None else ""
-    of_case = [row for row in answer.candidates if (row.hardware, row.context_len) == (case.hardware, case.context_len)]
-    if not case.best_by_batch and len(case.pareto) > 1:
-        shown = case.pareto[:: max(1, -(-len(case.pareto) // MAX_FRONTIER_ROWS))]
-        _print(
-            console, f"latency against throughput: nothing beats these in both{of}", _cases_table(shown, console.width)
-        )
-    elif len(case.best_by_batch) > 1:
-        _print(console, f"the best of each batch{of}", _cases_table(case.best_by_batch, console.width))
-    elif of_case:
-        _print(
-            console,
-            "candidates, each with its best gamma (draft step and verification in ms)",
-            _candidates_table(of_case, console.width),
-        )
-    of_each_draft = _first_of_each_draft(of_case)
-    if len(of_each_draft) > 1 and (len(case.best_by_batch) > 1 or not case.best_by_batch):
-        _print(console, f"each draft at its best{of}", _cases_table(of_each_draft, console.width))
-    if case.layouts:
-        _print(console, f"layouts of a replica, each at its best{of}", _layouts_table(case.layouts))
-    console.print(_verdict(answer, case, has_candidates=bool(of_case)))
+    elif ceiling is None and best.is_speculative:
+        lines[-1] += "; no batch keeps the limits"
+    if best.request_s is None and best.cost_per_million_tokens_usd is not None:
+        lines.append("$/Mtok is of decoding alone; --gen-len or --workload adds whole requests")
+    return lines
+
+
+def _whole_requests(best: Candidate) -> str:
+    prefill = f"prefill takes {best.prefill_share:.0%} of the devices' time"
+    if not best.is_speculative:
+        return prefill
+    paid = best.break_even_gen_len
+    back = f"; the draft's prefill is paid back from {paid} tokens" if paid and paid > 1 else ""
+    static = ""
     if best.speedup_static_batch is not None:
-        console.print(f"with a static batch, which waits for its slowest sequence: {best.speedup_static_batch:.2f}x")
-    _print_requests(console, case)
-    if any(any(row) for row in case.gamma_table.gamma):
-        _print(
-            console,
-            f"gamma of {case.gamma_table.draft_name} by batch and context, as exported; 0: off, ?: unclear, "
-            "!: slower than without it, -: no room",
-            _gamma_table(case.gamma_table, console.width),
+        static = f"; with a static batch, which waits for its slowest sequence: {best.speedup_static_batch:.2f}x"
+    return f"whole requests; decoding alone is {best.speedup:.2f}x as fast; {prefill}{back}{static}"
+
+
+def _stock(answer: Plan, case: Case) -> list[str]:
+    """The best of the drafts that the engine runs as released, where the answer needs more than that."""
+    if PLUGIN not in case.best.marks:
+        return []
+    title = ENGINE_TITLES.get(answer.engine, answer.engine)
+    rows = [row for row in _of_case(answer, case) if PLUGIN not in row.marks]
+    if not rows:
+        return [f"with {title} as released: no draft of known acceptance"]
+    row = max(rows, key=lambda each: (each.fits, each.rate))
+    value, low, high = _gain(row)
+    batch = f", batch {row.batch_size}" if row.batch_size != case.best.batch_size else ""
+    return [f"with {title} as released: {_draft(row)}{batch}: {value:.2f}x ({low:.2f} to {high:.2f}), {row.verdict}"]
+
+
+def _elsewhere(case: Case) -> list[str]:
+    """Where the answer would be another one: at other contexts, for latency alone, for throughput alone."""
+    best, table, lines = case.best, case.gamma_table, []
+    if best.batch_size in table.batch_sizes:
+        start = table.break_even_context[table.batch_sizes.index(best.batch_size)]
+        if start is not None and table.context_lens[0] < start and best.is_speculative == (start <= best.context_len):
+            lines.append(f"at batch {best.batch_size} {table.draft_name} is faster from context {format_tokens(start)}")
+    if not case.best_by_batch and case.pareto and case.pareto[0].batch_size != best.batch_size:
+        row = case.pareto[0]
+        with_draft = f", {_draft(row)}" if row.is_speculative else ", no draft"
+        lines.append(f"for latency alone: batch {row.batch_size}{with_draft}, {_ms(row.between_tokens_s)} ms per token")
+    ceiling = case.best_autoregressive
+    if best.is_speculative and ceiling is not None and ceiling.rate_per_gpu > best.rate_per_gpu:
+        lines.append(
+            f"for throughput alone: batch {ceiling.batch_size} at tp {ceiling.tp_size} without a draft gives "
+            f"{format_number(ceiling.rate_per_gpu / best.rate_per_gpu)} times the tokens per second and device"
         )
+    return lines
 
 
-def _spread(best: Candidate) -> str:
-    """How many replicas there are, each with its layout where it is not plain tp; rates are those of one."""
-    if best.num_replicas > 1:
-        return f" in {best.num_replicas} replicas ({best.layout})"
-    return f" ({best.layout})" if best.num_gpus != best.tp_size or best.ep_size > 1 else ""
+def _of_case(answer: Plan, case: Case) -> list[Candidate]:
+    """The case's candidates at the best gamma of each draft, budget and batch, best first."""
+    found: dict[tuple[object, ...], Candidate] = {}
+    for row in answer.candidates:
+        if (row.hardware, row.context_len) == (case.hardware, case.context_len):
+            load = row.batch_size if case.best_by_batch else None
+            found.setdefault((row.draft, row.draft_method, row.draft_budget, load), row)
+    return list(found.values())
 
 
-def _print_requests(console: Console, case: Case) -> None:
-    """The time and cost of whole requests, prefill included; without their length, the time to the first token."""
-    best, alone, ceiling = case.best, case.autoregressive, case.best_autoregressive
-    if best.request_s is None:
-        priced = "; $/Mtok is of decoding alone" if best.cost_per_million_tokens_usd else ""
-        console.print(
-            f"first token of one request after {format_seconds(best.ttft_s)}; --gen-len or --workload adds the time "
-            f"and cost of whole requests{priced}"
-        )
-        return
-    rows = [("autoregressive", alone)]
-    if ceiling is not None and (ceiling.batch_size, ceiling.tp_size) != (alone.batch_size, alone.tp_size):
-        rows.append(("at its best batch", ceiling))
-    if best.is_speculative:
-        rows.append((_draft_name(best), best))
-    columns: list[tuple[str, JustifyMethod]] = [
-        ("", "left"), ("batch", RIGHT), ("tp", RIGHT), ("1st token", RIGHT), ("ms/tok", RIGHT), ("request", RIGHT),
-        ("tok/s/GPU", RIGHT), ("GPU-h/Mreq", RIGHT),
-    ]  # fmt: skip
-    is_priced = best.cost_per_million_tokens_usd is not None
-    table = _table([*columns, ("$/Mtok", RIGHT)] if is_priced else columns)
-    for name, row in rows:
-        cells = [
-            name, str(row.batch_size), str(row.tp_size), format_seconds(row.first_token_s), _ms(row.between_tokens_s),
-            format_seconds(row.request_s or 0.0), f"{row.rate_per_gpu:.3g}",
-            f"{row.gpu_hours_per_million_requests or 0:.4g}",
-        ]  # fmt: skip
-        table.add_row(*cells, *([f"{row.cost_per_million_tokens_usd or 0:.2f}"] if is_priced else []))
-    _print(console, "whole requests, as many at a time as the batch, their prefills included", table)
-    if best.is_speculative:
-        console.print(
-            f"a whole request: {_speedup(best.request_speedup, best.request_speedup_low, best.request_speedup_high)} "
-            f"(decoding alone: {best.speedup:.2f}x); prefill takes {best.prefill_share:.0%} of the devices' time"
-        )
-    else:
-        console.print(f"prefill takes {best.prefill_share:.0%} of the devices' time")
+def _few(answer: Plan, case: Case) -> list[Candidate]:
+    """The best of each batch where several were asked for; else each draft at its best, then the next budgets."""
+    if len(case.best_by_batch) > 1:
+        return case.best_by_batch[:: -(-len(case.best_by_batch) // FEW)]
+    every = _of_case(answer, case)
+    firsts = {(row.draft, row.draft_method): row for row in reversed(every)}.values()
+    first = [row for row in every if row in firsts][:FEW]
+    fill = [row for row in every if row not in first][: FEW - len(first)]
+    return [row for row in every if row in first or row in fill]
 
 
-def _speedup(value: float | None, low: float | None, high: float | None) -> str:
-    return f"{value:.2f}x ({low:.2f}-{high:.2f})"
+def _with_baselines(case: Case, rows: list[Candidate]) -> list[Candidate]:
+    """The rows, and of whole requests what the same takes without a draft."""
+    alone, ceiling = case.autoregressive, case.best_autoregressive
+    if case.best.request_s is None:
+        return rows
+    return [*rows, *(row for row in (alone, ceiling) if row is not None and row not in rows)]
 
 
-def _first_of_each_draft(ranked: Sequence[Candidate]) -> list[Candidate]:
-    firsts: dict[tuple[str, str], Candidate] = {}
-    for row in ranked:
-        firsts.setdefault((row.draft, row.draft_method), row)
-    return list(firsts.values())
+def _draft(row: Candidate) -> str:
+    budget = f" {row.draft_budget}" if row.draft_budget else ""
+    return f"{draft_name(row.draft, row.draft_method)}{budget}, gamma {row.gamma}"
 
 
 def _wanted(lacking: NeedsAcceptance) -> str:
@@ -158,161 +239,91 @@ def _wanted(lacking: NeedsAcceptance) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds / MILLI:.3g}" if seconds < 1 else f"{seconds / MILLI:.0f}"
+    return format_number(seconds / MILLI)
 
 
-def _print(console: Console, title: str, table: Table) -> None:
-    console.print(f"[bold]{title}[/bold]")
-    console.print(table)
+BREAKS_FIRST = 3
 
 
-def _table(columns: Sequence[tuple[str, JustifyMethod]]) -> Table:
-    """Names break over lines where they do not fit, so nothing is cut off; numbers do not."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name, side in columns:
-        table.add_column(name, justify=side, no_wrap=name != DRAFT, overflow="fold")
-    return table
+class Column(NamedTuple):
+    head: str
+    text: Callable[[Candidate], str]
+    shown: Callable[[Rows], bool] = lambda rows: True
+    rank: int = 0
+    """Where there is no room, the highest rank goes first; 0 stays. Below `BREAKS_FIRST`, names break before that."""
 
 
-Cell = tuple[str, "JustifyMethod", Callable[[Candidate], str]]
-"""A column's heading, its side, and its text for a row."""
+def _differs(name: str) -> Callable[[Rows], bool]:
+    return lambda rows: len({getattr(row, name) for row in rows}) > 1
 
 
-def _candidate_rows(rows: Sequence[Candidate], columns: Sequence[Cell]) -> Table:
-    table = _table([(name, side) for name, side, _ in columns])
-    for row in rows:
-        table.add_row(*(text(row) for _, _, text in columns))
-    return table
+def _any(name: str) -> Callable[[Rows], bool]:
+    return lambda rows: any(getattr(row, name) for row in rows)
 
 
-def _candidates_table(rows: Sequence[Candidate], width: int, limit: int = 12) -> Table:
-    """The best gamma of each draft and budget, best first; a wide terminal shows more of each."""
-    best: dict[tuple[Any, ...], Candidate] = {}
-    for row in rows:
-        best.setdefault((row.draft, row.draft_method, row.draft_budget), row)
-    columns: list[Cell] = [
-        (DRAFT, "left", _draft_name),
-        ("budget", "right", _budget),
-        ("gamma", "right", lambda row: str(row.gamma)),
-        ("draft", "right", lambda row: _ms(row.draft_step_s)),
-        ("verify", "right", lambda row: _ms(row.verify_step_s)),
-        ("tokens", "right", lambda row: f"{row.expected_tokens_per_step:.2f}"),
-        ("ms/tok", "right", lambda row: _ms(row.tpot_s)),
-        ("speedup (90 %)", "right", lambda row: f"{row.speedup:.2f} {row.speedup_low:.2f}-{row.speedup_high:.2f}"),
-        ("verdict", "left", _verdict_cell),
-    ]
-    if width >= WIDE:
-        columns += WIDE_COLUMNS
-    return _candidate_rows(list(best.values())[:limit], columns)
+def _speedup(row: Candidate) -> str:
+    value, low, high = _gain(row)
+    return f"{value:.2f} {low:.2f}-{high:.2f}" if row.is_speculative else "1.00"
 
 
-def _layouts_table(rows: Sequence[Candidate]) -> Table:
-    columns: list[Cell] = [
-        ("layout", "left", lambda row: row.layout),
-        ("GPUs", "right", lambda row: str(row.num_gpus)),
-        ("batch", "right", lambda row: str(row.batch_size)),
-        (DRAFT, "left", _draft_name),
-        ("gamma", "right", lambda row: str(row.gamma)),
-        ("ms/tok", "right", lambda row: _ms(row.between_tokens_s)),
-        ("tok/s/GPU", "right", lambda row: f"{row.rate_per_gpu:.3g}"),
-        ("x", "right", lambda row: f"{row.speedup:.2f}"),
-        ("bound by", "left", lambda row: row.bound_by),
-    ]
-    return _candidate_rows(rows, columns)
+def _verdict(row: Candidate) -> str:
+    """Whether it pays, from its interval, or why it cannot be run so."""
+    if not row.fits:
+        return "no room"
+    return row.verdict if row.is_speculative else "-"
 
 
-def _budget(row: Candidate) -> str:
-    """A star marks acceptance outside the range that it was measured in."""
-    return str(row.draft_budget or "-") + ("*" if row.acceptance_extrapolated else "")
+def _with_budget(row: Candidate) -> str:
+    """The draft and its budget; a star marks acceptance outside the range that it was measured in."""
+    budget = f" {row.draft_budget}" if row.draft_budget else ""
+    return draft_id(row.draft, row.draft_method) + budget + "*" * row.acceptance_extrapolated
 
 
-def _draft_name(row: Candidate) -> str:
-    return draft_id(row.draft, row.draft_method)
-
-
-def _verdict_cell(row: Candidate) -> str:
-    return (row.verdict if row.is_speculative else "-") if row.fits else NO_ROOM
-
-
-def _over_best(row: Candidate) -> str:
-    gain = row.speedup_vs_best_autoregressive
-    return "-" if gain is None else f"{gain:.2f}"
-
-
-WIDE_COLUMNS: tuple[Cell, ...] = (
-    ("tok/s", "right", lambda row: f"{row.tokens_per_s:.0f}"),
-    ("x best batch", "right", _over_best),
-    ("GiB/GPU", "right", lambda row: f"{row.memory_bytes_per_gpu / GIB:.1f}"),
-    ("bound by", "left", lambda row: row.bound_by),
+COLUMNS = (
+    Column("device", lambda row: row.hardware, _differs("hardware")),
+    Column("context", lambda row: format_tokens(row.context_len), _differs("context_len")),
+    Column("layout", lambda row: row.layout, _differs("layout")),
+    Column("batch", lambda row: str(row.batch_size), _differs("batch_size")),
+    Column(DRAFT, _with_budget),
+    Column("gamma", lambda row: str(row.gamma)),
+    Column("draft ms", lambda row: _ms(row.draft_step_s), rank=6),
+    Column("verify ms", lambda row: _ms(row.verify_step_s), rank=6),
+    Column("tokens", lambda row: f"{row.expected_tokens_per_step:.2f}", rank=3),
+    Column("1st tok", lambda row: format_seconds(row.first_token_s), _any("request_s"), 3),
+    Column("ms/tok", lambda row: _ms(row.between_tokens_s), rank=1),
+    Column("request", lambda row: format_seconds(row.request_s or 0.0), _any("request_s"), 2),
+    Column("tok/s/GPU", lambda row: format_number(row.rate_per_gpu), _differs("batch_size"), 3),
+    Column("GPU-h/Mreq", lambda row: format_number(row.gpu_hours_per_million_requests or 0), _any("request_s"), 7),
+    Column("$/Mtok", lambda row: f"{row.cost_per_million_tokens_usd or 0:.2f}", _any("cost_per_million_tokens_usd")),
+    Column("speedup (90%)", _speedup),
+    Column("x best batch", lambda row: f"{row.speedup_vs_best_autoregressive or 0:.2f}", rank=5),
+    Column("GiB/GPU", lambda row: f"{row.memory_bytes_per_gpu / GIB:.1f}", rank=4),
+    Column("bound by", lambda row: row.bound_by, rank=6),
+    Column("verdict", _verdict),
+    Column(MARK, lambda row: ", ".join(row.marks), _any("marks")),
 )
+"""Every column of every table of candidates: shown where it tells rows apart, and there is room."""
 
 
-def _cases_table(rows: Sequence[Candidate], width: int, limit: int = 40) -> Table:
-    columns: list[Cell] = [
-        ("batch", "right", lambda row: str(row.batch_size)),
-        ("tp", "right", lambda row: str(row.tp_size)),
-        (DRAFT, "left", _draft_name),
-        ("budget", "right", _budget),
-        ("gamma", "right", lambda row: str(row.gamma)),
-        ("ms/tok", "right", lambda row: _ms(row.between_tokens_s)),
-        ("tok/s/GPU", "right", lambda row: f"{row.rate_per_gpu:.0f}"),
-        ("x", "right", lambda row: f"{row.request_speedup or row.speedup:.2f}"),
-        ("verdict", "left", _verdict_cell),
-    ]
-    shown = rows[:limit]
-    if any(row.cost_per_million_tokens_usd for row in shown):
-        columns.append(("$/Mtok", "right", lambda row: f"{row.cost_per_million_tokens_usd or 0:.2f}"))
-    if width >= WIDE:
-        columns += WIDE_COLUMNS[1:]
-    return _candidate_rows(shown, columns)
+def _table(rows: Rows, width: int) -> Table:
+    """Names and marks break over lines between words, so nothing is cut off; numbers do not."""
+    wraps, shown = ("device", "layout", DRAFT, MARK), [each for each in COLUMNS if each.shown(rows)]
 
+    def needed(*, broken: bool) -> int:
+        texts = ((each, (each.head, *map(each.text, rows))) for each in shown)
+        words = ([word for text in found for word in text.split()] if broken and each.head in wraps else found
+                 for each, found in texts)  # fmt: skip
+        return sum(max(map(len, every)) + 1 for every in words) - 1
 
-def _verdict(answer: Plan, case: Case, *, has_candidates: bool) -> str:
-    best = case.best
-    if not best.is_speculative and not has_candidates and answer.needs_acceptance:
-        return (
-            "[bold]best: autoregressive[/bold], for want of a draft whose acceptance is known; "
-            "give --acceptance-rate or --acceptance FILE"
-        )
-    if not best.is_speculative:
-        ceiling = case.best_autoregressive
-        rate = f": {best.tokens_per_s:.0f} tokens/s"
-        is_same = ceiling is not None and (ceiling.batch_size, ceiling.tp_size) == (best.batch_size, best.tp_size)
-        if ceiling is not None and not is_same:
-            share = best.rate_per_gpu / ceiling.rate_per_gpu
-            rate += f", {share:.2f}x of what its best batch {ceiling.batch_size} gives per device"
-        return f"[bold]best: no speculation[/bold], decode autoregressively{rate}"
-    budget = f", budget {best.draft_budget}" if best.draft_budget else ""
-    gain, paid = best.speedup_vs_best_autoregressive, best.break_even_gen_len
-    over_best = "alone in keeping the limits" if gain is None else f"{gain:.2f}x autoregressive at its best batch"
-    decoding = " decoding" if best.request_s is not None else ""
-    return (
-        f"[bold]best: {_draft_name(best)}{budget}, gamma {best.gamma}: {best.verdict}[/bold]; "
-        f"{_speedup(best.speedup, best.speedup_low, best.speedup_high)}{decoding}, {best.tokens_per_s:.0f} tokens/s"
-        + (f"; {over_best}" if gain is None or gain >= 1.0 else "")
-        + (f"; prefill paid back from {paid} tokens" if paid and paid > 1 else "")
-        + _more_throughput(case)
-    )
-
-
-def _more_throughput(case: Case) -> str:
-    """The second question: whether another batch without a draft does more per device, within the limits."""
-    best, ceiling = case.best, case.best_autoregressive
-    if ceiling is None or ceiling.rate_per_gpu <= best.rate_per_gpu:
-        return ""
-    return (
-        f"\nfor throughput alone: batch {ceiling.batch_size} at tp {ceiling.tp_size} without a draft gives "
-        f"{ceiling.rate_per_gpu / best.rate_per_gpu:.3g} times the tokens per second and device, "
-        f"{_ms(ceiling.between_tokens_s)} ms per token"
-    )
+    for rank in sorted({each.rank for each in shown} - {0}, reverse=True):
+        if needed(broken=rank < BREAKS_FIRST) > width:
+            shown = [each for each in shown if each.rank != rank]
+    return text_table([each.head for each in shown], [[each.text(row) for each in shown] for row in rows], wraps=wraps)
 
 
 def _gamma_table(table: GammaTable, width: int) -> Table:
     """The best gamma by batch and context, with the speedup where there is room for it."""
     contexts = table.context_lens
-    shown = _table([("batch", "right"), *((_short(context), RIGHT) for context in contexts), ("faster from", "right")])
     wide = 6 + 10 * len(contexts) + 13 <= width
 
     def cell(row: int, column: int) -> str:
@@ -322,35 +333,29 @@ def _gamma_table(table: GammaTable, width: int) -> Table:
         mark = "?" if table.verdict[row][column] == "unclear" else "!" if gamma and not pays else ""
         return f"{gamma}{mark} ({table.speedup[row][column]:.2f})" if wide and pays else f"{gamma}{mark}"
 
-    for row, batch in enumerate(table.batch_sizes):
-        start = table.break_even_context[row]
-        cells = [cell(row, column) for column in range(len(contexts))]
-        shown.add_row(str(batch), *cells, _faster_from(start, contexts[0]))
-    return shown
+    rows = [
+        [str(batch), *(cell(row, column) for column in range(len(contexts))),
+         _faster_from(table.break_even_context[row], contexts[0])]
+        for row, batch in enumerate(table.batch_sizes)
+    ]  # fmt: skip
+    return text_table(["batch", *map(format_tokens, contexts), "faster from"], rows, wraps=())
 
 
 def _faster_from(start: float | None, shortest: int) -> str:
     """The context from which on the speedup is above 1; the table's first context is only a bound."""
     if start is None:
         return "-"
-    return f"<= {_short(shortest)}" if start <= shortest else _short(round(start))
-
-
-def _short(tokens: int) -> str:
-    return f"{tokens / 1024:.3g}k" if tokens >= 1024 else str(tokens)
+    return f"<= {format_tokens(shortest)}" if start <= shortest else format_tokens(start)
 
 
 def _breakdown_table(breakdown: dict[str, list[Operation]], gamma: int) -> Table:
-    columns: list[tuple[str, JustifyMethod]] = [
-        ("pass", "left"), ("operation", "left"), ("ms", "right"), ("ceiling ms", "right"), ("bound by", "left"),
-    ]  # fmt: skip
-    table = _table(columns)
-    for name, operations in breakdown.items():
-        if gamma == 0 and name != "autoregressive":
-            continue
-        for op in sorted(operations, key=lambda each: -each.time_s):
-            table.add_row(name, op.op, _ms(op.time_s), _ms(op.ceiling_s), op.bound_by)
-    return table
+    rows = [
+        (name, op.op, _ms(op.time_s), _ms(op.ceiling_s), op.bound_by)
+        for name, operations in breakdown.items()
+        if gamma or name == "autoregressive"
+        for op in sorted(operations, key=lambda each: -each.time_s)
+    ]
+    return text_table(("pass", "operation", "ms", "ceiling ms", "bound by"), rows, wraps=())
 
 
 def _memory_line(memory: MemoryUse) -> str:

@@ -18,11 +18,12 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Co
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, head in enumerate(heads):
         texts = [row[i] for row in rows]
-        words = i == 0 or not all(text[0].isdigit() or text[0] in "-+" for text in texts if text)
-        widest = max(len(word) for text in (head, *texts) for word in text.split() or [""])
+        words = not all(text.isdigit() if i == 0 else text[0].isdigit() or text[0] in "-+" for text in texts if text)
+        is_whole = wraps is not None and head not in wraps
+        widest = max(len(word) for text in (head, *texts) for word in ([text] if is_whole else text.split() or [""]))
         table.add_column(
             escape(head), justify="left" if words else "right", overflow="fold",
-            no_wrap=wraps is not None and head not in wraps, min_width=widest if wraps is None else None,
+            no_wrap=is_whole, min_width=widest,
         )  # fmt: skip
     for row in rows:
         table.add_row(*map(escape, row))

@@ -82,6 +82,8 @@ class Link(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_def
     latency_s: float = 2e-6
     topology: Literal["nvlink", "nvlink-pair", "xgmi", "pcie", "shared-memory"] = "pcie"
     num_gpus_per_node: int = 8
+    usual_num_gpus: int | None = None
+    """Devices that a plan takes where none are asked for and the model fits; None: those of a node."""
     between_nodes_bytes_per_s: float | None = None
     """The network's, per device and direction; None: not known."""
     num_gpus_linked: int | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,9 +23,9 @@ def answer() -> Plan:
     )  # fmt: skip
 
 
-def shown(answer: Plan, width: int) -> str:
+def shown(answer: Plan, width: int, *, every: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_plan(answer, console)
+    print_plan(answer, console, every=every)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(len(line) <= width for line in text.splitlines())
     return text
@@ -37,25 +39,78 @@ def test_names_are_whole_at_every_width(answer: Plan, width: int) -> None:
 
 
 def test_a_wide_terminal_shows_more(answer: Plan) -> None:
-    assert "GiB/GPU" in shown(answer, 120)
-    assert "GiB/GPU" not in shown(answer, 80)
+    assert "verify ms" in shown(answer, 160)
+    assert "verify ms" not in shown(answer, 80)
 
 
 def test_a_context_of_break_even_at_the_tables_edge_is_a_bound(answer: Plan) -> None:
     table = answer.gamma_table
     everywhere = msgspec.structs.replace(table, break_even_context=[table.context_lens[0]] * len(table.batch_sizes))
-    assert "<= 512" in shown(msgspec.structs.replace(answer, gamma_table=everywhere), 80)
-    assert "<= 512" not in shown(answer, 80)
+    assert "<= 512" in shown(msgspec.structs.replace(answer, gamma_table=everywhere), 80, every=True)
+    assert "<= 512" not in shown(answer, 80, every=True)
 
 
 def test_no_speculation_is_compared_with_its_best_batch() -> None:
     alone = magicdec.plan(model="llama-3.1-8b", hardware="a100-sxm-80gb", context=32768, batch=64, draft="none")
     best = alone.best_autoregressive
     assert best is not None
-    share = alone.best.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu
-    assert f"{share:.2f}x of what its best batch {best.batch_size}" in " ".join(shown(alone, 80).split())
+    assert f"at its best batch, {best.batch_size}: " in " ".join(shown(alone, 80).split())
     there = magicdec.plan(
         model="llama-3.1-8b", hardware="a100-sxm-80gb", context=32768, draft="none", batch=best.batch_size,
         tp=best.tp_size,
     )  # fmt: skip
-    assert "of what its best batch" not in " ".join(shown(there, 80).split())
+    assert "its best batch" not in " ".join(shown(there, 80).split())
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "a draft that needs the plugin": {"batch": 64},
+    "searched": {"model": "llama-3.1-70b", "hardware": "h100-sxm-80gb", "gpus": 8, "context": 16384, "tpot_ms": 30},
+    "no draft pays": {"hardware": "rtx-4090", "context": 8192},
+    "whole requests": {"gen_len": 256, "price": 2, "batch": [8, 64]},
+    "several cases": {"hardware": ["a100-sxm-80gb", "h200-sxm-141gb"], "context": [16384, 65536], "batch": 32},
+    "a model's own head": {"model": "deepseek-v3", "hardware": "h200-sxm-141gb"},
+    "no acceptance known": {"draft": "suffix", "model": "qwen3-0.6b"},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_answer_stands_first_whole_and_short(name: str) -> None:
+    """What to do with its gain and interval, at most five rows of drafts, no word cut, one line on what comes next."""
+    plan = magicdec.plan(**PLANS[name])
+    lines = shown(plan, 80).splitlines()
+    best, several = plan.best, len(plan.cases) > 1
+    if best.is_speculative and not several:
+        told = best.speedup if best.request_speedup is None else best.request_speedup
+        assert f"{told:.2f}x (90%:" in " ".join(lines[:2])
+        assert lines[0].startswith("Speculate with " if best.verdict == "pays" else "Unclear, measure first: ")
+    assert sum(line.startswith("next: ") for line in lines) == 1
+    assert lines[-1].startswith("next: ")
+    heads = next((line.split() for line in lines if "speedup (90%)" in line), [])
+    assert set(heads) <= {
+        "device", "context", "layout", "batch", "draft", "gamma", "tokens", "1st", "tok", "ms/tok", "request",
+        "tok/s/GPU", "$/Mtok", "speedup", "(90%)", "GiB/GPU", "x", "best", "verdict", "mark", "bound", "by",
+    }  # fmt: skip
+    rows = [line for line in lines if re.search(r" \d\.\d\d \d\.\d\d-\d", line)]
+    assert len(rows) <= 5
+    assert "e+" not in " ".join(lines)
+    everything = shown(plan, 80, every=True)
+    assert all(note.split()[0] in everything for note in plan.notes)
+    assert set(plan.key_notes) <= set(plan.notes)
+
+
+def test_a_draft_that_no_release_runs_is_marked_beside_the_best_that_one_does() -> None:
+    plan = magicdec.plan(batch=64)
+    text = shown(plan, 80)
+    for row in plan.candidates:
+        assert ("plugin" in row.marks) == (row.draft == "self")
+        assert ("trained to 2k" in row.marks) == (row.draft in ("eagle", "eagle3"))
+    best = max((row for row in plan.candidates if row.draft != "self"), key=lambda row: row.rate)
+    assert f"as released: EAGLE-3, gamma {best.gamma}: {best.speedup:.2f}x" in text
+    assert re.search(r"streamingllm 2048\* .* plugin, untested", text)
+
+
+@pytest.mark.parametrize("device", ["rtx-4090", "l4"])
+def test_cards_that_are_bought_alone_are_planned_alone(device: str) -> None:
+    assert magicdec.plan(hardware=device, context=4096).best.num_gpus == 1
+    assert magicdec.plan(hardware=device, context=4096, tp=2).best.num_gpus == 2
+    assert magicdec.plan(hardware=device, context=4096, model="llama-3.1-70b").best.num_gpus == 8

@@ -18,7 +18,8 @@ from magicdec.perfmodel.setup import Setup, draft_tp
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.stages import microbatch
 from magicdec.plan_document import Candidate, Ceilings, Operation, verdict_of
-from magicdec.units import MEGA
+from magicdec.specs.speculation import draft_kind
+from magicdec.units import MEGA, format_tokens
 
 SECONDS_PER_HOUR = 3600.0
 MEASURED_RANGE = 1.05
@@ -95,6 +96,7 @@ def _candidate(
             "draft_checkpoint": acceptance.checkpoint if acceptance is not None else "",
             "acceptance_extrapolated": is_extrapolated(acceptance, budget, value["context_len"], value["gamma"]),
             "break_even_gen_len": int(paid) if math.isfinite(paid) else None,
+            "marks": _marks(setup, acceptance, value["context_len"]),
         }
     else:
         value |= NO_DRAFT | {"verify_step_s": value["autoregressive_step_s"]}
@@ -127,6 +129,21 @@ def _candidate(
         and (request.ttft_limit_s is None or first_s <= request.ttft_limit_s),
         cost_per_million_tokens_usd=price / SECONDS_PER_HOUR / per_second * MEGA if price else None,
     )
+
+
+def _marks(setup: Setup, acceptance: AcceptanceProfile | None, context: float) -> list[str]:
+    """Reservations about a draft: no release of the engine runs it, no server was measured with it, no head read so
+    far."""
+    engine, formats, spec, found = setup.engine, setup.precision, setup.speculation, []
+    is_foreign = draft_kind(spec.draft, spec.draft_method) in engine.draft_notes
+    if is_foreign:
+        found.append("plugin")
+    if is_foreign or not engine.is_speculation_fitted(setup.hardware.name, formats.weight_dtype, formats.kv_dtype):
+        found.append("untested")
+    law = acceptance.law if acceptance is not None else None
+    if law is not None and law.context_exponent > 0 and context > law.flat_below * MEASURED_RANGE > 0:
+        found.append(f"trained to {format_tokens(law.flat_below)}")
+    return found
 
 
 def _of_requests(lengths: Lengths, prediction: Prediction, bounds: Interval) -> dict[str, Any]:

@@ -174,6 +174,14 @@ def resolve(
     hw = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
     engine = engine_of(request, hw)
     ways = layouts(request, model, hw, engine)
+    if hw.link.usual_num_gpus is not None and len(ways) == 1 and (request.tp_size, request.num_gpus) == (None, None):
+        few = valid_tp_sizes(model, max(*ways[0].tp_sizes, hw.link.usual_num_gpus), engine.vocabulary_multiple)
+        tried = [_resolved(request, model, hw, engine, options, Layout(tp_sizes=(size,))) for size in few]
+        batch = max(request.batch_sizes, default=1)
+        holding = [
+            each for each in tried if all(each.largest_batches(every)[0] >= batch for every in lengths_of(request))
+        ]
+        return [next((each for each in holding if each.tp_sizes[0] >= hw.link.usual_num_gpus), tried[-1])]
     return [_resolved(request, model, hw, engine, options, layout) for layout in ways]
 
 

@@ -11,13 +11,17 @@ from magicdec.specs.speculation import draft_kind
 from magicdec.units import GIGA
 
 
-def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candidate]) -> list[str]:
-    """The notes on a plan whose first case is answered on `device`, out of `drafted`; `devices` of all cases."""
+def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candidate]) -> tuple[list[str], list[str]]:
+    """The notes on a plan whose first case is answered on `device`, out of `drafted`: those that may change what to do,
+    and the others, which the intervals hold. `devices` of all cases."""
     best = case.best
-    return [
-        *_on_devices(devices), *_on_spread(device, case), *_on_engine(device, best), *_on_measured(device, best),
-        *_on_drafts(device, best, drafted),
-    ]  # fmt: skip
+    key = [
+        *_on_spread(device, case),
+        *_on_kernels(devices),
+        *_on_engine(device, best),
+        *_on_best(device, best, drafted),
+    ]
+    return key, [*_on_engine_fit(devices), *_on_measured(device, best), *_on_drafts(device, best, drafted)]
 
 
 def _on_measured(device: Device, best: Candidate) -> list[str]:
@@ -65,7 +69,8 @@ def _on_spread(device: Device, case: Case) -> list[str]:
     return found
 
 
-def _on_devices(devices: list[Device]) -> list[str]:
+def _on_kernels(devices: list[Device]) -> list[str]:
+    """Devices whose times are estimates."""
     notes = []
     for each in devices:
         node = each.hardware.link.reach
@@ -83,7 +88,12 @@ def _on_devices(devices: list[Device]) -> list[str]:
                 else f"{spans}collectives over the network ({rate / GIGA:.0f} GB/s per device) are an estimate of "
                 "which nothing was measured, with wider intervals"
             )
-    engine = devices[0].engine
+    return notes
+
+
+def _on_engine_fit(devices: list[Device]) -> list[str]:
+    """Engines whose fixed costs were not fitted, or elsewhere."""
+    engine, notes = devices[0].engine, []
     if not engine.fitted_on:
         notes.append(f"engine profile {engine.name} is not fitted to measurements: its fixed costs are estimates")
     elsewhere = [each.hardware.name for each in devices if not is_engine_fitted_on(each.hardware, each.engine)]
@@ -109,7 +119,22 @@ def _on_engine(device: Device, best: Candidate) -> list[str]:
     return notes
 
 
+def _on_best(device: Device, best: Candidate, drafted: list[Candidate]) -> list[str]:
+    """How far the best configuration's acceptance was measured."""
+    notes = []
+    for option in device.options:
+        measured, asked = option.acceptance, device.request.sampling.temperature
+        if measured is None or (option.draft, option.method) != (best.draft, best.draft_method):
+            continue
+        if measured.temperature is not None and measured.temperature != asked:
+            notes.append(_at_temperature(option, measured.temperature, asked))
+        if best.acceptance_extrapolated:
+            notes.append(_extrapolation(option, best, drafted))
+    return notes
+
+
 def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> list[str]:
+    """Where the acceptance of every draft comes from, and how far it reads."""
     notes = []
     for option in device.options:
         limit = (option.model or device.model).max_position_embeddings
@@ -123,17 +148,12 @@ def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> lis
                 f"acceptance of {option.draft}/{option.method} was measured on {measured.carried_from} and is carried "
                 f"over to {device.model.name}, with a wider interval"
             )
-        if measured is not None and measured.temperature is not None and measured.temperature != asked:
-            notes.append(
-                f"acceptance of {option.draft}/{option.method} was measured at temperature {measured.temperature:g}, "
-                f"not {asked:g}"
-            )
         is_best = (option.draft, option.method) == (best.draft, best.draft_method)
         if is_best and measured is not None and is_one_head_of_many(measured):
             head = f"the head {measured.checkpoint}" if measured.checkpoint else "one published head"
             notes.append(f"acceptance is that of {head}: the interval spans what other heads of a model accept")
-        if best.acceptance_extrapolated and (option.draft, option.method) == (best.draft, best.draft_method):
-            notes.append(_extrapolation(option, best, drafted))
+        if measured is not None and measured.temperature not in (None, asked) and not is_best:
+            notes.append(_at_temperature(option, measured.temperature, asked))
     if len({row.acceptance_source for row in drafted}) > 1:
         notes.append(
             "acceptance comes from different sources, which is in the intervals of all but the first: "
@@ -142,6 +162,10 @@ def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> lis
     if not best.is_speculative and drafted and max(row.speedup for row in drafted) <= 1.0:
         notes.append("speculation does not pay here: decode autoregressively")
     return notes
+
+
+def _at_temperature(option: DraftOption, measured: float | None, asked: float) -> str:
+    return f"acceptance of {option.draft}/{option.method} was measured at temperature {measured:g}, not {asked:g}"
 
 
 def _extrapolation(option: DraftOption, best: Candidate, drafted: list[Candidate]) -> str:

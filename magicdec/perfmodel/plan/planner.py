@@ -74,6 +74,7 @@ def plan(request: PlanRequest) -> Plan:
     request, refused = _readable(request, model)
     answers, devices = answered(request, model, refused)
     first = answers[0]
+    key, others = notes(devices, first.device, first.case, first.drafted)
     return Plan(
         **msgspec.structs.asdict(first.case),
         model=model.name,
@@ -82,7 +83,8 @@ def plan(request: PlanRequest) -> Plan:
         precision=_formats(first),
         other_cases=[each.case for each in answers[1:]],
         needs_acceptance=[_with_paying_rate(first, each) for each in first.lacking if _is_run(first.device, each)],
-        notes=[*notes(devices, first.device, first.case, first.drafted), *refused],
+        notes=[*key, *others, *refused],
+        key_notes=[*key, *refused],
         autoregressive_rows=[row for each in answers for row in each.alone],
         candidates=[row for each in answers for row in each.drafted],
     )
