@@ -1,5 +1,5 @@
-"""Writes what the documents take from the records in results/ and from the planner: README's table and its plan, the
-table and picture of docs/validation.md, and the table of docs/worked-example.md.
+"""Writes what the documents take from the records in results/ and from the planner: README's plan, the tables and the
+picture of docs/validation.md, and the table of docs/worked-example.md.
 
 python scripts/readme_table.py            # rewrites the picture, and both files between their markers
 python scripts/readme_table.py --check    # exits with 1 when they are not what the records give
@@ -45,10 +45,12 @@ def _comparison() -> Comparison:
 
 
 def plan_output() -> str:
-    """The answer of `magicdec plan`."""
+    """The first lines of `magicdec plan`: the answer and the best row."""
     out = io.StringIO()
     print_plan(magicdec.plan(**PLAN), Console(file=out, width=80, highlight=False))
-    lines = [f"    {line}".rstrip() for line in out.getvalue().splitlines()]
+    shown = out.getvalue().splitlines()
+    head = next(i for i, line in enumerate(shown) if line.startswith("draft "))
+    lines = [f"    {line}".rstrip() for line in (*shown[: head + 2], "...")]
     return "\n".join(["", *lines, ""]) + "\n"
 
 
@@ -68,8 +70,8 @@ def summary() -> str:
     where = f"{RECORDS.parent.name}/{RECORDS.name}"
     lines = [
         f"Measured by `make demo` on {environment.host_cpu}, torch {environment.versions['torch']}, on "
-        f"{environment.created_utc[:10]} (records: [{where}]({where})): the embedded model in fp32 at temperature 1, "
-        "StreamingLLM self-speculation, median of 3 interleaved repetitions. Predicted from micro-benchmarks alone.",
+        f"{environment.created_utc[:10]} (records: [{where}](../{where})): the embedded model in fp32 at temperature "
+        "1, StreamingLLM self-speculation, median of 3 interleaved repetitions. Predicted from micro-benchmarks alone.",
         "",
         "| " + " | ".join(SHORT_HEADINGS) + " |",
         "|---" * len(SHORT_HEADINGS) + "|",
@@ -80,8 +82,7 @@ def summary() -> str:
         f"{speedup.median_error:.1%}; {inside} of the {total} measured speedups lie in their interval. Rescaled to the "
         f"speed of memory and processor during the runs: {step.normalised_median_error:.1%} and "
         f"{speedup.normalised_median_error:.1%}. On this shared machine both change within minutes, in opposite "
-        "directions, and autoregressive decoding is affected most ([results/LOG.md](results/LOG.md)). All rows: "
-        "[docs/validation.md](docs/validation.md#what-make-demo-measured).",
+        "directions, and autoregressive decoding is affected most ([results/LOG.md](../results/LOG.md)).",
         "",
     ]
     return "\n".join(lines)
@@ -189,9 +190,9 @@ def main() -> None:
     )
     old = {path: path.read_text(encoding="utf-8") for path in (readme, worked, validation)}
     files = {
-        readme: between_markers(between_markers(old[readme], plan_output(), "plan"), summary()),
+        readme: between_markers(old[readme], plan_output(), "plan"),
         worked: between_markers(old[worked], example()),
-        validation: between_markers(old[validation], table()),
+        validation: between_markers(between_markers(old[validation], summary(), "demo"), table()),
         PICTURE: picture(),
     }
     for path, text in files.items():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from magicdec.specs.catalog import load_model_spec
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = (ROOT / "docs" / "worked-example.md").read_text(encoding="utf-8")
 
 
@@ -21,6 +23,18 @@ def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         if not target.startswith("http"):
             assert (document.parent / target).exists(), target
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("docker") is None, reason="needs docker")
+def test_the_image_plans() -> None:
+    subprocess.run(["docker", "build", "--tag", "magicdec-test", str(ROOT)], check=True)
+    done = subprocess.run(["docker", "run", "--rm", "magicdec-test"], check=True, capture_output=True, text=True)
+    assert "next: " in done.stdout
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
 
 def test_files_and_names_that_extending_points_at_exist() -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 
 ROOT = Path(__file__).resolve().parent.parent
-TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_tables_and_picture_are_what_the_records_give() -> None:
@@ -82,8 +82,8 @@ def errors(path: Path) -> dict[str, np.ndarray]:
     return found | {"inside": inside}
 
 
-def stated(pattern: str) -> list[str]:
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+def stated(pattern: str, where: str = "docs/validation.md") -> list[str]:
+    text = " ".join((ROOT / where).read_text(encoding="utf-8").split())
     match = re.search(pattern, text)
     assert match is not None, pattern
     return list(match.groups())
@@ -109,6 +109,9 @@ def test_the_errors_stated_of_the_demo_are_those_of_its_records() -> None:
 def test_the_errors_stated_of_the_grid_are_those_of_its_records() -> None:
     found = errors(ROOT / "results" / "grid-2-cores.jsonl")
     steps = ("autoregressive_step_s", "draft_step_s", "verify_step_s", "step_s")
+    assert stated(r"(\d+) points\]\S* the median error of the speedup is ([\d.]+) %, and (\d+) lie", "README.md") == [
+        str(found["inside"].size), percent(found["speedup"]), str(found["inside"].sum()),
+    ]  # fmt: skip
     assert stated(r"median error of the predicted speedup was ([\d.]+) %, and ([\d.]+) % after rescaling") == [
         percent(found["speedup"]), percent(found["normalised speedup"]),
     ]  # fmt: skip

@@ -45,7 +45,7 @@ def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool
 
 
 def _next(answer: Plan, *, every: bool) -> str:
-    """What to do with the answer."""
+    """The step that follows the answer."""
     more = "" if every else " (--all, --why: more)"
     if answer.best.is_speculative:
         engine = answer.engine if answer.engine in ENGINE_TITLES else ""
@@ -99,7 +99,7 @@ def _print_case(console: Console, answer: Plan, case: Case, *, every: bool) -> N
 
 
 def _answer(answer: Plan, case: Case) -> str:
-    """What to do, by how much, and how sure."""
+    """One line: the action, its gain and interval."""
     best = case.best
     if best.is_speculative:
         value, low, high = _gain(best)
@@ -123,7 +123,7 @@ def _gain(row: Candidate) -> tuple[float, float, float]:
 
 
 def _setting(answer: Plan, case: Case) -> list[str]:
-    """What was asked, and what decoding with and without the draft gives."""
+    """Lines on what was asked, and on decoding with and without the draft."""
     best, alone, ceiling = case.best, case.autoregressive, case.best_autoregressive
     replicas = best.num_replicas
     spread = f"in {replicas} replicas ({best.layout})" if replicas > 1 else f"({best.layout})"
@@ -140,11 +140,9 @@ def _setting(answer: Plan, case: Case) -> list[str]:
         lines.append(f"without a draft {_ms(alone.tpot_s)} ms, {alone.tokens_per_s:.0f} tokens/s{per}")
     if ceiling is not None and (ceiling.batch_size, ceiling.tp_size) != (alone.batch_size, alone.tp_size):
         limited = answer.request.tpot_limit_s is not None or answer.request.ttft_limit_s is not None
-        lines[-1] += (
-            f"; at its best batch{' within the limits' if limited else ''}, {ceiling.batch_size}"
-            f"{f' at tp {ceiling.tp_size}' if ceiling.tp_size != best.tp_size else ''}: {_ms(ceiling.tpot_s)} ms, "
-            f"{ceiling.tokens_per_s:.0f} tokens/s"
-        )
+        where = f"{' within the limits' if limited else ''} {ceiling.batch_size}"
+        where += f" at tp {ceiling.tp_size}" if ceiling.tp_size != best.tp_size else ""
+        lines[-1] += f"; best batch{where}: {_ms(ceiling.tpot_s)} ms, {ceiling.tokens_per_s:.0f} tokens/s"
     elif ceiling is None and best.is_speculative:
         lines[-1] += "; no batch keeps the limits"
     if best.request_s is None and best.cost_per_million_tokens_usd is not None:
