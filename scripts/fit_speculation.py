@@ -22,21 +22,21 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from magicdec.errors import MagicdecError
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, load_engine, save_engine
 from magicdec.specs.speculation import HEAD_METHODS
 from magicdec.validate.csv_rows import published
 from magicdec.validate.pairs import Pair, predict_pairs, read_pairs
 from magicdec.validate.serving import error_figures
-from magicdec.validate.serving_fit import Prior
 
 ENGINE = "vllm"
 PRIORS = {
-    "draft_step_overhead_s": Prior(middle=50e-6, spread=1.0),
-    "step_overhead_s": Prior(middle=0.4e-3, spread=0.5),
-    "speculation_sequence_s": Prior(middle=15e-6, spread=1.0),
-    "greedy_accept_passes": Prior(middle=5.0, spread=0.7),
-    "uncaptured_pass_s": Prior(middle=1.2e-3, spread=0.5),
+    "draft_step_overhead_s": Free(prior=50e-6, spread=1.0),
+    "step_overhead_s": Free(prior=0.4e-3, spread=0.5),
+    "speculation_sequence_s": Free(prior=15e-6, spread=1.0),
+    "greedy_accept_passes": Free(prior=5.0, spread=0.7),
+    "uncaptured_pass_s": Free(prior=1.2e-3, spread=0.5),
 }
 ROW_ERROR = 0.06
 MAX_ROUNDS = 12
@@ -50,7 +50,7 @@ LEFT_OUT: dict[str, Callable[[Pair], str]] = {
 
 def at(codes: Array) -> EngineProfile:
     """The profile with the constants of these codes, in units of their priors' spreads."""
-    values = {name: float(prior.decode(code)) for (name, prior), code in zip(PRIORS.items(), codes, strict=True)}
+    values = {name: float(prior.at(code)) for (name, prior), code in zip(PRIORS.items(), codes, strict=True)}
     return msgspec.structs.replace(load_engine(ENGINE), **values)
 
 

@@ -1,20 +1,22 @@
 """From micro-benchmark points to the profiles that `plan` takes: this machine's hardware, and our engine on it.
 
-The hardware profile holds the kernels' curves (perfmodel/curve_fit.py fits them). The engine profile holds what the
+The hardware profile holds the kernels' curves (perfmodel/kernels/ fits them). The engine profile holds what the
 engine's own steps take beyond the kernels: factors on the kernels' times, and fixed costs. Its terms are predicted by
 perfmodel/step.py, the formula that plans use; here its constants are chosen to fit the timed phases in log scale.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from scipy.optimize import least_squares, nnls
+from scipy.optimize import nnls
 
 from magicdec.calibrate.points import Point
+from magicdec.fitting import Free, solve
 from magicdec.perfmodel.intervals import relative_errors
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.kernels.profile import HardwareProfile
@@ -24,7 +26,7 @@ from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-from magicdec.units import MICRO
+from magicdec.units import MICRO, MILLI
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,16 @@ class EngineFit:
     phase_error: dict[str, float]
 
 
-FITTED_FACTORS = ("gemm_factor", "attention_factor", "verify_attention_factor", "draft_attention_factor")
-FITTED_OVERHEADS = ("layer_overhead_s", "draft_step_overhead_s", "verify_overhead_s")
+FREE = {
+    name: Free(prior=1.0, spread=0.25, limits=(math.exp(-1.5), math.exp(1.5)))
+    for name in ("gemm_factor", "attention_factor", "verify_attention_factor", "draft_attention_factor")
+} | {
+    name: Free(scale="linear", prior=40 * MICRO, spread=math.inf, limits=(0.0, 40 * MILLI), unit=200 * MICRO)
+    for name in ("layer_overhead_s", "draft_step_overhead_s", "verify_overhead_s")
+}
+"""Factors on the kernels' times, which are expected to differ from 1 by their spread, and fixed costs."""
+PRIOR_WEIGHT = 0.05
 FITTED_PHASES = ("autoregressive", "draft", "verify")
-FACTOR_PRIOR = 0.25
-"""Standard deviation, in log, by which a factor is expected to differ from 1 before anything was measured."""
-OVERHEAD_SCALE_S = 200 * MICRO
 SMALLEST_ERROR, LARGEST_ERROR = 0.03, 0.5
 
 
@@ -56,14 +62,6 @@ def fit_engine(
     engine = _fit_vocabulary_and_upkeep(points, model=model, base=base)
     tables = {name: _columns(points, name, greedy=False) for name in FITTED_PHASES}
 
-    def profile(x: Array) -> EngineProfile:
-        factors = {name: float(np.exp(v)) for name, v in zip(FITTED_FACTORS, x, strict=False)}
-        overheads = {
-            name: float(v) * OVERHEAD_SCALE_S
-            for name, v in zip(FITTED_OVERHEADS, x[len(FITTED_FACTORS) :], strict=True)
-        }
-        return msgspec.structs.replace(engine, **factors, **overheads)
-
     def errors(candidate: EngineProfile) -> dict[str, Array]:
         predicted = {
             name: predict_phase(name, columns, model=model, hardware=hardware, precision=precision, engine=candidate)
@@ -71,19 +69,17 @@ def fit_engine(
         }
         return {name: np.log(predicted[name] / tables[name]["time_s"]) for name in FITTED_PHASES}
 
-    def residuals(x: Array) -> Array:
-        prior = x[: len(FITTED_FACTORS)] / FACTOR_PRIOR * 0.05
-        return np.concatenate([*errors(profile(x)).values(), prior])
-
-    start = np.concatenate([np.zeros(len(FITTED_FACTORS)), np.full(len(FITTED_OVERHEADS), 0.2)])
-    lower = np.concatenate([np.full(len(FITTED_FACTORS), -1.5), np.zeros(len(FITTED_OVERHEADS))])
-    upper = np.concatenate([np.full(len(FITTED_FACTORS), 1.5), np.full(len(FITTED_OVERHEADS), 200.0)])
-    solution = least_squares(residuals, start, bounds=(lower, upper), loss="soft_l1", f_scale=0.1)
-    fitted = profile(solution.x)
+    solution = solve(
+        FREE,
+        lambda values: np.concatenate([*errors(msgspec.structs.replace(engine, **values)).values()]),
+        pull=PRIOR_WEIGHT,
+        loss="soft_l1",
+        f_scale=0.1,
+    )
+    fitted = msgspec.structs.replace(engine, **solution.values)
     phase_error = {name: float(np.median(np.abs(np.expm1(e)))) for name, e in errors(fitted).items()}
     num_timings = sum(table["time_s"].size for table in tables.values())
-    spent = len(FITTED_FACTORS) + len(FITTED_OVERHEADS)
-    in_sample = np.sqrt(num_timings / max(num_timings - spent, 1.0))
+    in_sample = np.sqrt(num_timings / max(num_timings - len(FREE), 1.0))
     of_step, of_speedup = (
         float(np.clip(in_sample * error, SMALLEST_ERROR, LARGEST_ERROR))
         for error in unexplained_errors(points, model=model, hardware=hardware, precision=precision, engine=fitted)

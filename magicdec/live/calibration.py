@@ -16,6 +16,7 @@ of its sequences (both at least 0). Two files are written:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from magicdec.counts import Z_90
 from magicdec.errors import ServerError
 from magicdec.files import write_atomic
+from magicdec.fitting import Free, solve
 from magicdec.live.drive import Load, LoadPlan, Measured
 from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
@@ -38,14 +39,17 @@ from magicdec.perfmodel.step import looked_up_terms
 from magicdec.progress import Step
 from magicdec.specs.engine import EngineProfile, save_engine
 from magicdec.specs.model import ModelSpec
-from magicdec.units import MICRO, MILLI
+from magicdec.units import MILLI
 
-FACTORS = ("gemm_factor", "attention_factor")
-FACTOR_PRIOR = 1.0
-"""Standard deviation, in log, by which a factor is expected to differ from 1: another engine's kernels."""
+FREE = {
+    "gemm_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
+    "attention_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
+    "forward_overhead_s": Free(scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI),
+    "sequence_overhead_s": Free(scale="linear", prior=1e-4, spread=math.inf, limits=(0.0, 1.0), unit=1e-4),
+}
+"""Factors on another engine's kernels, and fixed costs, of which nothing is expected."""
 PRIOR_WEIGHT = 0.05
 """A prior's standard deviation counts as an error of this size of one load."""
-SCALES = {"forward_overhead_s": MILLI, "sequence_overhead_s": 100 * MICRO}
 LOSS_SCALE = 0.1
 MIN_ERROR, MAX_ERROR = 0.03, 0.5
 Sender = Callable[[Load, int], Measured]
@@ -171,28 +175,21 @@ class ServerFit:
 
 def fit_server(points: Sequence[ServerPoint], *, setup: Setup, tp_size: int, gamma: int, name: str) -> ServerFit:
     """Fits the constants of `setup.engine` to the points that do not judge."""
-    from scipy.optimize import least_squares
-
     chosen = [point for point in points if not point.measured.load.is_judge]
     measured = np.log(_measured_steps(chosen, gamma))
 
-    def residuals(x: Array) -> Array:
-        engine = _engine(x, setup)
-        missed = np.log(predicted_steps(chosen, setup, engine, tp_size=tp_size, gamma=gamma)) - measured
-        return np.concatenate([missed, x[: len(FACTORS)] * (PRIOR_WEIGHT / FACTOR_PRIOR)])
+    def residuals(values: dict[str, float]) -> Array:
+        steps = predicted_steps(chosen, setup, _engine(values, setup), tp_size=tp_size, gamma=gamma)
+        return np.asarray(np.log(steps) - measured)
 
-    size, known = len(FACTORS) + len(SCALES), len(FACTORS)
-    start = np.concatenate([np.zeros(known), np.ones(size - known)])
-    low, high = np.full(size, -3.0), np.full(size, 3.0)
-    low[known:], high[known:] = 0.0, 1e4
-    solved = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac")
-    x = np.asarray(solved.x, dtype=np.float64)
-    engine = _engine(x, setup)
+    solved = solve(FREE, residuals, pull=PRIOR_WEIGHT, loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac")
+    engine = _engine(solved.values, setup)
     predicted = predicted_steps(points, setup, engine, tp_size=tp_size, gamma=gamma)
     missed = np.log(predicted) - np.log(_measured_steps(points, gamma))
     judges = np.array([point.measured.load.is_judge for point in points])
-    unexplained = float(np.sqrt(np.sum(missed[~judges] ** 2) / max(len(chosen) - size, 1)))
-    constants = _with_intervals(x, np.asarray(solved.jac, dtype=np.float64), unexplained)
+    unexplained = float(np.sqrt(np.sum(missed[~judges] ** 2) / max(len(chosen) - len(FREE), 1)))
+    intervals = solved.intervals(max(unexplained, 1e-6))
+    constants = {name: (value, max(low, 0.0), high) for name, (value, low, high) in intervals.items()}
     error = float(np.clip(unexplained, MIN_ERROR, MAX_ERROR))
     engine = msgspec.structs.replace(
         engine,
@@ -236,31 +233,16 @@ def predicted_steps(
     return steps
 
 
-def _engine(x: Array, setup: Setup) -> EngineProfile:
+def _engine(values: dict[str, float], setup: Setup) -> EngineProfile:
     """The profile of the fitted numbers, which hold what a step takes beyond its kernels."""
-    factors = dict(zip(FACTORS, np.exp(x[: len(FACTORS)]).tolist(), strict=True))
-    costs = {name: float(v) * scale for (name, scale), v in zip(SCALES.items(), x[len(FACTORS) :], strict=True)}
     return msgspec.structs.replace(
         setup.engine,
-        **factors,
-        **costs,
+        **values,
         layer_overhead_s=0.0,
         autoregressive_overhead_s=0.0,
         step_overhead_s=0.0,
         overhead_on={},
     )
-
-
-def _with_intervals(x: Array, jacobian: Array, error: float) -> dict[str, tuple[float, float, float]]:
-    """Each constant with its 90 % interval, from the curvature at the fit and the error left."""
-    deviation = np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian))) * max(error, 1e-6)
-    low, high = x - Z_90 * deviation, x + Z_90 * deviation
-    found = {}
-    for index, name in enumerate(FACTORS):
-        found[name] = tuple(float(np.exp(each[index])) for each in (x, low, high))
-    for index, (name, scale) in enumerate(SCALES.items(), len(FACTORS)):
-        found[name] = tuple(float(max(each[index], 0.0)) * scale for each in (x, low, high))
-    return found  # type: ignore[return-value]  # three numbers each
 
 
 def save_fit(fit: ServerFit, points: Sequence[ServerPoint], origin: dict[str, Any], path: Path) -> list[Path]:

@@ -14,7 +14,6 @@ Left out of every fit: rows whose note says that requests queued or that they li
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Z_90
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
@@ -31,7 +31,6 @@ ROW_ERROR = 0.06
 """Standard deviation of a row about the model, beside which the priors weigh."""
 OWN_SPREAD = 0.7
 """Standard deviation of an engine's own deviation, in units of a prior's spread."""
-LARGEST_SHARE = 0.999
 CODE_STEP = 1e-3
 MAX_ROUNDS = 60
 LEAST_ERROR = 0.03
@@ -45,47 +44,26 @@ MANY_REQUESTS = 512
 Engines = Mapping[str, EngineProfile]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prior:
-    """Middle, and standard deviation of the logarithm; of the logit for a `share`."""
-
-    middle: float
-    spread: float
-    is_share: bool = False
-
-    def decode(self, code: Any) -> Any:
-        """The constant at a code (or at each of several)."""
-        if self.is_share:
-            return 1.0 / (1.0 + (1.0 / self.middle - 1.0) * np.exp(-self.spread * code))
-        return self.middle * np.exp(self.spread * code)
-
-    def encode(self, value: float) -> float:
-        if self.is_share:
-            value = min(value, LARGEST_SHARE)
-            return float(np.log(value / (1.0 - value)) - np.log(self.middle / (1.0 - self.middle))) / self.spread
-        return float(np.log(value / self.middle)) / self.spread
-
-
-Priors = Mapping[str, Prior]
-PRIORS: dict[str, Prior] = {
-    "gemm_factor": Prior(middle=1.0, spread=0.07),
-    "narrow_gemm_factor": Prior(middle=1.0, spread=0.1),
-    "experts_factor": Prior(middle=1.0, spread=0.25),
-    "attention_factor": Prior(middle=1.0, spread=0.2),
-    "collective_factor": Prior(middle=1.0, spread=0.2),
-    "elementwise_factor": Prior(middle=1.0, spread=0.3),
-    "autoregressive_overhead_s": Prior(middle=0.4e-3, spread=0.8),
-    "sequence_overhead_s": Prior(middle=10e-6, spread=0.8),
-    "older_sequence_overhead_s": Prior(middle=30e-6, spread=0.5),
-    "prefill_factor": Prior(middle=1.0, spread=0.15),
-    "prefill_layer_overhead_s": Prior(middle=50e-6, spread=0.8),
-    "prefill_share": Prior(middle=0.9, spread=1.0, is_share=True),
+Priors = Mapping[str, Free]
+PRIORS: dict[str, Free] = {
+    "gemm_factor": Free(prior=1.0, spread=0.07),
+    "narrow_gemm_factor": Free(prior=1.0, spread=0.1),
+    "experts_factor": Free(prior=1.0, spread=0.25),
+    "attention_factor": Free(prior=1.0, spread=0.2),
+    "collective_factor": Free(prior=1.0, spread=0.2),
+    "elementwise_factor": Free(prior=1.0, spread=0.3),
+    "autoregressive_overhead_s": Free(prior=0.4e-3, spread=0.8),
+    "sequence_overhead_s": Free(prior=10e-6, spread=0.8),
+    "older_sequence_overhead_s": Free(prior=30e-6, spread=0.5),
+    "prefill_factor": Free(prior=1.0, spread=0.15),
+    "prefill_layer_overhead_s": Free(prior=50e-6, spread=0.8),
+    "prefill_share": Free(prior=0.9, spread=1.0, scale="unit"),
 }
-DRAFT_PRIORS: dict[str, Prior] = {
-    "draft_step_overhead_s": Prior(middle=0.2e-3, spread=1.0),
-    "step_overhead_s": Prior(middle=1e-3, spread=1.0),
-    "eagle3_draft_overhead_s": Prior(middle=0.2e-3, spread=1.0),
-    "eagle3_step_overhead_s": Prior(middle=0.3e-3, spread=1.0),
+DRAFT_PRIORS: dict[str, Free] = {
+    "draft_step_overhead_s": Free(prior=0.2e-3, spread=1.0),
+    "step_overhead_s": Free(prior=1e-3, spread=1.0),
+    "eagle3_draft_overhead_s": Free(prior=0.2e-3, spread=1.0),
+    "eagle3_step_overhead_s": Free(prior=0.3e-3, spread=1.0),
 }
 """Priors of the constants that speculative rows tell."""
 
@@ -145,7 +123,7 @@ class _Joint:
 
     def profile(self, name: str, codes: Array) -> EngineProfile:
         """At (constants,) codes; with (constants, n), constants are columns of n values, which predictions keep."""
-        values = {key: prior.decode(code) for (key, prior), code in zip(self.priors.items(), codes, strict=True)}
+        values = {key: prior.at(code) for (key, prior), code in zip(self.priors.items(), codes, strict=True)}
         values = {key: float(value) if np.ndim(value) == 0 else value[:, None] for key, value in values.items()}
         return msgspec.structs.replace(self.bases[name], **values)
 
@@ -176,7 +154,7 @@ class _Joint:
 
     def codes_of(self, engines: Engines) -> Array:
         """The codes of given constants, divided between shared ones and deviations as is likeliest by the priors."""
-        own = np.array([[p.encode(getattr(e, key)) for key, p in self.priors.items()] for e in engines.values()])
+        own = np.array([[p.deviations(getattr(e, key)) for key, p in self.priors.items()] for e in engines.values()])
         shared = own.sum(axis=0) / (OWN_SPREAD**2 + len(engines))
         return np.concatenate([shared, ((own - shared) / OWN_SPREAD).reshape(-1)])
 
@@ -200,7 +178,7 @@ def improvement(rows: Sequence[ServingRow], engines: Engines, priors: Priors = P
     known = {
         name: msgspec.structs.replace(
             engine,
-            **{key: prior.middle for key, prior in priors.items() if getattr(engine, key) is None},
+            **{key: prior.prior for key, prior in priors.items() if getattr(engine, key) is None},
         )
         for name, engine in engines.items()
     }

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
-from magicdec.perfmodel.kernels.fit import MAX_PARAMETERS, Free, minimise
+from magicdec.perfmodel.kernels.fit import MAX_PARAMETERS, minimise
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.kernels.tables import curve_of, read_table, refit, row_seconds
 from magicdec.specs.device import Link

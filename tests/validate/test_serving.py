@@ -216,7 +216,7 @@ def test_an_engine_without_rows_takes_the_constants_that_the_others_share():
     rows = [row for row in sample_rows() if row.engine == "trtllm" and is_fitted_on(row)]
     fitted = fit_engines(rows, {name: load_engine(name) for name in ("vllm", "trtllm")})
     for name, prior in PRIORS.items():
-        own, borrowed = prior.encode(getattr(fitted["trtllm"], name)), prior.encode(getattr(fitted["vllm"], name))
+        own, borrowed = (prior.deviations(getattr(fitted[engine], name)) for engine in ("trtllm", "vllm"))
         assert abs(borrowed) <= abs(own) + 1e-9
         assert own * borrowed >= -1e-9
 

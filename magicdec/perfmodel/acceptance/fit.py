@@ -8,8 +8,10 @@ errors: by the overdispersion of the cells, or, where rows name their sequence, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -17,20 +19,20 @@ import numpy as np
 
 from magicdec.counts import Array, Counts, rate_and_error
 from magicdec.errors import ConfigError
+from magicdec.fitting import Free, Solution, solve
 from magicdec.perfmodel.acceptance.law import Law, LawError
 from magicdec.specs.speculation import DraftMethod
 
-PRIORS = {
-    "log_rejection": (math.log(0.2), 3.0, -16.0, 0.0),
-    "budget_exponent": (0.5, 0.5, 0.0, 6.0),
-    "context_exponent": (0.1, 0.2, -3.0, 3.0),
-    "fill_exponent": (1.0, 0.7, 0.0, 6.0),
-    "log_concentration": (math.log(50.0), 1.5, math.log(0.3), math.log(1e4)),
-    "log_drift": (math.log(0.2), 2.0, math.log(1e-3), math.log(10.0)),
-    "log_drift_depth": (math.log(2.0), 0.5, math.log(0.3), math.log(20.0)),
-    "log_floor": (math.log(0.1), 1.5, math.log(1e-4), math.log(0.9)),
+FREE = {
+    "rejection": Free(prior=0.2, spread=3.0, limits=(math.exp(-16.0), 1.0)),
+    "budget_exponent": Free(scale="linear", prior=0.5, spread=0.5, limits=(0.0, 6.0)),
+    "context_exponent": Free(scale="linear", prior=0.1, spread=0.2, limits=(-3.0, 3.0)),
+    "fill_exponent": Free(scale="linear", prior=1.0, spread=0.7, limits=(0.0, 6.0)),
+    "concentration": Free(prior=50.0, spread=1.5, limits=(0.3, 1e4)),
+    "drift": Free(prior=0.2, spread=2.0, limits=(1e-3, 10.0)),
+    "drift_depth": Free(prior=2.0, spread=0.5, limits=(0.3, 20.0)),
+    "floor": Free(prior=0.1, spread=1.5, limits=(1e-4, 0.9)),
 }
-"""Per parameter: prior mean, prior standard deviation, lower and upper bound."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,21 +158,17 @@ def _cells(rows: Sequence[Measurement]) -> _Cells:
     )
 
 
-def _law_of(x: Array, names: list[str], cells: _Cells) -> Law:
-    value = dict(zip(names, x.tolist(), strict=True))
-    fill = value["fill_exponent"]
+def _law_of(values: Mapping[str, float], cells: _Cells) -> Law:
+    """The law whose `rejection` is that at the cells' reference point."""
     left_out = max(1.0 - cells.reference_budget / cells.reference_context, 1e-3)
     return Law(
-        rejection=min(math.exp(value["log_rejection"]) * left_out**-fill, 1e3),
-        budget_exponent=value["budget_exponent"],
-        context_exponent=value["context_exponent"],
-        fill_exponent=fill,
-        reference_budget=cells.reference_budget,
-        reference_context=cells.reference_context,
-        floor=math.exp(value["log_floor"]) if "log_floor" in value else 0.0,
-        concentration=math.exp(value["log_concentration"]),
-        drift=math.exp(value["log_drift"]),
-        drift_depth=math.exp(value["log_drift_depth"]),
+        **{
+            "floor": 0.0,
+            **values,
+            "rejection": min(values["rejection"] * left_out ** -values["fill_exponent"], 1e3),
+            "reference_budget": cells.reference_budget,
+            "reference_context": cells.reference_context,
+        }
     )
 
 
@@ -200,37 +198,29 @@ def fit_law(
 ) -> LawFit:
     """The law of one method's counts, with errors. `cluster_factor` is the variance inflation when it is known."""
     cells = _cells(rows)
-    names = [name for name in PRIORS if name != "log_floor" or not is_self]
-    x, covariance = _least_squares(cells, names, inflation=1.0)
-    predicted = _predicted(_law_of(x, names, cells), cells)
-    inflation = _overdispersion(predicted, cells, num_parameters=len(names))
+    free = {name: each for name, each in FREE.items() if name != "floor" or not is_self}
+    solution = _fitted(cells, free, inflation=1.0)
+    predicted = _predicted(_law_of(solution.values, cells), cells)
+    inflation = _overdispersion(predicted, cells, num_parameters=len(free))
     if inflation > 1.0:  # the priors' weight against the data's follows from the data's true information
-        x, covariance = _least_squares(cells, names, inflation=inflation)
-        predicted = _predicted(_law_of(x, names, cells), cells)
-    law = _law_of(x, names, cells)
+        solution = _fitted(cells, free, inflation=inflation)
+        predicted = _predicted(_law_of(solution.values, cells), cells)
+    law = _law_of(solution.values, cells)
     between, clustering = _between_sequences(rows, law)
     clustering = max(clustering if cluster_factor is None else cluster_factor, 1.0)
-    error = _errors(x, names, cells, covariance * max(clustering / max(inflation, 1.0), 1.0))
+    error = _errors(solution, cells, math.sqrt(max(clustering / max(inflation, 1.0), 1.0)))
     misfit = float(np.average((cells.accepted / cells.trials - predicted) ** 2, weights=cells.trials))
     return LawFit(law=law, error=error, spread=between if spread is None else spread, rms=math.sqrt(misfit))
 
 
-def _least_squares(cells: _Cells, names: list[str], *, inflation: float) -> tuple[Array, Array]:
-    from scipy.optimize import least_squares
+def _fitted(cells: _Cells, free: Mapping[str, Free], *, inflation: float) -> Solution:
+    def residuals(values: dict[str, float]) -> Array:
+        data = _deviance_residuals(_predicted(_law_of(values, cells), cells), cells.trials, cells.accepted)
+        return data / math.sqrt(inflation)
 
-    mean, deviation, low, high = (np.array([PRIORS[name][index] for name in names]) for index in range(4))
-
-    def residuals(x: Array) -> Array:
-        data = _deviance_residuals(_predicted(_law_of(x, names, cells), cells), cells.trials, cells.accepted)
-        return np.concatenate([data / math.sqrt(inflation), (x - mean) / deviation])
-
-    start = mean.copy()
     overall = 1.0 - (cells.accepted.sum() + 0.5) / (cells.trials.sum() + 1.0)
-    start[0] = np.clip(math.log(max(overall, 1e-6)), low[0] + 1e-6, high[0] - 1e-6)
-    solved = least_squares(residuals, start, bounds=(low, high), max_nfev=200, xtol=1e-8, ftol=1e-8)
-    jacobian = np.asarray(solved.jac, dtype=np.float64)
-    covariance: Array = np.linalg.pinv(jacobian.T @ jacobian).astype(np.float64)
-    return np.asarray(solved.x, dtype=np.float64), covariance
+    start = {"rejection": max(float(overall), 1e-6)}
+    return solve(free, residuals, starts=(start,), max_nfev=200, xtol=1e-8, ftol=1e-8)
 
 
 def _overdispersion(predicted: Array, cells: _Cells, *, num_parameters: int) -> float:
@@ -266,43 +256,26 @@ def _between_sequences(rows: Sequence[Measurement], law: Law) -> tuple[float, fl
     return math.sqrt(min(max(between, 0.0), 0.25)), inflation
 
 
-def _errors(x: Array, names: list[str], cells: _Cells, covariance: Array) -> LawError:
+def _errors(solution: Solution, cells: _Cells, factor: float) -> LawError:
     """Standard errors in the form of LawError, by the delta method about the reference point."""
     deepest = max(cells.gamma, 2)
 
-    def deviation_of(function: Callable[[Law], float]) -> float:
-        steps = 1e-4 * np.maximum(np.abs(x), 1.0)
-        gradient = np.zeros(x.size)
-        for index in range(x.size):
-            up, down = x.copy(), x.copy()
-            up[index] += steps[index]
-            down[index] -= steps[index]
-            up, down = _clip(up, names), _clip(down, names)
-            width = up[index] - down[index]
-            gradient[index] = (function(_law_of(up, names, cells)) - function(_law_of(down, names, cells))) / width
-        return math.sqrt(max(float(gradient @ covariance @ gradient), 0.0))
-
-    def log_hazard(law: Law, position: int) -> float:
-        rates = law.conditional_rates(
+    def log_hazard(values: dict[str, float], position: int) -> float:
+        rates = _law_of(values, cells).conditional_rates(
             budget=cells.reference_budget, context=cells.reference_context, gamma_max=position
         )
         return math.log(max(-math.log(max(float(rates[-1]), 1e-12)), 1e-12))
 
-    first = deviation_of(lambda law: log_hazard(law, 1))
-    last = deviation_of(lambda law: log_hazard(law, deepest))
-    by_name = dict(zip(names, np.sqrt(np.diag(covariance)).tolist(), strict=True))
+    first, last = (factor * solution.deviation_of(partial(log_hazard, position=position)) for position in (1, deepest))
+    of_budget, of_context = (
+        min(factor * solution.deviation_of(itemgetter(name)), 10.0) for name in ("budget_exponent", "context_exponent")
+    )
     return LawError(
         log_rejection=min(first, 10.0),
-        budget_exponent=min(by_name["budget_exponent"], 10.0),
-        context_exponent=min(by_name["context_exponent"], 10.0),
+        budget_exponent=of_budget,
+        context_exponent=of_context,
         depth=min(math.sqrt(max(last**2 - first**2, 0.0)) / math.log(deepest), 10.0),
     )
-
-
-def _clip(x: Array, names: list[str]) -> Array:
-    low, high = (np.array([PRIORS[name][index] for name in names]) for index in (2, 3))
-    clipped: Array = np.clip(x, low, high)
-    return clipped
 
 
 def measurements_of(counts: Counts, *, draft_method: DraftMethod, budget: float, context: float) -> list[Measurement]:

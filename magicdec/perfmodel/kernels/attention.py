@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 import msgspec
 import numpy as np
 
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Array,
     Columns,
@@ -34,7 +35,7 @@ from magicdec.perfmodel.kernels.base import (
     soft_max,
     waves,
 )
-from magicdec.perfmodel.kernels.fit import Free, Parameters, Rows, minimise, with_fit
+from magicdec.perfmodel.kernels.fit import Parameters, Rows, minimise, with_fit
 from magicdec.perfmodel.kernels.gemm import cache_parameters
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 from magicdec.specs.engine import EngineProfile

@@ -27,7 +27,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from magicdec.perfmodel.kernels.fit import Fit, Free, Rows, minimise, with_fit
+from magicdec.fitting import Free
+from magicdec.perfmodel.kernels.fit import Fit, Rows, minimise, with_fit
 from magicdec.specs.device import Device, Spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.precision import Precision

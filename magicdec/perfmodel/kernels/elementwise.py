@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import Cost, Curve, Op, OpTime, Where, WorkingSet, arrays, operation
-from magicdec.perfmodel.kernels.fit import Free
 from magicdec.specs.device import Device
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Array,
     Columns,
@@ -30,7 +31,6 @@ from magicdec.perfmodel.kernels.base import (
     soft_max,
     total,
 )
-from magicdec.perfmodel.kernels.fit import Free
 from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 

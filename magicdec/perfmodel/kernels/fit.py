@@ -5,25 +5,24 @@ is near the mean relative error. Weak priors (`Free.spread`, at the curve's gene
 do not determine: without them, a fit to few tokens knows nothing of the compute ceiling. Several starts guard against
 local minima. At most 12 constants per table.
 
-Rows are mappings of column names to arrays, one entry per timing; `time_s` is the median time of one call. SciPy is
-imported on the first fit only: predicting needs none of it.
+Rows are mappings of column names to arrays, one entry per timing; `time_s` is the median time of one call.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from magicdec.counts import Array
 from magicdec.errors import ConfigError
+from magicdec.fitting import Free, solve
 from magicdec.specs.device import LIMITS, Spec
 
-Array = npt.NDArray[np.float64]
 Rows = Mapping[str, Any]
 Constants = TypeVar("Constants", bound=msgspec.Struct)
 MAX_PARAMETERS = 12
@@ -46,40 +45,6 @@ class Fit(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defa
     """One standard deviation of a prediction, relative; intervals are built from it."""
     borrowed_from: str = ""
     """The device that the curve was measured on, when it was another one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Free:
-    """A constant to fit: the spread of its prior in the fitted scale (log, logit, or log of the excess over 1).
-
-    The prior is the curve's generic value, its field's default, unless one kind of kernel has another (None: the
-    default).
-    """
-
-    spread: float = 0.5
-    scale: Literal["log", "unit", "above_one", "linear"] = "log"
-    prior: float | None = None
-
-    @property
-    def center(self) -> float:
-        assert self.prior is not None
-        return self.encode(self.prior)
-
-    def encode(self, value: float) -> float:
-        if self.scale == "linear":
-            return value
-        value = max(value, 1e-12)
-        if self.scale == "unit":
-            value = min(max(value, 1e-4), 1 - 1e-4)
-            return math.log(value / (1 - value))
-        return math.log(max(value - (1.0 if self.scale == "above_one" else 0.0), 1e-12))
-
-    def decode(self, code: float) -> float:
-        if self.scale == "linear":
-            return code
-        if self.scale == "unit":
-            return 1.0 / (1.0 + math.exp(-code))
-        return math.exp(code) + (1.0 if self.scale == "above_one" else 0.0)
 
 
 Parameters = Mapping[str, Free]
@@ -106,44 +71,33 @@ def minimise(
 
     Raises ConfigError when there are too few rows, or times that are not positive numbers.
     """
-    from scipy.optimize import least_squares
-
     (seconds,) = columns(rows, ("time_s",))
     weights = np.asarray(rows["weight"], dtype=np.float64) if "weight" in rows else np.ones(seconds.size)
-    names = list(parameters)
     parameters = with_priors(parameters, type(start)())
-    if len(names) > MAX_PARAMETERS:
-        raise ValueError(f"{len(names)} free parameters, at most {MAX_PARAMETERS}")
+    if len(parameters) > MAX_PARAMETERS:
+        raise ValueError(f"{len(parameters)} free parameters, at most {MAX_PARAMETERS}")
     if seconds.size < 3 or not np.all(np.isfinite(seconds) & (seconds > 0)):
         raise ConfigError(f"cannot fit {type(start).__name__}: needs at least 3 rows with positive times")
     log_seconds = np.log(seconds)
-    center = np.array([parameters[name].center for name in names])
-    spread = np.array([parameters[name].spread for name in names])
-    pull = PRIOR_WEIGHT * math.sqrt(seconds.size)
-
-    def curve_at(codes: Array) -> Constants:
-        values = {name: parameters[name].decode(float(code)) for name, code in zip(names, codes, strict=True)}
-        return msgspec.structs.replace(start, **values)
-
-    def residuals(codes: Array) -> Array:
-        error = np.log(np.maximum(predict(curve_at(codes)), 1e-12)) - log_seconds
-        return np.concatenate([weights * error, pull * (codes - center) / spread])
-
-    best: tuple[float, Array] | None = None
-    limits = [LIMITS.get(name, (0.0, 1.0 if name.endswith("_s") else 1e18)) for name in names]
-    low = [parameters[name].encode(least) for name, (least, _) in zip(names, limits, strict=True)]
-    high = [parameters[name].encode(most) for name, (_, most) in zip(names, limits, strict=True)]
-    low, high = np.maximum(low, center - 8 * spread), np.minimum(high, center + 8 * spread)
-    for override in starts:
-        first = center.copy()
-        for name, value in override.items():
-            first[names.index(name)] = parameters[name].encode(value)
-        first = np.clip(first, low + 1e-6, high - 1e-6)
-        result = least_squares(residuals, first, bounds=(low, high), loss="soft_l1", f_scale=LOSS_SCALE, max_nfev=120)
-        if best is None or result.cost < best[0]:
-            best = (float(result.cost), result.x)
-    assert best is not None
-    return curve_at(best[1]), best[0]
+    limits = {name: LIMITS.get(name, (0.0, 1.0 if name.endswith("_s") else 1e18)) for name in parameters}
+    codes = [
+        (each.encode(limits[name][0]), each.encode(limits[name][1]), each.center, each.spread)
+        for name, each in parameters.items()
+    ]
+    low, high, center, spread = np.array(codes).T
+    solution = solve(
+        parameters,
+        lambda values: (
+            weights * (np.log(np.maximum(predict(msgspec.structs.replace(start, **values)), 1e-12)) - log_seconds)
+        ),
+        pull=PRIOR_WEIGHT * math.sqrt(seconds.size),
+        starts=starts,
+        bounds=(np.maximum(low, center - 8 * spread), np.minimum(high, center + 8 * spread)),
+        loss="soft_l1",
+        f_scale=LOSS_SCALE,
+        max_nfev=120,
+    )
+    return msgspec.structs.replace(start, **solution.values), solution.cost
 
 
 def columns(rows: Rows, names: Sequence[str], **defaults: float) -> list[Array]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Array,
     Cost,
@@ -29,7 +30,7 @@ from magicdec.perfmodel.kernels.base import (
     soft_max,
     waves,
 )
-from magicdec.perfmodel.kernels.fit import Free, Parameters, Rows, minimise, with_fit
+from magicdec.perfmodel.kernels.fit import Parameters, Rows, minimise, with_fit
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.precision import Precision

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.attention import Latents
 from magicdec.perfmodel.kernels.base import (
     Cost,
@@ -27,7 +28,6 @@ from magicdec.perfmodel.kernels.base import (
     soft_max,
     waves,
 )
-from magicdec.perfmodel.kernels.fit import Free
 from magicdec.perfmodel.kernels.latent import LATENT_FLOPS_PER_PAIR, LATENT_ROW, latent_attention
 from magicdec.specs.device import Device
 

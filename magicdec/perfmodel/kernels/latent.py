@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import ConfigError
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.attention import AttentionCurve, Latents
 from magicdec.perfmodel.kernels.base import Array, Cost, Op, Table, Where, operation
-from magicdec.perfmodel.kernels.fit import Free, Rows, minimise, with_fit
+from magicdec.perfmodel.kernels.fit import Rows, minimise, with_fit
 from magicdec.specs.device import Device
 
 LATENT_ROW, LATENT_FLOPS_PER_PAIR = 512 + 64, 2.0 * (512 + 64 + 512)

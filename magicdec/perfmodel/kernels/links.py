@@ -38,6 +38,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     Array,
     Cost,
@@ -48,7 +49,7 @@ from magicdec.perfmodel.kernels.base import (
     as_array,
     fixed,
 )
-from magicdec.perfmodel.kernels.fit import Free, Parameters, Rows, minimise, that_matter, with_fit
+from magicdec.perfmodel.kernels.fit import Parameters, Rows, minimise, that_matter, with_fit
 from magicdec.specs.device import Device
 from magicdec.units import KIB, MIB
 

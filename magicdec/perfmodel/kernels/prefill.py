@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.attention import QUERY_ROWS_PER_BLOCK
 from magicdec.perfmodel.kernels.base import (
     Array,
@@ -27,7 +28,7 @@ from magicdec.perfmodel.kernels.base import (
     operation,
     soft_max,
 )
-from magicdec.perfmodel.kernels.fit import Free, Rows, minimise, with_fit
+from magicdec.perfmodel.kernels.fit import Rows, minimise, with_fit
 from magicdec.specs.device import Device, bytes_per_element
 
 BLOCK_RIDGE_POWER = 4.0

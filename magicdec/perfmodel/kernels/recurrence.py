@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
     FP32_BYTES,
     Columns,
@@ -29,7 +30,6 @@ from magicdec.perfmodel.kernels.base import (
     waves,
 )
 from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve, Stream
-from magicdec.perfmodel.kernels.fit import Free
 from magicdec.specs.device import Device
 
 CHUNK_TOKENS = 64
