@@ -150,7 +150,9 @@ class _Step:
     def verify(self) -> ForwardTime:
         """The target's pass over a block of each sequence."""
         setup = self.setup
-        time = self._block_pass.plus(fixed("verify overhead", "overhead", setup.engine.verify_overhead_s))
+        engine = setup.engine
+        host_s = engine.verify_overhead_s + self.verified * engine.scored_token_s
+        time = self._block_pass.plus(fixed("verify overhead", "overhead", host_s))
         return time.plus(self._uncaptured(setup.model.num_hidden_layers)) if setup.leaves_graphs else time
 
     @cached_property

@@ -108,6 +108,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     token's is copied there (SGLang). 0: the next step reads it where it is (vLLM)."""
     speculation_sequence_s: float = 0.0
     """Per sequence of a speculative step, on top of `sequence_overhead_s`: several tokens are checked and handed on."""
+    scored_token_s: float = 0.0
+    """Per token of a verification pass that the engine scores as a sequence of its own, host time."""
     uncaptured_pass_s: float = 0.0
     """Per pass that runs outside captured graphs because its attention kernel cannot be captured with several query
     tokens (FlashInfer on devices before Hopper, whose FlashAttention reads no cache in 8 bits)."""

@@ -3,7 +3,8 @@
 Columns: source, model, hardware, engine, engine_version, tp, concurrency, prompt_len, output_len, draft, draft_detail,
 gamma, tokens_per_step, weight_dtype, kv_dtype, unit, baseline, speculative, note. Units: `tok_s`, output tokens per
 second of the whole server (prefill inside, unless the note says "decode only"); `tpot_*_ms`, the time between tokens.
-A row without lengths is taken to have `PROMPT_LEN` and `OUTPUT_LEN`.
+A row without lengths is taken to have those of the workload that its note names (`WORKLOADS`), else `PROMPT_LEN` and
+`OUTPUT_LEN`.
 
 The prediction is a plan's: its acceptance is the row's measured tokens per step, or the shipped profile's. The median
 of the time between tokens (`tpot_p50_ms`) is that of the median request, whose text is easier than the mean step's.
@@ -53,7 +54,9 @@ COLUMNS = (
     "source", "model", "hardware", "engine", "tp", "concurrency", "draft", "gamma", "unit", "baseline", "speculative"
 )  # fmt: skip
 PROMPT_LEN, OUTPUT_LEN = 512.0, 256.0
-"""Lengths of a row that states none: about those of ShareGPT's conversations."""
+"""Lengths of a row that states none and names no known workload."""
+WORKLOADS = {"sharegpt": (217.0, 186.0)}
+"""Mean prompt and output of workloads by name: 217,393 and 185,616 tokens of the 1,000 requests of vLLM's benchmark."""
 SHARED_BUDGET = 0.07
 """Share of the cache that a sparse draft reads where its row states neither a share nor a budget."""
 SMALLEST_BUDGET = 64
@@ -208,13 +211,19 @@ def read_pairs(paths: Sequence[Path]) -> tuple[list[Pair], list[str]]:
         for line in lines:
             try:
                 given = {key: value.strip() for key, value in line.values.items() if value.strip()}
-                row = msgspec.convert(given, PairRow, strict=False)
+                row = msgspec.convert(_lengths(given) | given, PairRow, strict=False)
                 pairs.append(Pair(row, pair_setup(row, load_engine(engine_name(row.engine))), line.where))
             except (MagicdecError, msgspec.ValidationError) as error:
                 refused.append(f"{line.where}: {str(error).replace('`', chr(39))}")
     if not pairs:
         raise ConfigError(refused[0])
     return pairs, refused
+
+
+def _lengths(given: Mapping[str, str]) -> dict[str, str]:
+    """The lengths of the workload that a row's note names."""
+    named = (lengths for name, lengths in WORKLOADS.items() if name in given.get("note", "").lower())
+    return {key: str(each) for key, each in zip(("prompt_len", "output_len"), next(named, ()), strict=False)}
 
 
 def model_name(text: str) -> str:

@@ -52,6 +52,17 @@ def test_constants_hold_from_their_version_on():
     }  # fmt: skip
 
 
+def test_an_engine_that_expands_its_batch_pays_for_each_scored_token():
+    """vLLM before 0.8: 16 sequences of 4 tokens are 64 sequences to its host."""
+    given = setup()
+    older = dataclasses.replace(given, engine=given.engine.of_version("0.6.3"))
+    newer = dataclasses.replace(given, engine=given.engine.of_version("0.9"))
+    seconds = [[step(each, batch=b, gamma=3.0)[1] for b in (1.0, 17.0)] for each in (older, newer)]
+    apart = (seconds[0][1] - seconds[0][0]) - (seconds[1][1] - seconds[1][0])
+    assert apart == pytest.approx(64 * older.engine.scored_token_s, rel=1e-6)
+    assert older.engine.scored_token_s > 0.0 == given.engine.scored_token_s
+
+
 def test_flash_attention_2_neither_packs_nor_splits_several_query_tokens():
     """A block per query head over the whole context: with fewer blocks than multiprocessors the time does not depend on
     the batch, and is 64 rows' arithmetic of one multiprocessor for each key."""

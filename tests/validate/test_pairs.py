@@ -97,6 +97,13 @@ def test_names_are_read_as_sources_write_them(tmp_path, changes, expected):
     assert (setup.model.name, spec.draft, spec.draft_method, setup.precision.weight_dtype) == expected
 
 
+def test_lengths_that_a_row_leaves_out_are_those_of_the_workload_that_it_names(tmp_path):
+    without = LINE.replace(",1024,256,", ",,,")
+    lines = (without + "ShareGPT; greedy", without + "chat", LINE + "ShareGPT")
+    pairs, _ = read_pairs([write(tmp_path / "x.csv", *lines)])
+    assert [(pair.row.prompt_len, pair.row.output_len) for pair in pairs] == [(217, 186), (512, 256), (1024, 256)]
+
+
 def test_the_regret_is_of_the_gamma_that_is_predicted_best(tmp_path):
     gammas, tokens = (1, 3, 7), (1.7, 2.5, 2.9)
     lines = [LINE.replace(",3,2.5,", f",{gamma},{each},") for gamma, each in zip(gammas, tokens, strict=True)]
