@@ -1,12 +1,14 @@
-"""Fits what a speculative step costs in today's vLLM to servers measured with and without speculation, and says how
-well the constants carry over.
+"""Fits what a speculative step costs in vLLM to servers measured with and without speculation, and says how well the
+constants carry over.
 
     python scripts/fit_speculation.py [--write] [FILE.csv…]
 
 FILEs have the columns of `magicdec validate pairs` (without any: the sample that ships). Rows of trained heads with
-measured tokens per step are fitted, by the logarithm of their speedup; each source, draft and format weighs the same.
-Printed are the errors as fitted and with each source, model, device and cache format left out of the fit. `--write`
-puts the constants into the engine's profile. The profile's other constants, of autoregressive decoding, stay.
+measured tokens per step, and those of versions that score by batch expansion, are fitted by the logarithm of their
+speedup; each source, draft and format weighs the same. Printed are the mean errors of every source, model, device and
+format (weights/cache): as fitted, and with its rows left out of the fit. Rows that no constant is fitted to, such as
+self-drafts, are always left out. `--write` puts the constants into the engine's profile. The profile's other constants,
+of autoregressive decoding, stay.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +27,11 @@ from scipy.optimize import least_squares
 from magicdec.errors import MagicdecError
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import Array
-from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, load_engine, save_engine
+from magicdec.perfmodel.speedup import BoolArray
+from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, load_engine, save_engine, version_number
 from magicdec.specs.speculation import HEAD_METHODS
 from magicdec.validate.csv_rows import published
-from magicdec.validate.pairs import Pair, predict_pairs, read_pairs
-from magicdec.validate.serving import error_figures
+from magicdec.validate.pairs import Pair, predict_pairs, read_pairs, tokens_of_cells
 
 ENGINE = "vllm"
 PRIORS = {
@@ -38,87 +41,126 @@ PRIORS = {
     "greedy_accept_passes": Free(prior=5.0, spread=0.7),
     "uncaptured_pass_s": Free(prior=1.2e-3, spread=0.5),
 }
+EXPANDS_BEFORE = "0.8"
+"""The version before which a batch is expanded by its drafted tokens."""
+EXPANDING_PRIORS = {
+    "step_overhead_s": Free(prior=2e-3, spread=0.5),
+    "scored_token_s": Free(prior=0.2e-3, spread=1.0),
+}
 ROW_ERROR = 0.06
 MAX_ROUNDS = 12
 LEFT_OUT: dict[str, Callable[[Pair], str]] = {
     "source": lambda pair: pair.row.origin,
     "model": lambda pair: pair.row.model,
     "device": lambda pair: pair.setup.hardware.name,
-    "cache": lambda pair: pair.row.kv_dtype,
+    "format": lambda pair: f"{pair.setup.precision.weight_dtype}/{pair.setup.precision.kv_dtype}",
 }
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Pairs with their tokens per step; those of which `is_fitted` constrain the constants."""
+
+    pairs: list[Pair]
+    tokens: list[float | None]
+    is_fitted: BoolArray
+
+    def log_errors(self, profile: EngineProfile) -> Array:
+        measured = np.array([pair.row.speedup for pair in self.pairs])
+        return np.asarray(np.log(predict_pairs(self.pairs, self.tokens, {ENGINE: profile}).speedup / measured))
+
+    def where(self, chosen: BoolArray) -> Rows:
+        kept = np.flatnonzero(chosen).tolist()
+        return Rows([self.pairs[i] for i in kept], [self.tokens[i] for i in kept], self.is_fitted[chosen])
+
+
+def expands(pair: Pair) -> bool:
+    version = pair.row.engine_version
+    return bool(version) and version_number(version) < version_number(EXPANDS_BEFORE)
+
+
+def read(paths: Sequence[Path]) -> Rows:
+    """The engine's rows that have tokens per step, or of which another gamma of the same load has."""
+    pairs, _ = read_pairs(paths)
+    known = [
+        (pair, tokens)
+        for pair, tokens in zip(pairs, tokens_of_cells(pairs), strict=True)
+        if pair.setup.engine.name == ENGINE and tokens is not None and (pair.row.tokens_per_step or expands(pair))
+    ]
+    is_head = [pair.setup.speculation.draft_method in HEAD_METHODS or expands(pair) for pair, _ in known]
+    return Rows([pair for pair, _ in known], [tokens for _, tokens in known], np.array(is_head))
 
 
 def at(codes: Array) -> EngineProfile:
     """The profile with the constants of these codes, in units of their priors' spreads."""
-    values = {name: float(prior.at(code)) for (name, prior), code in zip(PRIORS.items(), codes, strict=True)}
-    return msgspec.structs.replace(load_engine(ENGINE), **values)
+    profile, split = load_engine(ENGINE), len(PRIORS)
+
+    def decoded(priors: dict[str, Free], codes: Array) -> dict[str, float]:
+        return {name: float(prior.at(code)) for (name, prior), code in zip(priors.items(), codes, strict=True)}
+
+    older = profile.before | {EXPANDS_BEFORE: decoded(EXPANDING_PRIORS, codes[split:])}
+    return msgspec.structs.replace(profile, **decoded(PRIORS, codes[:split]), before=older)
 
 
-def log_errors(pairs: Sequence[Pair], profile: EngineProfile) -> Array:
-    tokens = [pair.row.tokens_per_step for pair in pairs]
-    measured = np.array([pair.row.speedup for pair in pairs])
-    return np.asarray(np.log(predict_pairs(pairs, tokens, {ENGINE: profile}).speedup / measured))
-
-
-def fit(pairs: Sequence[Pair]) -> EngineProfile:
-    groups = [(pair.row.origin, pair.row.draft, pair.row.kv_dtype) for pair in pairs]
+def fit(rows: Rows) -> EngineProfile:
+    rows = rows.where(rows.is_fitted)
+    groups = [(pair.row.origin, pair.row.draft, pair.row.kv_dtype) for pair in rows.pairs]
     counts = Counter(groups)
-    weights = np.sqrt([len(pairs) / len(counts) / counts[group] for group in groups])
+    weights = np.sqrt([len(groups) / len(counts) / counts[group] for group in groups])
 
     def residuals(codes: Array) -> Array:
-        return np.concatenate([weights * log_errors(pairs, at(codes)) / ROW_ERROR, codes])
+        return np.concatenate([weights * rows.log_errors(at(codes)) / ROW_ERROR, codes])
 
-    found: Any = least_squares(residuals, np.zeros(len(PRIORS)), loss="soft_l1", diff_step=1e-2, max_nfev=MAX_ROUNDS)
+    start = np.zeros(len(PRIORS) + len(EXPANDING_PRIORS))
+    found: Any = least_squares(residuals, start, loss="soft_l1", diff_step=1e-2, max_nfev=MAX_ROUNDS)
     return at(found.x)
 
 
-def left_out(pairs: Sequence[Pair]) -> dict[str, frozenset[int]]:
-    """The rows of each source, model, device and cache format, those of the same rows named together."""
-    names: dict[frozenset[int], list[str]] = defaultdict(list)
+def rounded(profile: EngineProfile) -> EngineProfile:
+    """Three significant digits."""
+
+    def short(values: dict[str, float]) -> dict[str, float]:
+        return {name: float(f"{value:.3g}") for name, value in values.items()}
+
+    older = profile.before | {EXPANDS_BEFORE: short(profile.before[EXPANDS_BEFORE])}
+    return msgspec.structs.replace(profile, **short({name: getattr(profile, name) for name in PRIORS}), before=older)
+
+
+def groups(rows: Rows) -> dict[tuple[int, ...], list[str]]:
+    """The rows of each source, model, device and format, those of the same rows named together."""
+    names: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for key in LEFT_OUT.values():
-        for value in dict.fromkeys(map(key, pairs)):
-            names[frozenset(index for index, pair in enumerate(pairs) if key(pair) == value)].append(value)
-    return {", ".join(dict.fromkeys(each)): rows for rows, each in names.items() if len(rows) < len(pairs)}
+        for value in dict.fromkeys(map(key, rows.pairs)):
+            names[tuple(index for index, pair in enumerate(rows.pairs) if key(pair) == value)].append(value)
+    return names
 
 
-def report(what: str, pairs: Sequence[Pair], errors: Array) -> None:
-    for is_rate in (True, False):
-        chosen = np.array([pair.row.is_rate == is_rate for pair in pairs])
-        if chosen.any():
-            figures = error_figures(np.expm1(errors[chosen]))
-            kind = "whole requests" if is_rate else "between tokens"
-            print(
-                f"{what:60} {kind:15} {chosen.sum():4} rows: mean {figures['mape']:.1%}, bias {figures['bias']:+.1%}, "
-                f"90th percentile {figures['p90']:.1%}",
-                flush=True,
-            )
+def report(rows: Rows, fitted: EngineProfile) -> None:
+    """One line for each source, model, device and format: mean errors as fitted, and with its rows left out."""
+    in_sample = np.abs(np.expm1(rows.log_errors(fitted)))
+    is_rate = np.array([pair.row.is_rate for pair in rows.pairs])
+    print(f"{'left out':92} rows  whole requests   between tokens     (fitted, left out)")
+    for indices, names in {tuple(range(len(rows.pairs))): ["nothing"], **groups(rows)}.items():
+        out = np.isin(np.arange(len(rows.pairs)), indices)
+        without = fit(rows.where(~out)) if np.any(out & rows.is_fitted) and not out.all() else fitted
+        left_out = np.full(out.size, np.nan)
+        left_out[out] = np.abs(np.expm1(rows.where(out).log_errors(without)))
+        cells = [
+            f"{in_sample[chosen].mean():6.1%} {left_out[chosen].mean():6.1%}" if chosen.any() else 13 * " "
+            for chosen in (out & is_rate, out & ~is_rate)
+        ]
+        print(f"{', '.join(names):92} {out.sum():4}  {'   '.join(cells)}", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:
-    paths = [Path(each) for each in arguments if each != "--write"] or published("speculation_pairs.csv")
-    every, _ = read_pairs(paths)
-    pairs = [
-        pair
-        for pair in every
-        if pair.setup.engine.name == ENGINE
-        and pair.setup.speculation.draft_method in HEAD_METHODS
-        and pair.row.tokens_per_step is not None
-    ]
-    fitted = fit(pairs)
-    print({name: float(f"{getattr(fitted, name):.3g}") for name in PRIORS})
-    report("fitted", pairs, log_errors(pairs, fitted))
-    for names, out in left_out(pairs).items():
-        without = fit([pair for index, pair in enumerate(pairs) if index not in out])
-        chosen = [pairs[index] for index in sorted(out)]
-        report(f"left out: {names}", chosen, log_errors(chosen, without))
+    rows = read([Path(each) for each in arguments if each != "--write"] or published("speculation_pairs.csv"))
+    fitted = rounded(fit(rows))
+    print({name: getattr(fitted, name) for name in PRIORS}, fitted.before[EXPANDS_BEFORE])
     if "--write" in arguments:
-        constants = {name: float(f"{getattr(fitted, name):.3g}") for name in PRIORS}
-        source = f"fitted to {len(pairs)} pairs of measured servers (scripts/fit_speculation.py)"
-        profile = load_engine(ENGINE)
-        sources = profile.sources | {"draft costs": f"{source}; before 0.14 to 5 chains: vLLM issue 20780"}
-        save_engine(
-            msgspec.structs.replace(profile, **constants, sources=sources), ENGINES_DIRECTORY / f"{ENGINE}.toml"
-        )
+        source = f"fitted to {int(rows.is_fitted.sum())} pairs of measured servers (scripts/fit_speculation.py)"
+        sources = fitted.sources | {"draft costs": f"{source}; from 0.8 to 0.13 to 5 chains: vLLM issue 20780"}
+        save_engine(msgspec.structs.replace(fitted, sources=sources), ENGINES_DIRECTORY / f"{ENGINE}.toml")
+    report(rows, fitted)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def _points(request: dict[str, Any]) -> Answer:
     need = prediction.memory
     found |= {f"memory.{name}": value for name, value in vars(need).items()}
     found["memory.fits"] = need.fits
-    bounds = find("interval")(prediction, find("tokens_error")(prediction, law, 0.05))
+    bounds = find("interval")(prediction, find("tokens_error")(prediction, law))
     found |= {f"interval.{name}": value for name, value in vars(bounds).items()}
     found |= _deeper(setup, request, prediction, budget)
     shape = prediction.points.shape

@@ -14,7 +14,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from magicdec.perfmodel.kernels.base import BOUNDS, GROUPS, Array, BoundBy, Cost, Group, Op, Where, fixed, merged, total
+from magicdec.perfmodel.kernels.base import (
+    BOUNDS,
+    GROUPS,
+    SECONDS,
+    Array,
+    BoundBy,
+    Cost,
+    Group,
+    Op,
+    Where,
+    fixed,
+    merged,
+    total,
+)
 from magicdec.perfmodel.kernels.elementwise import streaming
 from magicdec.perfmodel.kernels.gemm import linear
 from magicdec.perfmodel.kernels.links import Message, all_reduce
@@ -68,9 +81,13 @@ class ForwardTime:
                 seconds[memory] = seconds[memory] + np.where(by_compute, 0.0, work)
         return seconds
 
-    def times(self, factor: Any) -> ForwardTime:
+    def times(self, count: Any) -> ForwardTime:
         """A share of the pass, or several of them."""
-        return ForwardTime(tuple(op.times(factor) for op in self.ops))
+        return ForwardTime(tuple(op.times(count) for op in self.ops))
+
+    def by(self, factor: Any) -> ForwardTime:
+        """The pass run so many times slower, each operation within its limits."""
+        return ForwardTime(tuple(op.by(factor) for op in self.ops))
 
     def summed(self, weight: Array) -> ForwardTime:
         """The operations summed over the last axis with these weights."""
@@ -78,10 +95,9 @@ class ForwardTime:
         def over(value: Any) -> Any:
             return np.sum(weight * value, axis=-1)
 
-        seconds = ("time_s", "memory_s", "compute_s", "overhead_s")
         return ForwardTime(
             tuple(
-                replace(op, cost=Cost(*map(over, op.cost)), **{name: over(getattr(op, name)) for name in seconds})
+                replace(op, cost=Cost(*map(over, op.cost)), **{name: over(getattr(op, name)) for name in SECONDS})
                 for op in self.ops
             )
         )

@@ -50,8 +50,6 @@ OTHER_HEAD_ERROR = 0.12
 """Acceptance rates of two heads of one model, and of one on two tasks, differ by about this much: 1.25 and 2.0 tokens
 per step of gpt-oss-120b at 9k tokens and gamma 3, 2.3 and 1.4 of Qwen3-8B at gamma 2, 2.5 to 4.1 of one head of
 Llama-3.1-8B at gamma 5."""
-SOURCE_ERROR = 0.05
-"""Acceptance rates of two harnesses on one task differ by about this much."""
 
 
 def is_engine_fitted_on(hw: HardwareProfile, engine: EngineProfile) -> bool:
@@ -194,10 +192,9 @@ def _link_error(setup: Setup, tp_size: Any, near: float) -> Any:
     return np.where(estimated, max(near, ACROSS_NODES_ERROR), near) if np.any(estimated) else near
 
 
-def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None, source_error: float = 0.0) -> Array:
+def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None) -> Array:
     """One relative standard deviation of the tokens per step: the profile's own, and from which sequences
-    a batch happens to hold, whose own rates differ by the profile's `spread`. `source_error` is added to it for a
-    source unlike the others'."""
+    a batch happens to hold, whose own rates differ by the profile's `spread`."""
     points = prediction.points
     if acceptance is None or not np.any(points.gamma > 0):
         return np.zeros(())
@@ -205,8 +202,7 @@ def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None, s
     read = draft_kv_tokens(prediction.setup, kv_len, points.budget)
     own_rates = acceptance.spread / np.sqrt(points.batch)
     of_head = OTHER_HEAD_ERROR if is_one_head_of_many(acceptance) else 0.0
-    shifts = (source_error, own_rates, of_head)
-    return acceptance.tokens_error(budget=read, context=kv_len, gamma=points.gamma, shifts=shifts)
+    return acceptance.tokens_error(budget=read, context=kv_len, gamma=points.gamma, shifts=(own_rates, of_head))
 
 
 def is_one_head_of_many(acceptance: AcceptanceProfile) -> bool:

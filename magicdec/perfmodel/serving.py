@@ -145,30 +145,31 @@ def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any,
     """The time that one prompt adds to `active` requests that decode with `query_len` tokens each; of a replica of
     several groups and stages, to that of all, while every one of them has prompts.
 
-    The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor` does.
+    The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor` does, and makes no
+    operation faster than the device's memory, processor and links.
     """
     model, spread = setup.model, setup.spread
     engine = msgspec.structs.replace(setup.engine, gemm_factor=1.0, narrow_gemm_factor=1.0, elementwise_factor=1.0)
     at = setup.at._replace(engine=engine)
     prompt, active = np.asarray(prompt_len, dtype=np.float64), np.asarray(active, dtype=np.float64) / spread.groups
-    alone = prefill(model, at, batch=1.0, prompt_len=prompt, tp=tp_size, spread=spread)
+    alone = prefill(model, at, batch=1.0, prompt_len=prompt, tp=tp_size, spread=spread).by(engine.prefill_factor)
     room = np.maximum(engine.prefill_tokens - active, engine.prefill_tokens / 4.0)
     chunks = np.maximum(np.ceil(prompt / room), 1.0)
     uncaptured_s = chunks * model.num_hidden_layers * engine.prefill_layer_overhead_s
     if spread.pp > 1:
         uncaptured_s = uncaptured_s + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
     if not engine.mixes_prefill:
-        whole: Array = engine.prefill_factor * alone.total_s + uncaptured_s
+        whole: Array = alone.total_s + uncaptured_s
         return whole / spread.groups
 
     def linear(tokens: Any) -> Array:
         one = Pass(at=at, batch=tokens, query_len=1.0, kv_len=1.0, tp=tp_size, logit_rows=active, spread=spread)
-        return _without_attention(forward_pass(model, one))
+        return _without_attention(forward_pass(model, one).by(engine.prefill_factor))
 
     decoding = active * query_len
     added = chunks * (linear(decoding + prompt / chunks) - linear(decoding))
     added = np.maximum(added, 0.0) + alone.group_seconds()["attention"]
-    seconds: Array = engine.prefill_factor * added + uncaptured_s
+    seconds: Array = added + uncaptured_s
     return seconds / spread.groups
 
 

@@ -247,11 +247,11 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def of_version(self, version: str) -> EngineProfile:
         """The profile of a version ("0.12.0"; one that is not named is taken as an older one)."""
-        profile, number = self, _numbers(version)
-        for bound in sorted(self.before, key=_numbers, reverse=True):
-            if number < _numbers(bound):
+        profile, number = self, version_number(version)
+        for bound in sorted(self.before, key=version_number, reverse=True):
+            if number < version_number(bound):
                 profile = msgspec.structs.replace(profile, **self.before[bound])
-        if self.older_sequence_overhead_s is None or number >= _numbers(self.asynchronous_since):
+        if self.older_sequence_overhead_s is None or number >= version_number(self.asynchronous_since):
             return profile
         return msgspec.structs.replace(profile, sequence_overhead_s=self.older_sequence_overhead_s)
 
@@ -285,7 +285,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def version_number(version: str) -> tuple[int, ...]:
     """(0, 12) of "0.12.0rc1": what orders versions."""
     found = re.match(r"\D*(\d+)(?:\.(\d+))?", version)
     return () if found is None else tuple(int(part) for part in found.groups() if part)

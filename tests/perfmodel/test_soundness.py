@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
-from magicdec.perfmodel.serving import serving_time
+from magicdec.perfmodel.serving import prefill_seconds, serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
 from magicdec.specs.catalog import load_model_spec, model_names
@@ -202,8 +202,8 @@ def test_steps_grow_with_batch_and_context_and_take_at_least_their_bytes(engine)
 @pytest.mark.parametrize("engine", engine_names())
 @pytest.mark.parametrize("model", MODELS)
 def test_no_factor_of_an_engine_makes_any_operation_faster_than_the_device(engine, model):
-    """Each operation takes 1 / 0.95 of its bytes at the memory's bandwidth and its FLOPs at the peak, or what its
-    kernel's curve alone says; every device, 3 formats, and factors of 0.3 too."""
+    """Each operation takes 1 / 0.95 of its bytes at the memory's bandwidth and its FLOPs at the peak, a collective what
+    a link needs, or what its kernel's curve alone says; every device, 3 formats, and factors of 0.3 too."""
     spec, profile = load_model_spec(model), load_engine(engine)
     factors = [name for name in profile.__struct_fields__ if name.endswith("_factor")]
     alone, hasty = (msgspec.structs.replace(profile, **dict.fromkeys(factors, each)) for each in (1.0, 0.3))
@@ -215,13 +215,25 @@ def test_no_factor_of_an_engine_makes_any_operation_faster_than_the_device(engin
         curve = {op.name: op.time_s for op in forward_pass(spec, hw, alone, **shape).ops}
         for each in (profile, hasty):
             for op in forward_pass(spec, hw, each, **shape).ops:
-                if op.group in ("link", "overhead"):
+                if op.group == "overhead":
                     continue
                 moved = op.cost.weight_bytes + op.cost.kv_bytes
                 moved = moved + (op.cost.activation_bytes if op.group == "elementwise" else 0.0)
                 least = np.maximum(moved / (0.95 * hw.memory_bytes_per_s), op.cost.flops / hw.compute_rate(dtypes[0]))
+                least = np.maximum(least, 0.75 * op.cost.collective_bytes / hw.link.bytes_per_s)
                 least = np.minimum(least, curve[op.name])
                 assert np.all(op.time_s >= least * (1 - 1e-9)), (device, dtypes, op.name, np.min(op.time_s / least))
+
+
+def test_no_factor_makes_prompts_faster_than_the_processor():
+    model, engine = load_model_spec("llama-3.1-70b"), msgspec.structs.replace(load_engine("sglang"), prefill_factor=0.1)
+    prompt, tp_size = 2.0 ** np.arange(5, 18), 4
+    for device in GPUS:
+        hw = load_hardware(device)
+        setup = Setup(model=model, hardware=hw, engine=engine)
+        seconds = prefill_seconds(setup, active=1.0, prompt_len=prompt, tp_size=tp_size)
+        flops = 2.0 * (model.num_parameters - 2 * model.vocab_size * model.hidden_size) * prompt / tp_size
+        assert np.all(seconds > flops / hw.compute_rate("bf16")), device
 
 
 @pytest.mark.parametrize("engine", SERVERS)

@@ -253,6 +253,10 @@ class Where(NamedTuple):
     precision: Precision
 
 
+SECONDS = ("time_s", "memory_s", "compute_s", "overhead_s", "least_s")
+"""The fields of an operation that are seconds."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Op:
     """A named operation: its cost and its time, over all of its repetitions in the pass."""
@@ -264,11 +268,16 @@ class Op:
     memory_s: Array
     compute_s: Array
     overhead_s: Array
+    least_s: Array
+    """What no factor makes it faster than: its bytes and FLOPs at the device's peaks, or the time that it has."""
 
-    def times(self, factor: Any) -> Op:
+    def times(self, count: Any) -> Op:
         """A share of the operation, or several of it."""
-        seconds = {name: getattr(self, name) * factor for name in ("time_s", "memory_s", "compute_s", "overhead_s")}
-        return replace(self, cost=self.cost.times(factor), **seconds)
+        return replace(self, cost=self.cost.times(count), **{name: getattr(self, name) * count for name in SECONDS})
+
+    def by(self, factor: Any) -> Op:
+        """The operation run so many times slower, within its limits."""
+        return replace(self, time_s=np.maximum(self.time_s * factor, self.least_s))
 
 
 def operation(
@@ -282,23 +291,28 @@ def operation(
     """
     moved = cost.activation_bytes if group == "elementwise" else cost.weight_bytes + cost.kv_bytes
     least_s = np.maximum(moved / (REACHED_BANDWIDTH * at.hw.memory_bytes_per_s), cost.flops / at.hw.compute_rate(dtype))
+    least_s = np.minimum(time.time_s, least_s)
     scale = count * factor
     return Op(
         name=name,
         group=group,
         cost=cost.times(count),
-        time_s=np.maximum(time.time_s * factor, np.minimum(time.time_s, least_s)) * count,
+        time_s=np.maximum(time.time_s * factor, least_s) * count,
         memory_s=time.memory_s * scale,
         compute_s=time.compute_s * scale,
         overhead_s=time.overhead_s * scale,
+        least_s=least_s * count,
     )
 
 
-def fixed(name: str, group: Group, seconds: Any, cost: Cost | None = None) -> Op:
+def fixed(name: str, group: Group, seconds: Any, cost: Cost | None = None, *, least_s: Any = 0.0) -> Op:
     """An operation of known duration: overheads and collectives."""
     time = np.asarray(seconds, dtype=np.float64)
     zero = np.zeros_like(time)
-    return Op(name=name, group=group, cost=cost or Cost(), time_s=time, memory_s=zero, compute_s=zero, overhead_s=time)
+    return Op(
+        name=name, group=group, cost=cost or Cost(), time_s=time, memory_s=zero, compute_s=zero, overhead_s=time,
+        least_s=zero + least_s,
+    )  # fmt: skip
 
 
 def merged(operations: list[Op]) -> tuple[Op, ...]:
@@ -314,6 +328,6 @@ def _sum(operations: list[Op]) -> Op:
         result: Array = sum((getattr(op, key) for op in operations), np.asarray(0.0))
         return result
 
-    seconds = {key: added(key) for key in ("time_s", "memory_s", "compute_s", "overhead_s")}
+    seconds = {key: added(key) for key in SECONDS}
     first = operations[0]
     return Op(name=first.name, group=first.group, cost=total([op.cost for op in operations]), **seconds)

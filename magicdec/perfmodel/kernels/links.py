@@ -324,20 +324,28 @@ def exchange_time(hw: Device, work: Exchange, token_bytes: float) -> Array:
     return result
 
 
-def _sent(name: str, at: Where, work: Message, seconds: Array, *, count: Any = 1.0) -> Op:
-    """`count` collectives, with an engine's factor and fixed cost on each; its payload counts beyond one rank."""
+def _sent(name: str, at: Where, work: Message, seconds: Array, *, wire: Any = 1.0, count: Any = 1.0) -> Op:
+    """`count` collectives, with an engine's factor and fixed cost on each; its payload counts beyond one rank. No
+    factor makes one faster than a rank's link moves `wire` times the message."""
     size, ranks = (np.asarray(value, dtype=np.float64) for value in work)
-    seconds = at.engine.collective_factor * seconds
+    least_s = np.minimum(seconds, np.where(ranks > 1, wire * size / at.hw.link.bytes_per_s, 0.0))
+    seconds = np.maximum(at.engine.collective_factor * seconds, least_s)
     seconds = count * (seconds + np.where(ranks > 1, at.engine.collective_overhead_s, 0.0))
-    return fixed(name, "link", seconds, Cost(collective_bytes=np.where(ranks > 1, size * count, 0.0)))
+    cost = Cost(collective_bytes=np.where(ranks > 1, size * count, 0.0))
+    return fixed(name, "link", seconds, cost, least_s=count * least_s)
 
 
 def all_reduce(at: Where, work: Message, *, count: Any = 1.0) -> Op:
-    return _sent("all_reduce", at, work, all_reduce_time(at.hw, work, at.engine.allreduce_kernels), count=count)
+    ranks, kernels = as_array(work.ranks, least=1.0), at.engine.allreduce_kernels
+    wire, in_switch = 2.0 - 2.0 / ranks, AllReduceCurve.of(at.hw, kernels).in_switch_ranks
+    if in_switch is not None:
+        wire = np.where(ranks >= in_switch, np.minimum(wire, 1.0 + 1.0 / ranks), wire)
+    return _sent("all_reduce", at, work, all_reduce_time(at.hw, work, kernels), wire=wire, count=count)
 
 
 def all_gather(at: Where, work: Message) -> Op:
-    return _sent("all_gather", at, work, all_gather_time(at.hw, work))
+    wire = 1.0 - 1.0 / as_array(work.ranks, least=1.0)
+    return _sent("all_gather", at, work, all_gather_time(at.hw, work), wire=wire)
 
 
 def broadcast(at: Where, work: Message) -> Op:

@@ -44,15 +44,13 @@ def candidates(
     acceptance: AcceptanceProfile | None,
     *,
     baseline: float | None,
-    source_error: float = 0.0,
 ) -> list[Candidate]:
     """One candidate per point of a prediction in rows.
 
     `baseline`: tokens per second, over all devices, of autoregressive decoding at its best batch; None: there is none.
-    `source_error` widens acceptance's uncertainty (a source unlike the others').
     """
     points = prediction.points
-    bounds = interval(prediction, tokens_error(prediction, acceptance, source_error))
+    bounds = interval(prediction, tokens_error(prediction, acceptance))
     columns = {
         "batch_size": points.batch.astype(np.int64),
         "context_len": points.context.astype(np.int64),

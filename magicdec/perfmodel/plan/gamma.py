@@ -16,7 +16,6 @@ from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.plan.device import Device
 from magicdec.perfmodel.plan.drafts import DraftOption
-from magicdec.perfmodel.plan.search import source_error
 from magicdec.perfmodel.setup import Points, draft_kv_tokens
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.perfmodel.step import idle_step_s
@@ -47,7 +46,7 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> G
     verdict, fits, set_up = np.full(shape, "does not pay"), room, {}
     if option is not None and leading is not None:
         rows, is_usable = _best_gammas(device, option, leading, every, room)
-        bounds = interval(rows, tokens_error(rows, option.acceptance, source_error(device, option)))
+        bounds = interval(rows, tokens_error(rows, option.acceptance))
         speedup = np.where(is_usable, rows.full(rows.speedup).reshape(shape), 0.0)
         pays = speedup > 1.0
         chosen = rows.points.gamma.reshape(shape)

@@ -156,8 +156,8 @@ def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> lis
             notes.append(_at_temperature(option, measured.temperature, asked))
     if len({row.acceptance_source for row in drafted}) > 1:
         notes.append(
-            "acceptance comes from different sources, which is in the intervals of all but the first: "
-            "a measured profile of each method on the same task would rank them better"
+            "acceptance comes from different sources, which counts against all but the first in their ranking: a "
+            "measured profile of each method on the same task would rank them better"
         )
     if not best.is_speculative and drafted and max(row.speedup for row in drafted) <= 1.0:
         notes.append("speculation does not pay here: decode autoregressively")

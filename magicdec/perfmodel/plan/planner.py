@@ -17,6 +17,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
+from magicdec.counts import Z_90
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step
 from magicdec.perfmodel.acceptance.law import static_batch_efficiency
@@ -43,6 +44,9 @@ from magicdec.specs.speculation import SPARSE_METHODS, DraftMethod, draft_model_
 from magicdec.units import format_seconds
 
 __all__ = ["Plan", "PlanRequest", "plan"]
+
+SOURCE_ERROR = 0.08
+"""Tokens per step of two harnesses on one task differ by about this share (acceptance rates by 0.05)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,13 +244,16 @@ def _loads(
 def _ranked(alone: list[Candidate], drafted: list[Candidate]) -> tuple[Candidate, list[Candidate]]:
     """The answer for one load, and its drafted rows, best first.
 
-    Sources of acceptance are ranked by the best lower end of an interval that each reaches, which holds their
-    difference; rows of one source, and autoregressive decoding against the leading source, by their rate.
+    Sources of acceptance are ranked by the best lower end of an interval that each reaches, to which all but the first
+    add their difference; rows of one source, and autoregressive decoding against the leading source, by their rate.
     """
     reached: dict[str, float] = {}
     for row in drafted:
         if row.fits and row.within_limits:
-            reached[row.acceptance_source] = max(reached.get(row.acceptance_source, 0.0), row.rate_low_per_gpu)
+            own = np.log(row.rate_per_gpu / row.rate_low_per_gpu)
+            apart = 0.0 if row.acceptance_source == drafted[0].acceptance_source else Z_90 * SOURCE_ERROR
+            low = row.rate_per_gpu * float(np.exp(-np.hypot(own, apart)))
+            reached[row.acceptance_source] = max(reached.get(row.acceptance_source, 0.0), low)
 
     def key(row: Candidate) -> tuple[bool, bool, float, float]:
         within, fits, rate = _objective(row)

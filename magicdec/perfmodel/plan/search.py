@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.intervals import SOURCE_ERROR, interval, tokens_error
+from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.plan.answer import candidates, requests_of
 from magicdec.perfmodel.plan.device import DEFAULT_BATCH, Device, Lengths
@@ -83,12 +83,6 @@ def searched_batches(device: Device, lengths: Lengths) -> Array:
     return np.asarray(sorted({*every.tolist(), *(float(round(each)) for each in beyond.tolist())}))
 
 
-def source_error(device: Device, option: DraftOption | None) -> float:
-    """How far acceptance rates of this draft's source may lie from those of the first draft's."""
-    sources = {each.acceptance.source for each in device.options if each.acceptance is not None}
-    return SOURCE_ERROR if len(sources) > 1 and option is not None and option is not device.options[0] else 0.0
-
-
 def _found(
     device: Device, option: DraftOption | None, lengths: Lengths, batches: Array, baseline: float | None
 ) -> Found | None:
@@ -101,7 +95,7 @@ def _found(
         batch=batches, context=(lengths.prompt_len,), tp=device.tp_sizes, gamma=gammas,
         budget=option.budgets if option is not None else (0,), gen_len=lengths.growth, max_len=lengths.max_len(batches),
     )  # fmt: skip
-    whole, error = predict(setup, law, points), source_error(device, option)
+    whole = predict(setup, law, points)
     if device.searches_batch:
         seen = seen_by_users(lengths, whole)
         chosen = _unbeaten(
@@ -110,12 +104,12 @@ def _found(
     else:
         chosen = _fastest(whole)
         if len(chosen) > MAX_CANDIDATES:
-            leading = _leading(device, lengths, whole, tokens_error(whole, law, error))
+            leading = _leading(device, lengths, whole, tokens_error(whole, law))
             chosen = np.concatenate([chosen[:MAX_CANDIDATES], np.setdiff1d(leading, chosen[:MAX_CANDIDATES])])
     if not len(chosen):
         return None
     prediction = whole.take(chosen)
-    rows = candidates(device, lengths, prediction, law, baseline=baseline, source_error=error)
+    rows = candidates(device, lengths, prediction, law, baseline=baseline)
     return Found(option=option, prediction=prediction, rows=rows)
 
 
