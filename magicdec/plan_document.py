@@ -370,6 +370,19 @@ class Plan(Case, frozen=True, kw_only=True):
         return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table>"
 
 
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """The server that a plan is exported for, as far as the plan does not hold it."""
+
+    checkpoints: dict[str, str] = {}
+    """The directory or repository to load for a name of a model or a draft; a name without one is written as it is."""
+    longest_context: int | None = None
+    """Tokens that the model reads; None: not known."""
+    is_cpu: bool = False
+
+
+UNKNOWN_SITE = Site()
+
+
 def load_plan(path: Path) -> Plan:
     """Reads a plan document.
 

@@ -27,10 +27,11 @@ from magicdec.perfmodel.plan.device import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.plan.drafts import check_profiles
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import Prediction, predict
-from magicdec.plan_document import verdict_of
+from magicdec.plan_document import Site, verdict_of
 from magicdec.records import Record
 from magicdec.reports.deployment import Band, Deployment, bands_of, nearest_index
 from magicdec.reports.exports import write_settings
+from magicdec.specs.catalog import served_names
 from magicdec.specs.engine import engine_names
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 
@@ -271,6 +272,12 @@ def setting(advice: Advice, engine: str) -> str:
     )
     verdict = verdict_of(speedup_low=speedup.gain_low, speedup_high=speedup.gain_high)
     ranges = bands(advice)
-    return write_settings(
-        engine, Deployment(model=setup.model.name, best=record, verdict=verdict, bands=ranges if drafts else ())
+    deployment = Deployment(
+        model=setup.model.name,
+        best=record,
+        verdict=verdict,
+        bands=ranges if drafts else (),
+        site=Site(checkpoints=served_names(setup.model.name), is_cpu=setup.hardware.kind == "cpu"),
+        weight_dtype=setup.precision.weight_dtype,
     )
+    return write_settings(engine, deployment)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES, describe
-from magicdec.plan_document import Candidate, GammaTable, Plan, Verdict
+from magicdec.plan_document import UNKNOWN_SITE, Candidate, GammaTable, Plan, Site, Verdict
 from magicdec.records import Record
 from magicdec.reports.data import candidate_record
-from magicdec.units import MILLI, format_seconds
+from magicdec.units import MIB, MILLI, format_seconds
 
 COMMENT_WIDTH = 79
 Band = tuple[int, int, int]
@@ -28,13 +31,26 @@ class Deployment:
     """(first batch, last batch, gamma), without gaps from batch 1 on, at the best configuration's context."""
     reason: str = ""
     """Why this is not what the plan chose, where it is not."""
+    site: Site = UNKNOWN_SITE
     table: GammaTable | None = None
-    """All of the plan's gammas, for an engine that can be told them by batch and context."""
+    """The plan's gammas that a server of this size can reach, for an engine that can be told them by batch and
+    context."""
+    max_model_len: int | None = None
+    """The longest sequence that there is room for, where it is shorter than the model's own."""
+    cache_bytes: int | None = None
+    """Bytes of the KV cache, where the engine would not find them by itself."""
     candidate: Candidate | None = None
     """The configuration that a plan priced, where one did."""
     kv_dtype: str = "bf16"
+    weight_dtype: str = "bf16"
     asked_weights: str | None = None
     """Weights in another format than the checkpoint's, where a plan asked for them."""
+
+    @property
+    def name(self) -> str:
+        """The model as the command names it."""
+        name: str = self.site.checkpoints.get(self.model, self.model)
+        return name
 
     @property
     def max_gamma(self) -> int:
@@ -65,7 +81,7 @@ class Deployment:
         return len({gamma for _, _, gamma in self.bands}) > 1
 
 
-def read_deployment(plan: Plan) -> Deployment:
+def read_deployment(plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) -> Deployment:
     """Raises ConfigError where the plan cannot be run, or names what no command line can hold."""
     best = plan.best
     if not best.fits:
@@ -76,15 +92,50 @@ def read_deployment(plan: Plan) -> Deployment:
     for name in (record.model, record.draft):
         if not name or not name.isprintable():
             raise ConfigError(f"the plan's name {name!r} cannot be written into a command")
+    table, asked_len = plan.gamma_table, record.context_len + plan.request.gen_len
+    with_room = [length for length, fits in zip(table.context_lens, table.fits[0], strict=True) if fits]
+    limit = max([*with_room, asked_len])
+    is_short = with_room != table.context_lens and (site.longest_context is None or limit < site.longest_context)
+    max_len = limit if is_short else None
+    length = max_len or site.longest_context or limit
+    cache_bytes = plan.memory.kv_bytes * max(1.0, length / (best.batch_size * asked_len))
     return Deployment(
         model=record.model,
         best=record,
         verdict=best.verdict,
-        bands=tuple(batch_bands(plan.gamma_table, record.context_len)),
-        table=plan.gamma_table,
+        bands=tuple(bands_up_to(batch_bands(table, record.context_len), best.batch_size)),
+        reason=reason,
+        site=site,
+        table=reachable(table, max_batch=best.batch_size, max_len=length),
+        max_model_len=max_len,
+        cache_bytes=MIB * math.ceil(cache_bytes / MIB) if site.is_cpu else None,
         candidate=best,
         kv_dtype=plan.precision.kv_dtype,
+        weight_dtype=plan.precision.weight_dtype,
         asked_weights=plan.request.weight_dtype,
+    )
+
+
+def reachable(table: GammaTable, *, max_batch: int, max_len: int) -> GammaTable | None:
+    """The part of a table that a server with at most `max_batch` sequences of `max_len` tokens looks up.
+
+    Batches and contexts without room for the cache are left out; a single cell without room takes the gamma of the
+    longest context of its row that has some. None where nothing is left to draft.
+    """
+    batches, lengths = table.batch_sizes, table.context_lens
+    rows = [i for i in range(nearest_in_log(batches, max_batch) + 1) if table.fits[i][0]]
+    columns = [j for j in range(nearest_in_log(lengths, max_len) + 1) if any(table.fits[i][j] for i in rows)]
+    with_room = [[max(k for k in columns if k <= j and table.fits[i][k]) for j in columns] for i in rows]
+    cells = {
+        name: [[getattr(table, name)[i][k] for k in row] for i, row in zip(rows, with_room, strict=True)]
+        for name in ("gamma", "speedup", "verdict", "fits", "break_even_gen_len", "idle_speedup", "gamma_set_up")
+        if getattr(table, name) is not None
+    }
+    if not any(map(any, cells.get("gamma_set_up", cells["gamma"]))):
+        return None
+    axes = {"batch_sizes": [batches[i] for i in rows], "context_lens": [lengths[j] for j in columns]}
+    return msgspec.structs.replace(
+        table, **axes, **cells, break_even_context=[table.break_even_context[i] for i in rows]
     )
 
 
@@ -96,6 +147,11 @@ def batch_bands(table: GammaTable, context_len: int) -> list[Band]:
     """
     column = nearest_index(table.context_lens, context_len)
     return bands_of(table.batch_sizes, [row[column] for row in table.gamma_of_steps])
+
+
+def nearest_in_log(values: Sequence[float], value: float) -> int:
+    """As what runs a table of gamma looks it up (specs/gamma_table.py)."""
+    return nearest_index([math.log(each) for each in values], math.log(value))
 
 
 def nearest_index(values: Sequence[float], value: float) -> int:
@@ -115,6 +171,11 @@ def bands_of(batches: Sequence[int], gammas: Sequence[int]) -> list[Band]:
     return bands
 
 
+def bands_up_to(bands: Sequence[Band], most: int) -> list[Band]:
+    """The bands of at most so many sequences: more never run at a time."""
+    return [(start, min(end, most), gamma) for start, end, gamma in bands if start <= most]
+
+
 def heading(engine: str, plan: Deployment) -> list[str]:
     """The lines at the head: the engine it is written for, the configuration, and its predicted times."""
     best = plan.best
@@ -132,7 +193,8 @@ def heading(engine: str, plan: Deployment) -> list[str]:
         lines.append(_times(plan.candidate))
     if plan.reason:
         lines.append(f"Note: {plan.reason}.")
-    lines.append("Model names are magicdec's: put the checkpoint's path or Hugging Face name in their place.")
+    if plan.name == plan.model:
+        lines.append("Model names are magicdec's: put the checkpoint's path or Hugging Face name in their place.")
     if plan.asked_weights not in (None, "bf16"):
         lines.append(f"Priced with weights in {plan.asked_weights}: serve a checkpoint in that format.")
     return lines
@@ -183,7 +245,8 @@ def head_name(plan: Deployment) -> tuple[str, list[str]]:
     if plan.candidate is not None and plan.candidate.draft_checkpoint:
         return plan.candidate.draft_checkpoint, ["The draft's checkpoint is the one whose acceptance was planned with."]
     if best.draft != best.draft_method:
-        return best.draft, []
+        name = plan.site.checkpoints.get(best.draft)
+        return (name, []) if name else (best.draft, [f"{best.draft} stands for the draft's own path or name."])
     name = f"YOUR-{best.draft.upper()}-HEAD-OF-{plan.model}"
     return name, [f"{name} is a placeholder: magicdec knows no published head of this model."]
 

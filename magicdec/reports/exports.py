@@ -16,12 +16,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from magicdec.errors import unknown_choice
 from magicdec.naming import ENGINE_TITLES, METHODS
-from magicdec.plan_document import Plan
+from magicdec.plan_document import UNKNOWN_SITE, Plan, Site
 from magicdec.reports.deployment import (
     Band,
     Deployment,
@@ -43,13 +42,13 @@ PLUGIN_PAGE_SIZE, PLUGIN_SMALLEST_BUDGET = 32, 96
 PROMPT_LOOKUP_MAX = 4
 
 
-def export(engine: str, plan: Plan, *, reason: str = "") -> str:
+def export(engine: str, plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) -> str:
     """The text to paste for `engine`: comments, then a command or a configuration file.
 
     `plan` is priced on this engine (perfmodel/plan/replan.py); `reason` says why its best is not the first plan's.
     Raises ConfigError for an unknown engine, and for a plan that does not fit in memory.
     """
-    return write_settings(engine, replace(read_deployment(plan), reason=reason))
+    return write_settings(engine, read_deployment(plan, reason=reason, site=site))
 
 
 def check_engine(engine: str) -> None:
@@ -73,8 +72,7 @@ def _vllm(plan: Deployment) -> str:
     if best.draft == "self" and best.draft_method in PLUGIN_METHODS:
         return _vllm_plugin(plan)
     lines = heading("vllm", plan) + off_note(plan)
-    serve = ["vllm", "serve", shlex.quote(plan.model)]
-    words = [serve, *vllm_words(plan, lines), *_vllm_limits(plan, lines)]
+    words = [*vllm_words(plan, lines), *_vllm_limits(plan, lines)]
     if best.is_speculative and plan.is_sparse:
         lines += sparse_note("vllm", plan)
     if not can_speculate(plan):
@@ -101,9 +99,16 @@ def _vllm(plan: Deployment) -> str:
 
 
 def _vllm_limits(plan: Deployment, lines: list[str]) -> list[list[str]]:
-    """As many sequences at a time as were priced, in captured graphs, with the cache in the format that was priced."""
+    """As many sequences at a time as were priced, in captured graphs, with weights and cache in their formats."""
     words = [["--max-num-seqs", str(plan.rank_batch)]]
-    if not plan.is_captured:
+    if plan.max_model_len is not None:
+        words.append(["--max-model-len", str(plan.max_model_len)])
+    if plan.weight_dtype == "fp32":
+        words.append(["--dtype", "float32"])
+    if plan.site.is_cpu:
+        words.append(["--enforce-eager"])
+        words += [] if plan.cache_bytes is None else [["--kv-cache-memory-bytes", str(plan.cache_bytes)]]
+    elif not plan.is_captured:
         words.append(["--max-cudagraph-capture-size", str(plan.max_pass_tokens)])
     if plan.kv_dtype == "fp8":
         words.append(["--kv-cache-dtype", "fp8"])
@@ -130,29 +135,34 @@ def _vllm_plugin(plan: Deployment) -> str:
     if budget != best.draft_budget:
         lines.append(f"Changed: the budget holds at least three pages of {PLUGIN_PAGE_SIZE} tokens, so {budget}.")
     settings: dict[str, Any] = {"draft_method": best.draft_method, "draft_budget": budget}
-    gammas = [best.gamma]
-    if plan.table is not None and any(any(row) for row in plan.table.gamma_of_steps):
-        gammas += [gamma for row in plan.table.gamma_of_steps for gamma in row]
-        settings["gamma_table"] = {
-            "batch_sizes": plan.table.batch_sizes,
-            "context_lens": plan.table.context_lens,
-            "gammas": plan.table.gamma_of_steps,
-        }
-        lines.append("Supported: gamma by batch and context, 0 included (gamma_table).")
-    config: dict[str, Any] = {
-        "method": "custom_class", "model": PLUGIN_CLASS, "num_speculative_tokens": max(gammas),
-    }  # fmt: skip
+    config: dict[str, Any] = {"method": "custom_class", "model": PLUGIN_CLASS, "num_speculative_tokens": best.gamma}
     if best.temperature > 0:
         config["draft_sample_method"] = "probabilistic"
+    draft = _plugin_words(config, settings)
+    if plan.table is not None:
+        lines.append("Supported: gamma by batch and context, 0 included (gamma_table).")
+        if not plan.site.is_cpu:
+            lines += [
+                f"Gamma {best.gamma} at every step instead, which whole-step CUDA graphs need: replace the last two by",
+                *(f"  {words}" for words in command(draft).splitlines()),
+            ]
+        gammas = plan.table.gamma_of_steps
+        settings["gamma_table"] = {
+            "batch_sizes": plan.table.batch_sizes, "context_lens": plan.table.context_lens, "gammas": gammas
+        }  # fmt: skip
+        draft = _plugin_words(config | {"num_speculative_tokens": max(map(max, gammas))}, settings)
     words = [
-        ["vllm", "serve", shlex.quote(plan.model)],
         *vllm_words(plan, lines),
         *_vllm_limits(plan, lines),
         ["--block-size", str(PLUGIN_PAGE_SIZE)],
-        ["--speculative-config", shlex.quote(json.dumps(config))],
-        ["--additional-config", shlex.quote(json.dumps({"magicdec": settings}))],
+        *draft,
     ]
     return comment(lines) + command(words)
+
+
+def _plugin_words(config: dict[str, Any], settings: dict[str, Any]) -> Words:
+    given = {"--speculative-config": config, "--additional-config": {"magicdec": settings}}
+    return [[flag, shlex.quote(json.dumps(value))] for flag, value in given.items()]
 
 
 def _vllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
@@ -175,7 +185,7 @@ def _sglang(plan: Deployment) -> str:
     lines = heading("sglang", plan) + off_note(plan)
     words = [
         ["python3", "-m", "sglang.launch_server"],
-        ["--model-path", shlex.quote(plan.model)],
+        ["--model-path", shlex.quote(plan.name)],
         *sglang_words(plan, lines),
         ["--max-running-requests", str(best.batch_size)],  # speculation would reset it to 48
     ]
@@ -220,7 +230,7 @@ def _trtllm(plan: Deployment) -> str:
     best = plan.best
     lines = heading("trtllm", plan) + off_note(plan)
     flags, spread = trtllm_flags(plan, lines)
-    serve = f"trtllm-serve {shlex.quote(plan.model)} {flags} --max_batch_size {plan.rank_batch}"
+    serve = f"trtllm-serve {shlex.quote(plan.name)} {flags} --max_batch_size {plan.rank_batch}"
     body = [*spread, *_trtllm_limits(plan)]
     lines += _other_cache_note(plan)
     if best.is_speculative and plan.is_sparse:
@@ -297,8 +307,10 @@ Words = list[list[str]]
 
 
 def vllm_words(plan: Deployment, lines: list[str]) -> Words:
+    """The command, which vLLM's community build for CPUs has no script for, and how the replica is spread."""
     row = plan.candidate
-    words = [["--tensor-parallel-size", str(plan.best.tp_size)]]
+    start = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if plan.site.is_cpu else ["vllm", "serve"]
+    words = [[*start, shlex.quote(plan.name)], ["--tensor-parallel-size", str(plan.best.tp_size)]]
     if row is None:
         return words
     nodes = row.num_nodes

@@ -61,6 +61,25 @@ def checkpoint_directory(model: str) -> Path | None:
     return path if path.is_dir() else None
 
 
+class _Sources(msgspec.Struct):
+    published: dict[str, str]
+    checkpoints: dict[str, str]
+
+
+@lru_cache(maxsize=1)
+def _checkpoints() -> dict[str, str]:
+    """The publisher's repository of each model of the catalog."""
+    sources = msgspec.toml.decode((MODELS_DIRECTORY / "SOURCES.toml").read_bytes(), type=_Sources)
+    read_there = {name: "/".join(url.split("/")[3:5]) for name, url in sources.published.items()}
+    return read_there | sources.checkpoints
+
+
+def served_names(*models: str) -> dict[str, str]:
+    """The checkpoint that an engine loads for each model argument, a directory or a repository, where one is known."""
+    found = {name: checkpoint_directory(name) or _checkpoints().get(name) for name in models}
+    return {name: str(checkpoint) for name, checkpoint in found.items() if checkpoint}
+
+
 @lru_cache(maxsize=1)
 def _extensions() -> dict[str, RopeScaling]:
     path = MODELS_DIRECTORY / "EXTENSIONS.toml"

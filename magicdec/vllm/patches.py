@@ -51,6 +51,13 @@ PATCHES = (
         unnecessary_when="apply_top_k_only() takes an empty batch",
     ),
     Patch(
+        name="vllm.v1.worker.gpu_model_runner.GPUModelRunner._sample and ._bookkeeping_sync",
+        reason="a seeded request whose prompt is cut into chunks ends a CPU engine, with or without a draft: what a "
+        "chunk draws in vain is taken back by the offset of its generator, which those of CPUs have not; patched on "
+        "CPUs only, where this draft is asked for: such a row draws from no generator of its own",
+        unnecessary_when="rows whose token is thrown away are sampled without their generators",
+    ),
+    Patch(
         name="forward() of each attention layer's impl (of the objects, not of their class)",
         reason="top-k over pages chooses them by a layer's query, which only attention sees; patched where that method "
         "is asked for (page_scores.py)",
@@ -74,11 +81,28 @@ def apply_patches() -> None:
 def repair_cpu_sampling() -> None:
     """Patches what the engine's verification needs on a CPU; a second call changes nothing."""
     from vllm.v1.sample import rejection_sampler
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
     original = rejection_sampler.apply_top_k_top_p
     if not hasattr(original, "__wrapped__"):
         rejection_sampler.apply_top_k_top_p = _for_any_batch(original)
+        for name in ("_sample", "_bookkeeping_sync"):
+            setattr(GPUModelRunner, name, _without_discarded_seeds(getattr(GPUModelRunner, name)))
+
+
+def _without_discarded_seeds(original: Any) -> Any:
+    @wraps(original)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        generators = self.input_batch.generators
+        discarded = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
+        hidden = {row: generators.pop(row) for row in discarded if row in generators}
+        try:
+            return original(self, *arguments, **named)
+        finally:
+            generators.update(hidden)
+
+    return call
 
 
 def _for_any_batch(original: Any) -> Any:

@@ -275,7 +275,7 @@ def test_the_command_advises_from_two_dumps(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert "advice: " in done.stdout
     assert "in use" in done.stdout
-    assert "vllm serve llama-3.1-8b" in done.stdout
+    assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in done.stdout
     save_profile(constant_profile(0.5), tmp_path / "x.json")
     assert (tmp_path / "r.jsonl").read_text().count("\n") == 1
 

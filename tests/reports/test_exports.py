@@ -9,57 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples_exports import CPU, DRAFTS, SITE, planned, sample, spread_plan, table, words_of
 from samples_reports import plan
 
 from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.plan.planner import PlanRequest
 from magicdec.perfmodel.plan.planner import plan as make_plan
-from magicdec.plan_document import GammaTable, Plan, parse_plan
-from magicdec.reports.deployment import batch_bands
+from magicdec.perfmodel.plan.replan import for_engine
+from magicdec.plan_document import parse_plan
+from magicdec.reports.deployment import batch_bands, reachable
 from magicdec.reports.exports import draft_len_schedule, export
+from magicdec.specs.catalog import MODELS_DIRECTORY, model_names, served_names
+from magicdec.specs.gamma_table import TableGamma
 from magicdec.vllm.settings import read_settings
 
 GOLDEN = Path(__file__).parent / "golden"
-DRAFTS: dict[str, dict[str, Any]] = {
-    "sparse-self": {},
-    "draft-model": {
-        "draft": "llama-3.2-1b", "draft_method": "full", "draft_budget": None, "tp_size": 8, "draft_tp_size": 1,
-    },
-    "sparse-draft": {"draft": "tinyllama-1.1b", "draft_method": "streamingllm", "draft_budget": 512},
-    "ngram": {"draft": "ngram", "draft_method": "ngram", "draft_budget": None},
-    "eagle": {"draft": "eagle-head", "draft_method": "eagle", "draft_budget": None},
-    "off": {"draft": "none", "draft_method": "none", "draft_budget": None, "gamma": 0, "speedup": 1.0},
-}  # fmt: skip
-
-
-def table(batches: list[int], contexts: list[int], gamma: list[list[int]]) -> GammaTable:
-    def cells(value: Any) -> list[list[Any]]:
-        return [[value] * len(contexts) for _ in batches]
-
-    return GammaTable(
-        tp_size=1, batch_sizes=batches, context_lens=contexts, gamma=gamma, speedup=cells(1.0),
-        verdict=cells("unclear"), fits=cells(True), break_even_gen_len=cells(None),
-        break_even_context=[None] * len(batches),
-    )  # fmt: skip
-
-
-def sample(name: str) -> Plan:
-    """A plan of fixed numbers with the named draft, whose best gamma falls again at the greatest batch."""
-    fixed = {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6}
-    return plan(
-        best=msgspec.structs.replace(plan().best, **(fixed | DRAFTS[name])),
-        gamma_table=table([1, 4, 16, 32, 64], [512, 4096], [[0, 0], [0, 2], [1, 3], [1, 3], [0, 1]]),
-    )
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("engine", ENGINE_TITLES)
 def test_the_text_is_as_agreed(engine: str, draft: str) -> None:
-    assert export(engine, sample(draft)) == (GOLDEN / f"{engine}-{draft}.txt").read_text()
+    assert export(engine, sample(draft), site=SITE) == (GOLDEN / f"{engine}-{draft}.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -78,27 +53,81 @@ def test_a_parallel_head_has_vllms_own_name(method: str, named: dict[str, Any]) 
 @pytest.mark.parametrize("draft", ["draft-model", "ngram", "eagle"])
 def test_vllm_reads_back_the_plan(draft: str) -> None:
     """A shell splits the command into the words that vLLM's own rules accept."""
-    command = "".join(line for line in export("vllm", sample(draft)).splitlines(True) if not line.startswith("#"))
-    words = shlex.split(command)
+    words = words_of(export("vllm", sample(draft)))
     config = json.loads(words[words.index("--speculative-config") + 1])
     bands = config["num_speculative_tokens_per_batch_size"]
-    assert bands == [[1, 3, 0], [4, 15, 2], [16, 63, 3], [64, 64, 1]]
+    assert bands == [[1, 3, 0], [4, 15, 2], [16, 32, 3]], "no batch beyond --max-num-seqs"
     assert all(gamma <= config["num_speculative_tokens"] for _, _, gamma in bands)
     assert bands[0][0] == 1
     assert all(a[1] + 1 == b[0] for a, b in pairwise(bands))
 
 
 def test_the_plugins_own_reader_takes_what_is_exported_for_it() -> None:
-    """The plan's budget and its whole table of gamma, by batch and context."""
+    """The plan's budget and its table of gamma, by batch and context, without the batches that never run."""
     document = sample("sparse-self")
-    command = "".join(line for line in export("vllm", document).splitlines(True) if not line.startswith("#"))
-    words = shlex.split(command)
+    words = words_of(export("vllm", document))
     settings = read_settings(json.loads(words[words.index("--additional-config") + 1]))
     assert settings.draft_budget == document.best.draft_budget
     assert settings.gamma_table is not None
-    assert [list(row) for row in settings.gamma_table.gammas] == document.gamma_table.gamma
+    assert [list(row) for row in settings.gamma_table.gammas] == document.gamma_table.gamma[:4]
     speculation = json.loads(words[words.index("--speculative-config") + 1])
-    assert speculation["num_speculative_tokens"] >= settings.gamma_table.max_gamma
+    assert speculation["num_speculative_tokens"] == settings.gamma_table.max_gamma
+
+
+@given(
+    gammas=st.lists(st.lists(st.integers(0, 8), min_size=4, max_size=4), min_size=4, max_size=4),
+    room=st.lists(st.integers(0, 4), min_size=4, max_size=4),
+    batch=st.integers(1, 16),
+    context=st.integers(512, 32_768),
+)
+def test_a_trimmed_table_answers_as_the_whole_one_wherever_there_is_room(
+    gammas: list[list[int]], room: list[int], batch: int, context: int
+) -> None:
+    """Looked up at any batch and context within the limits; its greatest gamma is of a cell with room."""
+    whole = table([1, 4, 8, 16], [512, 2048, 8192, 32_768], gammas)
+    room = sorted(room, reverse=True)  # a larger batch has no more
+    whole = msgspec.structs.replace(whole, fits=[[j < most for j in range(4)] for most in room])
+    trimmed = reachable(whole, max_batch=batch, max_len=context)
+    fitting = [gammas[i][j] for i in range(4) for j in range(room[i])]
+    if trimmed is None:
+        return
+    batches, contexts = tuple(trimmed.batch_sizes), tuple(trimmed.context_lens)
+    cells = TableGamma(batch_sizes=batches, context_lens=contexts, gammas=tuple(map(tuple, trimmed.gamma)))
+    assert cells.max_gamma in fitting
+    for b in range(1, batch + 1):
+        row = min(range(4), key=lambda i: abs(np.log(whole.batch_sizes[i] / b)))
+        for c in (512, context // 2, context):
+            column = min(range(4), key=lambda j: abs(np.log(whole.context_lens[j] / max(c, 1))))
+            if column < room[row]:
+                assert cells.choose(batch_size=b, context_len=c) == gammas[row][column]
+
+
+def test_a_cpus_command_is_the_one_that_starts_there() -> None:
+    """No script of its own, no compilation, a cache of a stated size; elsewhere none of these."""
+    words = words_of(export("vllm", sample("sparse-self"), site=CPU))
+    assert words[:5] == ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "path/to/embedded"]
+    assert {"--enforce-eager", "--dtype", "--kv-cache-memory-bytes"} <= set(words)
+    assert not {"--enforce-eager", "--kv-cache-memory-bytes"} & set(words_of(export("vllm", sample("ngram"))))
+
+
+def test_a_model_is_named_as_its_publisher_does(tmp_path: Path) -> None:
+    """Every model of the catalog has a checkpoint; a directory is its own."""
+    assert all("/" in served_names(name)[name] for name in model_names())
+    for name, folder in (("llama-3.1-8b", None), (str(tmp_path), tmp_path)):
+        if folder is not None:
+            (folder / "config.json").write_bytes((MODELS_DIRECTORY / "llama-3.1-8b.json").read_bytes())
+        again = for_engine(planned("vllm", model=name, draft="none"), "vllm")
+        wanted = "meta-llama/Llama-3.1-8B-Instruct" if folder is None else name
+        assert words_of(export("vllm", again.plan, site=again.site))[2] == wanted
+
+
+def test_a_model_too_long_for_the_memory_is_served_shorter() -> None:
+    """One sequence of the model's own length must fit, or vLLM does not start."""
+    short = planned("vllm", hardware=("l4-24gb",), draft="none", batch_sizes=(1,))
+    text = export("vllm", short)
+    (length,) = [int(line.split()[1]) for line in text.splitlines() if "--max-model-len" in line]
+    assert short.context_len <= length < 131_072
+    assert "--max-model-len" not in export("vllm", planned("vllm", hardware=("h200-sxm-141gb",), draft="none"))
 
 
 @given(
@@ -150,16 +179,7 @@ def test_an_unknown_engine_names_the_nearest() -> None:
 
 def test_a_hostile_model_name_stays_one_word() -> None:
     document = msgspec.structs.replace(sample("draft-model"), model="m; echo 'x'")
-    command = "".join(line for line in export("vllm", document).splitlines(True) if not line.startswith("#"))
-    assert shlex.split(command)[2] == "m; echo 'x'"
-
-
-def planned(engine: str, **asked: Any) -> Plan:
-    case: dict[str, Any] = {
-        "model": "llama-3.1-8b", "hardware": ("h100-sxm-80gb",), "tp_size": 1, "context_lens": (1024,), "engine": engine
-    }  # fmt: skip
-    document = make_plan(PlanRequest(**(case | asked)))
-    return msgspec.structs.replace(document, best=document.candidates[0]) if document.candidates else document
+    assert words_of(export("vllm", document))[2] == "m; echo 'x'"
 
 
 @pytest.mark.parametrize(("engine", "flag"), [("vllm", '"model": "{}"'), ("sglang", "-path {}"), ("trtllm", '"{}"')])
@@ -209,11 +229,6 @@ def test_comments_fit_a_terminal_and_state_the_whole_request(engine: str) -> Non
     text = " ".join(line[2:] for line in comments)
     assert f"${document.best.cost_per_million_tokens_usd:.2f} per million tokens" in text
     assert f"{document.best.request_speedup:.2f} times as fast as without" in text
-
-
-def spread_plan(model: str, **how: Any) -> Plan:
-    case: dict[str, Any] = {"context_lens": (4096,), "batch_sizes": (32,), "hardware": ("h100-sxm-80gb",)}
-    return make_plan(PlanRequest(model=model, draft="none", **case, **how))
 
 
 @pytest.mark.parametrize(

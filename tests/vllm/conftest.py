@@ -6,6 +6,7 @@ Engine tests run where vLLM is installed (`make test-vllm`); elsewhere they are 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -50,16 +51,20 @@ def greedy_cases() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def reference(greedy_cases: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def reference(greedy_cases: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from cases import ENGINE
     from serving import Reference
 
-    return Reference(ENGINE, greedy_cases, tmp_path_factory.mktemp("reference"))
+    reference = Reference(ENGINE, greedy_cases, tmp_path_factory.mktemp("reference"))
+    yield reference
+    reference.close()
 
 
 @pytest.fixture(scope="session")
-def served(reference: Any) -> Served:
-    """Started while the reference is at work."""
+def served(request: pytest.FixtureRequest) -> Served:
+    """Started while the reference is at work, where a test needs that."""
+    if any("reference" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("reference")
     from cases import ENGINE
     from serving import start_engine
 

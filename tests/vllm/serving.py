@@ -100,6 +100,10 @@ class Reference:
         answer: list[dict[str, Any]] = json.loads(self._answer.read_text())
         return answer
 
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
 
 if __name__ == "__main__":
     asked = json.loads(Path(sys.argv[1]).read_text())

@@ -116,12 +116,14 @@ def test_sampled_output_follows_the_models_distribution(
     assert stats.chisquare(observed, wanted).pvalue > FALSE_ALARM
 
 
-def test_a_seeded_request_comes_out_the_same_again(served: Any, prompt: list[int]) -> None:
-    """Its drafts draw from its own generator: alone or in company, with the same gamma."""
+@pytest.mark.parametrize("copies", [1, 3], ids=["whole prompt", "prompt in chunks"])
+def test_a_seeded_request_comes_out_the_same_again(served: Any, prompt: list[int], copies: int) -> None:
+    """Its drafts draw from its own generator: alone or in company, with the same gamma, however its prompt is cut."""
     from serving import serve
 
     served.configure(budget=96, gamma=3)
-    seeded = {"prompt": prompt, "sampling": {"temperature": 1.0, "seed": 11, "max_tokens": 24, "ignore_eos": True}}
+    sampling = {"temperature": 1.0, "seed": 11, "max_tokens": 24, "ignore_eos": True, "skip_reading_prefix_cache": True}
+    seeded = {"prompt": prompt * copies, "sampling": sampling}
     company = [{"prompt": prompt[:99], "sampling": {"temperature": 1.0, "max_tokens": 30}}] * 5
     alone, again = serve(served.llm, [seeded])[0], serve(served.llm, [*company, seeded])[-1]
     assert alone["token_ids"] == again["token_ids"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -21,29 +22,37 @@ from magicdec.live.http import parse_address
 from magicdec.live.metrics import choose_target, read_address
 from magicdec.live.observation import Draft, Observation, agreed, observe
 from magicdec.live.profile import rates
+from magicdec.plan_document import Site
+from magicdec.records import Record
+from magicdec.reports.deployment import Deployment
+from magicdec.reports.exports import write_settings
 
+NOT_SERVED = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_KVCACHE_SPACE")
 START_S = 400.0
 GAMMA, BUDGET, NUM_REQUESTS = 3, 256, 4
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server started by the command that is exported for a CPU."""
     from cases import MODEL
     from serving import ENVIRONMENT
-
-    from magicdec.vllm.settings import DRAFT_CLASS
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    speculation = {"method": "custom_class", "model": DRAFT_CLASS, "num_speculative_tokens": GAMMA}
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL), "--dtype", "float32",
-        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--enforce-eager",
-        "--block-size", "32", "--speculative-config", json.dumps(speculation),
-        "--additional-config", json.dumps({"magicdec": {"draft_budget": BUDGET}}),
-    ]  # fmt: skip
-    environment = {k: v for k, v in (os.environ | ENVIRONMENT).items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    best = Record(
+        source="analytical", model="embedded", draft="self", draft_method="streamingllm", draft_budget=BUDGET,
+        gamma=GAMMA, batch_size=8, context_len=1024, speedup=1.5, speedup_low=1.4, speedup_high=1.6,
+    )  # fmt: skip
+    deployment = Deployment(
+        model="embedded", best=best, verdict="pays", bands=(), max_model_len=2048,
+        site=Site(checkpoints={"embedded": str(MODEL)}, is_cpu=True), cache_bytes=2**28, weight_dtype="fp32",
+    )  # fmt: skip
+    text = [line.removesuffix("\\") for line in write_settings("vllm", deployment).splitlines()]
+    words = shlex.split(" ".join(line for line in text if not line.startswith("#")))
+    command = [sys.executable, *words[1:], "--host", "127.0.0.1", "--port", str(port)]
+    environment = {k: v for k, v in (os.environ | ENVIRONMENT).items() if k not in NOT_SERVED}
     log = tmp_path_factory.mktemp("server") / "log.txt"
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)

@@ -16,7 +16,8 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile_nam
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.plan_document import Candidate, Plan
+from magicdec.plan_document import Candidate, Plan, Site
+from magicdec.specs.catalog import load_model_spec, served_names
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.speculation import SPARSE_METHODS
 
@@ -27,6 +28,7 @@ class Replanned:
 
     plan: Plan
     reason: str = ""
+    site: Site
 
 
 def for_engine(
@@ -59,14 +61,26 @@ def for_engine(
         if not able:
             reason += ", nor another that it ranked"
         chosen = able[0] if able else original.autoregressive
-    again = plan(_request(original, chosen, engine, acceptance, _device(original, chosen, hardware)))
+    device = _device(original, chosen, hardware)
+    again = plan(_request(original, chosen, engine, acceptance, device))
     best = again.best
     if chosen.is_speculative and again.candidates:
         same = [row for row in again.candidates if engine == original.engine and row.gamma == chosen.gamma]
         best = max(same or again.candidates, key=lambda row: row.speedup)
         if best.verdict == "does not pay":
             reason, best = _losing(best, reason), again.autoregressive
-    return Replanned(plan=msgspec.structs.replace(again, best=best), reason=reason)
+    return Replanned(plan=msgspec.structs.replace(again, best=best), reason=reason, site=_site(again, device))
+
+
+def _site(again: Plan, device: HardwareProfile) -> Site:
+    """The model goes by its name in the plan, which for a directory is not the argument."""
+    asked = again.request.model
+    names = served_names(asked, again.best.draft)
+    return Site(
+        checkpoints=names | ({again.model: names[asked]} if asked in names else {}),
+        longest_context=load_model_spec(asked).longest_context,
+        is_cpu=device.kind == "cpu",
+    )
 
 
 def _runs(profile: EngineProfile, row: Candidate) -> bool:

@@ -1,0 +1,65 @@
+"""Exported commands, read by the installed engine's own parser of arguments; no engine is started here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import MODEL
+
+sys.path.append(str(Path(__file__).parents[1] / "reports"))
+from samples_exports import CPU, DRAFTS, SITE, planned, sample, spread_plan, words_of
+
+from magicdec.plan_document import Plan
+from magicdec.reports.exports import export
+
+COMMAND = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"]
+PLANS = {name: lambda name=name: sample(name) for name in DRAFTS} | {
+    "stages": lambda: spread_plan("llama-3.1-405b", tp_size=8, pp_size=2),
+    "experts": lambda: spread_plan("deepseek-v3", ep_size=16, dp_attention=True),
+    "beyond the captured graphs": lambda: planned("vllm", draft="eagle3", batch_sizes=(300,)),
+    "fp8 cache": lambda: planned("vllm", kv_dtype="fp8"),
+    "a short memory": lambda: planned("vllm", hardware=("l4-24gb",), draft="none", batch_sizes=(1,)),
+}
+
+
+def parsed(words: list[str]) -> Any:
+    """As the server reads its command line; an argument that it does not know ends the process."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_engine_knows_every_argument(name: str) -> None:
+    document: Plan = PLANS[name]()
+    for site, start in ((SITE, ["vllm", "serve"]), (CPU, COMMAND)):
+        words = words_of(export("vllm", document, site=site))
+        assert words[: len(start)] == start
+        arguments = parsed(["--model", *words[len(start) :]])
+        assert arguments.max_num_seqs == -(-document.best.batch_size // document.best.dp_size)
+        assert (arguments.speculative_config is None) == ("--speculative-config" not in words)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True], ids=["gamma table", "fixed gamma"])
+def test_the_draft_takes_the_configuration_that_the_engine_makes_of_it(is_fixed: bool) -> None:
+    """On this machine: a CPU, the embedded model, fp32. The table and the fixed gamma that stands in the comments."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    from magicdec.vllm.draft import SparseDraft
+
+    text = export("vllm", sample("sparse-self"), site=SITE if is_fixed else CPU)
+    words = words_of(text)[3 if is_fixed else len(COMMAND) :]
+    if is_fixed:
+        (at,) = [i for i, line in enumerate(text.splitlines()) if "CUDA graphs need" in line]
+        instead = [line.lstrip("# ") for line in text.splitlines()[at:] if line.startswith("#  ")]
+        words = [*words[: words.index("--speculative-config")], *words_of("\n".join(instead))]
+        words += ["--enforce-eager"]
+    config = EngineArgs.from_cli_args(parsed(["--model", str(MODEL), *words])).create_engine_config()
+    draft = SparseDraft(config)
+    assert draft.gamma == sample("sparse-self").best.gamma
+    assert (draft.settings.gamma_table is None) == is_fixed
+    assert config.scheduler_config.max_num_seqs == 32
