@@ -8,14 +8,15 @@ import signal
 import sys
 import warnings
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
 from magicdec import __version__
-from magicdec.commands.usage import CommandGroup, describe
-from magicdec.errors import MagicdecError
+from magicdec.commands.usage import Command, CommandGroup, describe
+from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 
 USER_ERROR_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
@@ -71,6 +72,9 @@ COMMANDS = {
     "demo": ("demo", "demo_command", "EPILOG"),
 }
 """By name: module in commands/, function, and what its help ends with. In the order that the help shows."""
+TAKE_DEFAULTS = ("plan", "sensitivity", "explore")
+DEFAULT_OPTIONS = ("model", "hardware", "engine")
+"""Options of these commands that a file of the user's may set."""
 GROUPS = ("validate", "records")
 """Modules in commands/ of commands that have commands of their own."""
 
@@ -90,7 +94,7 @@ def register_commands(*names: str) -> None:
         else:
             module_name, function, epilog = COMMANDS[name]
             module = import_module(f"magicdec.commands.{module_name}")
-            app.command(name, epilog=getattr(module, epilog))(getattr(module, function))
+            app.command(name, cls=Command, epilog=getattr(module, epilog))(getattr(module, function))
     app.registered_commands.sort(key=lambda each: list(COMMANDS).index(str(each.name)))
 
 
@@ -101,7 +105,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, _terminate)
         called = sys.argv[1] if len(sys.argv) > 1 else ""
         register_commands(*((called,) if called in COMMANDS or called in GROUPS else ()))
-        code = app(prog_name="magicdec", standalone_mode=False)
+        usual = {called: _defaults()} if called in TAKE_DEFAULTS else {}
+        code = app(prog_name="magicdec", standalone_mode=False, default_map=usual)
         sys.stdout.flush()
     except MagicdecError as error:
         _fail(str(error))
@@ -126,8 +131,30 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.ctx.get_help())  # type: ignore[attr-defined]
+            sys.exit(0)
         _fail(describe(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _defaults() -> dict[str, str]:
+    """The user's defaults of options: of magicdec.toml here, else of config.toml in the user's configuration. Raises
+    ConfigError."""
+    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    for path in (Path("magicdec.toml"), settings / "magicdec" / "config.toml"):
+        if not path.is_file():
+            continue
+        from magicdec.files import read_toml
+
+        found = read_toml(path)
+        for name, value in found.items():
+            if name not in DEFAULT_OPTIONS:
+                raise unknown_choice(f"default in {path}", name, DEFAULT_OPTIONS)
+            if not isinstance(value, str):
+                raise ConfigError(f"{path}: {name} must be a name in quotes, not {value!r}")
+        return found
+    return {}
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> str:

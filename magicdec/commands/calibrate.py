@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -128,6 +129,7 @@ def calibrate_command(
     elif max(map(abs, result.drift.values())) > DRIFT_TO_WARN_OF:
         print("the machine's speed changed while it was measured; calibrate again when it is quieter")
     print("wrote " + ", ".join(map(str, files)))
+    print(f"next: magicdec profile-acceptance --model {model} -o {output}")
 
 
 def _print_costs(engine: EngineProfile) -> None:
@@ -199,11 +201,27 @@ def profile_acceptance_command(
     )
     with shown_progress(quiet) as show:
         counts = measure_acceptance(request, progress=show)
+    files: list[Path] = []
     for profile in fit_profiles(request, counts):
         _print_profile(profile)
         path = acceptance_path(output, profile.draft_method, draft=profile.draft)
         save_profile(profile, path)
         print(f"  all budgets took {counts.cost_ratio(profile.draft_method):.1f} x the longest alone; wrote {path}")
+        files.append(path)
+    print("next: " + next_plan(output, files, model=model, draft=draft, context=max(request.context_lens)))
+
+
+def next_plan(profile: Path, acceptance: list[Path], *, model: str, draft: str, context: int) -> str:
+    """The plan with what was measured: the machine's files where they are there, and the acceptance."""
+    from magicdec.calibrate.local_profile import engine_path
+
+    words = ["magicdec", "plan", "--model", model]
+    if profile.is_file() and engine_path(profile).is_file():
+        words += ["--hardware", str(profile), "--engine", str(engine_path(profile))]
+    words += ["--draft", draft] if draft not in (SELF, "ngram") else []
+    return shlex.join(
+        [*words, *(each for path in acceptance for each in ("--acceptance", str(path))), "--context", str(context)]
+    )
 
 
 def _print_profile(profile: AcceptanceProfile) -> None:

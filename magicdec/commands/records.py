@@ -10,50 +10,56 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from magicdec.commands import options
 from magicdec.commands.options import option, table_console
 from magicdec.commands.usage import CommandGroup
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
 from magicdec.naming import draft_id
+from magicdec.units import format_number
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from magicdec.records import Record
-
 app = typer.Typer(help="List, show and export records.", no_args_is_help=True, cls=CommandGroup)
 Files = Annotated[list[Path], typer.Argument(help="Records files (JSON lines).")]
 KEY_SHOWN = 8
+LISTED = (
+    "key", "source", "model", "draft", "draft_method", "draft_budget", "gamma", "batch_size", "context_len",
+    "tokens_per_s", "speedup",
+)  # fmt: skip
+"""Fields of a record that `ls` shows."""
 EXPORT_SUFFIXES = (".csv", ".json", ".parquet")
 
 
-@app.command("ls", epilog="\b\nExamples:\n  magicdec records ls grid.jsonl")
-def ls_command(files: Files) -> None:
+@app.command(
+    "ls", epilog="\b\nExamples:\n  magicdec records ls grid.jsonl\n  magicdec records ls grid.jsonl --format json"
+)
+def ls_command(files: Files, output_format: options.Format = options.OutputFormat.TABLE) -> None:
     """List records, one line each."""
     from magicdec.records import read_many
     from magicdec.reports.style import GAMMA
     from magicdec.reports.text import text_table
 
-    records = read_many(files)
-    heads = ("key", "source", "model", "draft", "budget", GAMMA, "batch", "context", "tok/s", "speedup")
-    console = table_console()
-    console.print(text_table(heads, [_cells(record) for record in records], wraps=("source", "model", "draft")))
-    console.print(f"{len(records)} records")
+    rows = [{name: getattr(record, name) for name in LISTED} for record in read_many(files)]
+
+    def table() -> None:
+        heads = ("key", "source", "model", "draft", "budget", GAMMA, "batch", "context", "tok/s", "speedup")
+        table_console().print(text_table(heads, [_cells(row) for row in rows], wraps=("source", "model", "draft")))
+        print(f"{len(rows)} records")
+
+    options.print_as(output_format, rows, rows, table)
 
 
-def _cells(record: Record) -> tuple[str, ...]:
-    return (
-        record.key[:KEY_SHOWN],
-        record.source,
-        record.model,
-        draft_id(record.draft, record.draft_method),
-        "-" if record.draft_budget is None else str(record.draft_budget),
-        str(record.gamma),
-        str(record.batch_size),
-        str(record.context_len),
-        "-" if record.tokens_per_s is None else f"{record.tokens_per_s:.4g}",
-        "-" if record.speedup is None else f"{record.speedup:.2f}x",
-    )
+def _cells(row: dict[str, Any]) -> list[str]:
+    rate, speedup = row["tokens_per_s"], row["speedup"]
+    shown = row | {
+        "key": row["key"][:KEY_SHOWN],
+        "draft": draft_id(row["draft"], row.pop("draft_method")),
+        "tokens_per_s": None if rate is None else format_number(rate),
+        "speedup": None if speedup is None else f"{speedup:.2f}x",
+    }
+    return ["-" if shown[name] is None else str(shown[name]) for name in row]
 
 
 @app.command("show", epilog="\b\nExamples:\n  magicdec records show 3f2a grid.jsonl")

@@ -1,4 +1,5 @@
-"""Errors of a command line, in one line that names the nearest valid option, command or value.
+"""Help and errors of a command line: long help in groups, an error in one line that names the nearest valid option,
+command or value.
 
 Typer's errors are told by the names of their classes: where these classes are depends on its version.
 """
@@ -8,11 +9,43 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from magicdec.errors import nearest, unknown_choice
 
 EXTRA_ARGUMENTS = re.compile(r"Got unexpected extra argument\S* \((.*?)[ )]")
+
+
+FEW_OPTIONS = 9
+"""Up to so many options are one list."""
+SECTIONS = {
+    "Model and devices": "model hardware engine tp gpus pp ep dp_attention weights weight_dtype kv_dtype dtype device",
+    "Load and limits": "batch context context_spread gen_len workload rate tpot_ms ttft_ms price prompts queue "
+    "num_prompts",
+    "Draft": "draft draft_method draft_budget draft_tp gamma draft_weight_dtype draft_kv_dtype acceptance "
+    "acceptance_rate simulate_acceptance adaptive",
+    "Sampling": "temperature top_p top_k seed stop_at_eos",
+    "A server": "server results concurrency prompt_len output_len rounds dry_run target",
+    "Output": "record records output output_format why every quiet resume save_output stream help",
+}
+"""Options of the long commands by their headings in --help; the others stand under "Other"."""
+
+
+class Command(TyperCommand):
+    """A command whose options are listed in groups, where they are many."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        listed = [(param, param.get_help_record(ctx)) for param in self.get_params(ctx)]
+        found = [(str(param.name), record) for param, record in listed if record is not None]
+        if len(found) <= FEW_OPTIONS or any(param.param_type_name == "argument" for param in self.params):
+            super().format_options(ctx, formatter)
+            return
+        grouped = {head: names.split() for head, names in SECTIONS.items()}
+        known = {name for names in grouped.values() for name in names}
+        for head, names in (*grouped.items(), ("Other", [name for name, _ in found if name not in known])):
+            if records := [record for name, record in found if name in names]:
+                with formatter.section(head):
+                    formatter.write_dl(records)
 
 
 class CommandGroup(TyperGroup):

@@ -86,9 +86,10 @@ def pairs_command(
     ] = "measured",
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
-    """Predicted speedups against servers measured with and without speculation.
+    """Predicted speedups against measured pairs of servers.
 
-    Errors of the whole request's speedup and of the time between tokens, and what the plan's gamma would lose.
+    With and without speculation: errors of the whole request's speedup and of the time between tokens, and what the
+    plan's gamma would lose.
     """
     from magicdec.validate.csv_rows import published
     from magicdec.validate.pairs import validate_pairs

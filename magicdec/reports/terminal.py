@@ -13,7 +13,7 @@ from magicdec.records import Record
 from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, has_weak_baseline
 from magicdec.reports.style import GAMMA
 from magicdec.reports.tables import Column, Table, Value, case_table, error_table, format_value, point_table
-from magicdec.reports.text import text_table
+from magicdec.reports.text import needed_width, text_table
 from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -142,9 +142,13 @@ def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """A report's table in plain characters."""
+    """A report's table in plain characters; where it is too wide, without the columns that are the same in all rows."""
     cells = [[_plain(column, value) for column, value in zip(table.columns, row, strict=True)] for row in table.rows]
-    console.print(text_table([column.title.lower() for column in table.columns], cells))
+    heads = [column.title.lower() for column in table.columns]
+    if needed_width(heads, cells) > console.width:
+        kept = [i for i in range(len(heads)) if len({row[i] for row in cells}) > 1]
+        heads, cells = [heads[i] for i in kept], [[row[i] for i in kept] for row in cells]
+    console.print(text_table(heads, cells))
 
 
 def _plain(column: Column, value: Value) -> str:

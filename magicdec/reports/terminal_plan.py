@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from magicdec.naming import ENGINE_TITLES, draft_id, draft_name
 from magicdec.plan_document import Candidate, Case, GammaTable, MemoryUse, NeedsAcceptance, Operation, Plan
-from magicdec.reports.text import text_table
+from magicdec.reports.text import needed_width, text_table
 from magicdec.units import GIB, MILLI, format_bytes, format_number, format_seconds, format_tokens
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ FEW = 5
 PLUGIN = "plugin"
 """Mark of a draft that no release of the engine runs."""
 MARK, DRAFT = "mark", "draft"
+BREAKING = ("device", "layout", DRAFT, MARK)
 """Headings of the columns that may break over lines."""
 Rows = Sequence[Candidate]
 
@@ -305,18 +306,15 @@ COLUMNS = (
 
 def _table(rows: Rows, width: int) -> Table:
     """Names and marks break over lines between words, so nothing is cut off; numbers do not."""
-    wraps, shown = ("device", "layout", DRAFT, MARK), [each for each in COLUMNS if each.shown(rows)]
+    shown = [each for each in COLUMNS if each.shown(rows)]
 
-    def needed(*, broken: bool) -> int:
-        texts = ((each, (each.head, *map(each.text, rows))) for each in shown)
-        words = ([word for text in found for word in text.split()] if broken and each.head in wraps else found
-                 for each, found in texts)  # fmt: skip
-        return sum(max(map(len, every)) + 1 for every in words) - 1
+    def cells() -> tuple[list[str], list[list[str]]]:
+        return [each.head for each in shown], [[each.text(row) for each in shown] for row in rows]
 
     for rank in sorted({each.rank for each in shown} - {0}, reverse=True):
-        if needed(broken=rank < BREAKS_FIRST) > width:
+        if needed_width(*cells(), wraps=BREAKING if rank < BREAKS_FIRST else ()) > width:
             shown = [each for each in shown if each.rank != rank]
-    return text_table([each.head for each in shown], [[each.text(row) for each in shown] for row in rows], wraps=wraps)
+    return text_table(*cells(), wraps=BREAKING)
 
 
 def _gamma_table(table: GammaTable, width: int) -> Table:

@@ -9,6 +9,18 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+def needed_width(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None) -> int:
+    """Columns that a `text_table` takes at the least, its breaking columns broken between all words."""
+    columns = zip(heads, zip(*rows, strict=True), strict=True) if rows else ((head, ()) for head in heads)
+    return sum(_widest(head, (head, *texts), wraps) + 1 for head, texts in columns) - 1
+
+
+def _widest(head: str, texts: Sequence[str], wraps: Container[str] | None) -> int:
+    """The longest piece of a column that is not broken."""
+    is_whole = wraps is not None and head not in wraps
+    return max(len(piece) for text in texts for piece in ([text] if is_whole else text.split() or [""]))
+
+
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None) -> Table:
     """Numbers to the right, nothing cut off. Where it does not fit the terminal, the columns with a heading in `wraps`
     break over lines; None: all do, headings too, but no word of theirs."""
@@ -19,11 +31,10 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Co
     for i, head in enumerate(heads):
         texts = [row[i] for row in rows]
         words = not all(text.isdigit() if i == 0 else text[0].isdigit() or text[0] in "-+" for text in texts if text)
-        is_whole = wraps is not None and head not in wraps
-        widest = max(len(word) for text in (head, *texts) for word in ([text] if is_whole else text.split() or [""]))
         table.add_column(
             escape(head), justify="left" if words else "right", overflow="fold",
-            no_wrap=is_whole, min_width=widest,
+            no_wrap=wraps is not None and head not in wraps,
+            min_width=_widest(head, (head, *texts), wraps),
         )  # fmt: skip
     for row in rows:
         table.add_row(*map(escape, row))

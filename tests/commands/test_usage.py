@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from magicdec.commands.calibrate import next_plan
 from tests.processes import Program
 
 
@@ -88,3 +90,35 @@ def test_an_argument_too_few_or_too_many(
     arguments: tuple[str, ...], expected: str, line_of: Callable[..., str]
 ) -> None:
     assert line_of(*arguments).startswith(expected)
+
+
+@pytest.mark.parametrize("arguments", [(), ("records",), ("validate",)])
+def test_a_group_alone_shows_its_whole_help(arguments: tuple[str, ...], program: Program) -> None:
+    done = program(*arguments)
+    assert done.returncode == 0
+    assert "\nCommands:\n" in done.stdout
+    assert len(done.stdout.splitlines()) > 10
+
+
+def test_defaults_come_from_the_users_file(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line_of: Callable[..., str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "magicdec").mkdir()
+    (tmp_path / "magicdec" / "config.toml").write_text('model = "qwen3-8b"\nhardware = "h100-sxm-80gb"\n')
+    assert "qwen3-8b on 8 x h100-sxm-80gb" in program("plan").stdout
+    assert "qwen3-8b on 8 x a100-sxm-80gb" in program("plan", "--hardware", "a100-sxm-80gb").stdout
+    (tmp_path / "magicdec.toml").write_text('hardwear = "h100-sxm-80gb"\n')
+    assert line_of("plan").startswith("unknown default in magicdec.toml 'hardwear': did you mean hardware?")
+
+
+def test_what_was_measured_is_named_for_the_next_command(tmp_path: Path) -> None:
+    """The line that `profile-acceptance` ends with names files that are there."""
+    profile, measured = tmp_path / "local.toml", tmp_path / "local.acceptance.streamingllm.json"
+    line = next_plan(profile, [measured], model="embedded", draft="self", context=4096)
+    assert line == f"magicdec plan --model embedded --acceptance {measured} --context 4096"
+    profile.touch()
+    (tmp_path / "local.engine.toml").touch()
+    line = next_plan(profile, [measured], model="embedded", draft="self", context=4096)
+    assert f"--hardware {profile} --engine {tmp_path / 'local.engine.toml'} --acceptance" in line
