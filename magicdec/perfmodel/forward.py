@@ -33,7 +33,6 @@ from magicdec.perfmodel.kernels.gemm import linear
 from magicdec.perfmodel.kernels.links import Message, all_reduce
 from magicdec.perfmodel.layer_ops import Pass, elementwise_size, expert_ops, mixer_ops, num_reduced, projection_ops
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.layers import MixtureOfExperts
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 
@@ -144,7 +143,7 @@ def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
     if dtype != "fp8_block" or not layer_s:
         return seconds
     for mlp, count in model.feed_forwards:
-        if isinstance(mlp, MixtureOfExperts):
+        if mlp.num_experts:
             columns = mlp.width / (1.0 if p.spread.whole_experts else p.tp)
             fills = np.where(columns % BLOCK_COLUMNS == 0, 1.0, 0.0)
             seconds = seconds + fills * count * p.num_passes * layer_s

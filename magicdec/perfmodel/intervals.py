@@ -9,25 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from magicdec.counts import Z_90
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.kernels.attention import AttentionCurve
-from magicdec.perfmodel.kernels.base import Array, Where
+from magicdec.perfmodel.kernels.base import Array, Curve, Where
 from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
-from magicdec.perfmodel.kernels.experts import experts_curve
-from magicdec.perfmodel.kernels.gemm import GemmCurve
-from magicdec.perfmodel.kernels.latent import LatentCurve
+from magicdec.perfmodel.kernels.experts import MoeCurve, experts_curve
+from magicdec.perfmodel.kernels.gemm import GemmCurve, matrix_dtype
+from magicdec.perfmodel.kernels.indexing import IndexerCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve
 from magicdec.perfmodel.kernels.profile import HardwareProfile
+from magicdec.perfmodel.layer_ops import mixer_curves
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import StepTerms
 from magicdec.specs.engine import EngineProfile
-from magicdec.specs.layers import Attention, GatedDeltaNet, LatentAttention, Mixer
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import BF16, Precision
 from magicdec.specs.speculation import HEAD_METHODS
@@ -57,46 +57,82 @@ def is_engine_fitted_on(hw: HardwareProfile, engine: EngineProfile) -> bool:
     return engine.fitted_device in ("", hw.name)
 
 
-def attention_error(hw: HardwareProfile, model: ModelSpec | None, kv_dtype: str = "bf16") -> float:
-    """One standard deviation, relative, of what mixes tokens: of the least sure of the model's kinds of layers. A kind
-    whose kernels no table holds, or only some of them, has `UNMEASURED_ERROR`."""
-    if model is None:
-        return AttentionCurve.of(hw).fit.relative_error
-    own = [_mixer_error(hw, mixer, kv_dtype) for mixer, _ in model.mixers]
-    return max(own, default=AttentionCurve.of(hw).fit.relative_error)
+class Kernel(NamedTuple):
+    """A kernel that a pass runs, as the curves know it."""
+
+    name: str
+    curve: type[Curve] | None
+    variant: str = ""
+
+    def error(self, hw: HardwareProfile) -> float:
+        """One relative standard deviation of its time."""
+        known = None if self.curve is None else self.curve.error_on(hw, self.variant)
+        error = UNMEASURED_ERROR if known is None else known
+        return max(error, INDEXER_ERROR) if self.curve is IndexerCurve else error
+
+    def is_timed_on(self, hw: HardwareProfile) -> bool:
+        return self.curve is not None and self.curve.is_timed_on(hw, self.variant)
 
 
-def _mixer_error(hw: HardwareProfile, mixer: Mixer, kv_dtype: str) -> float:
-    if isinstance(mixer, Attention):
-        return AttentionCurve.of(hw).fit.relative_error
-    if isinstance(mixer, LatentAttention):
-        own = LatentCurve.of(hw, kv_dtype).fit.relative_error
-        if mixer.indexer is None:
-            return own
-        is_measured = hw.indexer is not None and kv_dtype in hw.sparse
-        return max(own, INDEXER_ERROR if is_measured else UNMEASURED_ERROR)
-    if hw.linear is None or not isinstance(mixer, GatedDeltaNet):
-        return UNMEASURED_ERROR
-    return hw.linear.fit.relative_error
+def _products(at: Where) -> Kernel:
+    """Matrix products in a format; of narrow weights that are widened on the way, no kernel was timed."""
+    own = at.precision.weight_dtype
+    if at.precision.weight_bytes >= 2.0:
+        return Kernel("products in 16 bits", GemmCurve)
+    is_native = matrix_dtype(*at) == own
+    return Kernel(f"{own} products", GemmCurve, own if is_native else f"{own}, widened")
+
+
+def _experts(at: Where) -> Kernel:
+    """Routed experts; kernels of another format's curve are alike."""
+    own, curve = at.precision.weight_dtype, experts_curve(at)
+    if curve is None:
+        return _products(at)._replace(name=f"{own} experts")
+    return Kernel(
+        f"{own} experts", MoeCurve, next(name for name, each in MoeCurve.variants(at.hw).items() if each is curve)
+    )
+
+
+def kernels_of(at: Where, model: ModelSpec) -> dict[str, list[Kernel]]:
+    """What a model's layers run, by kind of term."""
+
+    def part(name: Literal["mixer", "mlp", "experts"]) -> Where:
+        return at._replace(precision=model.part_precision(name, at.precision))
+
+    cache = at.precision.kv_dtype if at.precision.kv_bytes < 2.0 else ""
+    over = f" over a {cache} cache" if cache else ""
+    mixed = [(mixer.label, curve) for mixer, _ in model.mixers for curve in mixer_curves(mixer)]
+    return {
+        "gemm": [_products(part("mixer")), _products(part("mlp"))],
+        "experts": [_experts(part("experts"))] if model.most_experts else [],
+        "attention": [Kernel(f"attention ({label}){over}", curve, cache) for label, curve in mixed],
+    }
 
 
 def relative_errors(
     hw: HardwareProfile, engine: EngineProfile, model: ModelSpec | None = None, precision: Precision = BF16
 ) -> dict[str, float]:
-    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs. Without
-    a `model`, of one whose layers are all attention."""
-    of_experts = precision if model is None else model.part_precision("experts", precision)
-    experts = experts_curve(Where(hw, engine, of_experts))
+    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs; where
+    layers differ, that of the least sure. Without a `model`, of one in 16 bits whose layers are all attention."""
+    plain = {"gemm": [Kernel("", GemmCurve)], "experts": [], "attention": [Kernel("", AttentionCurve)]}
+    kernels = plain if model is None else kernels_of(Where(hw, engine, precision), model)
+    errors = {group: max((each.error(hw) for each in found), default=0.0) for group, found in kernels.items()}
     return {
-        "gemm": GemmCurve.of(hw).fit.relative_error,
-        "experts": (experts or GemmCurve.of(hw)).fit.relative_error,
-        "attention": attention_error(hw, model, precision.kv_dtype),
+        "gemm": errors["gemm"],
+        "experts": errors["experts"] or errors["gemm"],
+        "attention": errors["attention"] or AttentionCurve.of(hw).fit.relative_error,
         "elementwise": ElementwiseCurve.of(hw).fit.relative_error,
         "link": AllReduceCurve.of(hw).fit.relative_error,
         "overhead": engine.relative_error
         if is_engine_fitted_on(hw, engine)
         else max(engine.relative_error, OTHER_DEVICE_ERROR),
     }
+
+
+def untimed(setup: Setup) -> list[str]:
+    """The kernels of a setup that nobody timed on its device, which another format's or device's curve stands for."""
+    found = (each for kernels in kernels_of(setup.at, setup.model).values() for each in kernels)
+    return list(dict.fromkeys(each.name for each in found if not each.is_timed_on(setup.hardware)))
 
 
 @dataclass(frozen=True, kw_only=True)

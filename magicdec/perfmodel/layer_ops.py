@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from magicdec.perfmodel.kernels.attention import Attended, Latents, attention, expanded_attention
-from magicdec.perfmodel.kernels.base import FP32_BYTES, Array, Op, Where
+from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve, Latents, attention, expanded_attention
+from magicdec.perfmodel.kernels.base import FP32_BYTES, Array, Curve, Op, Where
 from magicdec.perfmodel.kernels.experts import Experts, experts
 from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype
-from magicdec.perfmodel.kernels.indexing import Scores, indexer, sparse_attention
-from magicdec.perfmodel.kernels.latent import latent_attention
+from magicdec.perfmodel.kernels.indexing import IndexerCurve, Scores, SparseCurve, indexer, sparse_attention
+from magicdec.perfmodel.kernels.latent import LatentCurve, latent_attention
 from magicdec.perfmodel.kernels.links import Exchange, Message, all_reduce, exchange
 from magicdec.perfmodel.kernels.prefill import PrefillCurve, Prompts, prefill_attention
-from magicdec.perfmodel.kernels.recurrence import Recurrence, recurrence
+from magicdec.perfmodel.kernels.recurrence import LinearCurve, Recurrence, recurrence
 from magicdec.specs.layers import (
     Attention,
     GatedDeltaNet,
@@ -228,6 +228,21 @@ MIXER_OPS: dict[type, Callable[..., list[Op]]] = {
 }
 
 
+MIXER_CURVES: dict[type, tuple[type[Curve] | None, ...]] = {
+    Attention: (AttentionCurve,),
+    LatentAttention: (LatentCurve,),
+    GatedDeltaNet: (LinearCurve,),
+    LightningAttention: (None,),
+    Mamba2: (None,),
+}
+"""The curves of what mixes tokens; None: kernels that no table holds, which another's curve stands for."""
+
+
+def mixer_curves(mixer: Mixer) -> tuple[type[Curve] | None, ...]:
+    chooses = getattr(mixer, "indexer", None) is not None
+    return MIXER_CURVES[type(mixer)] + ((IndexerCurve, SparseCurve) if chooses else ())
+
+
 def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
     """The routed experts of every layer that has them."""
     found: list[Op] = []
@@ -269,7 +284,7 @@ def num_reduced(model: ModelSpec, spread: Parallelism) -> int:
     """Sublayers whose outputs a group of tp ranks adds up. Where tokens are sent to whole experts, scattering before
     and gathering after them take the place of two such sums: one is left per layer."""
     sublayers = sum(layer.num_sublayers for layer in model.layers)
-    exchanged = sum(count for mlp, count in model.feed_forwards if isinstance(mlp, MixtureOfExperts))
+    exchanged = sum(count for mlp, count in model.feed_forwards if mlp.num_experts)
     return sublayers - (exchanged if spread.dp > 1 else 0)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import Law, constant_profile, default_profile
-from magicdec.perfmodel.intervals import interval, relative_errors
+from magicdec.perfmodel.intervals import interval, relative_errors, untimed
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.memory import memory_need
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
@@ -341,6 +341,20 @@ def test_kernels_that_no_table_holds_are_less_sure() -> None:
     assert of("qwen3.5-35b-a3b") == max(of("llama-3.1-8b"), hw.linear.fit.relative_error)
     assert of("nemotron-3-nano-30b-a3b") == of("deepseek-v3.2", "fp8") == 0.3
     assert of("deepseek-v3") < of("deepseek-v3.2") < 0.3
+
+
+def test_products_are_as_sure_as_the_kernels_of_the_format_that_runs() -> None:
+    """Weights that are widened on the way run in kernels that no table holds, like those of a borrowed curve."""
+    b200, vllm, model = load_hardware("b200-sxm-192gb"), load_engine("vllm"), load_model_spec("llama-3.1-8b")
+
+    def of(weight_dtype: str) -> tuple[float, list[str]]:
+        setup = Setup.of(model, b200, vllm, weight_dtype=weight_dtype)
+        return relative_errors(b200, vllm, model, setup.precision)["gemm"], untimed(setup)
+
+    assert b200.gemm is not None
+    assert of("bf16") == (b200.gemm.fit.relative_error, [])
+    assert of("fp8") == (b200.gemm_formats["fp8"].fit.relative_error, [])
+    assert of("int4") == (2.0 * b200.gemm.fit.relative_error, ["int4 products"])
 
 
 def test_a_machine_whose_speed_moves_widens_the_interval() -> None:

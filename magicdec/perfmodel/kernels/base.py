@@ -40,6 +40,7 @@ WorkingSet = Any
 LARGEST = 1e15
 FP32_BYTES = 4.0
 CACHE_SHARPNESS = 8.0
+BORROWED_ERROR_FACTOR = 2.0
 REACHED_BANDWIDTH = 0.95
 """Share of the memory's peak that the best kernels reach: no engine's factor makes an operation faster."""
 
@@ -148,6 +149,11 @@ class Table:
     """Whether devices without a table borrow the curve, so that it is compared with other devices' tables."""
 
 
+def borrowed_error(error: float) -> float:
+    """The error of a curve that was fitted to another device's or another format's kernel with this error."""
+    return min(10.0, max(0.1, BORROWED_ERROR_FACTOR * error))
+
+
 class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A kernel's seconds on a device. Fields are its constants."""
 
@@ -163,7 +169,7 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     @classmethod
     def own(cls, hw: Device, variant: str = "") -> Self | None:
-        """The device's curve of this kernel for this very variant."""
+        """The device's curve of this kernel for this very variant (any, where it has none)."""
         held = getattr(hw, cls.variants_key if variant and cls.variants_key else cls.key)
         return held.get(variant or "bf16") if isinstance(held, dict) else held
 
@@ -184,6 +190,21 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     def of(cls, hw: Device, variant: str = "") -> Self:
         """The device's curve of this kernel for a variant, or the generic one."""
         return cls.known(hw, variant) or cls()
+
+    @classmethod
+    def is_timed_on(cls, hw: Device, variant: str = "") -> bool:
+        """Whether this very kernel was timed on this very device."""
+        own = cls.own(hw, variant)
+        return own is not None and bool(own.fit.fitted_on) and not own.fit.borrowed_from
+
+    @classmethod
+    def error_on(cls, hw: Device, variant: str = "") -> float | None:
+        """One relative standard deviation of this kernel's time on a device, for a variant: another's curve that stands
+        for it is as sure as a borrowed one. None where neither was measured."""
+        own, known = cls.own(hw, variant), cls.known(hw, variant)
+        if known is None:
+            return None
+        return known.fit.relative_error if known is own else borrowed_error(known.fit.relative_error)
 
     @classmethod
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:

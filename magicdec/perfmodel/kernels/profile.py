@@ -19,7 +19,7 @@ import msgspec
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import converted, read_toml, write_atomic
 from magicdec.perfmodel.kernels.attention import AttentionCurve
-from magicdec.perfmodel.kernels.base import Curve
+from magicdec.perfmodel.kernels.base import Curve, borrowed_error
 from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
 from magicdec.perfmodel.kernels.experts import MoeCurve
 from magicdec.perfmodel.kernels.gemm import GemmCurve
@@ -32,7 +32,6 @@ from magicdec.specs import device
 from magicdec.specs.device import DTYPE_BYTES, Device
 
 HARDWARE_DIRECTORY = Path(device.__file__).resolve().parent / "data" / "hardware"
-BORROWED_ERROR_FACTOR = 2.0
 AnyCurve = TypeVar("AnyCurve", bound=Curve)
 
 
@@ -136,8 +135,9 @@ def _load_file(path: Path) -> HardwareProfile:
 
 def lent(curve: AnyCurve, donor: str) -> AnyCurve:
     """A curve measured on another device, marked so and with a wider error."""
-    wider = min(10.0, max(0.1, BORROWED_ERROR_FACTOR * curve.fit.relative_error))
-    fit = msgspec.structs.replace(curve.fit, relative_error=wider, borrowed_from=donor)
+    fit = msgspec.structs.replace(
+        curve.fit, relative_error=borrowed_error(curve.fit.relative_error), borrowed_from=donor
+    )
     return msgspec.structs.replace(curve, fit=fit)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many
+from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many, untimed
 from magicdec.perfmodel.layer_ops import EXPERT_IMBALANCE
 from magicdec.perfmodel.plan.device import Device
 from magicdec.perfmodel.plan.drafts import DraftOption
@@ -25,14 +25,18 @@ def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candi
 
 
 def _on_measured(device: Device, best: Candidate) -> list[str]:
-    """Draft methods that no server was measured with."""
+    """Kernels that nobody timed on the device, and draft methods that no server was measured with."""
     engine, formats, hardware = device.engine, device.precision, device.hardware.name
+    found = []
+    if device.hardware.is_measured and (kernels := untimed(device.setup(None))):
+        found.append(f"no kernels were timed on {hardware} for {', '.join(kernels)}: intervals are wider for it")
     if not best.is_speculative or engine.is_speculation_fitted(hardware, formats.weight_dtype, formats.kv_dtype):
-        return []
-    return [
+        return found
+    found.append(
         f"no {engine.name} server with speculation was measured on {hardware} with {formats.weight_dtype} weights and "
         f"a {formats.kv_dtype} cache: the interval is wider for it"
-    ]
+    )
+    return found
 
 
 def _on_spread(device: Device, case: Case) -> list[str]:
