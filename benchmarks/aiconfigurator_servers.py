@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from magicdec.validate.csv_rows import read_rows
 from magicdec.validate.serving_fit import is_fitted_on, without_copies
-from magicdec.validate.serving_rows import ServingRow, predict_rows, read_serving
+from magicdec.validate.serving_rows import ServingRow, predict_rows
 
 MODELS = {
     "llama-3.1-8b": "meta-llama/Meta-Llama-3.1-8B",
@@ -93,7 +94,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=60)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    rows = without_copies([row for row in read_serving(arguments.files)[0] if is_fitted_on(row)])
+    rows = without_copies([row for row in read_rows(arguments.files, ServingRow)[0] if is_fitted_on(row)])
     rows = chosen([row for row in rows if row.model in MODELS and row.hardware in DEVICES], arguments.rows)
     theirs = estimates(rows, arguments.python)
     ours = predict_rows(rows) * 1e3

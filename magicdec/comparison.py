@@ -2,6 +2,7 @@
 
 error           predicted / measured − 1 of one term at one configuration (a point); what is summarised below is its
                 absolute value, except for the bias
+mape            mean
 median, p90     over the points; percentiles interpolate linearly between order statistics (numpy's default). Every
                 point has autoregressive runs of its own, so that step counts once per point like any other term
 bias            median of the signed errors
@@ -10,7 +11,7 @@ normalised      the error that remains after scaling every predicted time to the
                 reference kernel / its time at calibration, share = the predicted part of t that follows memory speed
 noise floor     median error that a perfect prediction would show: half the difference between the medians of the even
                 and of the odd repetitions
-coverage        share of measured speedups inside their predicted 90 % interval
+coverage        share of measurements inside their predicted 90 % interval
 regret          1 − S(planned) / S(best) per case (batch, context, temperature). The best is picked on one half of the
                 repetitions and both are scored on the other half, both ways round, so that noise does not make a lucky
                 configuration look best
@@ -21,12 +22,13 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 import msgspec
 import numpy as np
 
+from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
 from magicdec.naming import describe
 from magicdec.records import CONFIGURATION_FIELDS, SPREAD_FIELDS, Record
@@ -58,6 +60,8 @@ DRAFT_FIELDS = {"draft", "draft_method", "draft_budget", "gamma", "draft_weight_
 CASE_FIELDS = ("model", "tp_size", *SPREAD_FIELDS, "batch_size", "context_len", "temperature")
 """Fields that a user is given; draft, budget and gamma are what the plan chooses."""
 NUM_RESAMPLES = 2000
+LEAST_ERROR = -0.999
+"""Error at and below which a prediction counts as next to nothing."""
 AUTOREGRESSIVE_CHOICE = "autoregressive"
 
 
@@ -254,32 +258,57 @@ def by_cpu_time(record: Record) -> Record:
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorSummary:
-    """The errors of one term over the points that have it; None is not known. Definitions: top of the file."""
+    """The errors of one figure over some points. Definitions: top of the file."""
 
     points: int
+    mape: float
     median_error: float
     p90_error: float
     max_error: float
     bias: float
-    normalised_median_error: float | None
-    normalised_p90_error: float | None
-    noise_floor: float | None
+    coverage: float | None = None
+
+    @classmethod
+    def of(cls, signed: Any, deviation: Any = None) -> Self:
+        """From relative errors, at least one, and the standard deviations that were predicted of their logarithms."""
+        errors = np.abs(signed)
+        inside = None
+        if deviation is not None:
+            inside = float(np.mean(np.abs(np.log1p(np.maximum(signed, LEAST_ERROR))) <= Z_90 * deviation))
+        return cls(
+            points=len(errors),
+            mape=float(np.mean(errors)),
+            median_error=float(np.median(errors)),
+            p90_error=float(np.quantile(errors, 0.9)),
+            max_error=float(errors.max()),
+            bias=float(np.median(signed)),
+            coverage=inside,
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """A group's row in the documents of `validate`."""
+        figures = {"rows": self.points, "mape": self.mape, "bias": self.bias, "p90": self.p90_error}
+        return figures if self.coverage is None else {**figures, "coverage": self.coverage}
 
 
-def summarise(term: str, pairs: Iterable[Pair]) -> ErrorSummary | None:
+@dataclass(frozen=True, kw_only=True)
+class TermSummary(ErrorSummary):
+    """The errors of one term over the points that have it; None is not known."""
+
+    normalised_median_error: float | None = None
+    normalised_p90_error: float | None = None
+    noise_floor: float | None = None
+
+
+def summarise(term: str, pairs: Iterable[Pair]) -> TermSummary | None:
     """None where no pair has the term on both sides."""
     pairs = list(pairs)
     signed = _known(pair.error(term) for pair in pairs)
     if not signed:
         return None
-    errors = np.abs(signed)
     normalised = np.abs(_known(pair.normalised_error(term) for pair in pairs))
-    return ErrorSummary(
-        points=len(signed),
-        median_error=float(np.median(errors)),
-        p90_error=float(np.quantile(errors, 0.9)),
-        max_error=float(errors.max()),
-        bias=statistics.median(signed),
+    return replace(
+        TermSummary.of(signed),
         normalised_median_error=float(np.median(normalised)) if normalised.size else None,
         normalised_p90_error=float(np.quantile(normalised, 0.9)) if normalised.size else None,
         noise_floor=_median(pair.repeat_noise(term) for pair in pairs),
@@ -311,7 +340,7 @@ class Comparison:
     pairs: Sequence[Pair]
 
     @property
-    def summaries(self) -> dict[str, ErrorSummary]:
+    def summaries(self) -> dict[str, TermSummary]:
         """By term."""
         return {term: found for term in TERMS if (found := summarise(term, self.pairs)) is not None}
 

@@ -70,16 +70,15 @@ LARGEST_REJECTION = 0.5
 
 def fit_depth_law(directory: Path) -> Law:
     """Concentration, drift and depth from all rows of Llama-3.1-8B with SnapKV."""
-    rows = [depth.read_observation(row) for row in read_rows(directory / SNAPKV) if row.text("model") == "llama-3.1-8b"]
+    rows = [row for row in read_rows([directory / SNAPKV], depth.Observation)[0] if row.model == "llama-3.1-8b"]
     design, x = depth.fit_cells(rows, has_shape=True)
     return design.shape(x)
 
 
 def context_growth(directory: Path) -> tuple[float, float]:
     """Exponent of 1 - alpha against context, and its standard error."""
-    rows = read_rows(directory / RATES)
-    x = np.log([row.number("context_len", low=1) for row in rows])
-    y = np.log([1.0 - row.number("acceptance_rate", low=0, high=1) for row in rows])
+    rows, _ = read_rows([directory / RATES], depth.Rate)
+    x, y = np.log([(row.context, 1.0 - row.acceptance_rate) for row in rows]).T
     (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
     return float(slope), float(np.sqrt(covariance[0, 0]))
 
@@ -89,8 +88,8 @@ def budget_exponent(directory: Path) -> tuple[float, float]:
     context) groups. StreamingLLM was published with one budget only; this is what sparse self-drafts show elsewhere."""
     exponents = []
     by_model: dict[str, list[depth.Observation]] = defaultdict(list)
-    for row in read_rows(directory / SNAPKV):
-        by_model[row.text("model")].append(depth.read_observation(row))
+    for row in read_rows([directory / SNAPKV], depth.Observation)[0]:
+        by_model[row.model].append(row)
     for rows in by_model.values():
         design, x = depth.fit_cells(rows, has_shape=True)
         cells: dict[tuple[Any, float], dict[float, float]] = defaultdict(dict)
@@ -279,7 +278,7 @@ def write_pair_profile(
 
 def write_snapkv_profile(directory: Path) -> None:
     """SnapKV on LongBench v2, the lower of the two datasets; the other lies within its error."""
-    rows = [depth.read_observation(row) for row in read_rows(directory / SNAPKV) if row.text("model") == "llama-3.1-8b"]
+    rows = [row for row in read_rows([directory / SNAPKV], depth.Observation)[0] if row.model == "llama-3.1-8b"]
     design, x = depth.fit_cells(rows, has_shape=True)
     shape = design.shape(x)
     chosen = [row for row in rows if row.group[1] == "longbench-v2"]
@@ -353,7 +352,7 @@ def main() -> None:
     law = msgspec.structs.replace(fit_depth_law(directory), context_exponent=growth, budget_exponent=by_budget)
     print(f"depth law: k {law.concentration:.3g}, G {law.drift:.3g}, tau {law.drift_depth:.3g}; growth {growth:.3g}")
     print(f"exponent of the budget: {by_budget:.3g} ± {budget_error:.3g}")
-    latencies, speedups = read_published(directory / LATENCY), read_published(directory / SPEEDUP)
+    latencies, speedups = read_published(directory / LATENCY)[0], read_published(directory / SPEEDUP)[0]
     chosen = [row for row in latencies if is_fitted_on(row)]
     errors = engine_errors(chosen, law)
     engine, pair = fit_engine(chosen, law)

@@ -19,6 +19,7 @@ import numpy as np
 from magicdec.errors import MagicdecError
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.engine import ENGINES_DIRECTORY, SERVING_ENGINES, EngineProfile, load_engine, save_engine
+from magicdec.validate.csv_rows import read_rows
 from magicdec.validate.serving_fit import (
     DRAFT_PRIORS,
     LEFT_OUT,
@@ -32,7 +33,7 @@ from magicdec.validate.serving_fit import (
     left_out_predictions,
     without_copies,
 )
-from magicdec.validate.serving_rows import ServingRow, predict_rows, read_serving
+from magicdec.validate.serving_rows import ServingRow, predict_rows
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "serving"
 FILES = ("server_tpot.csv.gz", "server_tpot_moe.csv.gz", "speculative_chains.csv", "speculative_moe.csv")
@@ -124,7 +125,7 @@ def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[En
 
 def fitted_profiles(paths: list[Path]) -> list[EngineProfile]:
     """What the rows of these files make of the catalog's profiles."""
-    rows, refused = read_serving(paths)
+    rows, refused = read_rows(paths, ServingRow)
     if refused:
         print(f"{len(refused)} rows cannot be predicted; the first: {refused[0]}")
     used = without_copies([row for row in rows if is_fitted_on(row) and row.engine in SERVING_ENGINES])

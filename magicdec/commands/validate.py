@@ -69,12 +69,9 @@ def serving_command(
 
     Tables of vLLM, SGLang and TensorRT-LLM under load.
     """
-    from magicdec.validate.serving import by_cause, validate_serving
+    from magicdec.validate.serving import validate_serving
 
-    document = validate_serving(files, left_out=left_out)
-    for line in by_cause(document["refused"]):
-        typer.echo(f"skipped: {line}", err=True)
-    _print_groups(document, output_format)
+    _print_groups(validate_serving(files, left_out=left_out), output_format)
 
 
 @app.command("pairs", epilog=PAIRS_EPILOG)
@@ -93,11 +90,8 @@ def pairs_command(
     """
     from magicdec.validate.csv_rows import published
     from magicdec.validate.pairs import validate_pairs
-    from magicdec.validate.serving import by_cause
 
     document = validate_pairs(files or published("speculation_pairs.csv"), acceptance=acceptance)
-    for line in by_cause(document["refused"]):
-        typer.echo(f"skipped: {line}", err=True)
     _print_groups(document, output_format)
     if output_format is OutputFormat.TABLE and document["choice"]["cells"]:
         choice = document["choice"]
@@ -205,5 +199,8 @@ def _print_comparison(
 
 def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None:
     from magicdec.reports.terminal import print_groups
+    from magicdec.validate.csv_rows import by_cause
 
+    for line in by_cause(document.get("refused", ())):
+        typer.echo(f"skipped: {line}", err=True)
     print_as(output_format, document, document["groups"], lambda: print_groups(document["groups"], console()))

@@ -12,7 +12,6 @@ curves of the file's other devices, the best and the worst of them: what a devic
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,32 +19,28 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from magicdec.comparison import ErrorSummary
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.kernels.base import Array, Columns, Table
-from magicdec.perfmodel.kernels.fit import mean_absolute_error
+from magicdec.perfmodel.kernels.base import Columns, Table
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.kernels.tables import Group, Mask, curve_of, held_out, read_table, refit, row_seconds, select
 
 
-def refit_deviations(
+def refit_errors(
     table: Table, hw: HardwareProfile, rows: Columns, train: Mask, test: Mask, variant: str = ""
-) -> Array | None:
-    """|predicted / measured − 1| of the counted `test` rows by the form fitted to `train`; None: too few of either."""
+) -> ErrorSummary | None:
+    """Errors on the counted `test` rows of the form fitted to `train`; None with too few rows of either."""
     test = test & table.counted(rows)
     if np.count_nonzero(train) < table.least_rows or not test.any():
         return None
-    fitted = refit(table, hw, select(rows, train), variant=variant)
-    wanted = select(rows, test)
-    deviations: Array = np.abs(row_seconds(table, fitted, wanted, variant) / wanted["time_s"] - 1.0)
-    return deviations
+    return _errors(table, refit(table, hw, select(rows, train), variant=variant), select(rows, test), variant)
 
 
-def refit_error(
-    table: Table, hw: HardwareProfile, rows: Columns, train: Mask, test: Mask, variant: str = ""
-) -> float | None:
-    """Mean error on the counted `test` rows of the form fitted to `train`; None with too few rows of either."""
-    deviations = refit_deviations(table, hw, rows, train, test, variant)
-    return None if deviations is None else float(np.mean(deviations))
+def _errors(table: Table, hw: HardwareProfile, rows: Columns, variant: str) -> ErrorSummary | None:
+    """None for no rows."""
+    if not rows["time_s"].size:
+        return None
+    return ErrorSummary.of(row_seconds(table, hw, rows, variant) / rows["time_s"] - 1.0)
 
 
 def other_device_errors(
@@ -54,7 +49,7 @@ def other_device_errors(
     """Mean error on the counted rows with each other device's shipped curve, in order of the errors."""
     wanted = select(rows, table.counted(rows))
     profiles = [curve_of(table, load_hardware(other), variant).placed(hw, variant) for other in others]
-    return sorted(mean_absolute_error(row_seconds(table, each, wanted, variant), wanted["time_s"]) for each in profiles)
+    return sorted(each.mape for hw in profiles if (each := _errors(table, hw, wanted, variant)) is not None)
 
 
 def extrapolation_error(table: Table, hw: HardwareProfile, rows: Columns, variant: str = "") -> float | None:
@@ -65,11 +60,8 @@ def extrapolation_error(table: Table, hw: HardwareProfile, rows: Columns, varian
     hw = msgspec.structs.replace(hw, allreduce_engines=unfitted)
     if hw.allreduce is not None:
         hw = msgspec.structs.replace(hw, allreduce=hw.allreduce.unfitted())
-    return refit_error(table, hw, rows, near, ~near, variant)
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value
+    found = refit_errors(table, hw, rows, near, ~near, variant)
+    return None if found is None else found.mape
 
 
 def validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool) -> dict[str, Any]:
@@ -77,14 +69,14 @@ def validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool)
     hw = load_hardware(key.device)
     fit = curve_of(table, hw, key.variant).fit
     counted = table.counted(rows)
-    predicted, measured = row_seconds(table, hw, rows, key.variant), rows["time_s"]
+    errors, errors_all = (_errors(table, hw, each, key.variant) for each in (select(rows, counted), rows))
     group: dict[str, Any] = {
         "name": key.name(table.kind),
         "rows": int(np.count_nonzero(counted)),
-        "rows_all": int(measured.size),
-        "mape": _number(mean_absolute_error(predicted[counted], measured[counted])),
-        "mape_all": _number(mean_absolute_error(predicted, measured)),
-        "bias": _number(float(np.median(predicted[counted] / measured[counted] - 1.0)) if counted.any() else None),
+        "rows_all": int(counted.size),
+        "mape": errors.mape if errors else None,
+        "mape_all": errors_all.mape if errors_all else None,
+        "bias": errors.bias if errors else None,
         "num_parameters": fit.num_parameters,
         "fitted_on": fit.fitted_on,
         "borrowed_from": fit.borrowed_from,
@@ -96,11 +88,11 @@ def validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool)
     }
     if with_refit:
         test = held_out(table, rows)
-        deviations = refit_deviations(table, hw, rows, ~test, test, key.variant)
-        if deviations is not None:
-            group["mape_held_out"] = float(np.mean(deviations))
-            group["median_held_out"] = float(np.median(deviations))
-            group["p90_held_out"] = float(np.quantile(deviations, 0.9))
+        held = refit_errors(table, hw, rows, ~test, test, key.variant)
+        if held is not None:
+            group |= {
+                "mape_held_out": held.mape, "median_held_out": held.median_error, "p90_held_out": held.p90_error
+            }  # fmt: skip
         group[table.near_name] = extrapolation_error(table, hw, rows, key.variant)
     return group
 
@@ -127,9 +119,9 @@ def validate_kernels(paths: Sequence[Path], *, with_refit: bool = True) -> dict[
             groups.append(validate_group(table, key, rows, with_refit=with_refit))
             if table.is_borrowed:
                 others = [each.device for each in by_group if each != key and each.variant == key.variant]
-                errors = other_device_errors(table, load_hardware(key.device), rows, key.variant, others)
-                groups[-1]["mape_nearest_device"] = _number(errors[0]) if errors else None
-                groups[-1]["mape_farthest_device"] = _number(errors[-1]) if errors else None
+                of_others = other_device_errors(table, load_hardware(key.device), rows, key.variant, others)
+                groups[-1]["mape_nearest_device"] = of_others[0] if of_others else None
+                groups[-1]["mape_farthest_device"] = of_others[-1] if of_others else None
     if len(refused) == len(groups):
         raise ConfigError(refused[0])
     return {"groups": groups}

@@ -18,12 +18,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from magicdec.comparison import ErrorSummary
 from magicdec.counts import Z_90
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile, expected_tokens_per_step
@@ -46,13 +48,9 @@ from magicdec.specs.speculation import (
     SpeculationSpec,
 )
 from magicdec.units import MILLI
-from magicdec.validate.csv_rows import read_rows, require_columns
-from magicdec.validate.serving import error_figures
+from magicdec.validate.csv_rows import read_rows
 from magicdec.validate.serving_rows import engine_name, published_dtype
 
-COLUMNS = (
-    "source", "model", "hardware", "engine", "tp", "concurrency", "draft", "gamma", "unit", "baseline", "speculative"
-)  # fmt: skip
 PROMPT_LEN, OUTPUT_LEN = 512.0, 256.0
 """Lengths of a row that states none and names no known workload."""
 WORKLOADS = {"sharegpt": (217.0, 186.0)}
@@ -94,6 +92,7 @@ SHARES_HEAD = re.compile(r"eagle-?3\.1|full vocab|target'?s? (head|vocab)", re.I
 class PairRow(msgspec.Struct, frozen=True, kw_only=True):
     """One measured pair, as its line states it."""
 
+    where: str = ""
     source: str
     model: str
     hardware: str
@@ -106,8 +105,8 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True):
     baseline: float
     speculative: float
     engine_version: str = ""
-    prompt_len: float = PROMPT_LEN
-    output_len: float = OUTPUT_LEN
+    prompt_len: float = nan
+    output_len: float = nan
     draft_detail: str = ""
     tokens_per_step: float | None = None
     weight_dtype: str = "bf16"
@@ -115,6 +114,11 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
     def __post_init__(self) -> None:
+        named = (lengths for name, lengths in WORKLOADS.items() if name in self.note.lower())
+        usual = dict(zip(("prompt_len", "output_len"), next(named, (PROMPT_LEN, OUTPUT_LEN)), strict=True))
+        for name, length in usual.items():
+            if isnan(getattr(self, name)):
+                msgspec.structs.force_setattr(self, name, length)
         for name in ("concurrency", "baseline", "speculative", "tp", "output_len"):
             if not 0 < getattr(self, name) < 1e12:
                 raise ConfigError(f"column '{name}' must be above 0, not {getattr(self, name)!r}")
@@ -159,7 +163,6 @@ class Pair:
 
     row: PairRow
     setup: Setup
-    where: str
 
     @property
     def load(self) -> tuple[Any, ...]:
@@ -203,27 +206,16 @@ def read_pairs(paths: Sequence[Path]) -> tuple[list[Pair], list[str]]:
 
     Raises ConfigError for a file that cannot be read or lacks a column, and when no row of any can be judged.
     """
+    rows, refused = read_rows(paths, PairRow)
     pairs: list[Pair] = []
-    refused: list[str] = []
-    for path in paths:
-        lines = read_rows(path)
-        require_columns(path, lines, COLUMNS)
-        for line in lines:
-            try:
-                given = {key: value.strip() for key, value in line.values.items() if value.strip()}
-                row = msgspec.convert(_lengths(given) | given, PairRow, strict=False)
-                pairs.append(Pair(row, pair_setup(row, load_engine(engine_name(row.engine))), line.where))
-            except (MagicdecError, msgspec.ValidationError) as error:
-                refused.append(f"{line.where}: {str(error).replace('`', chr(39))}")
+    for row in rows:
+        try:
+            pairs.append(Pair(row, pair_setup(row, load_engine(engine_name(row.engine)))))
+        except MagicdecError as error:
+            refused.append(f"{row.where}: {error}")
     if not pairs:
         raise ConfigError(refused[0])
     return pairs, refused
-
-
-def _lengths(given: Mapping[str, str]) -> dict[str, str]:
-    """The lengths of the workload that a row's note names."""
-    named = (lengths for name, lengths in WORKLOADS.items() if name in given.get("note", "").lower())
-    return {key: str(each) for key, each in zip(("prompt_len", "output_len"), next(named, ()), strict=False)}
 
 
 def model_name(text: str) -> str:
@@ -435,7 +427,7 @@ def validate_pairs(paths: Sequence[Path], *, acceptance: Acceptance = "measured"
     judged = known & np.isfinite(predicted.speedup)
     for index in np.flatnonzero(~judged).tolist():
         row, lacking = pairs[index].row, "no measured tokens per step" if acceptance == "measured" else "no acceptance"
-        refused.append(f"{pairs[index].where}: {lacking} of {row.draft} for {row.model}")
+        refused.append(f"{row.where}: {lacking} of {row.draft} for {row.model}")
     members: dict[str, list[int]] = defaultdict(list)
     for index in np.flatnonzero(judged).tolist():
         name = pairs[index].name
@@ -476,15 +468,14 @@ def _group(name: str, pairs: Sequence[Pair], indices: Sequence[int], predicted: 
     group: dict[str, Any] = {
         "name": name,
         **({} if name.startswith("all/") else pairs[indices[0]].labels),
-        "rows": len(indices),
-        **error_figures(error, predicted.log_deviation[chosen]),
+        **ErrorSummary.of(error, predicted.log_deviation[chosen]).figures(),
     }
     group |= {"sign": float(np.mean(signs[is_far])) if is_far.any() else None, "rows_with_sign": int(is_far.sum())}
     for what, times, own in zip(
         ("baseline", "speculative"), (predicted.baseline_s, predicted.speculative_s), seconds.T, strict=True
     ):
-        figures = error_figures(times[chosen] / own - 1.0)
-        group |= {f"{what}_mape": figures["mape"], f"{what}_bias": figures["bias"]}
+        errors = ErrorSummary.of(times[chosen] / own - 1.0)
+        group |= {f"{what}_mape": errors.mape, f"{what}_bias": errors.bias}
     return group
 
 

@@ -13,14 +13,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from magicdec.counts import Array, expected_tokens_per_step, survival
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import Law
-from magicdec.validate.csv_rows import Row, published, read_rows, require_columns
+from magicdec.validate.csv_rows import Size, published, read_lines, read_rows
 
 DEFAULT_TABLES = ("acceptance_snapkv.csv", "acceptance_llama31_8b_streamingllm512_pg19.csv")
 DEEPEST_FITTED = 8
@@ -34,22 +35,51 @@ CELL_DEVIATION = 0.3
 SHAPE_PRIORS = ((math.log(50.0), 1.2), (math.log(0.2), 2.0), (math.log(2.0), 0.5))
 """Mean and standard deviation of the logs of concentration, drift and drift depth."""
 MAX_GAMMA = 64
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observation:
+class _Row(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"context": "context_len", "budget": "draft_budget_tokens"}
+):
+    model: str
+    dataset: str = ""
+    draft_method: str = ""
+    context: Size
+    budget: Size
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        return self.model, self.dataset, self.draft_method
+
+
+class Observation(_Row, frozen=True, kw_only=True):
     """Mean tokens per step of one (context, budget, gamma) of a group."""
 
-    group: tuple[str, str, str]
-    """Model, dataset, draft method."""
-    context: float
-    budget: float
-    gamma: int
-    tokens: float
+    gamma: Annotated[int, msgspec.Meta(ge=1, le=MAX_GAMMA)]
+    tokens_per_step: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    accepted_over_drafted: Share | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_step is None and self.accepted_over_drafted is None:
+            raise ConfigError("columns 'tokens_per_step' and 'accepted_over_drafted' are empty")
+        if not self.tokens <= self.gamma + 1.0 + 1e-6:
+            raise ConfigError(f"column 'tokens_per_step' must be at most gamma + 1, not {self.tokens:g}")
+
+    @property
+    def tokens(self) -> float:
+        if self.tokens_per_step is not None:
+            return self.tokens_per_step
+        return 1.0 + self.gamma * (self.accepted_over_drafted or 0.0)
 
     @property
     def cell(self) -> tuple[tuple[str, str, str], float, float]:
         return self.group, self.context, self.budget
+
+
+class Rate(_Row, frozen=True, kw_only=True):
+    """The acceptance rate of one (context, budget) of a group."""
+
+    acceptance_rate: Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +97,19 @@ def validate_acceptance(paths: Sequence[str | Path] | None = None) -> dict[str, 
     Raises ConfigError naming the file, line or column that cannot be used.
     """
     groups: list[dict[str, Any]] = []
+    refused: list[str] = []
     for path in paths or published(*DEFAULT_TABLES):
-        rows = read_rows(path)
-        if "gamma" in rows[0].values:
-            groups += _depth_groups(Path(path), rows)
+        if "gamma" in read_lines(path)[0]:
+            observations, lines = read_rows([path], Observation, one_of=("tokens_per_step", "accepted_over_drafted"))
+            groups += _depth_groups(Path(path), observations)
         else:
-            groups += _context_groups(Path(path), rows)
-    return {"groups": groups}
+            rates, lines = read_rows([path], Rate)
+            groups += _context_groups(Path(path), rates)
+        refused += lines
+    return {"groups": groups, "refused": refused}
 
 
-def _depth_groups(path: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    require_columns(path, rows, ("model", "context_len", "draft_budget_tokens", "gamma"))
-    if not {"tokens_per_step", "accepted_over_drafted"} & set(rows[0].values):
-        raise ConfigError(f"{path} lacks the column tokens_per_step (or accepted_over_drafted)")
-    observations = [read_observation(row) for row in rows]
+def _depth_groups(path: Path, observations: Sequence[Observation]) -> list[dict[str, Any]]:
     by_model: dict[str, list[Observation]] = defaultdict(list)
     for each in observations:
         by_model[each.group[0]].append(each)
@@ -94,21 +123,6 @@ def _depth_groups(path: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
         for group in sorted({each.group for each in of_model}):
             groups.append(_summary(path, group, of_model, unfitted, prediction, left_out.get(group)))
     return groups
-
-
-def read_observation(row: Row) -> Observation:
-    gamma = row.integer("gamma", low=1, high=MAX_GAMMA)
-    if row.has("tokens_per_step"):
-        tokens = row.number("tokens_per_step", low=1.0, high=gamma + 1.0 + 1e-6)
-    else:
-        tokens = 1.0 + gamma * row.number("accepted_over_drafted", low=0.0, high=1.0)
-    return Observation(
-        group=(row.text("model"), row.text("dataset", ""), row.text("draft_method", "")),
-        context=row.number("context_len", low=1.0),
-        budget=row.number("draft_budget_tokens", low=1.0),
-        gamma=gamma,
-        tokens=tokens,
-    )
 
 
 def split_rows(
@@ -288,17 +302,14 @@ def _nothing_to_predict(path: Path, group: tuple[str, str, str], rows: Iterable[
     }
 
 
-def _context_groups(path: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _context_groups(path: Path, rows: Sequence[Rate]) -> list[dict[str, Any]]:
     """Tables of one rate per context: each is predicted from the others, and compared with their plain mean."""
-    require_columns(path, rows, ("model", "context_len", "draft_budget_tokens", "acceptance_rate"))
-    by_group: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    by_group: dict[tuple[str, ...], list[Rate]] = defaultdict(list)
     for row in rows:
-        by_group[row.text("model"), row.text("dataset", ""), row.text("draft_method", "")].append(row)
+        by_group[row.group].append(row)
     groups = []
     for group, members in by_group.items():
-        contexts = np.array([row.number("context_len", low=1.0) for row in members])
-        budgets = np.array([row.number("draft_budget_tokens", low=1.0) for row in members])
-        rates = np.array([row.number("acceptance_rate", low=0.0, high=1.0) for row in members])
+        contexts, budgets, rates = np.array([(row.context, row.budget, row.acceptance_rate) for row in members]).T
         keep = ~np.eye(len(members), dtype=bool)
         predicted = np.full(len(members), np.nan)
         if len(members) >= 3:

@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,9 +27,9 @@ from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.parallel import check_tp
-from magicdec.specs.speculation import DRAFT_METHODS, MAX_GAMMA, SELF, DraftMethod, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import MAX_GAMMA, SELF, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
-from magicdec.validate.csv_rows import Row, published, read_rows, require_columns
+from magicdec.validate.csv_rows import Count, published, read_rows
 
 DEFAULT_TABLES = ("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
 ENGINE = "magicdec-2024"
@@ -40,6 +41,7 @@ FITTED_BATCHES = (32, 48, 64, 128, 256)
 FITTED_DEVICE, FITTED_TP, FITTED_BUDGET = "a100-sxm-80gb", 8, 512
 FALLBACK_PROFILE = "llama-3.1-8b-streamingllm-pg19"
 """Lends its shape to a pair without a profile when its rate is fitted."""
+Milliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 RATE_RANGE = (0.05, 0.995)
 MEASURES = (
     "speedup_mape", "latency_mape", "gamma_exact", "gamma_within_1", "gamma_regret", "acceptance_rate",
@@ -47,22 +49,29 @@ MEASURES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedRow:
+class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, rename={"draft_budget": "draft_budget_tokens"}):
     """One measured configuration; None is what its table does not give."""
 
     target: str
     draft: str
-    draft_method: DraftMethod
-    draft_budget: int
+    draft_method: DraftMethod = "streamingllm"
+    draft_budget: Count = FITTED_BUDGET
     device: str
-    tp_size: int
-    context_len: int
-    batch_size: int
-    gamma: int | None
-    speedup: float | None
-    autoregressive_s: float | None
-    speculative_s: float | None
+    tp_size: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    context_len: Count
+    batch_size: Count
+    gamma: Annotated[int, msgspec.Meta(ge=1, le=MAX_GAMMA)] | None = None
+    speedup: Annotated[float, msgspec.Meta(ge=1e-3, le=1e3)] | None = None
+    autoregressive_ms_per_token: Milliseconds | None = None
+    speculative_ms_per_token: Milliseconds | None = None
+
+    @property
+    def autoregressive_s(self) -> float | None:
+        return None if self.autoregressive_ms_per_token is None else self.autoregressive_ms_per_token * MILLI
+
+    @property
+    def speculative_s(self) -> float | None:
+        return None if self.speculative_ms_per_token is None else self.speculative_ms_per_token * MILLI
 
     @property
     def pair(self) -> tuple[str, str, str, str, int]:
@@ -114,7 +123,8 @@ def validate_published(
     Raises ConfigError naming the file, line or column that cannot be used; or when no group can.
     """
     profile = load_engine(engine)
-    tables = {Path(path): read_published(path) for path in paths or published(*DEFAULT_TABLES)}
+    read = {Path(path): read_published(path) for path in paths or published(*DEFAULT_TABLES)}
+    tables = {path: rows for path, (rows, _) in read.items()}
     acceptance: dict[tuple[str, str, str], AcceptanceProfile | None] = {}
     by_pair: dict[tuple[str, str, str], list[PublishedRow]] = defaultdict(list)
     for rows in tables.values():
@@ -147,7 +157,7 @@ def validate_published(
             groups.append({"name": name, **summary, "acceptance": _origin(law, fit_acceptance)})
     if len(refused) == len(groups):
         raise ConfigError(refused[0])
-    return {"groups": groups}
+    return {"groups": groups, "refused": [line for _, lines in read.values() for line in lines]}
 
 
 def _refusal(row: PublishedRow, engine: EngineProfile) -> str | None:
@@ -165,37 +175,9 @@ def _origin(law: AcceptanceProfile | None, fitted: bool) -> str:
     return "fitted" if fitted else f"profile {law.name}"
 
 
-def read_published(path: str | Path) -> list[PublishedRow]:
+def read_published(path: str | Path) -> tuple[list[PublishedRow], list[str]]:
     """Rows of a table of speedups (`speedup`, `gamma`) or latencies (`autoregressive_ms_per_token`, …)."""
-    rows = read_rows(path)
-    require_columns(path, rows, ("target", "draft", "device", "tp_size", "context_len", "batch_size"))
-    if not {"speedup", "autoregressive_ms_per_token"} & set(rows[0].values):
-        raise ConfigError(f"{path} lacks the columns speedup and autoregressive_ms_per_token: it needs one of them")
-    return [_published_row(row) for row in rows]
-
-
-def _published_row(row: Row) -> PublishedRow:
-    method = row.text("draft_method", "streamingllm")
-    if method not in DRAFT_METHODS:
-        raise ConfigError(f"{row.where}: unknown draft method '{method}'; known: {', '.join(DRAFT_METHODS)}")
-
-    def milliseconds(column: str) -> float | None:
-        return row.number(column, low=1e-6, high=1e9) * MILLI if row.has(column) else None
-
-    return PublishedRow(
-        target=row.text("target"),
-        draft=row.text("draft"),
-        draft_method=method,
-        draft_budget=row.integer("draft_budget_tokens", low=1) if row.has("draft_budget_tokens") else FITTED_BUDGET,
-        device=row.text("device"),
-        tp_size=row.integer("tp_size", low=1, high=1024),
-        context_len=row.integer("context_len", low=1),
-        batch_size=row.integer("batch_size", low=1),
-        gamma=row.integer("gamma", low=1, high=int(GAMMAS[-1])) if row.has("gamma") else None,
-        speedup=row.number("speedup", low=1e-3, high=1e3) if row.has("speedup") else None,
-        autoregressive_s=milliseconds("autoregressive_ms_per_token"),
-        speculative_s=milliseconds("speculative_ms_per_token"),
-    )
+    return read_rows([path], PublishedRow, one_of=("speedup", "autoregressive_ms_per_token"))
 
 
 def evaluate(

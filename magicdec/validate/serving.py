@@ -9,20 +9,21 @@ errors of other devices (tps, models), left out in their turn, give it.
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from magicdec.comparison import ErrorSummary
 from magicdec.counts import Z_90
 from magicdec.perfmodel.intervals import step_errors
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.engine import load_engine
+from magicdec.validate.csv_rows import read_rows
 from magicdec.validate.serving_fit import LEFT_OUT, left_out_predictions, nested_deviations
-from magicdec.validate.serving_rows import ServingRow, alike, predict_rows, read_serving, row_steps
+from magicdec.validate.serving_rows import ServingRow, alike, predict_rows, row_steps
 
 
 def group_name(row: ServingRow) -> str:
@@ -36,19 +37,6 @@ def group_name(row: ServingRow) -> str:
     return "/".join((row.source, row.hardware, row.engine, what))
 
 
-def by_cause(refused: Sequence[str]) -> list[str]:
-    """One line per cause: "first file:line: what is wrong (and n more rows)"."""
-    first: dict[str, str] = {}
-    counts: Counter[str] = Counter()
-    for line in refused:
-        cause = re.sub(r"^.*?:\d+: ", "", line)
-        first.setdefault(cause, line)
-        counts[cause] += 1
-    more = {cause: count - 1 for cause, count in counts.items()}
-    rows = {cause: f" (and {n} more row{'s' if n > 1 else ''})" if n else "" for cause, n in more.items()}
-    return [line + rows[cause] for cause, line in first.items()]
-
-
 def relative_errors(rows: Sequence[ServingRow]) -> Array:
     """One standard deviation of each prediction, relative: that of a plan's intervals."""
     errors = np.zeros(len(rows))
@@ -59,25 +47,12 @@ def relative_errors(rows: Sequence[ServingRow]) -> Array:
     return errors
 
 
-def error_figures(error: Array, deviation: Array | None = None) -> dict[str, float]:
-    """Mean absolute, median signed and 90th percentile of relative errors; and the share that lies in the 90 %
-    intervals of these standard deviations."""
-    figures = {
-        "mape": float(np.mean(np.abs(error))),
-        "bias": float(np.median(error)),
-        "p90": float(np.quantile(np.abs(error), 0.9)),
-    }
-    if deviation is not None:
-        figures["coverage"] = float(np.mean(np.abs(np.log1p(np.maximum(error, -0.999))) <= Z_90 * deviation))
-    return figures
-
-
 def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[str, Any]:
     """{"groups": […], "refused": [one line per row that cannot be judged]}.
 
     Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be judged.
     """
-    rows, refused = read_serving(paths)
+    rows, refused = read_rows(paths, ServingRow)
     measured = np.array([row.measured for row in rows])
     error = predict_rows(rows) / measured - 1.0
     deviation = relative_errors(rows)
@@ -91,7 +66,7 @@ def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[s
     groups = []
     for name in sorted(members):
         chosen = members[name]
-        group: dict[str, Any] = {"name": name, "rows": len(chosen), **error_figures(error[chosen], deviation[chosen])}
+        group: dict[str, Any] = {"name": name, **ErrorSummary.of(error[chosen], deviation[chosen]).figures()}
         for kind, (log_error, width) in without.items():
             known = [index for index in members[name] if np.isfinite(log_error[index])]
             inside = np.abs(log_error[known]) <= Z_90 * width[known]

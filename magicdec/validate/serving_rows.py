@@ -10,20 +10,21 @@ acceptance, metric, value, engine, weight_dtype, kv_dtype, prompt_len, output_le
     speedup                             of speculation over none
 
 `acceptance` is a rate, or "mean length E": tokens per step. Each row is compared as seconds (per token, or of a
-request), or as a speedup.
+request), or as a speedup. A cache without a format is in 8 bits beside mxfp4 where the device computes in it, as
+InferenceMAX serves gpt-oss on Blackwell.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
-from magicdec.errors import ConfigError, MagicdecError, unknown_choice
+from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import expected_tokens_per_step
 from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.kernels.base import Array
@@ -37,15 +38,11 @@ from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
-from magicdec.validate.csv_rows import Row, read_rows, require_columns
+from magicdec.validate.csv_rows import Count, Length, Size
 
 Metric = Literal[
     "tpot_ms", "ttft_ms", "request_ms", "tokens_per_s", "output_tokens_per_s_with_prefill", "speedup"
 ]  # fmt: skip
-METRICS: tuple[Metric, ...] = (
-    "tpot_ms", "ttft_ms", "request_ms", "tokens_per_s", "output_tokens_per_s_with_prefill", "speedup"
-)  # fmt: skip
-COLUMNS = ("source", "model", "hardware", "tp", "batch", "metric", "value", "engine")
 ISOLATED_RATIO = 4.0
 """Output this many times the prompt is decoding alone: the prefills of others are a few per cent of it."""
 ENGINE_ALIASES = {"tensorrt-llm": "trtllm", "gpt-fast": "gpt-fast"}
@@ -53,30 +50,59 @@ GREEDY = SamplingSpec()
 """Servers are measured with their benchmarks' defaults, which are greedy."""
 
 
-class ServingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured configuration."""
+COLUMNS = {"tp_size": "tp", "batch_size": "batch", "engine_version": "engine"}
 
-    where: str
+
+class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
+    """One measured configuration. Raises ConfigError for what is not known."""
+
+    where: str = ""
     source: str
     model: str
     hardware: str
-    engine: str
-    """The profile's name."""
     engine_version: str
-    tp_size: int
-    batch_size: float
-    context_len: float
-    prompt_len: float
-    output_len: float
-    draft: str
-    gamma: int
-    acceptance: str
+    tp_size: Count
+    batch_size: Size
     metric: Metric
-    value: float
-    weight_dtype: str
-    kv_dtype: str
-    is_isolated: bool
-    note: str
+    value: Annotated[float, msgspec.Meta(ge=1e-9, le=1e12)]
+    context: Length | None = None
+    prompt_len: Length = 0.0
+    output_len: Length = 0.0
+    draft: str = "none"
+    gamma: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+    acceptance: str = ""
+    weight_dtype: str = "bf16"
+    kv_dtype: str = ""
+    isolated_decode: str = "no"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        """Puts the catalog's names in place of the table's."""
+        hardware, weights = load_hardware(self.hardware), _weight_format(self)
+        usual = "fp8" if weights == "mxfp4" and hardware.computes_in("mxfp4") else "bf16"
+        precision = Precision(weight_dtype=weights, kv_dtype=self.kv_dtype or usual)
+        names = {"hardware": hardware.name, "weight_dtype": precision.weight_dtype, "kv_dtype": precision.kv_dtype}
+        for name, value in names.items():
+            msgspec.structs.force_setattr(self, name, value)
+        engine = load_engine(self.engine)
+        if self.metric == "speedup" or self.gamma:
+            tokens_per_step(self)
+            row_setup(self, engine)
+
+    @property
+    def engine(self) -> str:
+        """The profile's name."""
+        return engine_name(self.engine_version)
+
+    @property
+    def context_len(self) -> float:
+        return self.prompt_len + self.output_len / 2.0 if self.context is None else self.context
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether hardly any prefill of others is inside its figures."""
+        is_long = self.prompt_len > 0 and self.output_len >= ISOLATED_RATIO * self.prompt_len
+        return self.isolated_decode == "yes" or is_long
 
     @property
     def measured(self) -> float:
@@ -91,6 +117,7 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True):
         return any(words in self.note for words in ("queue", "below"))
 
 
+@lru_cache(maxsize=256)
 def engine_name(text: str) -> str:
     """The profile that a version's name belongs to ("vllm 0.12.0": vllm). Raises ConfigError, naming the nearest."""
     word = text.split(maxsplit=1)[0].lower() if text.split() else ""
@@ -100,68 +127,11 @@ def engine_name(text: str) -> str:
     return word
 
 
-def parse_row(row: Row) -> ServingRow:
-    """Raises ConfigError, with file and line, for what is unknown or not a number."""
-    try:
-        model, hardware = row.text("model"), row.text("hardware")
-        load_model_spec(model)
-        metric = row.text("metric")
-        if metric not in METRICS:
-            raise unknown_choice("metric", metric, METRICS)
-        lengths = {name: row.number(name, low=0) if row.has(name) else 0.0 for name in ("prompt_len", "output_len")}
-        prompt, output = lengths["prompt_len"], lengths["output_len"]
-        context = row.number("context", low=0) if row.has("context") else prompt + output / 2.0
-        precision = Precision(
-            weight_dtype=_weight_dtype(row, model),
-            kv_dtype=row.text("kv_dtype", _usual_cache(hardware, _weight_dtype(row, model))),
-        )  # an unknown format is refused here
-        parsed = ServingRow(
-            where=row.where,
-            source=row.text("source"),
-            model=model,
-            hardware=load_hardware(hardware).name,
-            engine=engine_name(row.text("engine")),
-            engine_version=row.text("engine"),
-            tp_size=row.integer("tp", low=1),
-            batch_size=row.number("batch", low=1),
-            context_len=context,
-            prompt_len=prompt,
-            output_len=output,
-            draft=row.text("draft", "none"),
-            gamma=row.integer("gamma", low=0) if row.has("gamma") else 0,
-            acceptance=row.text("acceptance", ""),
-            metric=metric,
-            value=row.number("value", low=1e-9),
-            weight_dtype=precision.weight_dtype,
-            kv_dtype=precision.kv_dtype,
-            is_isolated=row.text("isolated_decode", "no") == "yes"
-            or (prompt > 0 and output >= ISOLATED_RATIO * prompt),
-            note=row.text("note", ""),
-        )
-        if parsed.metric == "speedup" or parsed.gamma:
-            tokens_per_step(parsed)
-            row_setup(parsed, load_engine(parsed.engine))
-        return parsed
-    except ConfigError as error:
-        message = str(error)
-        raise ConfigError(message if message.startswith(row.where) else f"{row.where}: {message}") from error
-
-
-def _weight_dtype(row: Row, model: str) -> str:
+def _weight_format(row: ServingRow) -> str:
     """The experts' format where a note names it ("moe_quant=fp8_block"): they are nearly all weights. A checkpoint that
     is published in blocks of fp8 is served as it is."""
-    dtype = row.text("weight_dtype", "bf16")
-    note = row.text("note", "")
-    if "moe_quant=" in note:
-        dtype = note.split("moe_quant=")[1].split(";")[0].strip()
-    return published_dtype(load_model_spec(model), dtype)
-
-
-def _usual_cache(hardware: str, weight_dtype: str) -> str:
-    """The cache's format of a row that states none: in 8 bits beside mxfp4 where the device computes in it, as
-    InferenceMAX serves gpt-oss on Blackwell."""
-    is_native = weight_dtype == "mxfp4" and load_hardware(hardware).computes_in("mxfp4")
-    return "fp8" if is_native else "bf16"
+    found = row.note.split("moe_quant=")[1].split(";")[0].strip() if "moe_quant=" in row.note else row.weight_dtype
+    return published_dtype(load_model_spec(row.model), found)
 
 
 def published_dtype(model: ModelSpec, dtype: str) -> str:
@@ -172,26 +142,6 @@ def published_dtype(model: ModelSpec, dtype: str) -> str:
     if dtype == "fp8" and model.quantization is not None and model.quantization.weight_dtype == "fp8_block":
         return "fp8_block"
     return "nvfp4" if dtype == "fp4" else dtype
-
-
-def read_serving(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
-    """The rows that can be judged, and one line for each that cannot.
-
-    Raises ConfigError for a file that cannot be read or lacks a column, and when no row of any can be judged.
-    """
-    rows: list[ServingRow] = []
-    refused: list[str] = []
-    for path in paths:
-        raw = read_rows(path)
-        require_columns(path, raw, COLUMNS)
-        for each in raw:
-            try:
-                rows.append(parse_row(each))
-            except MagicdecError as error:
-                refused.append(str(error))
-    if not rows:
-        raise ConfigError(refused[0])
-    return rows, refused
 
 
 def predict_rows(rows: Sequence[ServingRow], engines: Mapping[str, EngineProfile] | None = None) -> Array:
@@ -239,7 +189,7 @@ def _speculation(row: ServingRow) -> SpeculationSpec:
 def tokens_per_step(row: ServingRow) -> float:
     """Expected tokens per step of a row that speculates: measured, or of a rate at every position.
 
-    Raises ConfigError, naming the row, for what is neither.
+    Raises ConfigError for what is neither.
     """
     words = row.acceptance.split()
     try:
@@ -251,8 +201,7 @@ def tokens_per_step(row: ServingRow) -> float:
     if len(words) == 1 and 0.0 <= value <= 1.0:
         return float(expected_tokens_per_step(np.full(row.gamma, value), row.gamma))
     raise ConfigError(
-        f"{row.where}: column 'acceptance' must be a rate, or 'mean length' and at most gamma + 1 tokens, "
-        f"not '{row.acceptance}'"
+        f"column 'acceptance' must be a rate, or 'mean length' and at most gamma + 1 tokens, not '{row.acceptance}'"
     )
 
 

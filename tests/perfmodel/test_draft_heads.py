@@ -15,7 +15,8 @@ from magicdec.perfmodel.step import StepTerms, step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-from magicdec.validate.serving_rows import predict_rows, read_serving
+from magicdec.validate.csv_rows import read_rows
+from magicdec.validate.serving_rows import ServingRow, predict_rows
 
 CHAINS = Path(__file__).parents[1] / "data" / "serving" / "speculative_chains.csv"
 LLAMA = load_model_spec("llama-3.1-8b")
@@ -36,7 +37,7 @@ def terms(method: str, *, gamma: int = 3, batch: int = 1, tp: int = 1, model: st
 
 def test_measured_chains_are_predicted():
     """Llama-3.1-8B, H100, batch 1, K from 2 to 7 (vLLM issue 20780)."""
-    rows, refused = read_serving([CHAINS])
+    rows, refused = read_rows([CHAINS], ServingRow)
     assert not refused
     error = predict_rows(rows) / np.array([row.measured for row in rows]) - 1.0
     assert np.abs(error).mean() < 0.06
@@ -77,7 +78,7 @@ def test_eagle3_costs_more_per_step_than_its_bytes_say_in_old_versions():
 def test_a_mixture_of_experts_with_eagle3_is_slowed_down():
     """Qwen3-30B-A3B in SGLang on two H100s: 0.72 times the speed without at batch 1, 0.79 at batch 4 (SpecForge issue
     339). The target's steps are short, the head's are not, and verified tokens touch more experts."""
-    rows, _ = read_serving([CHAINS.with_name("speculative_moe.csv")])
+    rows, _ = read_rows([CHAINS.with_name("speculative_moe.csv")], ServingRow)
     predicted = predict_rows(rows)
     assert np.all(predicted < 0.85)
     assert np.abs(predicted / np.array([row.measured for row in rows]) - 1.0).mean() < 0.08

@@ -39,11 +39,13 @@ def test_known_laws_extrapolate_from_8_to_16(law: Law) -> None:
     """Exact tokens per step, no noise: within 8 % at gamma 16 whichever effect is at work."""
     rows = [
         Observation(
-            group=("m", "d", "s"),
+            model="m",
+            dataset="d",
+            draft_method="s",
             context=context,
             budget=budget,
             gamma=gamma,
-            tokens=1.0 + float(survival(law.rates_after(rate, gamma)).sum()),
+            tokens_per_step=1.0 + float(survival(law.rates_after(rate, gamma)).sum()),
         )
         for context in (8000.0, 16000.0)
         for budget, rate in ((256.0, 0.8), (512.0, 0.85), (1024.0, 0.9))

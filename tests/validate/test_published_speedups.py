@@ -48,7 +48,7 @@ def test_the_intervals_hold_about_nine_rows_of_ten(groups: dict) -> None:
 
 
 def test_self_speculation_loses_at_4k_at_every_batch() -> None:
-    rows = [row for row in read_published(SPEEDUP) if row.draft == "self" and row.context_len == 4000]
+    rows = [row for row in read_published(SPEEDUP)[0] if row.draft == "self" and row.context_len == 4000]
     profile = default_profile("llama-3.1-8b", "streamingllm")
     assert profile is not None
     assert len(rows) == 4
@@ -56,16 +56,16 @@ def test_self_speculation_loses_at_4k_at_every_batch() -> None:
 
 
 def test_half_of_the_latency_table_is_held_out() -> None:
-    fitted = [is_fitted_on(row) for row in read_published(LATENCY)]
+    fitted = [is_fitted_on(row) for row in read_published(LATENCY)[0]]
     assert 0.4 <= np.mean(fitted) <= 0.6
-    assert not any(is_fitted_on(row) for row in read_published(SPEEDUP) if row.draft != "self")
+    assert not any(is_fitted_on(row) for row in read_published(SPEEDUP)[0] if row.draft != "self")
 
 
 def test_a_fitted_rate_is_marked_and_recovers_the_rate_behind_synthetic_speedups(tmp_path: Path) -> None:
     """Speedups computed at a known rate give that rate back."""
     profile = default_profile("llama-3.1-8b", "streamingllm")
     assert profile is not None
-    rows = [row for row in read_published(SPEEDUP) if row.draft == "self" and row.context_len == 32000]
+    rows = [row for row in read_published(SPEEDUP)[0] if row.draft == "self" and row.context_len == 32000]
     truth = evaluate(rows, profile.at_rate(0.8, budget=512, context=32000), load_engine(ENGINE))
     lines = [
         f"llama-3.1-8b,self,streamingllm,512,a100-sxm-80gb,8,32000,{row.batch_size},3,{speedup}"

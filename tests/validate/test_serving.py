@@ -20,7 +20,8 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.step import step_terms
 from magicdec.specs.engine import load_engine
-from magicdec.validate.serving import by_cause, relative_errors, validate_serving
+from magicdec.validate.csv_rows import by_cause, read_rows
+from magicdec.validate.serving import relative_errors, validate_serving
 from magicdec.validate.serving_fit import (
     PRIORS,
     deviation,
@@ -32,7 +33,7 @@ from magicdec.validate.serving_fit import (
     shape_of,
     without_copies,
 )
-from magicdec.validate.serving_rows import ServingRow, predict_rows, read_serving, row_setup
+from magicdec.validate.serving_rows import ServingRow, predict_rows, row_setup
 from tests.perfmodel.passes import prefill
 
 SAMPLE = Path(__file__).parents[1] / "data" / "serving" / "server_tpot_sample.csv"
@@ -49,7 +50,7 @@ def write(path: Path, *lines: str) -> Path:
 
 
 def sample_rows() -> list[ServingRow]:
-    rows, refused = read_serving([SAMPLE])
+    rows, refused = read_rows([SAMPLE], ServingRow)
     assert not refused
     return rows
 
@@ -57,7 +58,7 @@ def sample_rows() -> list[ServingRow]:
 def test_a_plans_interval_is_the_validated_one(tmp_path: Path):
     """DeepSeek-R1 in SGLang on B200, a model and a device that the engine's fit had not seen."""
     line = "mine,deepseek-r1,b200,8,16,8192,none,0,,tokens_per_s,900.0,sglang 0.5.6,fp8,bf16,8000,384,yes,"
-    (row,), _ = read_serving([write(tmp_path / "rows.csv", line)])
+    (row,), _ = read_rows([write(tmp_path / "rows.csv", line)], ServingRow)
     best = api.plan(
         model=row.model, hardware=row.hardware, engine="sglang", tp=8, batch=16, context=8192, draft="none",
         weight_dtype=row.weight_dtype, kv_dtype=row.kv_dtype, temperature=0.0,
@@ -85,7 +86,7 @@ def test_groups_count_each_row_once_by_kind_and_once_by_tp():
 
 
 def test_errors_are_of_predicted_over_measured(tmp_path):
-    row = read_serving([write(tmp_path / "one.csv", LINE)])[0][0]
+    row = read_rows([write(tmp_path / "one.csv", LINE)], ServingRow)[0][0]
     predicted_ms = float(predict_rows([row])[0]) * 1e3
     lines = [LINE.replace("10.0", f"{predicted_ms * factor:.9g}") for factor in (0.8, 1.0, 2.0)]
     groups = {group["name"]: group for group in validate_serving([write(tmp_path / "x.csv", *lines)])["groups"]}
@@ -133,7 +134,7 @@ def test_the_command_prints_groups_and_says_what_it_skipped(tmp_path):
 
 
 def test_one_request_alone_sees_no_prefill_between_its_tokens(tmp_path):
-    row = read_serving([write(tmp_path / "x.csv", LINE)])[0][0]
+    row = read_rows([write(tmp_path / "x.csv", LINE)], ServingRow)[0][0]
     setup = row_setup(row, load_engine("vllm"))
     time = serving_time(setup, concurrency=1.0, prompt_len=4096, output_len=256, tp_size=2)
     step = step_terms(setup, batch=1, kv_len=4096 + 128, draft_kv_len=0, gamma=0, tp_size=2).autoregressive.total_s
@@ -143,7 +144,7 @@ def test_one_request_alone_sees_no_prefill_between_its_tokens(tmp_path):
 
 def test_throughput_of_long_prompts_is_that_of_prefill(tmp_path):
     """With one token to generate after each prompt, a server does nothing but prefill."""
-    row = read_serving([write(tmp_path / "x.csv", LINE)])[0][0]
+    row = read_rows([write(tmp_path / "x.csv", LINE)], ServingRow)[0][0]
     setup = row_setup(row, load_engine("vllm"))
     time = serving_time(setup, concurrency=8.0, prompt_len=8000, output_len=2, tp_size=2)
     alone = prefill(setup.model, setup.hardware, setup.engine, batch=1, prompt_len=8000, tp_size=2).total_s
@@ -151,7 +152,7 @@ def test_throughput_of_long_prompts_is_that_of_prefill(tmp_path):
 
 
 def test_time_between_tokens_grows_with_prompts_and_load_and_falls_with_output(tmp_path):
-    row = read_serving([write(tmp_path / "x.csv", LINE)])[0][0]
+    row = read_rows([write(tmp_path / "x.csv", LINE)], ServingRow)[0][0]
     for engine in ("vllm", "sglang", "trtllm"):
         setup = row_setup(row, load_engine(engine))
         load = serving_time(setup, concurrency=2.0 ** np.arange(9), prompt_len=1024, output_len=256).tpot_s
@@ -224,7 +225,7 @@ def test_an_engine_without_rows_takes_the_constants_that_the_others_share():
 @pytest.mark.slow
 def test_shipped_constants_are_what_a_fit_of_the_shipped_rows_gives():
     """Further rounds of the fit from the shipped constants lower what it minimises by less than 1 %."""
-    rows, _ = read_serving([SAMPLE.parent / name for name in ("server_tpot.csv.gz", "server_tpot_moe.csv.gz")])
+    rows, _ = read_rows([SAMPLE.parent / name for name in ("server_tpot.csv.gz", "server_tpot_moe.csv.gz")], ServingRow)
     used = without_copies([row for row in rows if is_fitted_on(row)])
     shipped = {name: load_engine(name) for name in ("vllm", "sglang", "trtllm")}
     assert improvement(used, shipped) < 0.01
@@ -284,10 +285,10 @@ def test_skipped_rows_of_one_cause_make_one_line():
 def test_a_compressed_file_holds_the_same_rows(tmp_path):
     packed = tmp_path / "x.csv.gz"
     packed.write_bytes(gzip.compress(SAMPLE.read_bytes()))
-    assert [row.measured for row in read_serving([packed])[0]] == [row.measured for row in sample_rows()]
+    assert [row.measured for row in read_rows([packed], ServingRow)[0]] == [row.measured for row in sample_rows()]
     packed.write_bytes(b"no gzip")
     with pytest.raises(ConfigError, match="cannot read"):
-        read_serving([packed])
+        read_rows([packed], ServingRow)
 
 
 def test_rows_that_queue_have_a_group_of_their_own(tmp_path):

@@ -111,11 +111,6 @@ def columns(rows: Rows, names: Sequence[str], **defaults: float) -> list[Array]:
     return arrays
 
 
-def mean_absolute_error(predicted: Array, measured: Array) -> float:
-    """Mean absolute relative error of predictions; NaN for no rows."""
-    return float(np.mean(np.abs(predicted / measured - 1.0))) if measured.size else math.nan
-
-
 def with_fit(curve: Constants, num_parameters: int, rows: Rows, predicted: Array, fitted_on: str) -> Constants:
     """The curve with a note of its fit and the spread of its errors."""
     (seconds,) = columns(rows, ("time_s",))
