@@ -17,6 +17,7 @@ import typer
 from magicdec import __version__
 from magicdec.commands.usage import Command, CommandGroup, describe
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
+from magicdec.units import printable
 
 USER_ERROR_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
@@ -27,6 +28,9 @@ WIDEST_HELP = 120
 EXTRAS = {"typst": ("pdf", "a PDF"), "pandas": ("frame", "this command")}
 """Packages that only some commands need: the extra that brings each, and what needs it."""
 RUN_PACKAGES = ("torch", "tokenizers", "safetensors")
+
+_terminated: list[int] = []
+"""The termination that is being followed."""
 
 app = typer.Typer(
     name="magicdec",
@@ -99,10 +103,13 @@ def register_commands(*names: str) -> None:
 
 
 def main() -> None:
-    """Entry point of the `magicdec` program."""
+    """Runs the `magicdec` program: chooses the command, and turns its errors into exit codes."""
     warnings.formatwarning = _one_line
     try:
         signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        _check_words(sys.argv[1:])
         called = sys.argv[1] if len(sys.argv) > 1 else ""
         register_commands(*((called,) if called in COMMANDS or called in GROUPS else ()))
         usual = {called: _defaults()} if called in TAKE_DEFAULTS else {}
@@ -111,7 +118,7 @@ def main() -> None:
     except MagicdecError as error:
         _fail(str(error))
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(INTERRUPTED_EXIT_CODE)
+        code = INTERRUPTED_EXIT_CODE
     except ModuleNotFoundError as error:
         if error.name in EXTRAS:
             _fail(f"{EXTRAS[error.name][1]} needs {error.name}: pip install 'magicdec[{EXTRAS[error.name][0]}]'")
@@ -135,7 +142,16 @@ def main() -> None:
             print(error.ctx.get_help())  # type: ignore[attr-defined]
             sys.exit(0)
         _fail(describe(error))
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(TERMINATED_EXIT_CODE if _terminated else code if isinstance(code, int) else 0)
+
+
+def _check_words(words: list[str]) -> None:
+    """Raises ConfigError for an argument that is no text: what is written would have to hold it."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"'{word}' is not UTF-8 text; give a file with such a name another one") from None
 
 
 def _defaults() -> dict[str, str]:
@@ -159,16 +175,20 @@ def _defaults() -> dict[str, str]:
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> str:
     """A warning for a user, without the place in the code that gave it."""
-    return f"magicdec: warning: {' '.join(str(message).split())}\n"
+    return f"magicdec: warning: {printable(' '.join(str(message).split()))}\n"
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Exits in order: started ranks are ended, temporary files removed."""
-    sys.exit(TERMINATED_EXIT_CODE)
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Ends the program in order, as an interrupt does: started ranks are ended, temporary files removed, an event loop
+    is left by its own way."""
+    _terminated.append(number)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        sys.exit(TERMINATED_EXIT_CODE)
+    signal.raise_signal(signal.SIGINT)
 
 
 def _fail(message: str) -> NoReturn:
-    line = " ".join(message.split())
+    line = printable(" ".join(message.split()))
     if len(line) > LONGEST_MESSAGE:  # what was given may be a whole file
         line = f"{line[: LONGEST_MESSAGE // 2]} ... {line[-LONGEST_MESSAGE // 2 :]}"
     if line:

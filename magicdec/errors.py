@@ -5,9 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from magicdec.units import printable
+
 
 class MagicdecError(Exception):
-    """Base of the errors that a user can correct. The message says what was wrong and what would be valid."""
+    """Base of the errors that a user can correct. The message, a line, says what was wrong and what would be valid."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(" ".join(str(message).split())))
 
 
 class ConfigError(MagicdecError):

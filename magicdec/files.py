@@ -1,18 +1,23 @@
-"""Files written in one move, so a crash or a full disk never leaves half a report; documents read with one kind of
-error; and rows as CSV."""
+"""Files written in one move, so a crash or a full disk never leaves half a report; files of users read within bounds of
+size, depth and encoding, with one kind of error; and rows as CSV."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import io
 import json
+import math
 import os
+import re
+import stat
 import tempfile
 import tomllib
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -22,7 +27,10 @@ from magicdec.units import MIB, format_bytes
 LIMIT_BYTES = 64 * MIB
 """Size above which no profile, configuration or grid is read."""
 RESULTS_LIMIT_BYTES = 1024 * MIB
-"""Size above which no result file of another tool is read."""
+"""Size above which no records and no result file of another tool are read."""
+MAX_DEPTH = 100
+TOO_DEEP = f"it nests more than {MAX_DEPTH} deep"
+LONG_KEY = re.compile(r"""(?:\.\s*(?:[\w-]+|"[^"\n]*"|'[^'\n]*')\s*)""" + f"{{{MAX_DEPTH}}}")
 T = TypeVar("T")
 
 
@@ -59,59 +67,129 @@ def write_atomic(path: Path, content: str | bytes) -> None:
                 os.unlink(temporary)
 
 
-def read_text(path: Path, *, limit_bytes: int, error: type[MagicdecError] = StorageError) -> str:
-    """The text of a file from elsewhere, unless it is larger than `limit_bytes`. Raises `error` naming the file."""
+def read_bytes(
+    path: Path, what: str = "", *, limit_bytes: int = LIMIT_BYTES, error: type[MagicdecError] = ConfigError
+) -> bytes:
+    """The content of any file that a user names, unless it is larger than `limit_bytes`; of a pipe, if something writes
+    to it.
+
+    Raises `error` naming the file, and `what` it is.
+    """
+    named = f"{what} {path}".strip()
     try:
-        if (size := path.stat().st_size) > limit_bytes:
-            raise error(f"{path} has {format_bytes(size)}, more than the {format_bytes(limit_bytes)} that are read")
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as failure:
-        raise error(f"cannot read {path}: {failure.strerror or failure}") from failure
+        with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            begun = file.read(1)  # None of a pipe whose writer has written nothing yet, empty of one without a writer
+            if begun == b"" and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+                raise error(f"{named} is a pipe that nothing writes to")
+            os.set_blocking(file.fileno(), True)
+            data = (begun or b"") + (b"" if begun == b"" else io.BufferedReader(file).read(limit_bytes))
+    except (OSError, ValueError) as failure:  # the latter of names that no file can have
+        raise error(f"cannot read {named}: {getattr(failure, 'strerror', None) or failure}") from failure
+    if len(data) > limit_bytes:
+        raise error(f"{named} has more than the {format_bytes(limit_bytes)} that are read")
+    return data
 
 
-def json_documents(text: str) -> list[tuple[int, Any]]:
-    """The whole as one JSON document, or one for each line, with the line's number. Raises ValueError naming a line."""
-    with contextlib.suppress(ValueError):
-        return [(1, json.loads(text))]
-    documents = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                documents.append((number, json.loads(line)))
-            except ValueError as failure:
-                raise ValueError(f"line {number} is not JSON: {failure}") from None
-    return documents
+def read_text(
+    path: Path, what: str = "", *, limit_bytes: int = LIMIT_BYTES, error: type[MagicdecError] = ConfigError
+) -> str:
+    """The UTF-8 text of a file, as `read_bytes`."""
+    try:
+        return read_bytes(path, what, limit_bytes=limit_bytes, error=error).decode("utf-8-sig")
+    except UnicodeDecodeError as failure:
+        raise error(f"{path} is not UTF-8 text: {failure.reason} at byte {failure.start}") from failure
+
+
+def read_csv(path: Path, what: str = "") -> list[dict[str, str]]:
+    """The rows of a CSV file under its header, without cells beyond it; one whose name ends in .gz is compressed.
+
+    Raises ConfigError.
+    """
+    try:
+        data = read_bytes(path, what)
+        text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(LIMIT_BYTES) if path.suffix == ".gz" else data
+        rows = csv.DictReader(text.decode("utf-8-sig").splitlines())
+        return [{key.strip(): cell or "" for key, cell in row.items() if isinstance(key, str)} for row in rows]
+    except (OSError, EOFError, ValueError, zlib.error, csv.Error) as failure:
+        raise ConfigError(f"{path} is not a UTF-8 text table: {failure}") from failure
 
 
 def read_toml(path: Path, what: str = "") -> dict[str, Any]:
-    """The values of a TOML file, at most `LIMIT_BYTES` large. Raises ConfigError naming the file, and `what` it is."""
-    values: dict[str, Any] = _document(path, what, "TOML", tomllib.loads)
-    return values
+    """The values of a TOML file. Raises ConfigError naming the file, and `what` it is."""
+
+    def loads(text: str) -> dict[str, Any]:
+        if LONG_KEY.search(text):  # tomllib's time grows with the square of a key's parts
+            raise ValueError(TOO_DEEP)
+        return tomllib.loads(text)
+
+    return dict(_document(path, what, "TOML", loads, ConfigError))
 
 
-def read_json(path: Path, what: str = "") -> Any:
-    """The values of a JSON file, as `read_toml`."""
-    return _document(path, what, "JSON", strict_json)
+def read_json(
+    path: Path, what: str = "", *, decode: Callable[[str], Any] | None = None, error: type[MagicdecError] = ConfigError
+) -> Any:
+    """The values of a JSON file, as `read_toml`. By default it has neither NaN nor an infinity."""
+    return _document(path, what, "JSON", decode or strict_json, error)
 
 
 def strict_json(text: str | bytes) -> Any:
     """The values of a JSON text, which has neither NaN nor an infinity. Raises ValueError."""
 
-    def refuse(name: str) -> None:
+    def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is no JSON")
 
-    return json.loads(text, parse_constant=refuse)
+    def finite(digits: str) -> float:
+        return value if math.isfinite(value := float(digits)) else refuse(digits)
+
+    return json.loads(text, parse_constant=refuse, parse_float=finite)
 
 
-def _document(path: Path, what: str, form: str, decode: Callable[[str], Any]) -> Any:
+def _document(path: Path, what: str, form: str, decode: Callable[[str], Any], error: type[MagicdecError]) -> Any:
     try:
-        if (size := path.stat().st_size) > LIMIT_BYTES:
-            raise ConfigError(f"{path} has {format_bytes(size)}; at most {format_bytes(LIMIT_BYTES)} are read")
-        return decode(path.read_text(encoding="utf-8"))
-    except OSError as failure:
-        raise ConfigError(f"cannot read {f'{what} ' * bool(what)}{path}: {failure.strerror or failure}") from failure
+        return bounded(decode, read_text(path, what, error=error))
+    except ValueError as failure:
+        raise error(f"{path} is not valid {form}: {failure}") from failure
+
+
+def bounded(decode: Callable[[Any], Any], text: Any) -> Any:
+    """A decoded document that nests at most `MAX_DEPTH` deep: whatever reads it may recurse. Raises ValueError."""
+    try:
+        document = decode(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    level = [document]
+    for _ in range(MAX_DEPTH + 1):
+        inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [child for children in inside for child in children if isinstance(child, dict | list)]
+        if not level:
+            return document
+    raise ValueError(TOO_DEEP)
+
+
+def decode_json(data: bytes | str, kind: Any = Any) -> Any:
+    """A JSON document as a struct. Raises msgspec.DecodeError for what is not JSON, does not fit or nests too deep."""
+    try:
+        return msgspec.json.decode(data, type=kind) if kind is not Any else bounded(msgspec.json.decode, data)
+    except msgspec.DecodeError:
+        raise
+    except UnicodeDecodeError as failure:
+        raise msgspec.DecodeError(f"not UTF-8 text: {failure.reason}") from failure
     except (ValueError, RecursionError) as failure:
-        raise ConfigError(f"{path} is not valid {form}: {failure}") from failure
+        raise msgspec.DecodeError(TOO_DEEP) from failure
+
+
+def json_documents(text: str) -> list[tuple[int, Any]]:
+    """The whole as one JSON document, or one for each line, with the line's number. Raises ValueError naming a line."""
+    with contextlib.suppress(ValueError):
+        return [(1, bounded(json.loads, text))]
+    documents = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                documents.append((number, bounded(json.loads, line)))
+            except ValueError as failure:
+                raise ValueError(f"line {number} is not JSON: {failure}") from None
+    return documents
 
 
 def converted(document: Any, kind: type[T], *, where: str, strict: bool = True) -> T:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from magicdec.errors import ConfigError
-from magicdec.files import converted, read_json, rows_to_csv, strict_json
+from magicdec.files import bounded, converted, read_json, rows_to_csv, strict_json
 from magicdec.naming import draft_id, draft_name
 from magicdec.plan_request import Request
 from magicdec.units import MILLI
@@ -395,7 +395,7 @@ def load_plan(path: Path) -> Plan:
 def parse_plan(data: bytes | str) -> Plan:
     """A plan document from its JSON text. Raises ConfigError."""
     try:
-        document = strict_json(data)
+        document = bounded(strict_json, data)
     except ValueError as error:
         raise ConfigError(f"the plan is not valid JSON: {error}; {ADVICE}") from error
     return _checked(document, where="the plan")

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Literal
 import msgspec
 
 from magicdec.errors import StorageError
-from magicdec.files import check_writable
+from magicdec.files import RESULTS_LIMIT_BYTES, check_writable, decode_json, read_bytes
 
 SCHEMA_VERSION = 1
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -273,7 +273,7 @@ def _check_is_ours(path: Path, file: BinaryIO) -> None:
     file.seek(0)
     for line in io.BufferedReader(io.FileIO(file.fileno(), closefd=False)):
         with contextlib.suppress(msgspec.DecodeError):
-            msgspec.json.decode(line, type=_RecordHead)
+            decode_json(line, _RecordHead)
             return
     raise StorageError(f"{path} holds something else than records, and is left as it is; give another file")
 
@@ -307,14 +307,12 @@ def decode_record(line: bytes) -> Record:
 
     Raises msgspec.DecodeError for what is no record, or one of a schema newer than this release.
     """
-    try:
-        version = msgspec.json.decode(line, type=_Version).schema_version
-        if version == SCHEMA_VERSION:
-            record = msgspec.json.decode(line, type=Record)
-        else:
-            record = msgspec.convert(migrate(msgspec.json.decode(line, type=dict[str, Any]), version), Record)
-    except UnicodeDecodeError as error:
-        raise msgspec.DecodeError(f"not text: {error.reason}") from error
+    version = decode_json(line, _Version).schema_version
+    record: Record
+    if version == SCHEMA_VERSION:
+        record = decode_json(line, Record)
+    else:
+        record = msgspec.convert(migrate(decode_json(line, dict[str, Any]), version), Record)
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
@@ -343,10 +341,7 @@ def read_records(path: Path) -> list[Record]:
     Raises:
         StorageError: the file cannot be opened, or holds no readable record although it is not empty.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StorageError(f"cannot read records from {path}: {error.strerror or error}") from error
+    data = read_bytes(path, "records", limit_bytes=RESULTS_LIMIT_BYTES, error=StorageError)
     records: list[Record] = []
     damaged: list[int] = []
     reason = ""

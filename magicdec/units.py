@@ -12,6 +12,12 @@ MIB = 2**20
 GIB = 2**30
 
 
+def printable(text: str) -> str:
+    """Text from elsewhere without what would act on a terminal or cannot be written: control characters, lone halves of
+    characters."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+
+
 def format_bytes(num_bytes: float) -> str:
     """Binary units, three significant figures: 1.50 GiB."""
     value = float(num_bytes)

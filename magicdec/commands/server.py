@@ -12,7 +12,7 @@ import typer
 from magicdec.commands import options
 from magicdec.commands.options import option, parse_ints, require
 from magicdec.progress import shown_progress
-from magicdec.units import format_seconds
+from magicdec.units import format_seconds, printable
 
 if TYPE_CHECKING:
     from magicdec.live.calibration import ServerFit, ServerPoint
@@ -56,7 +56,9 @@ def observe_command(
         float | None, option("Seconds between scrapes; default 5, or half of a shorter window.")
     ] = None,
     target: options.Target = None,
-    context: Annotated[float | None, option("Length of sequences, for servers that do not count it.", min=1)] = None,
+    context: Annotated[
+        float | None, option("Length of sequences, for servers that do not count it.", min=1, max=10**9)
+    ] = None,
     dataset: Annotated[str, option("What the requests were, for the profile.")] = "",
     hardware: Annotated[str | None, option("The server's device: adds advice.", options.hardware)] = None,
     engine: Annotated[str | None, option("Engine profile of the advice.", options.engines)] = None,
@@ -308,7 +310,9 @@ def calibrate_server(given: ServerOptions) -> None:
     )
     expected = estimated_seconds(plan, setup, tp_size=given.tp)
     judges = sum(load.is_judge for load in plan.loads)
-    print(f"{address}: {server.model}, {server.engine or 'an unknown engine'}, gamma {server.gamma or 'none'}")
+    print(
+        f"{address}: {printable(server.model)}, {server.engine or 'an unknown engine'}, gamma {server.gamma or 'none'}"
+    )
     print(
         f"{len(plan.loads)} loads x {plan.rounds} rounds, {judges} loads only to judge: {plan.num_requests} requests, "
         f"{plan.num_tokens} tokens, about {format_seconds(expected)} by the {setup.engine.name} profile"

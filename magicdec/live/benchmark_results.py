@@ -80,7 +80,7 @@ def read_runs(path: Path) -> list[list[Request]]:
 
     Raises ConfigError where it is neither of the two, or holds no request that was streamed.
     """
-    text = read_text(path, limit_bytes=RESULTS_LIMIT_BYTES, error=ConfigError)
+    text = read_text(path, limit_bytes=RESULTS_LIMIT_BYTES)
     try:
         documents = json_documents(text)
         is_report = len(documents) == 1 and "benchmarks" in documents[0][1]

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from magicdec.errors import ServerError
-from magicdec.files import write_atomic
+from magicdec.files import decode_json, write_atomic
 from magicdec.fitting import Free, solve
 from magicdec.live.drive import Load, LoadPlan, Measured
 from magicdec.live.http import Address, get
@@ -76,7 +76,7 @@ def describe_server(address: Address, spec: ModelSpec) -> Server:
     """
     where = address.at("/v1/models")
     try:
-        listed = msgspec.json.decode(get(where))["data"]
+        listed = decode_json(get(where))["data"]
         name, longest = str(listed[0]["id"]), listed[0].get("max_model_len")
     except (msgspec.DecodeError, KeyError, IndexError, TypeError, AttributeError):
         raise ServerError(f"{where} does not list a model: is this an OpenAI-compatible server?") from None

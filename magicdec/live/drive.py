@@ -16,7 +16,6 @@ drafts it cannot tell a step, for which events without text are needed too.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,9 +23,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from magicdec.errors import ConfigError, ServerError
+from magicdec.files import decode_json
 from magicdec.live.http import Address, client
-from magicdec.units import format_bytes
+from magicdec.units import KIB, format_bytes
 
 if TYPE_CHECKING:
     import httpx
@@ -38,6 +40,7 @@ ANSWER_S = 3600.0
 """Longest time of a whole answer, however often something of it comes."""
 BYTES_PER_TOKEN = 4096
 """An answer's size at most, for each token asked for; an event has some hundreds."""
+LONGEST_EVENT_BYTES = 64 * KIB
 FIRST_TOKEN_ID = 16
 """Prompts use ids from here to the vocabulary's end: the first ones are often special."""
 MIN_STEPS = 4
@@ -222,11 +225,13 @@ async def _send(session: httpx.AsyncClient, address: Address, body: dict[str, An
             event = _event(line, address)
             if event.get("choices"):
                 events.append(clock())
-            num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
+            if isinstance(usage := event.get("usage"), dict):
+                num_tokens = usage.get("completion_tokens", num_tokens)
     num_tokens = num_tokens or len(events)
-    if num_tokens != output_len:
+    if num_tokens != output_len or not events:
         raise ServerError(
-            f"{address} generated {num_tokens} tokens where {output_len} were asked for: it does not know ignore_eos"
+            f"{address} generated {num_tokens} tokens where {output_len} were asked for, in {len(events)} events: "
+            "it does not know ignore_eos, or does not stream"
         )
     return Answer(sent_s=sent, events_s=events, num_tokens=num_tokens)
 
@@ -234,13 +239,15 @@ async def _send(session: httpx.AsyncClient, address: Address, body: dict[str, An
 async def _lines(response: httpx.Response, address: Address, *, limit_bytes: int) -> AsyncIterator[str]:
     """The lines of an answer. Raises ServerError for one that is too large, or takes too long."""
     size, rest, begun = 0, b"", time.monotonic()
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.aiter_raw():
         size += len(chunk)
         if size > limit_bytes:
             raise ServerError(f"{address} answers with more than {format_bytes(limit_bytes)}; nothing more was sent")
         if time.monotonic() - begun > ANSWER_S:
             raise ServerError(f"{address} did not end its answer within {ANSWER_S:g} s; nothing more was sent")
         *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > LONGEST_EVENT_BYTES:
+            raise ServerError(f"{address} sends an event of more than {format_bytes(LONGEST_EVENT_BYTES)}")
         for line in lines:
             yield line.decode(errors="replace").rstrip("\r")
     yield rest.decode(errors="replace")
@@ -251,8 +258,8 @@ def _event(line: str, address: Address) -> dict[str, Any]:
     if not line.startswith("data:") or text in ("", "[DONE]"):
         return {}
     try:
-        event = json.loads(text)
-    except ValueError:
+        event = decode_json(text)
+    except msgspec.DecodeError:
         raise ServerError(f"{address} streams what is not JSON; nothing more was sent") from None
     if not isinstance(event, dict) or "error" in event:
         raise ServerError(f"{address} answers with an error; nothing more was sent")

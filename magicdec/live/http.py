@@ -115,7 +115,7 @@ def get(address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LI
         return asyncio.run(answer())
     except (TimeoutError, httpx.TimeoutException):
         raise ServerError(f"{address} did not answer within {timeout_s:g} s") from None
-    except (httpx.HTTPError, OSError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:  # the last two of a damaged Location
         raise ServerError(f"cannot read {address}: {str(error) or type(error).__name__}") from None
 
 

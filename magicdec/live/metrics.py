@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from magicdec.errors import ConfigError, ServerError, unknown_choice
-from magicdec.files import read_text
+from magicdec.errors import ConfigError, ServerError, StorageError, unknown_choice
+from magicdec.files import read_bytes
 from magicdec.live.http import LIMIT_BYTES, Address, get, parse_address
 from magicdec.live.series import CACHE_INFO, ENGINES, PROCESS_START, Series
+from magicdec.records import LARGEST_NUMBER
+from magicdec.units import printable
 
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")
 """Where engines answer in Prometheus's format: all but TensorRT-LLM, whose /metrics is JSON, and TensorRT-LLM."""
+PREFIXES = tuple(series.prefix for series in ENGINES)
 MIN_INTERVAL_S = 0.2
 MAX_WINDOW_S = 24 * 3600.0
 Labels = Mapping[str, str]
@@ -35,6 +38,10 @@ class Scrape:
         """Sum of a name's samples whose labels include `labels`; None where there is none."""
         values = [value for own, value in self.samples.get(name or "", ()) if _includes(own, labels)]
         return math.fsum(values) if values else None
+
+    def by_labels(self, name: str, labels: Labels) -> dict[frozenset[tuple[str, str]], float]:
+        """A name's samples whose labels include `labels`, each by all of its own."""
+        return {frozenset(own.items()): value for own, value in self.samples.get(name, ()) if _includes(own, labels)}
 
     def by_label(self, name: str | None, label: str, labels: Labels) -> dict[str, float]:
         """The sums by the value of one label."""
@@ -82,8 +89,12 @@ def parse(text: str, *, where: str, time_s: float | None = None) -> Scrape:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if math.isfinite(sample.value):
-                    samples.setdefault(sample.name, []).append((dict(sample.labels), float(sample.value)))
+                if not math.isfinite(sample.value):
+                    continue
+                if abs(sample.value) > LARGEST_NUMBER and sample.name.startswith(PREFIXES):
+                    raise ServerError(f"{where} counts {sample.value:g} of {sample.name}, which no engine has")
+                labels = {name: printable(value) for name, value in sample.labels.items()}
+                samples.setdefault(sample.name, []).append((labels, float(sample.value)))
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ServerError(f"{where} is not in Prometheus's text format: {error}") from None
     if not samples:
@@ -115,7 +126,8 @@ def _elsewhere(error: ServerError) -> bool:
 
 def read_dump(path: Path) -> Scrape:
     """Reads a saved answer. Raises StorageError or ServerError."""
-    return parse(read_text(path, limit_bytes=LIMIT_BYTES), where=str(path))
+    text = read_bytes(path, limit_bytes=LIMIT_BYTES, error=StorageError).decode(errors="replace")
+    return parse(text, where=str(path))
 
 
 def parse_source(arguments: Sequence[str]) -> Source:
@@ -203,9 +215,10 @@ def cache_tokens(scrape: Scrape, target: Target) -> float | None:
         if target.replica and labels.get("engine", target.replica) != target.replica:
             continue
         try:
-            return float(labels["num_gpu_blocks"]) * float(labels["block_size"])
+            tokens = float(labels["num_gpu_blocks"]) * float(labels["block_size"])
         except (KeyError, ValueError):
             return None
+        return tokens if 0.0 < tokens < LARGEST_NUMBER else None
     return None
 
 
@@ -215,7 +228,7 @@ def restarted(before: Scrape, after: Scrape, target: Target) -> bool:
     if None not in started and started[0] != started[1]:
         return True
     for name in target.series.counters.values():
-        was, now = before.total(name, target.labels), after.total(name, target.labels)
-        if was is not None and (now is None or now < was):
+        was, now = (scrape.by_labels(name, target.labels) for scrape in (before, after))
+        if any(now.get(labels, -math.inf) < count for labels, count in was.items()):
             return True
     return False

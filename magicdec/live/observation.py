@@ -17,11 +17,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import get_args
 
-from magicdec.errors import ConfigError, unknown_choice
+from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.live.metrics import Scrape, Target, cache_tokens, restarted
 from magicdec.live.series import DRAFT_INFO
 from magicdec.naming import draft_name
+from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
 from magicdec.specs.speculation import LOOKUP_METHODS, OWN_METHOD, SELF, SPARSE_METHODS, DraftMethod
+
+MAX_CONTEXT = 10**9
+"""Tokens of a sequence at most, in what a server counts and a user says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +198,8 @@ class Observation:
 def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
     """Observes one engine over the scrapes, which are in order.
 
-    Raises ConfigError where fewer than two are given, or the server restarted within every interval.
+    Raises ConfigError where fewer than two are given, or the server restarted within every interval, ServerError for
+    counts that none can have.
     """
     if len(scrapes) < 2:
         raise ConfigError("an observation needs two scrapes; counters say what happened between them")
@@ -210,7 +215,7 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
         counts = counts + segment
     times = [(before.time_s, after.time_s) for before, after in kept]
     window = math.fsum(b - a for a, b in times if a is not None and b is not None)
-    return Observation(
+    seen = Observation(
         target=target,
         segments=segments,
         counts=counts,
@@ -220,6 +225,9 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
         num_restarts=len(pairs) - len(kept),
         announced=announced(scrapes[-1], target),
     )
+    if (length := seen.context_len or 0.0) > MAX_CONTEXT:
+        raise ServerError(f"{scrapes[-1].where} counts sequences of {length:g} tokens, longer than any")
+    return seen
 
 
 def _counts(before: Scrape, after: Scrape, target: Target) -> Counts:
@@ -232,7 +240,10 @@ def _counts(before: Scrape, after: Scrape, target: Target) -> Counts:
     def positions(name: str) -> tuple[float, ...]:
         counter = series.counters.get(name)
         was, now = (scrape.by_label(counter, series.position_label, labels) for scrape in (before, after))
-        numbered = sorted((int(at), value - was.get(at, 0.0)) for at, value in now.items() if at.isdigit())
+        if len(now) > MAX_POSITIONS:
+            raise ServerError(f"{after.where} counts {len(now)} draft positions; at most {MAX_POSITIONS} are read")
+        known = {at: value for at, value in now.items() if at.isdecimal() and len(at) <= len(str(MAX_POSITIONS))}
+        numbered = sorted((int(at), value - was.get(at, 0.0)) for at, value in known.items())
         return tuple(value for _, value in numbered)
 
     by_position, drafted = positions("accepted_by_position"), positions("drafted_by_position")
@@ -286,6 +297,8 @@ def parse_draft(text: str, *, method: str | None = None, budget: int | None = No
     if method is not None and method not in get_args(DraftMethod):
         raise unknown_choice("draft method", method, SPARSE_METHODS)
     chosen = method or ("streamingllm" if text == SELF else "full")
+    if budget is not None and not 0 < budget <= MAX_CONTEXT:
+        raise ConfigError(f"a draft's budget is between 1 and {MAX_CONTEXT} tokens, not {budget}")
     if (chosen in SPARSE_METHODS) != (budget is not None):
         raise ConfigError(
             f"draft {text} with method {chosen} needs a --draft-budget"

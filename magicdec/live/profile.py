@@ -78,7 +78,7 @@ def tokens_stderr(observation: Observation) -> float | None:
 
 
 def _context(observation: Observation, given: float | None) -> float:
-    return given or observation.context_len or 1.0
+    return max(given or observation.context_len or 1.0, 1.0)
 
 
 def acceptance_profile(
@@ -104,7 +104,7 @@ def acceptance_profile(
     engine = observation.target.series.engine
     by_position = bool(counts.accepted_by_position)
     profile = fit_profile(
-        measurements(observation, draft, context=max(where, 1.0)),
+        measurements(observation, draft, context=where),
         model=model,
         draft=draft.name,
         dataset=dataset,

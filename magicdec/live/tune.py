@@ -49,7 +49,11 @@ def candidates(advice: Advice) -> tuple[int, ...]:
 
 def check_command(command: str) -> None:
     """Raises ConfigError for a restart command that does not say where gamma goes."""
-    if PLACE not in command or not shlex.split(command):
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"--restart '{command}' is no command: {error}") from None
+    if PLACE not in command or not words:
         raise ConfigError(f"--restart is the command that restarts the server, with {PLACE} where its gamma goes")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
+from magicdec.units import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -27,6 +29,7 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Co
     from rich.markup import escape
     from rich.table import Table
 
+    heads, *rows = (["\n".join(map(printable, text.split("\n"))) for text in row] for row in (heads, *rows))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, head in enumerate(heads):
         texts = [row[i] for row in rows]

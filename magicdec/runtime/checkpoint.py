@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from magicdec.errors import CheckpointError
+from magicdec.files import read_json
 from magicdec.runtime.widening import FLOATS, FORMATS, Format, Layout, Stored, aligned, step, widened_mxfp4
 from magicdec.specs.quantization import Quantization, Scheme
 
@@ -234,8 +234,8 @@ def _shard_files(directory: Path) -> list[Path]:
         return [single]
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            names = sorted(set(read_json(index, error=CheckpointError)["weight_map"].values()))
+        except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index} is not a readable index of safetensors files: {error!r}") from error
         missing = [name for name in names if not (directory / name).is_file()]
         if missing:

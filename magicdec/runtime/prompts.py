@@ -7,7 +7,6 @@ version: the embedded model was trained on the other files only (scripts/train_e
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sysconfig
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from magicdec.errors import CheckpointError, ConfigError, unknown_choice
+from magicdec.files import RESULTS_LIMIT_BYTES, read_json, read_text
 
 HELD_OUT_ONE_IN = 10
 _SKIPPED_PARTS = frozenset({"site-packages", "dist-packages", "__pycache__", "encodings", "lib2to3"})
@@ -80,8 +80,8 @@ def generation_eos_token_ids(checkpoint: Path, *, vocab_size: int) -> tuple[int,
     if not file.is_file():
         return None
     try:
-        given = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
+        given = read_json(file, error=CheckpointError).get("eos_token_id")
+    except AttributeError as error:
         raise CheckpointError(f"{file} is not a readable generation configuration: {error}") from error
     if given is None:
         return None
@@ -178,12 +178,10 @@ def _texts(source: str) -> Iterator[str]:
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     for file in files:
         try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            if path.is_file():
-                raise ConfigError(f"{file} is not UTF-8 text: {error}") from error
+            text = read_text(file, limit_bytes=RESULTS_LIMIT_BYTES)
+        except ConfigError as error:
+            if file == path or not isinstance(error.__cause__, UnicodeDecodeError):
+                raise
             continue  # a directory may hold other things than text
-        except OSError as error:
-            raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
         if text.strip():
             yield text

@@ -78,10 +78,12 @@ def rotate_(heads_BTND: Tensor, rotation: Tensor, norm: HeadNorm | None = None) 
     if norm is not None:
         heads_BTND.copy_(norm(heads_BTND))
     pairs = heads_BTND.unflatten(-1, (-1, 2))
-    if pairs.dtype in (torch.float32, torch.float64):
+    is_aligned = not any(size % 2 for size in (pairs.storage_offset(), *pairs.stride()[:-1]))
+    if is_aligned and pairs.dtype in (torch.float32, torch.float64):
         torch.view_as_complex(pairs).mul_(rotation)
     else:
-        pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(rotation)))
+        wide = torch.empty(pairs.shape, dtype=rotation.real.dtype, device=pairs.device).copy_(pairs)
+        pairs.copy_(torch.view_as_real(torch.view_as_complex(wide).mul_(rotation)))
     return heads_BTND
 
 

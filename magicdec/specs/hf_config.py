@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from magicdec.specs.families.keys import MAX_LAYERS, Keys
 from magicdec.specs.families.rope import reach
 from magicdec.specs.hf_quantization import read_quantization
 from magicdec.specs.model import ModelSpec
+from magicdec.units import printable
 
 MODALITIES = (
     "vision", "image", "video", "audio", "boi", "eoi", "mm_", "multimodal", "projector", "projection", "spatial",
@@ -108,7 +110,7 @@ def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
         config = {**config, "quantization_config": {"quant_method": "modelopt", **_json_object(beside)}}
     directory = Path(os.path.abspath(file)).parent.name  # not resolved: of a link, the name is the user's
     return model_from_hf_config(
-        config, name=name or (directory if file.name == "config.json" else file.stem), where=str(file)
+        config, name=name or printable(directory if file.name == "config.json" else file.stem), where=str(file)
     )
 
 
@@ -118,7 +120,7 @@ def _names_quantization(config: dict[str, Any]) -> bool:
 
 
 def _json_object(file: Path) -> dict[str, Any]:
-    config = read_json(file)
+    config = read_json(file, decode=json.loads)  # transformers writes infinities
     if not isinstance(config, dict):
         raise ConfigError(f"{file} must hold a JSON object, not a {type(config).__name__}")
     return config

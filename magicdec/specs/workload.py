@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from magicdec.errors import ConfigError
-from magicdec.files import LIMIT_BYTES, converted, read_json, read_text, read_toml
+from magicdec.files import converted, read_csv, read_json, read_toml
 
 MAX_TOKENS = 2**26
 Z_99 = 2.3263478740408408
@@ -98,8 +96,7 @@ def load_workload(path: Path) -> WorkloadSpec:
     """
     is_csv = path.suffix == ".csv"
     if is_csv:
-        text = read_text(path, limit_bytes=LIMIT_BYTES, error=ConfigError)
-        document: Any = {"requests": list(csv.DictReader(text.splitlines()))}
+        document: Any = {"requests": read_csv(path, "workload")}
     else:
         document = (read_toml if path.suffix == ".toml" else read_json)(path, "workload")
     return converted(document, WorkloadSpec, where=str(path), strict=not is_csv)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Annotated, TypeVar, get_args, get_type_hints
 import msgspec
 
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
+from magicdec.files import read_csv
 
 PUBLISHED_DIRECTORY = Path(__file__).resolve().parent / "data" / "published"
 LARGEST = 1e12
@@ -28,17 +26,9 @@ def read_lines(path: str | Path) -> list[dict[str, str]]:
 
     Raises ConfigError when it cannot be read or holds no row.
     """
-    try:
-        content = Path(path).read_bytes()
-        text = (gzip.decompress(content) if Path(path).suffix == ".gz" else content).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a UTF-8 text table") from error
     lines = [
-        {"where": f"{path}:{number}"}
-        | {key.strip(): (value or "").strip() for key, value in line.items() if isinstance(key, str)}
-        for number, line in enumerate(csv.DictReader(text.splitlines()), 2)
+        {"where": f"{path}:{number}"} | {key: value.strip() for key, value in line.items()}
+        for number, line in enumerate(read_csv(Path(path)), 2)
     ]
     if not lines:
         raise ConfigError(f"{path} holds no rows")

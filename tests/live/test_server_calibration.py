@@ -223,11 +223,11 @@ def test_a_load_is_not_sent_on_to_another_host(serve, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("piece", "answer_s", "said"), [(b"x" * 4096, 3600.0, "more than 128 KiB"), (b": ping\n\n", 0.5, r"within 0\.5 s")]
+    ("piece", "answer_s", "said"), [(b"x" * 4096, 3600.0, "more than 64 KiB"), (b": ping\n\n", 0.5, r"within 0\.5 s")]
 )
 def test_an_answer_is_bounded_in_size_and_in_time(serve, monkeypatch, piece, answer_s, said):
     """Also a line that never ends, and signs of life that never end. Each meets its own bound alone: a line long before
-    an hour is over, pings (five a second) long before they fill 128 KiB."""
+    an hour is over, pings (five a second) long before they fill the bound."""
     monkeypatch.setattr(drive_module, "ANSWER_S", answer_s)
 
     def endless(handler):

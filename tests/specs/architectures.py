@@ -49,7 +49,7 @@ def _latent(rng: random.Random) -> Config:
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "kv_lora_rank": 16,
+        "kv_lora_rank": 15 if heads == 4 else 16,
         "q_lora_rank": rng.choice((None, 12)),
         "qk_nope_head_dim": 8,
         "qk_rope_head_dim": 4,

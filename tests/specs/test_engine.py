@@ -62,7 +62,8 @@ def test_profiles_are_immutable() -> None:
 
 
 def test_a_file_nested_too_deeply_is_refused(tmp_path: Path) -> None:
-    for name, text in (("deep.toml", "a = " + "[" * 5000 + "]" * 5000), ("wide.toml", 'name = "\udc80"')):
+    deep = ("deep.toml", "a = " + "[" * 5000 + "]" * 5000, "valid TOML")
+    for name, text, what in (deep, ("wide.toml", 'name = "\udc80"', "UTF-8 text")):
         (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
-        with pytest.raises(ConfigError, match=rf"{name} is not valid TOML"):
+        with pytest.raises(ConfigError, match=rf"{name} is not {what}"):
             load_engine(tmp_path / name)

@@ -30,7 +30,7 @@ import numpy as np
 
 from magicdec.counts import Counts
 from magicdec.errors import ConfigError
-from magicdec.files import json_documents, read_text
+from magicdec.files import json_documents, read_bytes
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
 from magicdec.units import MIB
 
@@ -59,7 +59,7 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
 
     Raises ConfigError naming the file, and the line, where it is none of them.
     """
-    text = read_text(path, limit_bytes=LIMIT_BYTES, error=ConfigError)
+    text = read_bytes(path, limit_bytes=LIMIT_BYTES).decode("utf-8", errors="replace")
     if logged := LOG_LINE.findall(text):
         return ImportedAcceptance(kind="vLLM log", counts=Counts.of_survivors(_logged(*each) for each in logged))
     try:

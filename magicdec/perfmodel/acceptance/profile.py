@@ -16,7 +16,7 @@ import numpy as np
 
 from magicdec.counts import Array, expected_tokens_per_step
 from magicdec.errors import ConfigError
-from magicdec.files import write_atomic
+from magicdec.files import converted, read_json, write_atomic
 from magicdec.perfmodel.acceptance.fit import MeasuredRates, fit_law, held_out, measured_rates, measurements_from_rows
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS, Law, LawError, Runs, fit_runs
 
@@ -318,12 +318,7 @@ def load_profile(path: str | Path) -> AcceptanceProfile:
 
     Raises ConfigError naming the file and the key.
     """
-    try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=AcceptanceProfile)
-    except OSError as error:
-        raise ConfigError(f"cannot read acceptance profile {path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return converted(read_json(Path(path), "acceptance profile"), AcceptanceProfile, where=str(path))
 
 
 def save_profile(profile: AcceptanceProfile, path: str | Path) -> None:

@@ -116,6 +116,8 @@ def hunyuan_rope(keys: Keys, head_dim: int, **options: Any) -> Rope:
     inside.require("factor", 1.0, 1)
     inside.ignore("type", "rope_type", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
     alpha = inside.number("alpha")
+    if head_dim < 4 or head_dim % 2:
+        raise keys.error("head_dim", "even and at least 4 where 'alpha' stretches the rotary base", head_dim)
     if left := inside.unread():
         raise ConfigError(f"{inside.where}: key '{left[0]}' is not understood")
     return Rope(dim=head_dim, theta=base * alpha ** (head_dim / (head_dim - 2)))

@@ -49,7 +49,8 @@ def all_full(keys: Keys) -> list[str]:
 def listed_kinds(keys: Keys, default: Callable[[int], str]) -> list[str]:
     """`layer_types`, or what the architecture takes where there is none."""
     count = num_layers(keys)
-    listed = keys.per_layer("layer_types", count, lambda each: each in KINDS, " or ".join(KINDS))
+    known = list(KINDS)  # entries may be lists, which a set or a mapping cannot look up
+    listed = keys.per_layer("layer_types", count, lambda each: each in known, " or ".join(known))
     return listed or [default(index) for index in range(count)]
 
 
