@@ -99,6 +99,17 @@ def pairs_command(
         console().print(f"lost to the best gamma, mean of {choice['cells']} loads: {', '.join(losses)}")
 
 
+@app.command("traffic", epilog="\b\nExamples:\n  magicdec validate traffic open_loop.csv closed_loop_slo.csv")
+def traffic_command(files: Files, output_format: options.Format = OutputFormat.TABLE) -> None:
+    """The simulation of servers under arrivals against measured ones.
+
+    Errors of TTFT, TPOT and whole requests by percentile, of throughput, and of the largest load within limits.
+    """
+    from magicdec.validate.traffic import validate_traffic
+
+    _print_groups(validate_traffic(files), output_format)
+
+
 @app.command("published", epilog=PUBLISHED_EPILOG)
 def published_command(
     files: OptionalFiles = None,

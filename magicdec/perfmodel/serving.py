@@ -42,6 +42,7 @@ from magicdec.perfmodel.setup import Setup, draft_kv_tokens
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.stages import send_op
 from magicdec.perfmodel.step import step_terms
+from magicdec.specs.engine import EngineProfile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,23 +137,40 @@ def largest_active(setup: Setup, *, prompt_len: Any, output_len: Any, tp_size: A
     return batch
 
 
-def _without_attention(time: ForwardTime) -> Array:
-    rest: Array = time.total_s - time.group_seconds()["attention"]
-    return rest
-
-
-def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any, query_len: Any = 1.0) -> Array:
-    """The time that one prompt adds to `active` requests that decode with `query_len` tokens each; of a replica of
-    several groups and stages, to that of all, while every one of them has prompts.
+def pass_seconds(setup: Setup, *, tokens: Any, tp_size: Any, logit_rows: Any = 1.0) -> Array:
+    """One pass over `tokens` tokens, prompts among them, but for its attention.
 
     The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor` does, and makes no
     operation faster than the device's memory, processor and links.
     """
-    model, spread = setup.model, setup.spread
-    engine = msgspec.structs.replace(setup.engine, gemm_factor=1.0, narrow_gemm_factor=1.0, elementwise_factor=1.0)
+    engine = _for_prompts(setup)
+    one = Pass(
+        at=setup.at._replace(engine=engine), batch=tokens, query_len=1.0, kv_len=1.0, tp=tp_size,
+        logit_rows=logit_rows, spread=setup.spread,
+    )  # fmt: skip
+    time = forward_pass(setup.model, one).by(engine.prefill_factor)
+    seconds: Array = time.total_s - time.group_seconds()["attention"]
+    return seconds
+
+
+def prompt_time(setup: Setup, *, prompt_len: Any, tp_size: Any) -> ForwardTime:
+    """The passes over one prompt alone, by the factor of prompts."""
+    engine = _for_prompts(setup)
     at = setup.at._replace(engine=engine)
+    alone = prefill(setup.model, at, batch=1.0, prompt_len=prompt_len, tp=tp_size, spread=setup.spread)
+    return alone.by(engine.prefill_factor)
+
+
+def _for_prompts(setup: Setup) -> EngineProfile:
+    return msgspec.structs.replace(setup.engine, gemm_factor=1.0, narrow_gemm_factor=1.0, elementwise_factor=1.0)
+
+
+def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any, query_len: Any = 1.0) -> Array:
+    """The time that one prompt adds to `active` requests that decode with `query_len` tokens each; of a replica of
+    several groups and stages, to that of all, while every one of them has prompts."""
+    model, engine, spread = setup.model, setup.engine, setup.spread
     prompt, active = np.asarray(prompt_len, dtype=np.float64), np.asarray(active, dtype=np.float64) / spread.groups
-    alone = prefill(model, at, batch=1.0, prompt_len=prompt, tp=tp_size, spread=spread).by(engine.prefill_factor)
+    alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
     room = np.maximum(engine.prefill_tokens - active, engine.prefill_tokens / 4.0)
     chunks = np.maximum(np.ceil(prompt / room), 1.0)
     uncaptured_s = chunks * model.num_hidden_layers * engine.prefill_layer_overhead_s
@@ -163,8 +181,7 @@ def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any,
         return whole / spread.groups
 
     def linear(tokens: Any) -> Array:
-        one = Pass(at=at, batch=tokens, query_len=1.0, kv_len=1.0, tp=tp_size, logit_rows=active, spread=spread)
-        return _without_attention(forward_pass(model, one).by(engine.prefill_factor))
+        return pass_seconds(setup, tokens=tokens, tp_size=tp_size, logit_rows=active)
 
     decoding = active * query_len
     added = chunks * (linear(decoding + prompt / chunks) - linear(decoding))

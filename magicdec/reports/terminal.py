@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 GROUP_FRACTIONS = {
     "mape", "p90", "coverage", "sign", "baseline_mape", "baseline_bias", "speculative_mape", "speculative_bias",
+    "median_error", "agree",
     "mape_all", "mape_shipped_held_out", "mape_held_out", "mape_extrapolated", "mape_8_from_2", "bias",
     "median_held_out", "p90_held_out", "mape_nearest_device", "mape_farthest_device",
     "latency_mape", "latency_mape_unfitted", "speculative_latency_mape", "speedup_mape", "speedup_mape_unfitted",

@@ -197,6 +197,12 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Per layer of a pass with prompts in it: it runs outside captured graphs."""
     prefill_factor: float = 1.0
     """On top of the other factors, in what a prompt adds to the time of others."""
+    request_latency_s: float = 0.0
+    """From a client to the scheduler and from the first token back: HTTP, processes in between."""
+    prompt_token_latency_s: float = 0.0
+    """Per token of a prompt on that way: it is sent, tokenised and hashed."""
+    steps_ahead: float = 0.0
+    """Steps that are scheduled before the one that runs has ended: a request that comes waits for them too."""
     admission: Literal["as_used", "whole"] = "as_used"
     """Whether a request is admitted while the cache has room for it now, or only with room for all its tokens."""
 

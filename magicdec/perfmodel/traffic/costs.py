@@ -1,0 +1,188 @@
+"""The seconds of one iteration, in tables, and the drafts that each sequence has accepted in it.
+
+    iteration = step(n, c, gamma) + linear(n · (gamma + 1) + k) − linear(n · (gamma + 1))
+              + Σ over chunks of (prompt(end) − prompt(start)) + overhead of a pass with prompts in it
+
+n sequences decode at a mean context of c, k tokens of prompts share their pass. `step` is `predict`'s, `linear` and the
+rest serving.py's: no cost is modelled here. prompt(L) is attention over a prompt of L tokens, and the draft's own
+prefill: chunks add up to the whole, and a cached prefix is left out of it.
+Contexts are interpolated linearly between at most NUM_CONTEXTS nodes; all numbers of sequences and of tokens have
+entries of their own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from magicdec.counts import survival
+from magicdec.perfmodel import memory
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.kernels.base import Array
+from magicdec.perfmodel.serving import pass_seconds, prompt_time
+from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
+from magicdec.perfmodel.speedup import predict
+from magicdec.perfmodel.step import idle_step_s
+
+NUM_CONTEXTS = 129
+NUM_CLASSES = 32
+"""Kinds of requests by how easy their text is to draft."""
+NUM_ACCEPTANCE_CONTEXTS = 9
+
+
+def nodes(low: float, high: float, most: int = NUM_CONTEXTS) -> Array:
+    """At most so many whole numbers between two, spaced by their logarithm: all, where there are few."""
+    low, high = max(low, 1.0), max(high, low, 1.0)
+    if high - low < most:
+        return np.arange(np.floor(low), np.ceil(high) + 1.0)
+    return np.unique(np.round(np.geomspace(low, high, most)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """The tables of one configuration. Seconds."""
+
+    contexts: list[float]
+    steps: dict[int, Array]
+    """By gamma: a row for each number of sequences from 0, a column for each context."""
+    linear: list[float]
+    """A pass over so many tokens, attention apart."""
+    prompt_lens: Array
+    prompts: Array
+    """Attention over a prompt of such a length, and the draft's prefill of it; the whole prefill where an engine does
+    not mix prompts with decoding."""
+    pass_overhead_s: float
+    """Added to a pass with prompts in it."""
+    mixes: bool
+    rows: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+
+    def row(self, gamma: int, sequences: int) -> list[float]:
+        """A step's seconds by context."""
+        found = self.rows.get((gamma, sequences))
+        if found is None:
+            found = self.rows[gamma, sequences] = self.steps[gamma][sequences].tolist()
+        return found
+
+    def step_s(self, gamma: int, sequences: int, context: float) -> float:
+        """One step of `sequences` at a mean context."""
+        at, row = self.contexts, self.row(gamma, sequences)
+        if len(at) == 1:
+            return row[0]
+        place = min(max(bisect_right(at, context) - 1, 0), len(at) - 2)
+        share = (context - at[place]) / (at[place + 1] - at[place])
+        return row[place] + min(max(share, 0.0), 1.0) * (row[place + 1] - row[place])
+
+    def chunks_s(self, decoding: int, starts: list[int], ends: list[int]) -> float:
+        """The time that chunks of prompts, from a token to another, add to a pass over `decoding` tokens."""
+        tokens = sum(ends) - sum(starts)
+        added = self.linear[decoding + tokens] - self.linear[decoding] if self.mixes else 0.0
+        own = np.interp(ends, self.prompt_lens, self.prompts) - np.interp(starts, self.prompt_lens, self.prompts)
+        return max(added, 0.0) + float(own.sum()) + self.pass_overhead_s
+
+
+def tabulate(
+    setup: Setup,
+    acceptance: AcceptanceProfile | None,
+    *,
+    tp_size: int,
+    gammas: Iterable[int] = (0,),
+    budget: int | None = None,
+    lengths: tuple[int, int],
+    max_sequences: int,
+    max_tokens: int,
+) -> Costs:
+    """The tables of contexts between these lengths (the shortest prompt, the longest request), up to so many
+    sequences, and passes of at most so many tokens."""
+    context = nodes(lengths[0], lengths[1] + 1.0)
+    every = np.arange(max_sequences + 1.0)
+    steps = {}
+    for gamma in dict.fromkeys((0, *gammas)):
+        step = _steps(setup, acceptance, tp_size=tp_size, gamma=gamma, budget=budget, batch=every[1:], context=context)
+        steps[gamma] = np.concatenate([step[:1], step])
+    engine, tokens = setup.engine, np.arange(max_tokens + max_sequences + 1.0)
+    length = np.concatenate([[0.0], nodes(min(16, lengths[1]), lengths[1] + 1.0, 4 * NUM_CONTEXTS)])
+    prompt = np.maximum(length, 1.0)
+    alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
+    own = alone.group_seconds()["attention"] if engine.mixes_prefill else alone.total_s
+    if setup.kind not in ("none", "ngram"):
+        points = Points(batch=1.0, context=prompt, tp=tp_size, budget=budget, gamma=max(gammas, default=0))
+        own = own + predict(setup, acceptance, points).draft_prefill_s
+    linear = pass_seconds(setup, tokens=np.maximum(tokens, 1.0), tp_size=tp_size)
+    return Costs(
+        contexts=context.tolist(),
+        steps=steps,
+        linear=np.broadcast_to(linear, tokens.shape).tolist(),
+        prompt_lens=length,
+        prompts=np.maximum.accumulate(np.where(length > 0, np.broadcast_to(own, length.shape), 0.0)),
+        pass_overhead_s=setup.model.num_hidden_layers * engine.prefill_layer_overhead_s,
+        mixes=engine.mixes_prefill,
+    )
+
+
+def _steps(
+    setup: Setup, acceptance: AcceptanceProfile | None, *, tp_size: int, gamma: int, budget: int | None, batch: Array,
+    context: Array,
+) -> Array:  # fmt: skip
+    """A step's seconds: [batch, context]. With a draft set up that drafts nothing, an idle one."""
+    batch, shape = batch[:, None], (len(batch), len(context))
+    if gamma == 0 and setup.kind != "none":
+        read = draft_kv_tokens(setup, context, budget)
+        return np.broadcast_to(
+            idle_step_s(setup, batch=batch, kv_len=context, draft_kv_len=read, tp_size=tp_size), shape
+        )
+    points = Points(batch=batch, context=context, tp=tp_size, budget=budget, gamma=gamma)
+    return np.broadcast_to(predict(setup, acceptance, points).step_s, shape)
+
+
+def num_blocks(setup: Setup, *, tp_size: int, mean_len: float, budget: int | None, gamma: int, block_size: int) -> int:
+    """Blocks of KV that the device's memory holds next to the weights, for sequences of such a length; each takes its
+    share of the draft's cache too."""
+
+    def need(batch: float) -> Any:
+        return memory.memory_need(
+            setup, batch=batch, max_len=mean_len, budget=budget, gamma=gamma, tp_size=tp_size
+        ).total_bytes
+
+    free = memory.capacity_bytes(setup.hardware, setup.engine) - float(need(0.0))
+    return max(int(free / float(need(1.0) - need(0.0)) * mean_len / block_size), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafts:
+    """The probability that a sequence accepts at least i drafts of a step, by gamma: [context, class, i]; its mean over
+    classes is the profile's, so that tokens per step are those of `predict`."""
+
+    contexts: Array
+    survivors: dict[int, Array]
+
+    @classmethod
+    def of(
+        cls, setup: Setup, profile: AcceptanceProfile, *, budget: int | None, gammas: Iterable[int],
+        lengths: tuple[int, int],
+    ) -> Drafts:  # fmt: skip
+        """Requests differ by the profile's spread: each has one rate for all of its steps, of NUM_CLASSES."""
+        from scipy.special import ndtri
+
+        contexts = nodes(lengths[0], lengths[1], NUM_ACCEPTANCE_CONTEXTS)
+        read = draft_kv_tokens(setup, contexts, budget)
+        shift = profile.spread * ndtri((np.arange(NUM_CLASSES) + 0.5) / NUM_CLASSES)
+        survivors = {}
+        for gamma in set(gammas) - {0}:
+            rates = profile.conditional_rates(budget=read, context=contexts, gamma_max=gamma)
+            whole = survival(rates)
+            emitted, _ = profile.tokens_per_step(budget=read, context=contexts, gamma=gamma)
+            whole = whole * ((emitted - 1.0) / np.maximum(whole.sum(axis=-1), 1e-12))[:, None]
+            each = survival(np.clip(rates[:, None, :] + shift[:, None], 0.0, 1.0))
+            scale = whole / np.maximum(each.mean(axis=1), 1e-12)
+            survivors[gamma] = np.minimum(each * scale[:, None, :], 1.0)
+        return cls(contexts=contexts, survivors=survivors)
+
+    def of_requests(self, gamma: int, kinds: Any, contexts: Any) -> Array:
+        """The probabilities of these requests: [i, request]."""
+        place = np.searchsorted(self.contexts[:-1], contexts)
+        chosen: Array = self.survivors[gamma][place, kinds].T
+        return chosen

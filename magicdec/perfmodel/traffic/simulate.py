@@ -1,0 +1,191 @@
+"""Replicas behind a balancer, and what their users see.
+
+    TTFT = first token − sending                TPOT = (last − first token) / (output − 1)
+
+A load is too much for a system where, over the second half of the arrivals, at least OVERLOAD of them add to those that
+wait and the queue has grown: no percentile is stated then, since it would only say how long was simulated. Percentiles
+of drawn traffic leave out the first WARM_UP of the requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.kernels.base import Array
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.traffic.costs import Costs, Drafts, num_blocks, tabulate
+from magicdec.perfmodel.traffic.replica import Limits, Replica
+from magicdec.perfmodel.traffic.requests import Requests
+from magicdec.specs.gamma_table import TableGamma
+
+OVERLOAD = 0.05
+WARM_UP = 0.1
+LARGE_MEMORY_BYTES = 70e9
+"""Devices from which on vLLM takes 1024 sequences at once by default, else 256 (its EngineArgs)."""
+BLOCK_SIZE = 16
+Balance = Literal["round-robin", "least-loaded"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """One configuration of a replica, with its tables."""
+
+    setup: Setup
+    tp_size: int
+    costs: Costs
+    limits: Limits
+    policy: TableGamma | None = None
+    drafts: Drafts | None = None
+
+    @classmethod
+    def of(
+        cls, setup: Setup, requests: Requests, *, tp_size: int = 1, acceptance: AcceptanceProfile | None = None,
+        policy: TableGamma | None = None, budget: int | None = None, max_sequences: int | None = None,
+        max_tokens: int | None = None,
+    ) -> Server:  # fmt: skip
+        """A server for requests of such lengths. `policy` chooses gamma where the setup has a draft.
+
+        Raises CapacityError, naming the request, for one that does not fit in the cache alone.
+        """
+        if setup.spread.is_spread:
+            raise ConfigError("traffic is simulated for replicas with tensor parallelism alone; leave pp and ep out")
+        gammas = sorted({gamma for row in policy.gammas for gamma in row}) if policy else [0]
+        blocks = num_blocks(
+            setup, tp_size=tp_size, mean_len=requests.mean_len, budget=budget, gamma=max(gammas), block_size=BLOCK_SIZE
+        )
+        longest = int(np.argmax(requests.prompt_len + requests.output_len))
+        needed = int(requests.prompt_len[longest] + requests.output_len[longest]) + max(gammas) + 1
+        if needed > blocks * BLOCK_SIZE:
+            raise CapacityError(
+                f"request {longest + 1} ({requests.prompt_len[longest]} + {requests.output_len[longest]} tokens) does "
+                f"not fit: the cache of {tp_size} x {setup.hardware.name} holds {blocks * BLOCK_SIZE} tokens"
+            )
+        usual = 1024 if setup.hardware.memory_bytes >= LARGE_MEMORY_BYTES else 256
+        fewest = -(-int(requests.prompt_len.min()) // BLOCK_SIZE)
+        limits = Limits(
+            max_sequences=min(max_sequences or usual, max(blocks // fewest, 1)),
+            max_tokens=max_tokens or round(setup.engine.prefill_tokens),
+            num_blocks=blocks,
+            block_size=BLOCK_SIZE,
+            reserves_output=setup.engine.admission == "whole",
+            schedules_ahead=setup.engine.steps_ahead > 0,
+            latency_s=setup.engine.request_latency_s,
+            token_latency_s=setup.engine.prompt_token_latency_s,
+        )
+        low, high = requests.lengths
+        span = (low, high + max(gammas) + 1)
+        costs = tabulate(
+            setup, acceptance, tp_size=tp_size, gammas=gammas, budget=budget, lengths=span,
+            max_sequences=limits.max_sequences,
+            max_tokens=max(limits.max_tokens, high if not setup.engine.mixes_prefill else 0, limits.max_sequences),
+        )  # fmt: skip
+        drafts = None
+        if acceptance is not None and max(gammas):
+            drafts = Drafts.of(setup, acceptance, budget=budget, gammas=gammas, lengths=span)
+        return cls(setup=setup, tp_size=tp_size, costs=costs, limits=limits, policy=policy, drafts=drafts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a simulation gave. Times in seconds, an entry per request."""
+
+    requests: Requests
+    first_s: Array
+    last_s: Array
+    replicas: list[Replica] = field(repr=False)
+    skipped: int = 0
+    """Requests at the beginning that no percentile is of."""
+
+    @cached_property
+    def ttft_s(self) -> Array:
+        return (self.first_s - self.requests.arrival_s)[self.skipped :]
+
+    @cached_property
+    def e2e_s(self) -> Array:
+        return (self.last_s - self.requests.arrival_s)[self.skipped :]
+
+    @cached_property
+    def tpot_s(self) -> Array:
+        """Of requests with several tokens."""
+        gaps = self.requests.output_len[self.skipped :] - 1
+        return ((self.last_s - self.first_s)[self.skipped :][gaps > 0]) / gaps[gaps > 0]
+
+    @property
+    def preemptions(self) -> int:
+        return sum(each.preemptions for each in self.replicas)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second, from the first arrival to the last token."""
+        return float(self.requests.output_len.sum() / max(self.last_s.max() - self.requests.arrival_s.min(), 1e-12))
+
+    def goodput(self, ttft_limit_s: float | None, tpot_limit_s: float | None) -> float:
+        """Requests per second that keep the limits."""
+        kept = np.ones(len(self.ttft_s), dtype=np.bool_)
+        if ttft_limit_s is not None:
+            kept &= self.ttft_s <= ttft_limit_s
+        gaps = self.requests.output_len[self.skipped :] - 1
+        if tpot_limit_s is not None:
+            kept[gaps > 0] &= self.tpot_s <= tpot_limit_s
+        arrival = self.requests.arrival_s[self.skipped :]
+        span = max(float(self.last_s[self.skipped :].max() - arrival.min()), 1e-12)
+        return float(kept.sum()) / (span if self.is_overloaded else max(float(np.ptp(arrival)), 1e-12))
+
+    @cached_property
+    def is_overloaded(self) -> bool:
+        """Whether the queue grows without bound."""
+        arrival = self.requests.arrival_s
+        half, end = (float(arrival[place]) for place in (len(arrival) // 2, -1))
+        if end <= half:
+            return False
+        began, ended = (int((self.last_s > at).sum() - (arrival > at).sum()) for at in (half, end))
+        waiting, waited = (int((self.first_s > at).sum() - (arrival > at).sum()) for at in (end, half))
+        grown = waiting - waited
+        return min(ended - began, grown) > max(OVERLOAD * (len(arrival) - len(arrival) // 2), 3.0)
+
+
+def simulate(
+    server: Server, requests: Requests, *, replicas: int = 1, balance: Balance = "round-robin", seed: int = 0,
+    warm_up: float = 0.0,
+) -> Outcome:  # fmt: skip
+    """The requests on so many replicas."""
+    each = [
+        Replica(
+            requests, server.costs, server.limits, policy=server.policy, drafts=server.drafts, seed=seed * 1000 + place
+        )
+        for place in range(replicas)
+    ]
+    for number, arrival in enumerate(requests.arrival_s.tolist()):
+        chosen = each[number % replicas]
+        if balance == "least-loaded" and replicas > 1:
+            for one in each:
+                one.run(arrival)
+            chosen = min(each, key=lambda one: one.in_system)
+        chosen.submit(number, arrival)
+    for one in each:
+        one.run()
+    return _outcome(requests, each, int(warm_up * len(requests)))
+
+
+def simulate_closed(server: Server, requests: Requests, *, users: int, seed: int = 0) -> Outcome:
+    """A closed loop: `users` requests at first, and the next whenever one ends."""
+    requests = replace(requests, arrival_s=requests.arrival_s.copy())
+    replica = Replica(
+        requests, server.costs, server.limits, policy=server.policy, drafts=server.drafts, seed=seed, users=users
+    )
+    for number in range(min(users, len(requests))):
+        replica.submit(number, 0.0)
+    replica.run()
+    return _outcome(requests, [replica], 0)
+
+
+def _outcome(requests: Requests, replicas: list[Replica], skipped: int) -> Outcome:
+    """Each request is of one replica; the others know nothing of it."""
+    first, last = (np.nanmax([getattr(one, name) for one in replicas], axis=0) for name in ("first_s", "last_s"))
+    return Outcome(requests=requests, first_s=first, last_s=last, replicas=replicas, skipped=skipped)
