@@ -232,6 +232,25 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError("gamma_table: batch_sizes and context_lens must be in rising order")
 
 
+Span = tuple[Count, Count]
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """Contexts at which a draft is faster than decoding without it, at one batch: from and to which."""
+
+    draft: str
+    draft_method: str
+    batch_size: Count
+    contexts: Span
+    """The shortest and the longest context that were looked at."""
+    pays: Span | None
+    """The last stretch in which the speedup is above 1; null: none."""
+    surely: Span | None
+    """The last stretch in which the speedup's whole 90 % interval is above 1; null: none."""
+    possibly: Span | None
+    """The last stretch in which the speedup's 90 % interval reaches above 1; null: none."""
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One operation of a pass: its time, the datasheet's ceiling for the same work, and what binds it."""
 
@@ -302,6 +321,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     pareto: list[Candidate]
     """The rows that none beats in both latency and throughput of all devices, fastest first."""
     gamma_table: GammaTable
+    reach: list[Reach] = []
+    """Contexts at which each draft pays, at the best configuration's batch and tp."""
     breakdown: dict[str, list[Operation]]
     """Operations of each pass of the best configuration."""
     memory: MemoryUse

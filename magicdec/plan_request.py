@@ -72,6 +72,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     gen_len: Annotated[int, Option(help="Tokens generated after the prompt.", least=0, most=MAX_CONTEXT)] = 0
     gamma: Annotated[int | None, Option(help="Drafted tokens per step; default: searched.", least=0)] = None
     draft: Annotated[str | None, Option(help="self, none, ngram, eagle3, or model.")] = None
+    draft_model: Annotated[str | None, Option(help="Trained head: its config.json or directory.")] = None
     draft_method: Annotated[str | None, Option(help="streamingllm, snapkv, topk or full.")] = None
     draft_budgets: Annotated[
         tuple[int, ...], Option(name="draft_budget", help="KV slots per sequence, a list.", least=1, most=MAX_CONTEXT)

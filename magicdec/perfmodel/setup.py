@@ -23,17 +23,15 @@ from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
     HEAD_METHODS,
     LOOKUP_METHODS,
+    PUBLISHED_HEADS,
     SPARSE_METHODS,
+    HeadSpec,
     SamplingSpec,
     SpeculationSpec,
     draft_model_name,
 )
 
-EAGLE3_VOCABULARY = 32_000
-"""Tokens that published EAGLE-3 heads can propose."""
 AT_TEMPERATURE_ONE = SamplingSpec(temperature=1.0)
-PARALLEL_HEADS: dict[str, tuple[int, int | None]] = {"dspark": (5, 2048), "dflash": (5, None), "p-eagle": (4, None)}
-"""Layers of published parallel heads, and the window over which they attend."""
 DraftKind = Literal["none", "self", "standalone", "ngram", "eagle"]
 
 
@@ -77,13 +75,13 @@ class ModelSetup:
         if self.speculation.draft_method == "mtp":
             return self.model.prediction_head
         if self.kind == "eagle":
-            method, head = self.speculation.draft_method, self.model.eagle_head
-            if method in PARALLEL_HEADS:
-                return _parallel_head(head, *PARALLEL_HEADS[method])
-            if method == "eagle3" and not self.speculation.shares_vocabulary:
-                head = msgspec.structs.replace(head, vocab_size=min(head.vocab_size, EAGLE3_VOCABULARY))
-            return head
+            return _as_trained(self.model.eagle_head, self.head, shares_vocabulary=self.speculation.shares_vocabulary)
         return self.draft_model if self.kind == "standalone" and self.draft_model is not None else self.model
+
+    @property
+    def head(self) -> HeadSpec:
+        """The trained head, or one as they are usually published."""
+        return self.speculation.head or PUBLISHED_HEADS.get(self.speculation.draft_method, HeadSpec())
 
     @property
     def draft_tp_size(self) -> int | None:
@@ -112,12 +110,15 @@ class ModelSetup:
         return self.kind == "self" and self.speculation.draft_method in SPARSE_METHODS and not in_place
 
 
-def _parallel_head(head: ModelSpec, num_layers: int, window: int | None) -> ModelSpec:
-    """A head of several layers like this one's."""
-    layer = head.layers[0]
-    if window is not None and isinstance(layer.mixer, Attention) and layer.mixer.mask == "full":
-        layer = msgspec.structs.replace(layer, mixer=msgspec.structs.replace(layer.mixer, mask="window", span=window))
-    return msgspec.structs.replace(head, layers=(layer,) * num_layers)
+def _as_trained(head: ModelSpec, told: HeadSpec, *, shares_vocabulary: bool) -> ModelSpec:
+    """A model's head with the layers, window and vocabulary that its publisher gave it."""
+    layer, rows = head.layers[0], head.vocab_size
+    if told.window is not None and isinstance(layer.mixer, Attention) and layer.mixer.mask == "full":
+        mixer = msgspec.structs.replace(layer.mixer, mask="window", span=told.window)
+        layer = msgspec.structs.replace(layer, mixer=mixer)
+    if told.vocab_size is not None and not shares_vocabulary:
+        rows = min(rows, told.vocab_size)
+    return msgspec.structs.replace(head, layers=(layer,) * told.num_layers, vocab_size=rows)
 
 
 def precision_of(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from magicdec.naming import ENGINE_TITLES, draft_id, draft_name
-from magicdec.plan_document import Candidate, Case, GammaTable, MemoryUse, NeedsAcceptance, Operation, Plan
+from magicdec.plan_document import Candidate, Case, GammaTable, MemoryUse, NeedsAcceptance, Operation, Plan, Reach
 from magicdec.reports.text import needed_width, text_table
 from magicdec.units import GIB, MILLI, format_bytes, format_number, format_seconds, format_tokens
 
@@ -179,11 +179,9 @@ def _stock(answer: Plan, case: Case) -> list[str]:
 
 def _elsewhere(case: Case) -> list[str]:
     """Where the answer would be another one: at other contexts, for latency alone, for throughput alone."""
-    best, table, lines = case.best, case.gamma_table, []
-    if best.batch_size in table.batch_sizes:
-        start = table.break_even_context[table.batch_sizes.index(best.batch_size)]
-        if start is not None and table.context_lens[0] < start and best.is_speculative == (start <= best.context_len):
-            lines.append(f"at batch {best.batch_size} {table.draft_name} is faster from context {format_tokens(start)}")
+    best, lines = case.best, []
+    if reaches := [each for each in case.reach if each.pays or each.possibly] or case.reach[:1]:
+        lines.append(f"by context, at batch {best.batch_size} (90%): {'; '.join(map(_reach, reaches))}")
     if not case.best_by_batch and case.pareto and case.pareto[0].batch_size != best.batch_size:
         row = case.pareto[0]
         with_draft = f", {_draft(row)}" if row.is_speculative else ", no draft"
@@ -195,6 +193,23 @@ def _elsewhere(case: Case) -> list[str]:
             f"{format_number(ceiling.rate_per_gpu / best.rate_per_gpu)} times the tokens per second and device"
         )
     return lines
+
+
+def _reach(each: Reach) -> str:
+    """From or up to which context a draft pays, with the contexts from or up to which it surely and possibly does."""
+    name, (first, last) = draft_name(each.draft, each.draft_method), each.contexts
+    if each.pays is None:
+        return f"{name} pays nowhere" + (f", possibly up to {format_tokens(each.possibly[1])}" if each.possibly else "")
+    (start, end), sure, may = each.pays, each.surely, each.possibly or each.pays
+    if start > first and end == last:
+        surely = "surely nowhere" if sure is None else f"surely from {format_tokens(sure[0])}"
+        return f"{name} pays from {format_tokens(start)} ({surely}, possibly from {format_tokens(may[0])})"
+    surely = "surely nowhere" if sure is None else f"surely to {format_tokens(sure[1])}"
+    if end == last:
+        return f"{name} pays to {format_tokens(end)} and beyond ({surely})"
+    between = f"from {format_tokens(start)} " if start > first else ""
+    beyond = " and beyond" if may[1] == last else ""
+    return f"{name} pays {between}to {format_tokens(end)} ({surely}, possibly to {format_tokens(may[1])}{beyond})"
 
 
 def _of_case(answer: Plan, case: Case) -> list[Candidate]:

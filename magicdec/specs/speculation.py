@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
+from magicdec.files import converted, read_json
 from magicdec.naming import METHODS
 
 DraftMethod = Literal[
@@ -59,6 +61,71 @@ def draft_model_name(draft: str) -> str | None:
     return None if draft in NAMED_DRAFTS else draft
 
 
+class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A trained head as its config.json has it."""
+
+    method: DraftMethod = "eagle3"
+    num_layers: int = 1
+    window: int | None = None
+    """Tokens over which all its layers attend; None: some attend to all."""
+    vocab_size: int | None = None
+    """Tokens that it can propose; None: its target's."""
+    trained_len: int | None = None
+    """Positions that it is made for; None: not said."""
+    hidden_size: int | None = None
+    """The target's, where it is said."""
+
+
+PUBLISHED_HEADS = {
+    "eagle3": HeadSpec(vocab_size=32_000),
+    "dspark": HeadSpec(num_layers=5, window=2048),
+    "dflash": HeadSpec(num_layers=5),
+    "p-eagle": HeadSpec(num_layers=4),
+}
+"""Heads as they are usually published; others have one layer."""
+
+
+class _HeadConfig(msgspec.Struct):
+    """The keys of a head's config.json, or of its layers' part (vLLM's speculators)."""
+
+    architectures: list[str] = []
+    model_type: str = ""
+    speculators_model_type: str = ""
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    max_position_embeddings: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    sliding_window: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    use_sliding_window: bool = True
+    layer_types: list[str] | None = None
+    vocab_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    draft_vocab_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    hidden_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    target_hidden_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+def load_head(path: Path) -> HeadSpec:
+    """The head of a config.json or its directory. Raises ConfigError where it is of no kind that is known."""
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ConfigError(f"no configuration of a head at {path}: give its config.json or its directory")
+    document = read_json(file)
+    inner = document.get("transformer_layer_config") if isinstance(document, dict) else None
+    read = converted(inner | document if isinstance(inner, dict) else document, _HeadConfig, where=str(file))
+    named = " ".join((*read.architectures, read.model_type, read.speculators_model_type)).lower().replace("-", "")
+    signs = {"peagle": "p-eagle", "eagle3": "eagle3", "eagle": "eagle", "dspark": "dspark", "dflash": "dflash"}
+    method: Any = next((method for sign, method in signs.items() if sign in named), None)
+    if method is None:
+        raise ConfigError(f"{file} is of no trained head that is known ({', '.join(signs.values())})")
+    windowed = read.use_sliding_window and set(read.layer_types or ()) <= {"sliding_attention"}
+    return HeadSpec(
+        method=method,
+        num_layers=read.num_hidden_layers,
+        window=read.sliding_window if windowed else None,
+        vocab_size=read.draft_vocab_size or read.vocab_size,
+        trained_len=read.max_position_embeddings,
+        hidden_size=read.target_hidden_size or read.hidden_size,
+    )
+
+
 class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A draft and how far it looks ahead. `gamma` = 0 is autoregressive decoding.
 
@@ -77,6 +144,8 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     pooling_kernel: int = 5
     draft_tp_size: int | None = None
     draft_weight_dtype: str | None = None
+    head: HeadSpec | None = None
+    """The trained head; None: one as they are usually published."""
     shares_vocabulary: bool = False
     """Whether an EAGLE-3 head proposes tokens of the whole vocabulary, by the target's own output layer."""
 

@@ -12,13 +12,13 @@ from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, default_profile, e
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 
 with (PROFILES_DIRECTORY / "published.csv").open(encoding="utf-8", newline="") as file:
-    FIGURES = [row for row in csv.DictReader(file) if row["gamma"]]
+    FIGURES = list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("row", FIGURES, ids=lambda row: "-".join(list(row.values())[:7]))
 def test_a_published_figure_lies_within_two_deviations_of_its_profile(row: dict[str, str]) -> None:
     temperature = float(row["temperature"]) if row["temperature"] else None
-    method, gamma = row["draft_method"], int(row["gamma"])
+    method, gamma = row["draft_method"], int(row["gamma"] or 3)
     profile = default_profile(row["model"], method, draft=method, temperature=temperature)
     assert profile is not None
     assert row["source"] in profile.source

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from magicdec import api
+from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.setup import EAGLE3_VOCABULARY, Setup
+from magicdec.perfmodel.plan.planner import plan
+from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import StepTerms, step_terms
+from magicdec.plan_document import Plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import HeadSpec, SamplingSpec, SpeculationSpec, load_head
 from magicdec.validate.csv_rows import read_rows
 from magicdec.validate.serving_rows import ServingRow, predict_rows
 
@@ -53,7 +58,7 @@ def test_the_weights_that_a_head_reads_are_counted_by_hand():
     eagle, eagle3, mtp = (float(terms(method).draft.cost.weight_bytes) / 2 for method in ("eagle", "eagle3", "mtp"))
     assert eagle == pytest.approx(layer + 2 * hidden**2 + vocab * hidden)
     assert mtp == pytest.approx(eagle)
-    assert eagle3 == pytest.approx(layer + qkv + EAGLE3_VOCABULARY * hidden)
+    assert eagle3 == pytest.approx(layer + qkv + 32_000 * hidden)
 
 
 def test_an_eagle3_step_joins_three_hidden_states_of_every_verified_token():
@@ -125,3 +130,62 @@ def test_a_self_draft_in_another_format_than_its_target_has_no_published_accepta
     assert is_known(weight_dtype="fp8", draft_weight_dtype="fp8")
     assert not is_known(weight_dtype="fp8", draft_weight_dtype="bf16")
     assert not is_known(draft_weight_dtype="fp8")
+
+
+EAGLE3_CONFIG = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
+                 "hidden_size": 4096, "max_position_embeddings": 8192, "draft_vocab_size": 32000,
+                 "vocab_size": 151936}  # fmt: skip
+PLANNED = {"model": "qwen3-8b", "hardware": ("h100-sxm-80gb",), "tp_size": 1, "batch_sizes": (4,), "gamma": 3}
+
+
+def planned(path: Path | None, context: int, **more: object) -> Plan:
+    draft = {"draft": "eagle3"} if path is None else {"draft_model": str(path)}
+    return plan(PlanRequest(**PLANNED, **draft, context_lens=(context,), **more))
+
+
+def config(path: Path, **changes: object) -> Path:
+    path.write_text(json.dumps(EAGLE3_CONFIG | changes))
+    return path
+
+
+def test_a_named_heads_own_length_and_window_set_where_it_accepts_less(tmp_path: Path) -> None:
+    """Usual heads accept less from 2k on, one trained to 8k from there, one with a window nowhere."""
+    usual = [planned(None, context).candidates[0].expected_tokens_per_step for context in (1024, 8192, 32_768)]
+    assert usual[0] > usual[1] > usual[2]
+    longer = planned(config(tmp_path / "config.json"), 32_768)
+    at_8k = planned(tmp_path, 8192)
+    assert at_8k.candidates[0].expected_tokens_per_step == pytest.approx(usual[0])
+    assert usual[0] > longer.candidates[0].expected_tokens_per_step > usual[2]
+    assert any("trained to 8,192 tokens: at 32,768" in note for note in longer.key_notes)
+    assert not any("trained to" in note for note in at_8k.key_notes)
+    windowed = planned(config(tmp_path / "window.json", sliding_window=2048, layer_types=["sliding_attention"]), 32_768)
+    assert windowed.candidates[0].expected_tokens_per_step == pytest.approx(usual[0])
+    assert windowed.candidates[0].draft_step_s < longer.candidates[0].draft_step_s
+    copied = planned(config(tmp_path / "copied.json", max_position_embeddings=40_960), 32_768)
+    assert copied.candidates[0].expected_tokens_per_step == pytest.approx(usual[2])
+
+
+def test_a_head_as_the_speculators_library_writes_it_is_read(tmp_path: Path) -> None:
+    inner = {"num_hidden_layers": 4, "hidden_size": 4096, "max_position_embeddings": 4096, "sliding_window": None}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"speculators_model_type": "peagle", "transformer_layer_config": inner}))
+    assert load_head(path) == HeadSpec(method="p-eagle", num_layers=4, trained_len=4096, hidden_size=4096)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 5120}, "hidden size 5120, not 4096"),
+        ({"architectures": ["LlamaForCausalLM"]}, "no trained head that is known"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers"),
+    ],
+)
+def test_a_head_that_does_not_go_with_the_target_is_refused(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(config(tmp_path / "config.json", **changes), 4096)
+    with pytest.raises(ConfigError, match="is a head of eagle3, not of eagle"):
+        planned(config(tmp_path / "other.json"), 4096, draft="eagle")
+    with pytest.raises(ConfigError, match="no configuration of a head"):
+        planned(tmp_path / "nothing", 4096)

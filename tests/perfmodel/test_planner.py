@@ -462,3 +462,35 @@ def test_a_small_batch_is_less_certain_where_sequences_differ() -> None:
     tokens = sum(rates**i for i in range(gamma + 1)).mean(axis=1)
     assert widths[4] == pytest.approx(tokens.std() / tokens.mean(), rel=0.1)
     assert widths[4096] < 0.002
+
+
+def test_a_draft_pays_within_its_reach_and_not_beyond_it() -> None:
+    """Plans on either side of where a head stops paying and a sparse cache starts, each at its best gamma."""
+    case = {"model": "qwen3-8b", "hardware": ("h100-sxm-80gb",), "tp_size": 1, "batch_sizes": (8,), "draft": "eagle3"}
+    (head,) = plan(PlanRequest(**case, context_lens=(4096,))).reach
+    sparse = {"model": "llama-3.1-8b", "hardware": ("a100-sxm-80gb",), "batch_sizes": (64,), "draft": "self"}
+    (grown,) = plan(PlanRequest(**sparse, context_lens=(32_768,), draft_budgets=(512,))).reach
+    assert head.pays is not None
+    assert grown.pays is not None
+    for request, edge, pays_below in (
+        (case, head.pays[1], True),
+        (sparse | {"draft_budgets": (512,)}, grown.pays[0], False),
+    ):
+        for share in (0.97, 1.03):
+            rows = plan(PlanRequest(**request, context_lens=(round(edge * share),))).candidates
+            assert (max(row.speedup for row in rows) > 1.0) == (pays_below == (share < 1.0))
+    assert head.surely is not None
+    assert head.possibly is not None
+    assert head.surely[1] < head.pays[1] < head.possibly[1]
+    assert head.contexts[0] == head.pays[0] == 512
+
+
+def test_a_break_even_leaves_out_contexts_where_the_draft_alone_has_no_room() -> None:
+    """DeepSeek-V3 with its prediction layer on 8 x H200: decoding without it fits a little further."""
+    table = plan(
+        PlanRequest(model="deepseek-v3", hardware=("h200-sxm-141gb",), batch_sizes=(16,), draft="mtp")
+    ).gamma_table
+    row = table.batch_sizes.index(16)
+    short = [gain for gain, context in zip(table.speedup[row], table.context_lens, strict=True) if context <= 16_384]
+    assert min(short) > 1.0
+    assert table.break_even_context[row] in (None, 512)

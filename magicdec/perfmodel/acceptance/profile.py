@@ -18,10 +18,14 @@ from magicdec.counts import Array, expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_json, write_atomic
 from magicdec.perfmodel.acceptance.fit import MeasuredRates, fit_law, held_out, measured_rates, measurements_from_rows
-from magicdec.perfmodel.acceptance.law import MAX_POSITIONS, Law, LawError, Runs, fit_runs
+from magicdec.perfmodel.acceptance.law import MAX_POSITIONS, Law, LawError, Runs, fit_runs, rejected_before
+from magicdec.specs.speculation import HEAD_METHODS, HeadSpec
 
 PROFILES_DIRECTORY = Path(__file__).resolve().parents[2] / "specs" / "data" / "acceptance"
 SCHEMA_VERSION = 1
+WINDOWED_CONTEXT_ERROR = 0.15
+"""Error of the context exponent, 0, of a head that attends over a window: long texts differ (see
+scripts/fit_published_acceptance.py)."""
 
 
 class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -156,6 +160,31 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         own = (log_ratio(1.0, 0.0) - log_ratio(-1.0, 0.0)) / 2.0
         return float(np.hypot(own, (log_ratio(0.0, shift) - log_ratio(0.0, -shift)) / 2.0))
 
+    @property
+    def trained_len(self) -> int | None:
+        """Tokens up to which a head is taken to be trained, where it accepts less beyond; None of any other draft, and
+        of prediction heads, which are trained as long as their model."""
+        is_head = self.draft_method in HEAD_METHODS and self.draft_method != "mtp"
+        return round(self.law.flat_below) if is_head and self.law.context_exponent > 0.0 < self.law.flat_below else None
+
+    def of_head(self, head: HeadSpec, *, target_len: int) -> AcceptanceProfile:
+        """The profile with this head's own window or length in place of the published one's. A length that is its
+        target's (`target_len`) says nothing of training: published configurations copy it."""
+        if self.trained_len is None:
+            return self
+        if head.window is not None:
+            law = msgspec.structs.replace(self.law, context_exponent=0.0)
+            error = min(self.error.context_exponent, WINDOWED_CONTEXT_ERROR)
+            return msgspec.structs.replace(
+                self, law=law, error=msgspec.structs.replace(self.error, context_exponent=error)
+            )
+        if head.trained_len is None or head.trained_len >= target_len:
+            return self
+        own = float(head.trained_len)
+        return msgspec.structs.replace(
+            self, law=msgspec.structs.replace(self.law, flat_below=own, reference_context=own)
+        )
+
     def at_rate(self, rate: float, *, budget: float, context: float) -> AcceptanceProfile:
         """The profile scaled so position 1 at (budget, context) is accepted at `rate`; without an error of its own."""
         present = 1.0 - float(self.law.first_rate(budget=budget, context=context))
@@ -163,9 +192,9 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if not 0.0 < rate < 1.0 or present <= floor:
             return constant_profile(rate, model=self.model, draft=self.draft, draft_method=self.draft_method)
         floor = min(floor, 0.5 * (1.0 - rate))
-        sparse_now = (present - self.law.floor) / (1.0 - self.law.floor)
-        sparse_then = (1.0 - rate - floor) / (1.0 - floor)
-        law = msgspec.structs.replace(self.law, rejection=self.law.rejection * sparse_then / sparse_now, floor=floor)
+        now, growth = (float(each) for each in self.law.rejected(budget=budget, context=context))
+        then = rejected_before((1.0 - rate - floor) / (1.0 - floor), growth)
+        law = msgspec.structs.replace(self.law, rejection=self.law.rejection * then / now, floor=floor)
         error = msgspec.structs.replace(self.error, log_rejection=0.0)
         return msgspec.structs.replace(self, law=law, error=error, fitted=True, measured=[])
 

@@ -91,7 +91,7 @@ def _candidate(
             "draft_budget": budget or None,
             "draft_tp_size": int(value["draft_tp_size"]),
             "acceptance_source": acceptance.source if acceptance is not None else "",
-            "draft_checkpoint": acceptance.checkpoint if acceptance is not None else "",
+            "draft_checkpoint": device.request.draft_model or (acceptance.checkpoint if acceptance is not None else ""),
             "acceptance_extrapolated": is_extrapolated(acceptance, budget, value["context_len"], value["gamma"]),
             "break_even_gen_len": int(paid) if math.isfinite(paid) else None,
             "marks": _marks(setup, acceptance, value["context_len"]),
@@ -138,9 +138,9 @@ def _marks(setup: Setup, acceptance: AcceptanceProfile | None, context: float) -
         found.append("plugin")
     if is_foreign or not engine.is_speculation_fitted(setup.hardware.name, formats.weight_dtype, formats.kv_dtype):
         found.append("untested")
-    law = acceptance.law if acceptance is not None else None
-    if law is not None and law.context_exponent > 0 and context > law.flat_below * MEASURED_RANGE > 0:
-        found.append(f"trained to {format_tokens(law.flat_below)}")
+    trained = acceptance.trained_len if acceptance is not None else None
+    if trained is not None and context > trained * MEASURED_RANGE:
+        found.append(f"trained to {format_tokens(trained)}")
     return found
 
 

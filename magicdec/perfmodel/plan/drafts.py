@@ -27,9 +27,11 @@ from magicdec.specs.speculation import (
     SELF,
     SPARSE_METHODS,
     DraftMethod,
+    HeadSpec,
     SpeculationSpec,
     draft_kind,
     draft_model_name,
+    load_head,
 )
 
 DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -51,6 +53,8 @@ class DraftOption:
     budgets: tuple[int, ...]
     acceptance: AcceptanceProfile | None
     draft_tp_size: int | None = None
+    head: HeadSpec | None = None
+    """A trained head that was named; None: one as they are usually published."""
 
     def speculation(self, *, budget: int | None = None) -> SpeculationSpec:
         chosen = budget if budget is not None else self.budgets[0]
@@ -59,6 +63,7 @@ class DraftOption:
             draft_method=self.method,
             draft_budget=chosen if self.method in SPARSE_METHODS else None,
             draft_tp_size=self.draft_tp_size,
+            head=self.head,
         )
 
 
@@ -74,6 +79,9 @@ def draft_options(
         raise unknown_choice("draft method", request.draft_method, DRAFT_METHODS)
     if "none" in (request.draft, request.draft_method):
         return [], []
+    head = None if request.draft_model is None else _named_head(request.draft_model, request.draft, target)
+    if head is not None:
+        request = msgspec.structs.replace(request, draft=head.method)
     usable = _budgets(request.draft_budgets, context)
     if request.acceptance_rate is not None:
         name = request.draft or (request.draft_method if request.draft_method in OWN_METHOD else SELF)
@@ -98,11 +106,25 @@ def draft_options(
                 method=kind,
                 model=model,
                 budgets=usable if kind in SPARSE_METHODS else (0,),
-                acceptance=law,
+                acceptance=law if head is None else law.of_head(head, target_len=target.max_position_embeddings),
                 draft_tp_size=request.draft_tp_size,
+                head=head,
             )
         )
     return options, lacking
+
+
+def _named_head(path: str, draft: str | None, target: ModelSpec) -> HeadSpec:
+    """The head of --draft-model. Raises ConfigError for one of another draft, or made for another target."""
+    head = load_head(Path(path))
+    if draft not in (None, head.method):
+        raise ConfigError(f"draft model {path} is a head of {head.method}, not of {draft}; leave --draft out")
+    if head.hidden_size not in (None, target.hidden_size):
+        raise ConfigError(
+            f"the head at {path} is made for a target of hidden size {head.hidden_size}, not {target.hidden_size} as "
+            f"{target.name}'s"
+        )
+    return head
 
 
 def _has_other_weights(request: PlanRequest, target: ModelSpec, kind: DraftMethod, draft: str) -> bool:

@@ -1,8 +1,12 @@
-"""The best gamma of one draft over batch and context, with its speedup and verdict, and where speculation pays.
+"""The best gamma of a draft over batch and context, with its speedup and verdict; and the contexts at which drafts pay.
 
 The draft and its budget are the best configuration's (where that is autoregressive, the leading draft's), so the table
 is the one that an engine with this draft set up can follow, and that exports write. Once it is set up, drafting nothing
 costs something: `idle_speedup`, and the best gamma when that is what it is compared with.
+
+A trained head stops paying at some context, because it accepts less beyond what it was trained on; a sparse cache
+starts paying at one, because the target's grows. A draft's reach is the last stretch of contexts in which its best
+gamma and budget are faster than decoding without it.
 """
 
 from __future__ import annotations
@@ -19,15 +23,17 @@ from magicdec.perfmodel.plan.drafts import DraftOption
 from magicdec.perfmodel.setup import Points, draft_kv_tokens
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.perfmodel.step import idle_step_s
-from magicdec.plan_document import Candidate, GammaTable, verdict_of
+from magicdec.plan_document import Candidate, GammaTable, Reach, Span, verdict_of
 
 NUM_BREAK_EVEN_CONTEXTS = 65
+VERDICTS = np.vectorize(lambda low, high: verdict_of(speedup_low=low, speedup_high=high))
 TABLE_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
 TABLE_CONTEXTS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
-def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> GammaTable:
-    """The table of `leading`'s draft at the best candidate's tp, for usual batches and contexts and its own.
+def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> tuple[GammaTable, list[Reach]]:
+    """The table of `leading`'s draft at the best candidate's tp, for usual batches and contexts and its own; and where
+    each draft pays at the best candidate's batch.
 
     It covers what fits in memory; a cell where not even autoregressive decoding fits says what would be best if it did.
     Without a `leading` row nothing is drafted anywhere.
@@ -43,37 +49,48 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> G
     room = alone.full(alone.memory.fits).reshape(shape)
     option = None if leading is None or leading.gamma == 0 else _option_of(device, leading)
     speedup, gamma, paid = np.zeros(shape), np.zeros(shape, dtype=np.int64), np.full(shape, np.inf)
+    counted = np.ones(shape, dtype=bool)  # but where the draft alone has no room: a gap in the contexts it could pay at
     verdict, fits, set_up = np.full(shape, "does not pay"), room, {}
+    own, usual = batches.index(best.batch_size), slice(split)
+    near = np.append(np.zeros(split, dtype=bool), room[own, split:])
+    others = [each for each in device.options if each is not option and device.gammas_of(each) != (0,)]
+    reaches = [_reach_of(device, each, best, fine[near[split:]][::2]) for each in others]
     if option is not None and leading is not None:
         rows, is_usable = _best_gammas(device, option, leading, every, room)
         bounds = interval(rows, tokens_error(rows, option.acceptance))
         speedup = np.where(is_usable, rows.full(rows.speedup).reshape(shape), 0.0)
+        counted = is_usable | ~rows.full(rows.valid).reshape(shape)
+        low, high = (
+            np.where(is_usable, each.reshape(shape), 0.0) for each in (bounds.speedup_low, bounds.speedup_high)
+        )
+        reaches.insert(0, _reach(option, best, fine[near[split:]], speedup[own, near], low[own, near], high[own, near]))
         pays = speedup > 1.0
         chosen = rows.points.gamma.reshape(shape)
         gamma = np.where(pays, chosen, 0)
         paid = np.where(pays, rows.full(rows.break_even_gen_len).reshape(shape), np.inf)
         fits = np.where(pays, rows.full(rows.memory.fits).reshape(shape), room)
-        judged = np.vectorize(lambda low, high: verdict_of(speedup_low=low, speedup_high=high))
-        verdict = np.where(pays, judged(bounds.speedup_low, bounds.speedup_high).reshape(shape), verdict)
+        verdict = np.where(pays, VERDICTS(low, high), verdict)
         if best.is_speculative:
-            idle = alone.full(_idle_speedup(device, option, leading, alone)).reshape(shape)[:, :split]
-            followed = np.where(speedup[:, :split] > idle, chosen[:, :split], 0)
+            idle = alone.full(_idle_speedup(device, option, leading, alone)).reshape(shape)[:, usual]
+            followed = np.where(speedup[:, usual] > idle, chosen[:, usual], 0)
             set_up = {"idle_speedup": idle.tolist(), "gamma_set_up": followed.tolist()}
-    return GammaTable(
+    there = speedup[:, split:], counted[:, split:]
+    table = GammaTable(
         tp_size=best.tp_size,
         draft="none" if leading is None else leading.draft,
         draft_method="none" if leading is None else leading.draft_method,
         draft_budget=None if leading is None else leading.draft_budget,
         batch_sizes=batches,
         context_lens=contexts,
-        gamma=gamma[:, :split].tolist(),
-        speedup=np.maximum(speedup, 1.0)[:, :split].tolist(),
-        verdict=verdict[:, :split].tolist(),
-        fits=fits[:, :split].tolist(),
-        break_even_gen_len=[[int(each) if np.isfinite(each) else None for each in row] for row in paid[:, :split]],
-        break_even_context=[_break_even(fine, row) for row in speedup[:, split:]],
+        gamma=gamma[:, usual].tolist(),
+        speedup=np.maximum(speedup, 1.0)[:, usual].tolist(),
+        verdict=verdict[:, usual].tolist(),
+        fits=fits[:, usual].tolist(),
+        break_even_gen_len=[[int(each) if np.isfinite(each) else None for each in row] for row in paid[:, usual]],
+        break_even_context=[_break_even(fine[each], row[each]) for row, each in zip(*there, strict=True)],
         **set_up,
     )
+    return table, [each for each in reaches if each is not None]
 
 
 def _option_of(device: Device, row: Candidate) -> DraftOption:
@@ -107,14 +124,58 @@ def _idle_speedup(device: Device, option: DraftOption, leading: Candidate, alone
     return speedup
 
 
-def _break_even(contexts: Array, speedups: Array) -> int | None:
-    """The context from which on, to the longest, the speedup is at least 1, by interpolation in log(context)."""
-    fails = np.flatnonzero(speedups < 1.0)
-    if not len(fails):
-        return round(float(contexts[0]))
-    last = int(fails[-1])
-    if last == len(contexts) - 1:
+def _reach_of(device: Device, option: DraftOption, best: Candidate, contexts: Array) -> Reach | None:
+    """Where a draft pays at the best candidate's batch and tp, with its best gamma and budget at each context."""
+    if not len(contexts):
         return None
-    low, high = speedups[last], speedups[last + 1]
-    share = (1.0 - low) / (high - low) if low > 0.0 else 1.0  # 0: the draft cannot run there at all
-    return round(float(contexts[last] * (contexts[last + 1] / contexts[last]) ** share))
+    points = Points.grid(
+        batch=(best.batch_size,), context=contexts, tp=(best.tp_size,), budget=option.budgets,
+        gamma=device.gammas_of(option), gen_len=float(device.request.gen_len),
+    )  # fmt: skip
+    result = predict(device.setup(option), option.acceptance, points)
+    bounds = interval(result, tokens_error(result, option.acceptance))
+    usable = result.full(result.valid & result.memory.fits).reshape(len(contexts), -1)
+
+    def lines(values: Any) -> Array:
+        return np.where(usable, result.full(values).reshape(usable.shape), 0.0)
+
+    where = np.argmax(lines(result.speedup), axis=1)[:, None]
+    every = (result.speedup, bounds.speedup_low, bounds.speedup_high)
+    return _reach(option, best, contexts, *(np.take_along_axis(lines(each), where, axis=1)[:, 0] for each in every))
+
+
+def _reach(
+    option: DraftOption, best: Candidate, contexts: Array, speedup: Array, low: Array, high: Array
+) -> Reach | None:
+    """From speedups by context, 0 where the draft cannot run: of those up to the longest where it can."""
+    if not (can := np.flatnonzero(speedup)).size:
+        return None
+    upto = slice(int(can[-1]) + 1)
+    pays, surely, possibly = (_stretch(contexts[upto], each[upto]) for each in (speedup, low, high))
+    return Reach(
+        draft=option.draft, draft_method=option.method, batch_size=best.batch_size, pays=pays, surely=surely,
+        possibly=possibly, contexts=(round(contexts[0]), round(contexts[upto][-1])),
+    )  # fmt: skip
+
+
+def _break_even(contexts: Array, speedups: Array) -> int | None:
+    """The context from which on, to the longest, the speedup is at least 1."""
+    found = _stretch(contexts, speedups)
+    return None if found is None or found[1] < contexts[-1] else found[0]
+
+
+def _stretch(contexts: Array, speedups: Array) -> Span | None:
+    """The last contexts from and to which the speedup is at least 1, by interpolation in log(context)."""
+    pays = np.flatnonzero(speedups >= 1.0)
+    if not len(pays):
+        return None
+    last = int(pays[-1])
+    first = int(np.flatnonzero(speedups[: last + 1] < 1.0)[-1] + 1) if (speedups[:last] < 1.0).any() else 0
+
+    def edge(inside: int, outside: int) -> int:
+        if not 0 <= outside < len(contexts) or speedups[outside] <= 0.0:  # 0: the draft cannot run there at all
+            return round(float(contexts[inside]))
+        share = (speedups[inside] - 1.0) / (speedups[inside] - speedups[outside])
+        return round(float(contexts[inside] * (contexts[outside] / contexts[inside]) ** share))
+
+    return edge(first, first - 1), edge(last, last + 1)

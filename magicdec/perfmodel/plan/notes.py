@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from magicdec.naming import draft_name
 from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many, untimed
 from magicdec.perfmodel.layer_ops import EXPERT_IMBALANCE
 from magicdec.perfmodel.plan.device import Device
@@ -19,6 +20,7 @@ def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candi
         *_on_spread(device, case),
         *_on_kernels(devices),
         *_on_engine(device, best),
+        *_on_lengths(device, best),
         *_on_best(device, best, drafted),
     ]
     return key, [*_on_engine_fit(devices), *_on_measured(device, best), *_on_drafts(device, best, drafted)]
@@ -120,6 +122,23 @@ def _on_engine(device: Device, best: Candidate) -> list[str]:
         )
     if best.is_speculative and (about := engine.draft_notes.get(draft_kind(best.draft, best.draft_method))):
         notes.append(f"{best.draft}/{best.draft_method} {about}")
+    return notes
+
+
+def _on_lengths(device: Device, best: Candidate) -> list[str]:
+    """Heads that were trained to fewer tokens than the context has."""
+    notes = []
+    for option in device.options:
+        law, trained = option.acceptance, option.acceptance.trained_len if option.acceptance is not None else None
+        if law is None or trained is None or best.context_len <= trained:
+            continue
+        here, near = (float(law.law.first_rate(budget=None, context=each)) for each in (best.context_len, trained))
+        name = draft_name(option.draft, option.method)
+        subject = f"this {name} head is" if option.head is not None else f"{name} heads are usually"
+        notes.append(
+            f"{subject} trained to {trained:,} tokens: at {best.context_len:,} the first drafted token is accepted in "
+            f"{here:.0%} of steps, {near:.0%} up to there"
+        )
     return notes
 
 

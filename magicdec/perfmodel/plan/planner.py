@@ -207,6 +207,7 @@ def _answer(device: Device, lengths: Lengths, baseline: Candidate | None) -> Ans
     prediction = origin.prediction.take([origin.rows.index(best)])
     best = _with_static_batch(device, lengths, origin, best)
     frontier = _pareto([*alone, *drafted])
+    table, reach = gamma_table(device, best, leading)
     case = Case(
         hardware=device.hardware.name,
         context_len=best.context_len,
@@ -215,7 +216,8 @@ def _answer(device: Device, lengths: Lengths, baseline: Candidate | None) -> Ans
         best_autoregressive=baseline,
         best_by_batch=[] if device.searches_batch else [row for row, _ in answered],
         pareto=frontier,
-        gamma_table=gamma_table(device, best, leading),
+        gamma_table=table,
+        reach=reach,
         breakdown=breakdown(prediction),
         memory=_memory(device, lengths, origin.option, best, prediction),
         ceilings=ceilings(prediction.setup),

@@ -147,6 +147,7 @@ def _request(
         context_lens=(row.context_len,),
         gen_len=asked.gen_len,
         draft=row.draft,
+        draft_model=asked.draft_model if row.is_speculative else None,
         draft_method=None if row.draft == "none" else row.draft_method,
         draft_budgets=(row.draft_budget,) if row.draft_budget and row.draft_method in SPARSE_METHODS else (),
         draft_tp_size=row.draft_tp_size if own_ranks else None,

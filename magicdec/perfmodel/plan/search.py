@@ -59,10 +59,17 @@ def best_autoregressive(device: Device, lengths: Lengths) -> Candidate | None:
     """Autoregressive decoding at its own best batch and tp, within the latency limits; None where it keeps them at no
     batch."""
     searching = dataclasses.replace(device, searches_batch=True, options=())
-    found = _found(searching, None, lengths, searched_batches(searching, lengths), None)
-    if found is None:
+    batches = searched_batches(searching, lengths)
+    if not len(batches):
         return None
-    best = max(found.rows, key=lambda row: row.rate)
+    whole = predict(device.setup(None), None, _points(searching, None, lengths, batches))
+    chosen = _worth_a_look(searching, lengths, whole)
+    if not len(chosen):
+        return None
+    rates = whole.full(seen_by_users(lengths, whole).rate_per_gpu * _used(whole, device.request.num_gpus)).ravel()[
+        chosen
+    ]
+    best = candidates(device, lengths, whole.take(chosen[[np.argmax(rates)]]), None, baseline=None)[0]
     return msgspec.structs.replace(best, speedup_vs_best_autoregressive=1.0)
 
 
@@ -90,17 +97,10 @@ def _found(
     gammas = device.gammas_of(option)
     if not len(batches) or (option is not None and gammas == (0,)):
         return None
-    setup, law = device.setup(option), option.acceptance if option is not None else None
-    points = Points.grid(
-        batch=batches, context=(lengths.prompt_len,), tp=device.tp_sizes, gamma=gammas,
-        budget=option.budgets if option is not None else (0,), gen_len=lengths.growth, max_len=lengths.max_len(batches),
-    )  # fmt: skip
-    whole = predict(setup, law, points)
+    law = option.acceptance if option is not None else None
+    whole = predict(device.setup(option), law, _points(device, option, lengths, batches))
     if device.searches_batch:
-        seen = seen_by_users(lengths, whole)
-        chosen = _unbeaten(
-            whole, seen, whole.memory.fits & whole.valid & within_limits(device, seen), device.request.num_gpus
-        )
+        chosen = _worth_a_look(device, lengths, whole)
     else:
         chosen = _fastest(whole)
         if len(chosen) > MAX_CANDIDATES:
@@ -111,6 +111,13 @@ def _found(
     prediction = whole.take(chosen)
     rows = candidates(device, lengths, prediction, law, baseline=baseline)
     return Found(option=option, prediction=prediction, rows=rows)
+
+
+def _points(device: Device, option: DraftOption | None, lengths: Lengths, batches: Array) -> Points:
+    return Points.grid(
+        batch=batches, context=(lengths.prompt_len,), tp=device.tp_sizes, gamma=device.gammas_of(option),
+        budget=option.budgets if option is not None else (0,), gen_len=lengths.growth, max_len=lengths.max_len(batches),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,16 +182,23 @@ def _leading(device: Device, lengths: Lengths, result: Prediction, tokens: Array
     return np.unique(np.concatenate([first + score.argmax(axis=1) for score in scores]))
 
 
-def _unbeaten(result: Prediction, seen: SeenByUsers, allowed: BoolArray, num_gpus: int | None) -> npt.NDArray[np.int64]:
-    """Flat indices of those that no other of this draft beats in both latency and throughput of all devices."""
-    flat = np.flatnonzero(result.full(allowed))
-    used = result.num_gpus * np.maximum(1.0, (num_gpus or 1) // result.num_gpus)
-    rate = result.full(seen.rate_per_gpu * used).ravel()[flat]
+def _worth_a_look(device: Device, lengths: Lengths, result: Prediction) -> npt.NDArray[np.int64]:
+    """Flat indices of those that fit, keep the limits, and that no other of this draft beats in both latency and
+    throughput of all devices."""
+    seen = seen_by_users(lengths, result)
+    flat = np.flatnonzero(result.full(result.memory.fits & result.valid & within_limits(device, seen)))
+    rate = result.full(seen.rate_per_gpu * _used(result, device.request.num_gpus)).ravel()[flat]
     latency = result.full(seen.between_s).ravel()[flat]
     order = np.lexsort((-rate, latency))
     highest = np.maximum.accumulate(np.concatenate([[0.0], rate[order][:-1]]))
     unbeaten: npt.NDArray[np.int64] = flat[order[rate[order] > highest]]
     return unbeaten
+
+
+def _used(result: Prediction, num_gpus: int | None) -> Array:
+    """Devices that all replicas use."""
+    used: Array = result.num_gpus * np.maximum(1.0, (num_gpus or 1) // result.num_gpus)
+    return used
 
 
 def _check_capacity(device: Device, lengths: Lengths, batches: Array) -> None:
