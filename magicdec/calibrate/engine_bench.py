@@ -16,11 +16,9 @@ from itertools import cycle
 import torch
 
 from magicdec.calibrate.points import EngineShape, Point
-from magicdec.measure.clock import Clock
 from magicdec.measure.configuration import BenchmarkRequest
-from magicdec.measure.environment import available_memory_bytes
-from magicdec.measure.own_process import in_own_process
-from magicdec.measure.vllm_session import VllmSession
+from magicdec.measure.environment import Clock, available_memory_bytes
+from magicdec.measure.vllm_session import VllmSession, in_own_process
 from magicdec.progress import Stages, Step
 from magicdec.runtime.drafter import build_drafter
 from magicdec.runtime.engine import Engine
@@ -33,49 +31,27 @@ STEPS_PER_ROUND = 5
 
 
 SAMPLED_SHAPES = (
-    EngineShape(1, 300, 72, 3),
-    EngineShape(1, 3300, 200, 2),
-    EngineShape(3, 1500, 320, 5),
-    EngineShape(5, 700, 96, 1),
-    EngineShape(5, 2600, 640, 3),
-    EngineShape(10, 300, 160, 7),
-    EngineShape(10, 1800, 48, 2),
-    EngineShape(12, 3600, 384, 4),
-    EngineShape(20, 900, 200, 6),
-    EngineShape(20, 2600, 96, 3),
-    EngineShape(28, 1500, 320, 2),
-    EngineShape(28, 3300, 160, 5),
-    EngineShape(40, 700, 72, 4),
-    EngineShape(40, 2300, 384, 1),
-    EngineShape(40, 3100, 640, 3),
-)
+    EngineShape(1, 300, 72, 3), EngineShape(1, 3300, 200, 2), EngineShape(3, 1500, 320, 5),
+    EngineShape(5, 700, 96, 1), EngineShape(5, 2600, 640, 3), EngineShape(10, 300, 160, 7),
+    EngineShape(10, 1800, 48, 2), EngineShape(12, 3600, 384, 4), EngineShape(20, 900, 200, 6),
+    EngineShape(20, 2600, 96, 3), EngineShape(28, 1500, 320, 2), EngineShape(28, 3300, 160, 5),
+    EngineShape(40, 700, 72, 4), EngineShape(40, 2300, 384, 1), EngineShape(40, 3100, 640, 3),
+)  # fmt: skip
 GREEDY_SHAPES = (EngineShape(3, 1500, 96, 2), EngineShape(20, 900, 96, 5), EngineShape(40, 700, 96, 3))
 
 
 VLLM_STEPS_PER_RUN = 6
 """Budgets of vLLM's shapes allow the pages that measured grids have."""
 VLLM_SAMPLED_SHAPES = (
-    EngineShape(1, 700, 320, 2),
-    EngineShape(1, 3500, 640, 5),
-    EngineShape(3, 1500, 200, 3),
-    EngineShape(3, 3300, 384, 1),
-    EngineShape(6, 700, 200, 5),
-    EngineShape(6, 2600, 640, 2),
-    EngineShape(10, 1500, 384, 4),
-    EngineShape(10, 3500, 320, 3),
-    EngineShape(14, 700, 320, 1),
-    EngineShape(14, 2600, 200, 4),
-    EngineShape(20, 1500, 640, 3),
-    EngineShape(20, 3300, 384, 2),
-)
+    EngineShape(1, 700, 320, 2), EngineShape(1, 3500, 640, 5), EngineShape(3, 1500, 200, 3),
+    EngineShape(3, 3300, 384, 1), EngineShape(6, 700, 200, 5), EngineShape(6, 2600, 640, 2),
+    EngineShape(10, 1500, 384, 4), EngineShape(10, 3500, 320, 3), EngineShape(14, 700, 320, 1),
+    EngineShape(14, 2600, 200, 4), EngineShape(20, 1500, 640, 3), EngineShape(20, 3300, 384, 2),
+)  # fmt: skip
 VLLM_GREEDY_SHAPES = (EngineShape(3, 1500, 384, 2), EngineShape(10, 2600, 320, 4), EngineShape(20, 700, 200, 3))
 CUDA_CONTEXTS = (
-    (1100, (72, 200)),
-    (2900, (200, 300)),
-    (11_000, (300, 700)),
-    (29_000, (700, 1400)),
-    (61_000, (700, 1400)),
-)
+    (1100, (72, 200)), (2900, (200, 300)), (11_000, (300, 700)), (29_000, (700, 1400)), (61_000, (700, 1400)),
+)  # fmt: skip
 """Contexts, and the draft budgets used there."""
 CUDA_GAMMAS = (3, 1, 5, 2, 4, 6)
 CUDA_BATCH_SHARES = (1.0, 0.4, 0.12)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from magicdec.calibrate.points import Point, Shape
 from magicdec.measure.ceilings import is_cuda, seconds_per_call
-from magicdec.measure.clock import Clock
+from magicdec.measure.environment import Clock
 from magicdec.runtime.attention import Scoring, Workspace, decode_attention
 from magicdec.runtime.graphs import capture
 from magicdec.runtime.kernels import Visible
@@ -123,49 +123,15 @@ def _apply_to_each(function: Callable[[torch.Tensor], object], operands: list[to
 
 
 ATTENTION_SHAPES = (
-    # batch, KV length: long ones, and a draft's short ones
-    (1, 700),
-    (1, 3500),
-    (3, 2300),
-    (6, 1200),
-    (6, 3500),
-    (12, 700),
-    (12, 2300),
-    (24, 1200),
-    (24, 3000),
-    (40, 1800),
-    (12, 100),
-    (24, 180),
-    (40, 350),
-)
+    (1, 700), (1, 3500), (3, 2300), (6, 1200), (6, 3500), (12, 700), (12, 2300), (24, 1200), (24, 3000), (40, 1800),
+    (12, 100), (24, 180), (40, 350),
+)  # fmt: skip
+"""Batch and KV length: long ones, and a draft's short ones."""
 CUDA_ATTENTION_SHAPES = (
-    (1, 2900),
-    (1, 30_000),
-    (1, 120_000),
-    (3, 11_000),
-    (3, 60_000),
-    (6, 5500),
-    (6, 23_000),
-    (12, 2900),
-    (12, 11_000),
-    (12, 45_000),
-    (24, 5500),
-    (24, 23_000),
-    (40, 2900),
-    (40, 13_000),
-    (90, 2900),
-    (90, 6000),
-    (180, 2900),
-    (6, 300),
-    (12, 700),
-    (24, 1400),
-    (40, 300),
-    (40, 700),
-    (90, 700),
-    (90, 1400),
-    (180, 300),
-    (180, 700),
-)
+    (1, 2900), (1, 30_000), (1, 120_000), (3, 11_000), (3, 60_000), (6, 5500), (6, 23_000), (12, 2900), (12, 11_000),
+    (12, 45_000), (24, 5500), (24, 23_000), (40, 2900), (40, 13_000), (90, 2900), (90, 6000), (180, 2900), (6, 300),
+    (12, 700), (24, 1400), (40, 300), (40, 700), (90, 700), (90, 1400), (180, 300), (180, 700),
+)  # fmt: skip
 QUERY_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 CUDA_QUERY_LENGTHS = (1, 2, 3, 5, 6, 8)
 
@@ -198,13 +164,9 @@ def attention_works(
         for query_len in query_lengths:
             query = torch.randn(batch, query_len, heads, head_dim, device=device, dtype=getattr(torch, dtype))
             shape = {
-                "batch_size": batch,
-                "query_len": query_len,
-                "num_heads": heads,
-                "num_kv_heads": kv_heads,
-                "head_dim": head_dim,
-                "kv_len": kv_len,
-            }
+                "batch_size": batch, "query_len": query_len, "num_heads": heads, "num_kv_heads": kv_heads,
+                "head_dim": head_dim, "kv_len": kv_len,
+            }  # fmt: skip
             last_BT = (kv_len - query_len + torch.arange(query_len, device=device)).expand(batch, -1)
             visible = Visible(last_BT=last_BT, stop=kv_len, num_open=kv_len - query_len + 1)
             call = partial(_apply_to_each, partial(_attend, query, visible, workspace), caches)

@@ -26,9 +26,9 @@ from magicdec.calibrate.points import Point
 from magicdec.errors import unknown_choice
 from magicdec.measure import ceilings
 from magicdec.measure.ceilings import is_cuda
-from magicdec.measure.clock import Clock
 from magicdec.measure.configuration import Runtime, Weights, check_device, installed_engine
 from magicdec.measure.environment import (
+    Clock,
     ReferenceKernels,
     ReferenceTimes,
     available_memory_bytes,

@@ -92,8 +92,7 @@ def calibrate_command(
         raise unknown_choice("engine to calibrate", engine or "", RUNTIMES)
     require(clock == "wall" or runtime == "vllm", "--clock cpu goes with --engine vllm")
     require(weights == "checkpoint" or runtime == "ours", "--weights random goes with --engine ours")
-    from magicdec.measure.clock import prepare
-    from magicdec.measure.environment import bind_threads
+    from magicdec.measure.environment import bind_threads, prepare
 
     prepare(clock, device)
     bind_threads()

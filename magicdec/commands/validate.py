@@ -153,8 +153,7 @@ def grid_command(
 
     Each configuration is predicted from the calibration alone, before the first is run.
     """
-    from magicdec.measure.clock import prepare
-    from magicdec.measure.environment import bind_threads
+    from magicdec.measure.environment import bind_threads, prepare
     from magicdec.validate.grid_spec import choose_grid
 
     require(not (quick and grid), "--quick is a grid of its own: give it or a grid file, not both")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from magicdec.measure.clock import Clock, seconds
+from magicdec.measure.environment import Clock, seconds
 from magicdec.units import MIB
 
 

@@ -41,6 +41,13 @@ Runtime = Literal["ours", "vllm"]
 NOISE = "noise"
 """As the source of prompts: keys and values are seeded noise and nothing is prefilled, for timing only."""
 MAX_LINE_BYTES = 1 << 26
+REQUEST_FIELDS = (
+    "device", "dtype", "tp_size", "batch_size", "context_len", "context_spread", "gen_len", "prompts", "weights",
+    "num_prompts", "stop_at_eos", "run_to_end", "cuda_graphs",
+)  # fmt: skip
+SPECULATION_FIELDS = ("draft_method", "draft_budget", "gamma", "draft_tp_size", "draft_weight_dtype")
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "seed")
+"""Fields of a record that are the request's, its configuration's and its sampling's own."""
 MIN_PROMPT = 2
 """Tokens of a prompt: one that is cached, and the pending one."""
 
@@ -329,39 +336,17 @@ def _local_world_size(request: BenchmarkRequest) -> int:
 
 def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec) -> dict[str, Any]:
     """The identity part of a record."""
-    sampling = request.sampling
     draft = draft_model_name(speculation.draft)
     simulated = request.simulate_acceptance if not speculation.is_autoregressive else None
     is_adaptive = request.adaptive and not speculation.is_autoregressive
-    return {
+    parts = ((request, REQUEST_FIELDS), (speculation, SPECULATION_FIELDS), (request.sampling, SAMPLING_FIELDS))
+    return {name: getattr(part, name) for part, names in parts for name in names} | {
         "model": load_model_spec(request.model).name,
         "engine": installed_engine(request.engine),
-        "device": request.device,
-        "dtype": request.dtype,
         "draft": speculation.draft if draft is None else load_model_spec(draft).name,
-        "draft_method": speculation.draft_method,
-        "draft_budget": speculation.draft_budget,
-        "gamma": speculation.gamma,
-        "tp_size": request.tp_size,
-        "draft_tp_size": speculation.draft_tp_size,
-        "draft_weight_dtype": speculation.draft_weight_dtype,
-        "batch_size": request.batch_size,
-        "context_len": request.context_len,
-        "context_spread": request.context_spread,
-        "gen_len": request.gen_len,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "seed": sampling.seed,
-        "prompts": request.prompts,
-        "weights": request.weights,
         "simulated_acceptance": list(simulated) if simulated else None,
         "adaptive": is_adaptive,
         "gamma_table": request.gamma_table.digest if is_adaptive and request.gamma_table is not None else None,
-        "num_prompts": request.num_prompts,
-        "stop_at_eos": request.stop_at_eos,
-        "run_to_end": request.run_to_end,
-        "cuda_graphs": request.cuda_graphs,
         "inputs_digest": inputs_digest(
             (request.model, *([draft] if draft is not None else [])),
             with_weights=request.weights == "checkpoint",

@@ -1,4 +1,5 @@
-"""The machine that a measurement depends on: thread binding, free memory, and how fast it is right now."""
+"""The machine that a measurement depends on: clocks, thread binding, free memory, and how fast it is right now. No
+torch until a reference kernel is made."""
 
 from __future__ import annotations
 
@@ -6,17 +7,44 @@ import math
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from magicdec.measure.clock import Clock, seconds
+from magicdec.errors import ConfigError
 from magicdec.units import KIB, MIB
 
+Clock = Literal["wall", "cpu"]
+"""The wall's, or that of the processor time which this process takes.
+
+On a machine that others use too, one thread's processor time is what its wall-clock time would be without them: it
+repeats where the other does not. It is told for CPUs only, and for one thread, so that it is a duration.
+"""
 THREAD_BINDING = {"OMP_PROC_BIND": "true"}
 """Without bound threads tiny operations stall for milliseconds now and then. Read once, when torch is loaded."""
+
+
+def seconds(clock: Clock) -> float:
+    """The clock's reading; only differences mean something."""
+    return time.process_time() if clock == "cpu" else time.perf_counter()
+
+
+def prepare(clock: Clock, device: str) -> None:
+    """Runs with one thread where processor time is told. Called before torch is imported, since libraries read the
+    number of threads once.
+
+    Raises ConfigError for a device that is no CPU.
+    """
+    if clock == "wall":
+        return
+    if device != "cpu":
+        raise ConfigError(f"--clock cpu is for --device cpu: on {device} the processor's time says nothing")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def bind_threads() -> None:

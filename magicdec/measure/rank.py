@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 from magicdec.files import write_atomic
 from magicdec.measure.configuration import BenchmarkRequest, Outputs, check_devices, configuration_fields
 from magicdec.measure.environment import ReferenceKernels
-from magicdec.measure.own_process import in_own_process
 from magicdec.measure.repetitions import R, Session, measure, to_record
 from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import all_ranks_bandwidth_bytes_per_s
+from magicdec.measure.vllm_session import in_own_process
 from magicdec.progress import Stages, shown_progress
 from magicdec.records import Record, append_record, read_records
 from magicdec.runtime.distributed import SINGLE, TensorParallel

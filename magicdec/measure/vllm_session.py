@@ -17,9 +17,11 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from multiprocessing import get_context
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +38,8 @@ from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, Speculation
 from magicdec.units import GIB
 from magicdec.vllm.settings import CONFIG_KEY, DRAFT_CLASS, DraftSettings
 
+P = ParamSpec("P")
+T = TypeVar("T")
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -321,3 +325,15 @@ class _Steps:
                 self.num_tokens += count
                 self.accepted[int(output.request_id), min(count, self.max_gamma + 1) - 1] += 1
             self.has_ended |= output.finished
+
+
+def in_own_process(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """The call's result, or its exception, from a process of its own. The function is one of a module; its arguments
+    can be pickled.
+
+    vLLM is started so: it frees nothing of an engine's memory while its process lives, and its search of all modules
+    for kernels to replace fails in a process that has loaded numba, as our kernels for CPUs and vLLM's own n-gram
+    drafts do.
+    """
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments, **named).result()

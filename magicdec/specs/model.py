@@ -260,13 +260,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         idle = (n * (mlp.num_parameters(hidden) - mlp.active_parameters(hidden)) for mlp, n in self.feed_forwards)
         return self.num_parameters - sum(idle)
 
-    @cached_property
-    def mtp_parameters(self) -> int:
-        """Weights of the prediction heads: each a layer, the join of hidden state and embedding, and three norms; their
-        tables are the model's own (DeepSeek-V3, arXiv 2412.19437)."""
-        norm = self.norm.num_parameters(self.hidden_size)
-        return sum(self.layer_parameters(layer) + 2 * self.hidden_size**2 + 3 * norm for layer in self.mtp_layers)
-
     def kv_elements(self, length: int, *, tp_size: int = 1) -> int:
         """Numbers that one rank keeps of the `length` tokens of one sequence, over all layers; states excluded."""
         return sum(

@@ -11,8 +11,8 @@ import msgspec
 from magicdec.comparison import Comparison
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_toml
-from magicdec.measure.clock import Clock
 from magicdec.measure.configuration import BenchmarkRequest, Runtime
+from magicdec.measure.environment import Clock
 from magicdec.specs.speculation import DraftMethod, SamplingSpec, SpeculationSpec
 
 

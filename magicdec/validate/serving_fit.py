@@ -100,7 +100,7 @@ def shape_of(model: str) -> str:
     return repr((spec.hidden_size, spec.vocab_size, spec.mixers, spec.feed_forwards))
 
 
-class _Joint:
+class Joint:
     """Residuals of all engines' rows and of the priors, and their derivatives, in the codes: the shared ones, then
     each engine's deviations.
 
@@ -152,12 +152,6 @@ class _Joint:
             blocks.append(block)
         return np.concatenate([*blocks, np.diag((1.0 + codes**2 / 2.0) / np.sqrt(1.0 + codes**2 / 4.0))])
 
-    def codes_of(self, engines: Engines) -> Array:
-        """The codes of given constants, divided between shared ones and deviations as is likeliest by the priors."""
-        own = np.array([[p.deviations(getattr(e, key)) for key, p in self.priors.items()] for e in engines.values()])
-        shared = own.sum(axis=0) / (OWN_SPREAD**2 + len(engines))
-        return np.concatenate([shared, ((own - shared) / OWN_SPREAD).reshape(-1)])
-
     def minimised(self, start: Array) -> Any:
         from scipy.optimize import least_squares
 
@@ -168,24 +162,9 @@ class _Joint:
 
 def fit_engines(rows: Sequence[ServingRow], bases: Engines, priors: Priors = PRIORS) -> dict[str, EngineProfile]:
     """`bases` with the constants of `priors` that best explain the rows together, whatever their values in `bases`."""
-    joint = _Joint(rows, bases, priors)
+    joint = Joint(rows, bases, priors)
     codes = joint.minimised(np.zeros((len(bases) + 1) * joint.size)).x
     return {name: joint.profile(name, joint.engine_codes(codes, index)) for index, name in enumerate(bases)}
-
-
-def improvement(rows: Sequence[ServingRow], engines: Engines, priors: Priors = PRIORS) -> float:
-    """By which share a fit that starts from these constants lowers what it minimises."""
-    known = {
-        name: msgspec.structs.replace(
-            engine,
-            **{key: prior.prior for key, prior in priors.items() if getattr(engine, key) is None},
-        )
-        for name, engine in engines.items()
-    }
-    joint = _Joint(rows, known, priors)
-    start = joint.codes_of(known)
-    before = float(np.sum(2.0 * (np.sqrt(1.0 + joint.residuals(start) ** 2) - 1.0)) / 2.0)
-    return 1.0 - float(joint.minimised(start).cost) / before
 
 
 def _key(kind: LeftOut) -> Callable[[ServingRow], Any]:

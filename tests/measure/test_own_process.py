@@ -8,8 +8,8 @@ import time
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.measure.clock import prepare, seconds
-from magicdec.measure.own_process import in_own_process
+from magicdec.measure.environment import prepare, seconds
+from magicdec.measure.vllm_session import in_own_process
 
 
 def fail(message: str) -> None:

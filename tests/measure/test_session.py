@@ -29,7 +29,7 @@ from magicdec.runtime.distributed import SINGLE
 from magicdec.runtime.prompts import generation_eos_token_ids, load_tokenizer
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, load_model_spec
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
-from magicdec.validate.lossless import check_greedy, first_divergence, top_two_gap
+from magicdec.validate.demo import check_greedy, first_divergence, top_two_gap
 
 
 def streaming(budget: int, gamma: int) -> SpeculationSpec:

@@ -15,7 +15,7 @@ from magicdec.runtime.generate import DecodeOptions
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
-from magicdec.validate.lossless import top_two_gap
+from magicdec.validate.demo import top_two_gap
 from tests.runtime.conftest import tiny_spec
 from tests.runtime.drafts import DRAFTS
 from tests.runtime.test_lossless import (

@@ -19,14 +19,15 @@ from magicdec.counts import Z_90
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.step import step_terms
-from magicdec.specs.engine import load_engine
+from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.validate.csv_rows import by_cause, read_rows
 from magicdec.validate.serving import relative_errors, validate_serving
 from magicdec.validate.serving_fit import (
+    OWN_SPREAD,
     PRIORS,
+    Joint,
     deviation,
     fit_engines,
-    improvement,
     is_fitted_on,
     left_out_predictions,
     nested_deviations,
@@ -220,6 +221,22 @@ def test_an_engine_without_rows_takes_the_constants_that_the_others_share():
         own, borrowed = (prior.deviations(getattr(fitted[engine], name)) for engine in ("trtllm", "vllm"))
         assert abs(borrowed) <= abs(own) + 1e-9
         assert own * borrowed >= -1e-9
+
+
+def improvement(rows: list[ServingRow], engines: dict[str, EngineProfile]) -> float:
+    """By which share a fit that starts from these constants, divided between shared ones and deviations as is likeliest
+    by the priors, lowers what it minimises."""
+    unset = {name: [key for key in PRIORS if getattr(engine, key) is None] for name, engine in engines.items()}
+    known = {
+        name: msgspec.structs.replace(engine, **{key: PRIORS[key].prior for key in unset[name]})
+        for name, engine in engines.items()
+    }
+    joint = Joint(rows, known, PRIORS)
+    own = np.array([[each.deviations(getattr(e, key)) for key, each in PRIORS.items()] for e in known.values()])
+    shared = own.sum(axis=0) / (OWN_SPREAD**2 + len(engines))
+    start = np.concatenate([shared, ((own - shared) / OWN_SPREAD).reshape(-1)])
+    before = float(np.sum(np.sqrt(1.0 + joint.residuals(start) ** 2) - 1.0))
+    return 1.0 - float(joint.minimised(start).cost) / before
 
 
 @pytest.mark.slow

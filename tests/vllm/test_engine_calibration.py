@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 from magicdec.calibrate.engine_bench import vllm_points
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.calibrate.points import EngineShape
-from magicdec.measure.own_process import in_own_process
+from magicdec.measure.vllm_session import in_own_process
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.records import Record, read_records
