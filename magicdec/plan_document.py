@@ -87,6 +87,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     speedup_vs_best_autoregressive: Number | None
     """`rate` over that of autoregressive decoding at its own best batch within the limits; null: none."""
     verdict: Verdict
+    """Verdict on the speedup of whole requests where these are known, else of decoding."""
     speedup_static_batch: Number | None = None
     """Speedup of a batch that waits for its slowest sequence; for the best configuration, with a generated length."""
     break_even_gen_len: int | None
@@ -236,7 +237,8 @@ Span = tuple[Count, Count]
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """Contexts at which a draft is faster than decoding without it, at one batch: from and to which."""
+    """Contexts at which a draft is faster than decoding without it, at one batch: from and to which. By whole requests
+    where a length is generated, else by decoding."""
 
     draft: str
     draft_method: str
@@ -451,7 +453,7 @@ def _judged_anew(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     row = {name: _judged_anew(each) for name, each in value.items()}
-    low, high = row.get("speedup_low"), row.get("speedup_high")
+    low, high = (row.get(f"request_speedup_{end}") or row.get(f"speedup_{end}") for end in ("low", "high"))
     if isinstance(row.get("verdict"), str) and isinstance(low, int | float) and isinstance(high, int | float):
         row["verdict"] = verdict_of(speedup_low=low, speedup_high=high)
     return row

@@ -111,6 +111,7 @@ def _candidate(
         value["cost_per_million_requests_usd"] = price / SECONDS_PER_HOUR * gpu_s * MEGA if price else None
     between_s = value["request_tpot_s" if whole else "tpot_s"]
     first_s = value["request_ttft_s" if whole else "ttft_s"]
+    seen = "request_speedup" if whole else "speedup"
     return Candidate(
         **value,
         hardware=setup.hardware.name,
@@ -122,7 +123,7 @@ def _candidate(
             batch=int(microbatch(setup, value["batch_size"])), gamma=value["gamma"], tp_size=value["tp_size"]
         ),
         speedup_vs_best_autoregressive=gain,
-        verdict=verdict_of(speedup_low=value["speedup_low"], speedup_high=value["speedup_high"]),
+        verdict=verdict_of(speedup_low=value[f"{seen}_low"], speedup_high=value[f"{seen}_high"]),
         within_limits=(request.tpot_limit_s is None or between_s <= request.tpot_limit_s)
         and (request.ttft_limit_s is None or first_s <= request.ttft_limit_s),
         cost_per_million_tokens_usd=price / SECONDS_PER_HOUR / per_second * MEGA if price else None,

@@ -20,8 +20,9 @@ from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.plan.device import Device
 from magicdec.perfmodel.plan.drafts import DraftOption
+from magicdec.perfmodel.serving import whole_requests
 from magicdec.perfmodel.setup import Points, draft_kv_tokens
-from magicdec.perfmodel.speedup import Prediction, predict
+from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
 from magicdec.perfmodel.step import idle_step_s
 from magicdec.plan_document import Candidate, GammaTable, Reach, Span, verdict_of
 
@@ -52,9 +53,9 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
     counted = np.ones(shape, dtype=bool)  # but where the draft alone has no room: a gap in the contexts it could pay at
     verdict, fits, set_up = np.full(shape, "does not pay"), room, {}
     own, usual = batches.index(best.batch_size), slice(split)
-    near = np.append(np.zeros(split, dtype=bool), room[own, split:])
+    near = split + np.flatnonzero(room[own, split:])
     others = [each for each in device.options if each is not option and device.gammas_of(each) != (0,)]
-    reaches = [_reach_of(device, each, best, fine[near[split:]][::2]) for each in others]
+    reaches = [_reach_of(device, each, best, fine[near - split][::2]) for each in others if len(near)]
     if option is not None and leading is not None:
         rows, is_usable = _best_gammas(device, option, leading, every, room)
         bounds = interval(rows, tokens_error(rows, option.acceptance))
@@ -63,7 +64,7 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
         low, high = (
             np.where(is_usable, each.reshape(shape), 0.0) for each in (bounds.speedup_low, bounds.speedup_high)
         )
-        reaches.insert(0, _reach(option, best, fine[near[split:]], speedup[own, near], low[own, near], high[own, near]))
+        reaches.insert(0, _reach(device, option, best, rows.take(own * shape[1] + near), is_usable[own, near]))
         pays = speedup > 1.0
         chosen = rows.points.gamma.reshape(shape)
         gamma = np.where(pays, chosen, 0)
@@ -126,35 +127,35 @@ def _idle_speedup(device: Device, option: DraftOption, leading: Candidate, alone
 
 def _reach_of(device: Device, option: DraftOption, best: Candidate, contexts: Array) -> Reach | None:
     """Where a draft pays at the best candidate's batch and tp, with its best gamma and budget at each context."""
-    if not len(contexts):
-        return None
     points = Points.grid(
         batch=(best.batch_size,), context=contexts, tp=(best.tp_size,), budget=option.budgets,
         gamma=device.gammas_of(option), gen_len=float(device.request.gen_len),
     )  # fmt: skip
     result = predict(device.setup(option), option.acceptance, points)
-    bounds = interval(result, tokens_error(result, option.acceptance))
     usable = result.full(result.valid & result.memory.fits).reshape(len(contexts), -1)
-
-    def lines(values: Any) -> Array:
-        return np.where(usable, result.full(values).reshape(usable.shape), 0.0)
-
-    where = np.argmax(lines(result.speedup), axis=1)[:, None]
-    every = (result.speedup, bounds.speedup_low, bounds.speedup_high)
-    return _reach(option, best, contexts, *(np.take_along_axis(lines(each), where, axis=1)[:, 0] for each in every))
+    where = np.argmax(np.where(usable, result.full(result.speedup).reshape(usable.shape), 0.0), axis=1)
+    rows = result.take(np.arange(len(contexts)) * usable.shape[1] + where)
+    return _reach(device, option, best, rows, np.take_along_axis(usable, where[:, None], axis=1)[:, 0])
 
 
 def _reach(
-    option: DraftOption, best: Candidate, contexts: Array, speedup: Array, low: Array, high: Array
+    device: Device, option: DraftOption, best: Candidate, rows: Prediction, is_usable: BoolArray
 ) -> Reach | None:
-    """From speedups by context, 0 where the draft cannot run: of those up to the longest where it can."""
-    if not (can := np.flatnonzero(speedup)).size:
+    """Of rows by context, up to the longest at which the draft can run: by whole requests where a length is generated,
+    else by decoding."""
+    if not is_usable.any():
         return None
-    upto = slice(int(can[-1]) + 1)
-    pays, surely, possibly = (_stretch(contexts[upto], each[upto]) for each in (speedup, low, high))
+    bounds, gen_len = interval(rows, tokens_error(rows, option.acceptance)), device.request.gen_len
+    speedups = (rows.speedup, bounds.speedup_low, bounds.speedup_high)
+    if gen_len:
+        whole = whole_requests(rows, output_len=float(gen_len))
+        speedups = (whole.speedup_at(rows.speedup), *whole.speedup_bounds(bounds))
+    upto = slice(int(np.flatnonzero(is_usable)[-1]) + 1)
+    contexts = rows.points.context[upto]
+    pays, surely, possibly = (_stretch(contexts, np.where(is_usable, each, 0.0)[upto]) for each in speedups)
     return Reach(
         draft=option.draft, draft_method=option.method, batch_size=best.batch_size, pays=pays, surely=surely,
-        possibly=possibly, contexts=(round(contexts[0]), round(contexts[upto][-1])),
+        possibly=possibly, contexts=(round(float(contexts[0])), round(float(contexts[-1]))),
     )  # fmt: skip
 
 
