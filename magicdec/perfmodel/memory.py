@@ -94,13 +94,16 @@ def exchange_bytes(model: ModelSpec, *, tokens: Any) -> Array:
     return size
 
 
-def kv_bytes(model: ModelSpec, engine: EngineProfile, precision: Precision, length: Any, tp_size: Any) -> Array:
+def kv_bytes(
+    model: ModelSpec, engine: EngineProfile, precision: Precision, length: Any, tp_size: Any, *, is_head: bool = False
+) -> Array:
     """One rank's slots for the keys and values of a sequence of `length` tokens: a window or a chunk needs no more than
-    itself and the engine's `window_slots`, where the engine keeps it so."""
+    itself and the engine's `window_slots`, where the engine keeps it so. A trained head's slots go with its target's,
+    one for each token, whatever its window (vllm pull request 40898, sglang 40563)."""
     slots = np.asarray(length, dtype=np.float64) + engine.spare_slots
     elements: Array = np.asarray(0.0)
     for cache, count in model.caches:
-        is_bounded = cache.max_tokens is not None and engine.window_cache == "window"
+        is_bounded = cache.max_tokens is not None and engine.window_cache == "window" and not is_head
         kept = np.minimum(slots, float((cache.max_tokens or 0) + engine.window_slots)) if is_bounded else slots
         elements = elements + count * share(cache.num_heads, tp_size) * cache.elements_per_token * kept
     return elements * precision.kv_bytes
@@ -176,15 +179,17 @@ def memory_need(
     if setup.kind == "standalone" or (setup.kind == "self" and precision.weight_dtype != setup.precision.weight_dtype):
         draft_weights = weights_bytes(setup.drafter, precision, ranks, setup.draft_spread)
     elif setup.kind == "eagle":
-        own = setup.drafter.layer_parameters(setup.drafter.layers[0]) + 2.0 * setup.model.hidden_size**2
-        experts = setup.drafter.expert_parameters
+        head, rows = setup.drafter, setup.drafter.vocab_size
+        own = sum(head.layer_parameters(each) for each in head.layers) + 2.0 * setup.model.hidden_size**2
+        own += rows * setup.model.hidden_size if rows < setup.model.vocab_size else 0.0
+        experts = head.expert_parameters
         held = (own - experts) / ranks + experts * expert_share(setup.drafter, ranks, setup.draft_spread)
         draft_weights = held * precision.weight_bytes
     tokens = draft_kv_tokens(setup, length, budget)
     if setup.speculation.draft_method in SPARSE_METHODS:
         tokens = tokens + gamma + 1.0
     if setup.kind in ("standalone", "eagle"):
-        draft_kv = kv_bytes(setup.drafter, setup.engine, precision, tokens, ranks)
+        draft_kv = kv_bytes(setup.drafter, setup.engine, precision, tokens, ranks, is_head=setup.kind == "eagle")
         draft_kv = batch * (draft_kv + state_bytes(setup.drafter, precision, ranks))
     elif setup.keeps_draft_cache:
         draft_kv = (
