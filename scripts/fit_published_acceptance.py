@@ -37,7 +37,7 @@ from magicdec.perfmodel.acceptance import (
     save_profile,
 )
 from magicdec.perfmodel.acceptance.profile import WINDOWED_CONTEXT_ERROR
-from magicdec.specs.speculation import LOOKUP_METHODS
+from magicdec.specs.speculation import LOOKUP_METHODS, SELF
 
 TABLE = PROFILES_DIRECTORY / "published.csv"
 SHORT = 2048.0
@@ -54,6 +54,8 @@ UNKNOWN_DEPTH_ERROR = 0.5
 """Where one position is all that was published."""
 WINDOWED = ("dspark",)
 """Heads that attend over a window, as published ones do."""
+COPY_DTYPE = "int4"
+"""The only format in which acceptance of a narrower copy of the target is published."""
 DRIFT_DONORS = {"eagle3": ("llama-3.1-8b", "eagle3", 0.0), "mtp": ("qwen3.5-397b-a17b", "mtp", 0.6)}
 CONTEXT_DONORS = {"eagle3": ("qwen3-8b", "eagle3"), "eagle": ("llama-3.1-8b", "eagle3"), "mtp": ("qwen3.8-27b", "mtp")}
 APPLIES_TO = {
@@ -65,6 +67,28 @@ APPLIES_TO = {
     ("qwen3-235b-a22b", "eagle3"): ["qwen3-coder-480b-a35b"],
     ("kimi-k2.5", "eagle3"): ["kimi-k2"],
     ("llama-4-maverick", "eagle3"): ["llama-4-scout"],
+    ("qwen2.5-7b", "full"): [
+        "qwen2.5-14b",
+        "qwen2.5-32b",
+        "qwen2.5-72b",
+        "qwen3-4b",
+        "qwen3-8b",
+        "qwen3-14b",
+        "qwen3-32b",
+    ],
+    ("mistral-7b-v0.3", "full"): [
+        "mistral-7b-v0.1",
+        "llama-2-7b",
+        "llama-2-7b-32k",
+        "llama-2-13b",
+        "llama-2-70b",
+        "llama-3-8b",
+        "llama-3-70b",
+        "llama-3.1-8b",
+        "llama-3.1-70b",
+        "llama-3.1-405b",
+        "llama-3.3-70b",
+    ],
     ("deepseek-v3", "mtp"): ["deepseek-r1", "deepseek-v3.1", "deepseek-v3.2"],
     ("glm-5.2", "mtp"): ["glm-5"],
     ("qwen3.5-397b-a17b", "mtp"): ["qwen3.5-122b-a10b", "qwen3.5-35b-a3b", "qwen3.5-27b"],
@@ -227,7 +251,8 @@ def write(
         spread = (
             float(np.ptp([np.log(rejection_of(each.tokens_per_step, drift, each.gamma or 1)) for each in rows])) / 2
         )
-    is_head = method not in LOOKUP_METHODS
+    is_copy = method == "full"
+    is_head = method not in LOOKUP_METHODS and not is_copy
     is_whole = is_head and method not in WINDOWED
     exponent = exponents.get((model, method), exponents[CONTEXT_DONORS[method]] if is_whole else 0.0)
     gamma = max(each.gamma or UNSTATED_GAMMA for each in rows)
@@ -241,15 +266,20 @@ def write(
             else "as measured with the {1} head of {0}".format(*CONTEXT_DONORS[method])
         )
         notes.append(f"short benchmarks; beyond {SHORT:.0f} tokens {whose}")
+    elif is_copy:
+        notes.append(f"the target's own weights in {COPY_DTYPE}; over 0.9 at contexts of 4k to 128k (arXiv 2502.10424)")
     elif is_head:
         notes.append("over a window of its own, so taken as constant in the context, with a wider interval")
     error_of_context = CONTEXT_ERROR if is_whole else WINDOWED_CONTEXT_ERROR if is_head else 0.0
-    name = "-".join([model, method, *([f"t{temperature:g}"] if temperature is not None else [])])
+    name = "-".join(
+        [model, method, *([COPY_DTYPE] if is_copy else []), *([f"t{temperature:g}"] if temperature is not None else [])]
+    )
     profile = AcceptanceProfile(
         name=name,
         model=model,
-        draft=method,
+        draft=SELF if is_copy else method,
         draft_method=method,
+        draft_weight_dtype=COPY_DTYPE if is_copy else "",
         checkpoint=rows[0].checkpoint,
         applies_to=APPLIES_TO.get((model, method), []),
         only_if_asked=method in LOOKUP_METHODS,

@@ -19,7 +19,8 @@ with (PROFILES_DIRECTORY / "published.csv").open(encoding="utf-8", newline="") a
 def test_a_published_figure_lies_within_two_deviations_of_its_profile(row: dict[str, str]) -> None:
     temperature = float(row["temperature"]) if row["temperature"] else None
     method, gamma = row["draft_method"], int(row["gamma"] or 3)
-    profile = default_profile(row["model"], method, draft=method, temperature=temperature)
+    draft: dict[str, str] = {"draft": "self", "weight_dtype": "int4"} if method == "full" else {"draft": method}
+    profile = default_profile(row["model"], method, temperature=temperature, **draft)
     assert profile is not None
     assert row["source"] in profile.source
     low, high = (
@@ -89,3 +90,26 @@ def test_a_plan_drafts_no_longer_blocks_than_were_measured_unless_asked() -> Non
         assert not any(row.acceptance_extrapolated for row in rows)
         (row,) = plan(msgspec.structs.replace(request, gamma=8)).candidates
         assert (row.gamma, row.acceptance_extrapolated) == (8, True)
+
+
+def test_a_narrower_copy_of_the_target_is_ranked_by_its_published_acceptance() -> None:
+    """An int4 copy that vLLM runs as a draft model; one in the target's own weights has none to rank."""
+    case = {"model": "qwen2.5-7b", "hardware": ("a40-48gb",), "batch_sizes": (1,), "context_lens": (1024,)}
+    rows = plan(PlanRequest(**case, draft_weight_dtype="int4")).candidates
+    (copied, *_) = [row for row in rows if row.draft == "qwen2.5-7b" and row.gamma == 1]
+    assert copied.expected_tokens_per_step == pytest.approx(1.884, rel=0.01)
+    asked = {
+        "draft": "self",
+        "draft_method": "full",
+        "engine": "ours",
+        "context_lens": (1024,),
+        "model": "llama-3.1-8b",
+    }
+    (best, *_) = plan(PlanRequest(**asked, draft_weight_dtype="int4")).candidates
+    assert 1.5 < best.expected_tokens_per_step < best.gamma + 1
+    assert plan(PlanRequest(**asked)).candidates[0].expected_tokens_per_step == pytest.approx(
+        plan(PlanRequest(**asked)).candidates[0].gamma + 1
+    )
+    assert not [
+        row for row in plan(PlanRequest(**case, draft_weight_dtype="bf16")).candidates if row.draft == "qwen2.5-7b"
+    ]

@@ -43,6 +43,8 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The target that it was measured on, where it stands in for another."""
     checkpoint: str = ""
     """The draft's weights that were measured, where they are published."""
+    draft_weight_dtype: str = ""
+    """Format of the draft's weights, where it is a narrower copy of its target."""
     only_if_asked: bool = False
     """Whether acceptance hangs on the text so much that a plan uses it only where this draft is asked for."""
     carried_error: float = 0.35
@@ -304,24 +306,27 @@ def _defaults() -> tuple[AcceptanceProfile, ...]:
 
 def published_drafts(model_name: str) -> list[tuple[str, str]]:
     """The (draft, method) pairs with a shipped profile of this target, or of one that stands in for it."""
-    pairs = ((each.draft, each.draft_method) for each in _defaults() if model_name in (each.model, *each.applies_to))
+    known = (each for each in _defaults() if model_name in (each.model, *each.applies_to))
+    pairs = ((each.draft, each.draft_method) for each in known if not each.draft_weight_dtype)
     return list(dict.fromkeys(pairs))
 
 
 def default_profile(
-    model_name: str, draft_method: str, draft: str = "self", temperature: float | None = None
+    model_name: str, draft_method: str, draft: str = "self", temperature: float | None = None, weight_dtype: str = ""
 ) -> AcceptanceProfile | None:
     """The shipped profile of a target, draft and method; None where none was ever measured ("needs acceptance").
 
     Of several, the one measured nearest to `temperature`. A profile of another member of the model's family stands in
     with a wider error, and says so in its source.
-    A self-draft with the full cache and the target's own weights accepts everything, by construction.
+    A self-draft with the full cache and the target's own weights accepts everything, by construction; one with a copy
+    of them in `weight_dtype` has a profile of its own.
     """
-    if draft == "self" and draft_method == "full":
+    if draft == "self" and draft_method == "full" and not weight_dtype:
         return constant_profile(
             1.0, model=model_name, draft_method=draft_method, source="exact: the draft is the target"
         )
-    found = [each for each in _defaults() if each.draft == draft and each.draft_method == draft_method]
+    wanted = (draft, draft_method, weight_dtype)
+    found = [each for each in _defaults() if (each.draft, each.draft_method, each.draft_weight_dtype) == wanted]
     if temperature is not None:
         found.sort(key=lambda each: 0.0 if each.temperature is None else abs(each.temperature - temperature))
     for profile in found:

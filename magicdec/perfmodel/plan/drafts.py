@@ -133,7 +133,7 @@ def _has_other_weights(request: PlanRequest, target: ModelSpec, kind: DraftMetho
     if request.draft_weight_dtype is None or kind in LOOKUP_METHODS:
         return False
     own = target.quantization.weight_dtype if target.quantization is not None else "bf16"
-    if draft == SELF:
+    if draft in (SELF, target.name):
         return request.draft_weight_dtype != (request.weight_dtype or own)
     published = Precision(weight_dtype=own if kind == "mtp" else "bf16")
     return Precision(weight_dtype=request.draft_weight_dtype).weight_bytes < published.weight_bytes
@@ -165,6 +165,8 @@ def _considered(target: ModelSpec, request: PlanRequest, context: int) -> list[t
     ]
     own: list[Any] = [("mtp", "mtp")] if target.mtp_layers else []
     models: list[Any] = [(name, "full") for name in _small_models(target, context)]
+    if request.draft_weight_dtype is not None and target.name in model_names():
+        own += [(SELF, "full"), (target.name, "full")]  # a copy in these weights, as engines run it
     return list(dict.fromkeys([*_pairs(None, None), *own, *known, *models]))
 
 
@@ -260,8 +262,17 @@ def _law(target: ModelSpec, draft: str, method: DraftMethod, request: PlanReques
         if _describes(profile, draft, method):
             return profile
     if _has_other_weights(request, target, method, draft):
-        return None
+        return _of_copy(target, request) if method == "full" and draft in (SELF, target.name) else None
     return laws.default_profile(target.name, method, draft=draft, temperature=request.temperature)
+
+
+def _of_copy(target: ModelSpec, request: PlanRequest) -> AcceptanceProfile | None:
+    """The published acceptance of a narrower copy of the target: an int4 one's, which wider ones exceed."""
+    own = target.quantization.weight_dtype if target.quantization is not None else "bf16"
+    kept, copied = (request.weight_dtype or own), request.draft_weight_dtype or own
+    if Precision(weight_dtype=copied).weight_bytes >= Precision(weight_dtype=kept).weight_bytes:
+        return None
+    return laws.default_profile(target.name, "full", temperature=request.temperature, weight_dtype="int4")
 
 
 def _budgets(budgets: tuple[int, ...], context: int) -> tuple[int, ...]:
