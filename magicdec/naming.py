@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -93,14 +94,14 @@ def draft_id(draft: str, method: str) -> str:
     return method if draft in ("self", "none", method) else f"{draft} {method}"
 
 
-def draft_phrase(draft: str, method: str, budget: int | None) -> str:
-    """A draft as part of a sentence: "self-speculation with StreamingLLM (budget 256)", "an EAGLE-3 draft"."""
-    room = f" (budget {budget})" if budget is not None else ""
-    if draft == "self":
-        return f"self-speculation with {method_name(method)}{room}"
-    if draft in ("ngram", method):
-        return f"a {method_name(method)} draft"
-    return f"{draft} as a draft with {method_name(method)}{room}"
+def device_name(hardware: str) -> str:
+    """A device in text: "A100 SXM 80 GB", "AMD EPYC x2"."""
+    words = [word for word in hardware.split("-") if word != "cpu"] or [hardware]
+    sizes = (re.fullmatch(r"(\d+)gb", word) for word in words)
+    return " ".join(
+        f"{size[1]}\u00a0GB" if size else word if re.fullmatch(r"x\d+", word) else word.upper()
+        for word, size in zip(words, sizes, strict=True)
+    )
 
 
 def describe(configuration: Configuration, *, symbol: str = "gamma") -> str:

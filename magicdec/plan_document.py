@@ -194,6 +194,9 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
     context_lens: list[Count]
     gamma: list[list[Annotated[int, msgspec.Meta(ge=0)]]]
     speedup: list[list[Number]]
+    speedup_low: list[list[Number]] | None = None
+    """Ends of the 90 % interval of the draft's speedup at its best gamma, below 1 too; 0 where it cannot run."""
+    speedup_high: list[list[Number]] | None = None
     verdict: list[list[Verdict]]
     fits: list[list[bool]]
     break_even_gen_len: list[list[int | None]]
@@ -219,7 +222,7 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         shape = len(self.batch_sizes), len(self.context_lens)
-        optional = ("idle_speedup", "gamma_set_up")
+        optional = ("idle_speedup", "gamma_set_up", "speedup_low", "speedup_high")
         for name in ("gamma", "speedup", "verdict", "fits", "break_even_gen_len", *optional):
             rows = getattr(self, name)
             if rows is None:

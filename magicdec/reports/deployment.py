@@ -128,7 +128,17 @@ def reachable(table: GammaTable, *, max_batch: int, max_len: int) -> GammaTable 
     with_room = [[max(k for k in columns if k <= j and table.fits[i][k]) for j in columns] for i in rows]
     cells = {
         name: [[getattr(table, name)[i][k] for k in row] for i, row in zip(rows, with_room, strict=True)]
-        for name in ("gamma", "speedup", "verdict", "fits", "break_even_gen_len", "idle_speedup", "gamma_set_up")
+        for name in (
+            "gamma",
+            "speedup",
+            "verdict",
+            "fits",
+            "break_even_gen_len",
+            "idle_speedup",
+            "gamma_set_up",
+            "speedup_low",
+            "speedup_high",
+        )
         if getattr(table, name) is not None
     }
     if not any(map(any, cells.get("gamma_set_up", cells["gamma"]))):

@@ -1,15 +1,15 @@
-"""The answer in one sentence, when not to speculate, and how to reproduce it."""
+"""The question and its answer in one sentence, when not to speculate, and how to reproduce it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from magicdec.naming import draft_phrase
-from magicdec.plan_document import GammaTable
+from magicdec.naming import describe, device_name
+from magicdec.plan_document import GammaTable, verdict_of
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, has_weak_baseline, median_pair
-from magicdec.reports.style import GAMMA_IS, percent, thousands
+from magicdec.reports.style import GAMMA, GAMMA_IS, percent, thousands
 from magicdec.units import format_seconds
 
 
@@ -24,6 +24,7 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
+    question: str
     answer: str
     certainty: str
     when_not: str
@@ -36,44 +37,48 @@ def headline(data: ReportData) -> Headline:
     reference = data.reference
     if reference is None:
         baseline = next(iter(data.measured or data.predicted))
-        return Headline(answer=_baseline_only(baseline), certainty="", when_not="", facts=())
+        rate = f" at {baseline.tokens_per_s:.0f} tokens/s" if baseline.tokens_per_s else ""
+        answer = f"Decoded without a draft{rate}; no speculation was tried"
+        return Headline(question=_question(baseline), answer=answer, certainty="", when_not="", facts=())
     measured = data.find_measured(reference)
     predicted = data.find_predicted(reference)
     return Headline(
-        answer=_answer(reference, measured, predicted) if _was_ranked(data) else _nothing_ranked(reference),
+        question=_question(reference),
+        answer=_answer(reference, measured, predicted) if _was_ranked(data) else UNKNOWN,
         certainty=_certainty(measured, predicted) if reference.is_speculative else "",
         when_not=when_not(data, reference),
         better=_better(data, measured) if measured is not None else "",
-        facts=(*_facts(reference, measured, predicted), *_whole_request(data), *_verdict(data)),
+        facts=(*_facts(reference, measured, predicted), *_whole_request(data), *_throughput(data)),
     )
 
 
-def _baseline_only(record: Record) -> str:
-    rate = f" at {record.tokens_per_s:.0f} tokens/s" if record.tokens_per_s else ""
-    return f"{_model(record.model)} decodes autoregressively{rate} at {_place(record)}; no speculation was tried"
+UNKNOWN = "Not known: no draft has a measured acceptance rate"
+
+
+def _question(record: Record) -> str:
+    model = "the embedded model" if record.model == "embedded" else record.model
+    devices = f"{record.num_devices} × " if record.num_devices > 1 else ""
+    where = f" on {devices}{device_name(record.hardware)}" if record.hardware else ""
+    place = f"batch {record.batch_size} and context {thousands(record.context_len)}"
+    return f"Does speculative decoding pay for {model}{where}, at {place}?"
 
 
 def _answer(reference: Record, measured: Record | None, predicted: Record | None) -> str:
-    place = _place(reference)
     if not reference.is_speculative:
-        return f"Do not speculate with {_model(reference.model)} at {place}: no draft that was considered pays"
-    setting = f"{_draft(reference)} and {GAMMA_IS}{reference.gamma}"
+        return "No: no draft that was considered pays"
+    draft = _draft(reference)
     best = measured if measured is not None and measured.speedup else predicted or reference
     speedup = best.speedup or 0.0
-    verdict = f"decodes {_model(reference.model)} {speedup:.2f}× as fast as autoregressive decoding at {place}"
     if speedup <= 1:
-        verdict = f"is no faster than autoregressive decoding of {_model(reference.model)} at {place} ({speedup:.2f}×)"
-    return f"{setting[0].upper()}{setting[1:]} {verdict}"
+        return f"No: {draft} is no faster than decoding without a draft ({speedup:.2f}×)"
+    verdict = verdict_of(speedup_low=best.speedup_low or speedup, speedup_high=best.speedup_high or speedup)
+    word = "decodes" if best is measured or verdict == "pays" else "may decode"
+    return f"{'Yes' if verdict == 'pays' else 'Unclear'}: {draft}, {word} {speedup:.2f}× as fast as without a draft"
 
 
 def _was_ranked(data: ReportData) -> bool:
     """Whether there is any draft besides the baseline; a plan without acceptance rates has none."""
     return any(r.is_speculative for r in (*data.measured, *data.predicted))
-
-
-def _nothing_ranked(reference: Record) -> str:
-    place = f"{_model(reference.model)} at {_place(reference)}"
-    return f"No draft can be ranked for {place}: none has a measured acceptance rate"
 
 
 def _certainty(measured: Record | None, predicted: Record | None) -> str:
@@ -105,7 +110,6 @@ def _facts(reference: Record, measured: Record | None, predicted: Record | None)
         if best.expected_tokens_per_step:
             detail = f"of at most {reference.gamma + 1}"
             facts.append(Fact(label="Tokens per step", value=f"{best.expected_tokens_per_step:.2f}", detail=detail))
-        facts.append(Fact(label="Drafted per step", value=f"{GAMMA_IS}{reference.gamma}", detail=_draft(reference)))
     best = measured or predicted or reference
     rate, base = median_pair(best)
     if rate:
@@ -127,9 +131,8 @@ def _better(data: ReportData, chosen: Record) -> str:
         return ""
     low, high = best.speedup_low or speedup, chosen.speedup_high or own
     doubt = "; their repetitions overlap" if low <= high else ""
-    text = f"{_draft(best)} and {GAMMA_IS}{best.gamma}"
     return (
-        f"{text[0].upper()}{text[1:]} measured better: {speedup:.2f}× ({_span(best)}) instead of {own:.2f}× "
+        f"{_draft(best)}, measured better: {speedup:.2f}× ({_span(best)}) instead of {own:.2f}× "
         f"({_span(chosen)}){doubt}."
     )
 
@@ -155,16 +158,15 @@ def _whole_request(data: ReportData) -> list[Fact]:
     return facts
 
 
-def _verdict(data: ReportData) -> list[Fact]:
-    """The plan's verdict on its best configuration, and where it is so, that another batch has more throughput."""
+def _throughput(data: ReportData) -> list[Fact]:
+    """How much more another batch does without a draft, where it does more."""
     if data.plan is None or not data.plan.best.is_speculative:
         return []
-    facts = [Fact(label="Verdict", value=data.plan.best.verdict, detail="at this batch and context")]
     gain, ceiling = data.plan.best.speedup_vs_best_autoregressive, data.plan.best_autoregressive
-    if gain is not None and ceiling is not None and gain < 1.0:
-        detail = f"the tokens per second and device, without a draft at batch {ceiling.batch_size}"
-        facts.append(Fact(label="For throughput alone", value=f"{1.0 / gain:.3g}×", detail=detail))
-    return facts
+    if gain is None or ceiling is None or gain >= 1.0:
+        return []
+    detail = f"the tokens per second and device, without a draft at batch {ceiling.batch_size}"
+    return [Fact(label="For throughput alone", value=f"{1.0 / gain:.3g}×", detail=detail)]
 
 
 def _range(record: Record) -> str:
@@ -175,17 +177,7 @@ def _range(record: Record) -> str:
 
 
 def _draft(record: Record) -> str:
-    return draft_phrase(record.draft, record.draft_method, record.draft_budget)
-
-
-def _model(name: str) -> str:
-    return "the embedded model" if name == "embedded" else name
-
-
-def _place(record: Record) -> str:
-    place = f"batch {record.batch_size} and context {thousands(record.context_len)}"
-    devices = f"{record.num_devices} × " if record.num_devices > 1 else ""
-    return place + (f" on {devices}{record.hardware}" if record.hardware else "")
+    return describe(record, symbol=GAMMA).replace(f"{GAMMA} ", GAMMA_IS)
 
 
 def when_not(data: ReportData, reference: Record) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,7 @@ def _document(data: ReportData) -> dict[str, Any]:
     return {
         "title": data.title,
         "created": data.created_utc[:10],
-        "answer": summary.answer,
-        "certainty": summary.certainty,
-        "better": summary.better,
-        "when_not": summary.when_not,
-        "facts": [{"label": f.label, "value": f.value, "detail": f.detail} for f in summary.facts],
+        **asdict(summary),
         "sections": sections,
         "environment": _environment(environment) if environment is not None else [],
         "commands": commands_to_reproduce(data),

@@ -213,20 +213,20 @@ def result_table(data: ReportData) -> Table | None:
         return lambda row: value(pair) if (pair := pairs.get(row.key)) else None
 
     columns = (
-        BATCH,
-        CONTEXT,
         Column("draft", "Draft", value=_method),
         BUDGET,
         GAMMA_COLUMN,
+        replace(SPEEDUP, value=drafted(lambda row: row.speedup)),
+        Column("spread", "Lowest–highest", value=_interval),
+        Column("predicted_speedup", "Predicted", "ratio", paired(lambda pair: pair.predicted.speedup)),
+        Column("error", "Error", "signed_percent", paired(lambda pair: pair.error("speedup"))),
+        BATCH,
+        CONTEXT,
         Column("step_s", "Step", "seconds"),
         Column("tokens_per_step", "Tokens per step", "number", drafted(lambda row: row.expected_tokens_per_step)),
         Column("tokens_per_s", "Tokens/s", "rate", lambda row: median_pair(row)[0]),
         Column("baseline_tokens_per_s", "Its baseline", "rate", drafted(lambda row: median_pair(row)[1])),
         Column("baseline_mbu", "Baseline MBU", "mbu", drafted(lambda row: row.autoregressive_mbu)),
-        replace(SPEEDUP, value=drafted(lambda row: row.speedup)),
-        Column("spread", "Lowest–highest", value=_interval),
-        Column("predicted_speedup", "Predicted", "ratio", paired(lambda pair: pair.predicted.speedup)),
-        Column("error", "Error", "signed_percent", paired(lambda pair: pair.error("speedup"))),
         Column("speedup_static_batch", "Static batch", "ratio"),
         Column("refilled_tokens_per_s", "Refilled tokens/s", "rate"),
         Column("speedup_refilled", "Refilled", "ratio"),
@@ -249,11 +249,14 @@ def candidate_table(data: ReportData) -> Table | None:
         return None
     plan = data.plan
     columns = (
-        BATCH,
-        CONTEXT,
         Column("draft", "Draft", value=lambda row: _method(candidate_record(plan, row))),
         BUDGET,
         GAMMA_COLUMN,
+        SPEEDUP,
+        Column("interval", "90 % interval", value=lambda row: _interval(candidate_record(plan, row))),
+        Column("verdict", "Verdict"),
+        BATCH,
+        CONTEXT,
         Column("tp_size", "TP", "integer"),
         *(
             Column(name, name[:2].upper(), "integer", lambda row, name=name: _above_one(getattr(row, name)))  # type: ignore[misc]
@@ -262,9 +265,6 @@ def candidate_table(data: ReportData) -> Table | None:
         Column("step_s", "Step", "seconds"),
         Column("tokens_per_step", "Tokens/step", "number", lambda row: row.expected_tokens_per_step),
         Column("tokens_per_s", "Tokens/s", "rate"),
-        SPEEDUP,
-        Column("interval", "90 % interval", value=lambda row: _interval(candidate_record(plan, row))),
-        Column("verdict", "Verdict"),
         Column("request_ttft_s", "First token", "seconds"),
         Column("request_s", "Whole request", "seconds"),
         Column("request_speedup", "Its speedup", "ratio"),

@@ -133,17 +133,22 @@ def _setting(answer: Plan, case: Case) -> list[str]:
         f"{best.batch_size}{' each' if replicas > 1 else ''}{'' if case.best_by_batch else ' (searched)'}, context "
         f"{case.context_len}"
     ]
-    per, first = " per replica" if replicas > 1 else "", f", first token after {format_seconds(best.first_token_s)}"
+
+    def rate(row: Candidate) -> str:
+        return f"{_ms(row.between_tokens_s)} ms, {row.rate_per_gpu * row.num_gpus:.0f} tokens/s"
+
+    per, told = " per replica" * (replicas > 1), rate(best).replace("ms,", "ms per token,")
     lines.append(
-        f"{_ms(best.tpot_s)} ms per token, {best.tokens_per_s:.0f} tokens/s{per}, bound by {best.bound_by}{first}"
+        f"{'whole requests: ' * (best.request_s is not None)}{told}{per}, bound by {best.bound_by}, first token after "
+        f"{format_seconds(best.first_token_s)}"
     )
     if best.is_speculative:
-        lines.append(f"without a draft {_ms(alone.tpot_s)} ms, {alone.tokens_per_s:.0f} tokens/s{per}")
+        lines.append(f"without a draft {rate(alone)}{per}")
     if ceiling is not None and (ceiling.batch_size, ceiling.tp_size) != (alone.batch_size, alone.tp_size):
         limited = answer.request.tpot_limit_s is not None or answer.request.ttft_limit_s is not None
         where = f"{' within the limits' if limited else ''} {ceiling.batch_size}"
         where += f" at tp {ceiling.tp_size}" if ceiling.tp_size != best.tp_size else ""
-        lines[-1] += f"; best batch{where}: {_ms(ceiling.tpot_s)} ms, {ceiling.tokens_per_s:.0f} tokens/s"
+        lines[-1] += f"; best batch{where}: {rate(ceiling)}"
     elif ceiling is None and best.is_speculative:
         lines[-1] += "; no batch keeps the limits"
     if best.request_s is None and best.cost_per_million_tokens_usd is not None:

@@ -146,7 +146,7 @@ def test_the_dark_theme_reaches_the_figures(driver: webdriver.Chrome, html_file:
 def test_it_reads_with_scripts_off(driver: webdriver.Chrome, html_file: Path) -> None:
     page = opened(driver, html_file.as_uri(), scripts=False)
     try:
-        assert page.find_element(By.TAG_NAME, "h1").text.startswith("Self-speculation")
+        assert page.find_element(By.TAG_NAME, "h1").text.startswith("Yes: StreamingLLM")
         assert not any(e.is_displayed() for e in page.find_elements(By.CSS_SELECTOR, ".needs-script"))
         assert len(page.find_elements(By.CSS_SELECTOR, "svg .tip title")) > 100
         assert len(results(page).find_elements(By.CSS_SELECTOR, "tbody tr")) == 30

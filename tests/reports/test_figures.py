@@ -12,6 +12,7 @@ from samples_reports import grid, measured, plan, predicted
 
 import magicdec
 from magicdec.errors import ConfigError
+from magicdec.naming import method_name
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import FIGURES, Chart, draw, draw_all
 from magicdec.reports.figures.drafting import acceptance_by_position, rate_intervals
@@ -55,6 +56,29 @@ def test_the_gamma_figure_holds_the_measured_and_the_predicted_values(charts: di
         gamma = row[0]
         assert row[6] == pytest.approx(measured(32, 4096, gamma=int(gamma or 0)).speedup)
         assert row[5] == pytest.approx(predicted(32, 4096, gamma=int(gamma or 0)).speedup)
+
+
+def test_the_speedup_against_batch_and_budget_is_that_of_the_best_configuration(data: ReportData) -> None:
+    """At each place what is predicted best of all that was measured there, with its interval and its measurement."""
+    for name, field in (("speedup-by-batch", "batch_size"), ("speedup-by-budget", "draft_budget")):
+        chart = draw(name, data)
+        assert chart is not None
+        pairs = [(pair.predicted, pair.measured) for pair in data.comparison.pairs if pair.measured.speedup]
+        found = 0
+        for line, x, guess, low, high, real in chart.table.rows:
+            here = [
+                (p, m) for p, m in pairs
+                if getattr(m, field) == x and m.temperature == 1.0
+                if line in (f"context {m.context_len // 1024}k", method_name(m.draft_method))
+                if field == "batch_size" or (m.batch_size, m.context_len) == (32, 4096)
+                if field == "draft_budget" or m.draft_method == "streamingllm"
+            ]  # fmt: skip
+            if real is None or not here:
+                continue
+            p, m = max(here, key=lambda pair: pair[0].speedup)
+            assert (guess, low, high, real) == (p.speedup, p.speedup_low, p.speedup_high, m.speedup)
+            found += 1
+        assert found > 1
 
 
 def test_the_limits_figure_adds_up_to_the_predicted_time_per_token(charts: dict[str, Chart]) -> None:

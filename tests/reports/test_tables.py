@@ -97,7 +97,7 @@ def test_the_headline_answers_with_the_plan_and_what_was_measured_of_it(data: Re
     real = data.find_measured(data.reference)  # type: ignore[arg-type]  # there is a plan
     assert real is not None
     summary = headline(data)
-    assert summary.answer.startswith("Self-speculation with StreamingLLM (budget 256) and γ\u00a0=\u00a03 decodes")
+    assert summary.answer.startswith("Yes: StreamingLLM 256, γ\u00a0=\u00a03, decodes")
     assert f"{real.speedup:.2f}×" in summary.answer
     assert "90\u202f% interval" in summary.certainty
     assert summary.when_not.startswith("Leave it off at batch 1")
@@ -112,7 +112,7 @@ def test_the_headline_does_not_pick_the_luckiest_measurement() -> None:
 
 def test_the_headline_says_when_speculation_does_not_pay() -> None:
     off = plan(best=plan().autoregressive)
-    assert headline(ReportData.from_records([], off)).answer.startswith("Do not speculate")
+    assert headline(ReportData.from_records([], off)).answer.startswith("No: no draft")
     slow = ReportData.from_records(pair(0.8, 0.7, 3))
     assert "is no faster" in headline(slow).answer
     assert headline(slow).when_not.startswith("Leave it off at batch 4 with context 1024")
@@ -186,7 +186,7 @@ def test_the_headline_names_what_measured_better_than_the_plans_choice() -> None
     )
     elsewhere = msgspec.structs.replace(measured(8, 4096, budget=64, gamma=3), speedup=3.0)
     better = headline(ReportData.from_records([chosen, guess, rival, elsewhere])).better
-    assert "budget 64" in better
+    assert better.startswith("StreamingLLM 64, ")
     assert "1.70× (1.65–1.80) instead of 1.50× (1.40–1.60)." in better
     assert (
         "overlap"
@@ -209,4 +209,4 @@ def test_a_report_of_a_pipeline_counts_all_of_its_devices() -> None:
     assert "PP" in titles
     assert not {"DP", "EP"} & set(titles)
     assert {row[titles.index("PP")] for row in table.rows} == {2}
-    assert "8 × h100-sxm-80gb" in str(headline(data))
+    assert "8 × H100 SXM 80\u00a0GB" in headline(data).question

@@ -71,10 +71,12 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
         paid = np.where(pays, rows.full(rows.break_even_gen_len).reshape(shape), np.inf)
         fits = np.where(pays, rows.full(rows.memory.fits).reshape(shape), room)
         verdict = np.where(pays, VERDICTS(low, high), verdict)
+        ends = (each[:, usual].tolist() for each in (low, high))
+        set_up = dict(zip(("speedup_low", "speedup_high"), ends, strict=True))
         if best.is_speculative:
             idle = alone.full(_idle_speedup(device, option, leading, alone)).reshape(shape)[:, usual]
             followed = np.where(speedup[:, usual] > idle, chosen[:, usual], 0)
-            set_up = {"idle_speedup": idle.tolist(), "gamma_set_up": followed.tolist()}
+            set_up |= {"idle_speedup": idle.tolist(), "gamma_set_up": followed.tolist()}
     there = speedup[:, split:], counted[:, split:]
     table = GammaTable(
         tp_size=best.tp_size,

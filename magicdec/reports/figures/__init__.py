@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from magicdec.errors import unknown_choice
 from magicdec.reports.data import ReportData
-from magicdec.reports.figures import breakdown, drafting, grids, validation
+from magicdec.reports.figures import breakdown, drafting, grids, sweeps, validation
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import RC
 
@@ -17,7 +17,9 @@ FIGURES: dict[str, Callable[[ReportData], Chart | None]] = {
     "residuals": validation.residuals_by_term,
     "phases": breakdown.step_phases,
     "limits": breakdown.time_by_limit,
-    "gamma": drafting.speedup_by_gamma,
+    "gamma": sweeps.speedup_by_gamma,
+    "speedup-by-batch": sweeps.speedup_by_batch,
+    "speedup-by-budget": sweeps.speedup_by_budget,
     "positions": drafting.acceptance_by_position,
     "budget": drafting.acceptance_by_budget,
     "roofline": breakdown.roofline,

@@ -37,7 +37,7 @@ from magicdec.units import GIB, GIGA, MILLI, format_bytes, format_rate, format_s
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_KEYS_IN_A_ROW = 6
+MAX_KEYS_IN_A_ROW = 4
 Bar = tuple[str, dict[str, float]]
 FENCES = (
     " Measured phases are timed apart, with fences that the full step, whose time stands at the bar, does not have."
@@ -120,7 +120,7 @@ def _stack(
             tips.add(bar, f"{label.replace(chr(10), ', ')}: {name} {format_seconds(value)}")
             if value > 0.15 * longest:
                 axes.text((left + value / 2) / MILLI, i, format_seconds(value), ha="center", va="center",
-                          color=ON_COLOUR, fontsize=7.5)  # fmt: skip
+                          color=ON_COLOUR)  # fmt: skip
             table.append((label.replace("\n", ", "), name, value))
             left += value
         axes.text(
@@ -129,7 +129,6 @@ def _stack(
             format_seconds(totals[i] if totals else left),
             va="center",
             fontweight="bold",
-            fontsize=8,
         )
     axes.set_yticks(range(len(bars)), labels=[label for label, _ in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
@@ -144,7 +143,7 @@ def _key(axes: Axes, names: Sequence[str], colours: Mapping[str, str], titles: M
     columns = len(names) if len(names) < MAX_KEYS_IN_A_ROW else -(-len(names) // 2)
     handles = [Patch(color=colours[name], label=(titles or {}).get(name, name)) for name in names]
     axes.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, fontsize=7.5, handlelength=1,
+        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, handlelength=1,
         handleheight=1, columnspacing=1.0, borderaxespad=0.1,
     )  # fmt: skip
 
@@ -324,11 +323,11 @@ def _draw_roofs(axes: Axes, nominal: Roof, fitted: Roof | None, intensities: Seq
     middle = (low * peak / bandwidth) ** 0.5
     axes.annotate(
         format_rate(bandwidth, "B"), (middle, middle * bandwidth / GIGA), xytext=(-7, 3), textcoords="offset points",
-        ha="right", fontsize=8, color=MUTED,
+        ha="right", color=MUTED,
     )  # fmt: skip
     axes.annotate(
         format_rate(peak, "FLOP"), (high, peak / GIGA), xytext=(0, 4), textcoords="offset points", ha="right",
-        fontsize=8, color=MUTED,
+        color=MUTED,
     )  # fmt: skip
     axes.set_ylim(top=max(peak / GIGA * 2.5, axes.get_ylim()[1]))
 

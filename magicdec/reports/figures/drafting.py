@@ -1,4 +1,4 @@
-"""Figures of what the draft gets right: by position, by budget, and what follows from it for gamma."""
+"""Figures of what the draft gets right: by position and by budget."""
 
 from __future__ import annotations
 
@@ -12,24 +12,19 @@ from magicdec.comparison import is_paired
 from magicdec.counts import Z_90, rate_and_error
 from magicdec.naming import describe, method_name
 from magicdec.records import Record
-from magicdec.reports.data import ReportData, siblings
+from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import (
-    BLUE,
     GAMMA,
-    GAMMA_IS,
-    GREY,
     MARKERS,
-    MUTED,
     PAPER,
-    RED,
     SERIES,
     Tips,
     new_figure,
     percent,
     plain_ticks,
 )
-from magicdec.reports.tables import BUDGET, CONTEXT, GAMMA_COLUMN, Column, Table, Value
+from magicdec.reports.tables import BUDGET, CONTEXT, Column, Table, Value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,142 +51,6 @@ def rate_intervals(row: Record) -> list[tuple[float, float] | None]:
     """90 % interval of each position's rate; None without trials."""
     pairs = zip(row.acceptance_by_position or [], rate_errors(row), strict=True)
     return [None if error is None else rate_interval(rate, error) for rate, error in pairs]
-
-
-# By gamma ------------------------------------------------------------------------------------------------------------
-
-
-def speedup_by_gamma(data: ReportData) -> Chart | None:
-    """Tokens per step and speedup against gamma: the predicted curve, and the measured points on it."""
-    reference = _swept_reference(data)
-    if reference is None:
-        return None
-    predicted = siblings(data.predicted, reference, "gamma")
-    measured = siblings(data.measured, reference, "gamma")
-    if len({r.gamma for r in (*predicted, *measured)}) < 2:
-        return None
-    figure, (upper, lower) = new_figure(height=4.3, rows=2, sharex=True)
-    tips = Tips("gamma")
-    _curve(upper, predicted, "expected_tokens_per_step", BLUE, tips)
-    _points(upper, measured, "expected_tokens_per_step", BLUE, tips, "tokens per step")
-    _curve(lower, predicted, "speedup", RED, tips)
-    _points(lower, measured, "speedup", RED, tips, "speedup")
-    lower.axhline(1, color=MUTED, lw=0.9, ls=":")
-    gammas = sorted({r.gamma for r in (*predicted, *measured)})
-    upper.set(ylabel="tokens per step")
-    lower.set(ylabel="speedup (×)", xlabel="γ, tokens drafted per step", xlim=(min(gammas) - 0.4, max(gammas) + 0.4))
-    lower.set_xticks(gammas)
-    _legend(upper, bool(predicted), bool(measured))
-    rows = _gamma_rows(gammas, predicted, measured)
-    parts = []
-    if predicted:
-        parts.append("Line: predicted" + (", with its 90 % interval" if any(r.speedup_low for r in predicted) else ""))
-    if measured:
-        parts.append("Points: measured, with the lowest and highest repetition")
-    caption = ". ".join([_setting(reference), *parts]) + "."
-    return Chart(
-        title=_gamma_title(predicted, measured),
-        caption=caption,
-        figure=figure,
-        marks=tips,
-        table=Table("gamma-values", "By γ", _GAMMA_COLUMNS, rows),
-    )
-
-
-def _gamma_title(predicted: Sequence[Record], measured: Sequence[Record]) -> str:
-    """The measured best, with the prediction next to it; without measurements, the predicted best."""
-    best, guess = (
-        max(rows, key=lambda r: r.speedup or 0.0, default=None) for rows in (measured or predicted, predicted)
-    )
-    assert best is not None
-    speedup = best.speedup or 0.0
-    beside = f"; predicted γ = {guess.gamma}, {guess.speedup:.2f}×" if measured and guess and guess.speedup else ""
-    kind = "measured" if measured else "predicted"
-    title = f"γ = {best.gamma} pays most: {speedup:.2f}× as fast {kind}{beside}"
-    if speedup <= 1:
-        title = f"No γ pays here: the best, γ = {best.gamma}, runs at {speedup:.2f}×{beside}"
-    return title.replace("γ = ", GAMMA_IS)
-
-
-_GAMMA_COLUMNS = (
-    GAMMA_COLUMN,
-    Column("tokens_predicted", "Tokens/step predicted", "number"),
-    Column("tokens_measured", "measured", "number"),
-    Column("step_predicted", "Step predicted", "seconds"),
-    Column("step_measured", "measured", "seconds"),
-    Column("speedup_predicted", "Speedup predicted", "ratio"),
-    Column("speedup_measured", "measured", "ratio"),
-)
-
-
-def _gamma_rows(
-    gammas: Sequence[int], predicted: Sequence[Record], measured: Sequence[Record]
-) -> tuple[tuple[Value, ...], ...]:
-    rows = []
-    for gamma in gammas:
-        guess = next((r for r in predicted if r.gamma == gamma), None)
-        real = next((r for r in measured if r.gamma == gamma), None)
-        row: list[Value] = [gamma]
-        for field in ("expected_tokens_per_step", "step_s", "speedup"):
-            row += [getattr(guess, field, None), getattr(real, field, None)]
-        rows.append(tuple(row))
-    return tuple(rows)
-
-
-def _swept_reference(data: ReportData) -> Record | None:
-    """The report's reference where several gammas are known for it, else the configuration with the most of them."""
-    rows = [r for r in (*data.measured, *data.predicted) if r.is_speculative]
-    if not rows:
-        return None
-
-    def width(row: Record) -> tuple[int, int]:
-        measured, predicted = (len(siblings(rs, row, "gamma")) for rs in (data.measured, data.predicted))
-        return measured, predicted
-
-    reference = data.reference
-    if reference is not None and reference.is_speculative and (width(reference)[0] > 1 or width(reference)[1] > 2):
-        return reference
-    return max(rows, key=width)
-
-
-def _curve(axes: Axes, rows: Sequence[Record], field: str, colour: str, tips: Tips) -> None:
-    points = [(r.gamma, getattr(r, field), r) for r in rows if getattr(r, field) is not None]
-    if not points:
-        return
-    x, y, kept = zip(*points, strict=True)
-    tips.belongs("predicted", *axes.plot(x, y, color=colour))
-    if field == "speedup" and all(r.speedup_low is not None and r.speedup_high is not None for r in kept):
-        low, high = [r.speedup_low for r in kept], [r.speedup_high for r in kept]
-        tips.belongs("predicted", axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0))
-
-
-def _points(axes: Axes, rows: Sequence[Record], field: str, colour: str, tips: Tips, what: str) -> None:
-    for row in rows:
-        value = getattr(row, field)
-        if value is None:
-            continue
-        if field == "speedup" and row.speedup_low is not None and row.speedup_high is not None:
-            spread = [[max(value - row.speedup_low, 0)], [max(row.speedup_high - value, 0)]]
-            bars = axes.errorbar(row.gamma, value, yerr=spread, fmt="none", ecolor=colour, lw=1)
-            tips.belongs("measured", *bars.lines[2])
-        (mark,) = axes.plot(row.gamma, value, "o", color=colour, mec=PAPER, mew=0.6)
-        tips.add(mark, f"γ = {row.gamma}: {what} {value:.2f}, measured", "measured")
-
-
-def _legend(axes: Axes, predicted: bool, measured: bool) -> None:
-    if predicted and measured:
-        axes.plot([], [], color=GREY, label="predicted")
-        axes.plot([], [], "o", color=GREY, label="measured")
-        axes.legend(loc="upper left", ncols=2)
-
-
-def _setting(record: Record) -> str:
-    budget = f" with a budget of {record.draft_budget}" if record.draft_budget is not None else ""
-    draft = "self-speculation, " if record.draft == "self" else ""
-    return (
-        f"{record.model}, batch {record.batch_size}, context {record.context_len}: "
-        f"{draft}{method_name(record.draft_method)}{budget}, temperature {record.temperature:g}"
-    )
 
 
 # By position ---------------------------------------------------------------------------------------------------------
@@ -407,12 +266,15 @@ def acceptance_by_budget(data: ReportData) -> Chart | None:
 
 def _budget_title(series: dict[tuple[str, int], dict[int, Pooled]], deepest: dict[str, int]) -> str:
     rates = {m: {b: each.rate for b, each in series[m, c].items()} for m, c in deepest.items()}
-    if len(rates) > 1:
-        shared = set.intersection(*(set(r) for r in rates.values()))
-        if shared:
-            budget = max(shared)
-            best = max(rates, key=lambda m: rates[m][budget])
-            return f"At a budget of {budget}, {method_name(best)} is accepted most: {percent(rates[best][budget])}"
+    shared = set.intersection(*(set(r) for r in rates.values()))
+    if len(rates) > 1 and shared:
+        budget = max(shared)
+        best, second = sorted(rates, key=lambda m: -rates[m][budget])[:2]
+        ends = [rate_interval(series[m, deepest[m]][budget].rate, series[m, deepest[m]][budget].stderr)
+                for m in (best, second)]  # fmt: skip
+        if ends[0][0] <= ends[1][1]:
+            return f"At a budget of {budget} the drafts are accepted about alike: {percent(rates[best][budget])}"
+        return f"At a budget of {budget}, {method_name(best)} is accepted most: {percent(rates[best][budget])}"
     method, values = next(iter(rates.items()))
     small, large = min(values), max(values)
     return (

@@ -49,14 +49,13 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     if grid is None:
         return None
     batches, contexts, cells, predicted = grid
-    figure, (axes,) = new_figure(height=1.3 + 0.38 * len(batches))
+    figure, (axes,) = new_figure(height=1.3 + 0.42 * len(batches))
     tips = Tips("heatmap")
     rows: list[tuple[Value, ...]] = []
     reach = max(abs(math.log(cell.speedup)) for cell in cells.values()) or 0.01
-    size = 8.5 if len(contexts) <= 6 else 7.0
     for (b, c), cell in cells.items():
         rows.append((batches[b], contexts[c], cell.speedup, cell.gamma, cell.verdict))
-        _draw_cell(axes, b, c, cell, max(reach, math.log(1.25)), tips, (batches[b], contexts[c]), size)
+        _draw_cell(axes, b, c, cell, max(reach, math.log(1.25)), tips, (batches[b], contexts[c]))
     _break_even(axes, cells, len(batches), len(contexts))
     axes.set_xticks(range(len(contexts)), labels=[compact_tokens(c) for c in contexts])
     axes.set_yticks(range(len(batches)), labels=[str(b) for b in batches])
@@ -121,9 +120,7 @@ def _record_grid(data: ReportData) -> Grid | None:
     return None
 
 
-def _draw_cell(
-    axes: Axes, b: int, c: int, cell: Cell, reach: float, tips: Tips, place: tuple[int, int], size: float
-) -> None:
+def _draw_cell(axes: Axes, b: int, c: int, cell: Cell, reach: float, tips: Tips, place: tuple[int, int]) -> None:
     from matplotlib.colors import LinearSegmentedColormap, to_hex
     from matplotlib.patches import Rectangle
 
@@ -137,9 +134,9 @@ def _draw_cell(
     ink = CELL_PAPER if dark else CELL_INK
     if not gamma:
         patch.set_facecolor(GRID)
-        axes.text(c, b, "off", ha="center", va="center", color=MUTED, fontsize=size)
+        axes.text(c, b, "off", ha="center", va="center", color=MUTED)
         return
-    axes.text(c, b + 0.1, f"{speedup:.2f}×", ha="center", va="center", color=ink, fontsize=size)
+    axes.text(c, b + 0.1, f"{speedup:.2f}×", ha="center", va="center", color=ink)
     axes.text(
         c,
         b - 0.24,
@@ -147,7 +144,6 @@ def _draw_cell(
         ha="center",
         va="center",
         color=ink,
-        fontsize=6.5,
     )
 
 
@@ -204,8 +200,7 @@ def throughput_latency(data: ReportData) -> Chart | None:
             table.append((name, row.batch_size, row.context_len, describe(row, symbol=GAMMA), rate, latency))
         latency, rate, row = points[-1]
         note = axes.annotate(
-            f"batch {row.batch_size}", (latency / MILLI, rate), xytext=(5, 5), textcoords="offset points",
-            fontsize=7.5, color=colour,
+            f"batch {row.batch_size}", (latency / MILLI, rate), xytext=(5, 5), textcoords="offset points", color=colour,
         )  # fmt: skip
         tips.belongs(name, note)
         axes.plot([], [], marker, color=colour, ls="-", label=name)
