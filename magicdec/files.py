@@ -110,7 +110,9 @@ def read_csv(path: Path, what: str = "") -> list[dict[str, str]]:
         text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(LIMIT_BYTES) if path.suffix == ".gz" else data
         rows = csv.DictReader(text.decode("utf-8-sig").splitlines())
         return [{key.strip(): cell or "" for key, cell in row.items() if isinstance(key, str)} for row in rows]
-    except (OSError, EOFError, ValueError, zlib.error, csv.Error) as failure:
+    except (OSError, EOFError, zlib.error) as failure:
+        raise ConfigError(f"cannot read {path}: {failure}") from failure
+    except (ValueError, csv.Error) as failure:
         raise ConfigError(f"{path} is not a UTF-8 text table: {failure}") from failure
 
 

@@ -1,0 +1,93 @@
+"""How fast planning is, on one core; prints one JSON line for each:
+
+    cold start     wall time of `magicdec plan` with default arguments, from a fresh process
+    throughput     configurations per second: the times of all terms of a step, tokens per step, speedup, and the fit in
+                   memory of every (batch, context, tp, draft, budget, gamma), element by element in numpy
+    page           CPU time of the what-if page's answers, for states never asked before
+
+    python benchmarks/planning.py
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from magicdec.explore.page import Explorer
+from magicdec.explore.state import Catalog
+from magicdec.perfmodel.acceptance import AcceptanceProfile, Law
+from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.speedup import predict_in_chunks
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
+from magicdec.specs.speculation import SPARSE_METHODS, SpeculationSpec
+from magicdec.units import KIB, MIB, MILLI
+
+REPETITIONS = 7
+QUERIES = {
+    "every measured draft": "context={}",
+    "one draft": "draft=streamingllm&context={}",
+    "one draft and budget": "draft=streamingllm&budget=512&context={}",
+    "typed acceptance": "acceptance=0.8&context={}",
+    "larger model": "model=llama-3.1-70b&hardware=h100-sxm-80gb&acceptance=0.8&batch=16&context={}",
+}
+
+
+def cold_start() -> dict[str, float]:
+    times = []
+    for _ in range(REPETITIONS):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "magicdec", "plan"], check=True, stdout=subprocess.DEVNULL)
+        times.append(time.perf_counter() - started)
+    return {"median_s": round(statistics.median(times), 3), "best_s": round(min(times), 3)}
+
+
+def throughput() -> dict[str, float]:
+    law = Law(rejection=0.2, budget_exponent=0.3, fill_exponent=0.5, concentration=20.0, drift=0.4)
+    acceptance = AcceptanceProfile(model="llama-3.1-8b", draft_method="streamingllm", law=law)
+    grid = Points.grid(
+        batch=np.unique(np.round(np.geomspace(1, 512, 48))), context=np.geomspace(1024, 131_072, 24), tp=(1, 2, 4, 8),
+        budget=(64, 128, 256, 512, 1024, 2048, 4096, 8192), gamma=range(1, 17),
+    )  # fmt: skip
+    points, rates = len(SPARSE_METHODS) * int(np.prod(grid.shape)), []
+    for _ in range(REPETITIONS):
+        started = time.perf_counter()
+        for method in SPARSE_METHODS:
+            setup = Setup(
+                model=load_model_spec("llama-3.1-8b"),
+                hardware=load_hardware("a100-sxm-80gb"),
+                engine=load_engine("magicdec-2024"),
+                speculation=SpeculationSpec(draft="self", draft_method=method, draft_budget=64, gamma=1),
+            )
+            for _, part in predict_in_chunks(setup, acceptance, grid):
+                np.argmax(np.where(part.memory.fits & part.valid, part.speedup, 0.0))
+        rates.append(points / (time.perf_counter() - started))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / MIB
+    return {"points": points, "points_per_s": round(statistics.median(rates)), "peak_memory_mib": round(peak)}
+
+
+def page() -> dict[str, float]:
+    """Median milliseconds."""
+    explorer = Explorer(Catalog.given())
+    explorer.answer("")  # imports, catalogs
+    found = {}
+    for name, query in QUERIES.items():
+        times = []
+        for repetition in range(REPETITIONS):
+            started = time.process_time()
+            explorer.answer(query.format(16_384 + repetition))
+            times.append((time.process_time() - started) / MILLI)
+        found[name] = round(statistics.median(times), 1)
+    return found
+
+
+if __name__ == "__main__":
+    for measure in (cold_start, throughput, page):
+        print(json.dumps({"benchmark": measure.__name__, "repetitions": REPETITIONS, **measure()}), flush=True)
