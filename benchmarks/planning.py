@@ -1,11 +1,11 @@
 """How fast planning is, on one core; prints one JSON line for each:
 
-    cold start     wall time of `magicdec plan` with default arguments, from a fresh process
-    throughput     configurations per second: the times of all terms of a step, tokens per step, speedup, and the fit in
-                   memory of every (batch, context, tp, draft, budget, gamma), element by element in numpy
-    page           CPU time of the what-if page's answers, for states never asked before
+cold start     wall time of `magicdec plan` with default arguments, from a fresh process
+throughput     configurations per second: the times of all terms of a step, tokens per step, speedup, and the fit in
+               memory of every (batch, context, tp, draft, budget, gamma), element by element in numpy
+page           CPU time of the what-if page's answers, for states never asked before
 
-    python benchmarks/planning.py
+python benchmarks/planning.py
 """
 
 from __future__ import annotations

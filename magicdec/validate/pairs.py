@@ -49,7 +49,7 @@ from magicdec.specs.speculation import (
 )
 from magicdec.units import MILLI
 from magicdec.validate.csv_rows import read_rows
-from magicdec.validate.serving_rows import engine_name, published_dtype
+from magicdec.validate.names import FORMATS, NEWEST, engine_name, format_name, model_name, weight_format
 
 PROMPT_LEN, OUTPUT_LEN = 512.0, 256.0
 """Lengths of a row that states none and names no known workload."""
@@ -58,8 +58,6 @@ WORKLOADS = {"sharegpt": (217.0, 186.0)}
 SHARED_BUDGET = 0.07
 """Share of the cache that a sparse draft reads where its row states neither a share nor a budget."""
 SMALLEST_BUDGET = 64
-NEWEST = "9999"
-"""The version of a row that states none."""
 SIGN_MARGIN = 0.05
 CONSTANTS = (1, 3, 5, 7)
 """Gammas that a plan's choice is compared with."""
@@ -67,17 +65,6 @@ REQUEST_SPREAD = 0.134
 """Standard deviation of the acceptance rate between the requests of a mixed load: the one number with which medians and
 means of 30 loads (gamma 1 to 7, 1 to 256 users) agree."""
 Acceptance = Literal["measured", "shipped"]
-FORMATS = {
-    "fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "half": "bf16", "auto": "bf16", "16bit": "bf16",
-    "float32": "fp32", "awq": "int4", "gptq": "int4", "w4a16": "int4", "awq_int4": "int4", "gptq_int4": "int4",
-    "int4_awq": "int4", "int4_gptq": "int4", "awq_marlin": "int4", "gptq_marlin": "int4", "w8a16": "int8",
-    "w8a8": "int8", "w8a8_int8": "int8", "w8a8_fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8": "fp8",
-    "fp8_dynamic": "fp8", "fp8_per_tensor": "fp8", "fp8_blockwise": "fp8_block", "fp4": "nvfp4",
-}  # fmt: skip
-"""Other names of number formats, and what is priced for them."""
-MODELS = {"llama-3.3-70b": "llama-3.1-70b"}
-"""Models of another's shape."""
-MODEL_NOISE = re.compile(r"^meta-|-(instruct|it|chat|hf|base|thinking|fp8|awq|gptq|int4|int8|w4a16|w8a8|nvfp4|\d{4})\b")
 DRAFT_NAMES = {
     "eagle-3": "eagle3", "eagle3.1": "eagle3", "eagle-3.1": "eagle3", "deepseek_mtp": "mtp", "deepseek-mtp": "mtp",
     "nextn": "mtp", "n-gram": "ngram", "prompt-lookup": "ngram", "peagle": "p-eagle", "p_eagle": "p-eagle",
@@ -218,22 +205,11 @@ def read_pairs(paths: Sequence[Path]) -> tuple[list[Pair], list[str]]:
     return pairs, refused
 
 
-def model_name(text: str) -> str:
-    """The catalog's name of a model, however its publisher's is written ("Qwen/Qwen3-8B-Instruct": qwen3-8b)."""
-    if text in model_names():
-        return text
-    name, before = text.rsplit("/", 1)[-1].lower().replace("_", "-"), ""
-    while name != before:
-        before, name = name, MODEL_NOISE.sub("", name)
-    name = MODELS.get(name, name)
-    return name if name in model_names() else text
-
-
 def pair_setup(row: PairRow, engine: EngineProfile) -> Setup:
     """The setup of a row. Raises ConfigError for a name that is not known."""
     name = model_name(row.model)
     model, hardware = load_model_spec(name), load_hardware(row.hardware)
-    weights, kv = (FORMATS.get(each.lower(), each.lower()) for each in (row.weight_dtype, row.kv_dtype))
+    kv = format_name(row.kv_dtype)
     kind = DRAFT_NAMES.get(row.draft.lower(), row.draft.lower())
     detail = f"{row.draft} {row.draft_detail}".lower()
     own: str | None = None
@@ -261,7 +237,7 @@ def pair_setup(row: PairRow, engine: EngineProfile) -> Setup:
         hardware=hardware,
         engine=engine.of_version(row.engine_version or NEWEST),
         sampling=SamplingSpec(),
-        precision=Precision(weight_dtype=published_dtype(model, weights), kv_dtype=kv),
+        precision=Precision(weight_dtype=weight_format(model, row.weight_dtype), kv_dtype=kv),
         draft_precision=None if own is None else Precision(weight_dtype=own, kv_dtype=kv),
         draft_model=draft_model,
         speculation=SpeculationSpec(gamma=row.gamma, **spec),

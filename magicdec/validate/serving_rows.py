@@ -18,13 +18,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
-from magicdec.errors import ConfigError, unknown_choice
+from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import expected_tokens_per_step
 from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.kernels.base import Array
@@ -33,19 +32,18 @@ from magicdec.perfmodel.serving import ServingTime, serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import StepTerms, step_terms
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.engine import EngineProfile, engine_names, load_engine
-from magicdec.specs.model import ModelSpec
+from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
 from magicdec.validate.csv_rows import Count, Length, Size
+from magicdec.validate.names import engine_name, format_name, model_name, weight_format
 
 Metric = Literal[
     "tpot_ms", "ttft_ms", "request_ms", "tokens_per_s", "output_tokens_per_s_with_prefill", "speedup"
 ]  # fmt: skip
 ISOLATED_RATIO = 4.0
 """Output this many times the prompt is decoding alone: the prefills of others are a few per cent of it."""
-ENGINE_ALIASES = {"tensorrt-llm": "trtllm", "gpt-fast": "gpt-fast"}
 GREEDY = SamplingSpec()
 """Servers are measured with their benchmarks' defaults, which are greedy."""
 
@@ -78,9 +76,10 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
 
     def __post_init__(self) -> None:
         """Puts the catalog's names in place of the table's."""
+        msgspec.structs.force_setattr(self, "model", model_name(self.model))
         hardware, weights = load_hardware(self.hardware), _weight_format(self)
         usual = "fp8" if weights == "mxfp4" and hardware.computes_in("mxfp4") else "bf16"
-        precision = Precision(weight_dtype=weights, kv_dtype=self.kv_dtype or usual)
+        precision = Precision(weight_dtype=weights, kv_dtype=format_name(self.kv_dtype) or usual)
         names = {"hardware": hardware.name, "weight_dtype": precision.weight_dtype, "kv_dtype": precision.kv_dtype}
         for name, value in names.items():
             msgspec.structs.force_setattr(self, name, value)
@@ -117,31 +116,11 @@ class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
         return any(words in self.note for words in ("queue", "below"))
 
 
-@lru_cache(maxsize=256)
-def engine_name(text: str) -> str:
-    """The profile that a version's name belongs to ("vllm 0.12.0": vllm). Raises ConfigError, naming the nearest."""
-    word = text.split(maxsplit=1)[0].lower() if text.split() else ""
-    word = ENGINE_ALIASES.get(word, word)
-    if word not in engine_names():
-        raise unknown_choice("engine", text, engine_names())
-    return word
-
-
 def _weight_format(row: ServingRow) -> str:
     """The experts' format where a note names it ("moe_quant=fp8_block"): they are nearly all weights. A checkpoint that
     is published in blocks of fp8 is served as it is."""
     found = row.note.split("moe_quant=")[1].split(";")[0].strip() if "moe_quant=" in row.note else row.weight_dtype
-    return published_dtype(load_model_spec(row.model), found)
-
-
-def published_dtype(model: ModelSpec, dtype: str) -> str:
-    """The format of a checkpoint that a source names roughly: one published in blocks of fp8 is served as it is, and
-    four bits of gpt-oss are its own."""
-    if dtype in ("fp4", "nvfp4") and model.name.startswith("gpt-oss"):
-        return "mxfp4"
-    if dtype == "fp8" and model.quantization is not None and model.quantization.weight_dtype == "fp8_block":
-        return "fp8_block"
-    return "nvfp4" if dtype == "fp4" else dtype
+    return weight_format(load_model_spec(row.model), found)
 
 
 def predict_rows(rows: Sequence[ServingRow], engines: Mapping[str, EngineProfile] | None = None) -> Array:

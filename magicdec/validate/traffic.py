@@ -33,8 +33,7 @@ from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec
 from magicdec.units import MILLI
 from magicdec.validate.csv_rows import Count, Length, Size, read_rows
-from magicdec.validate.pairs import FORMATS, NEWEST, model_name
-from magicdec.validate.serving_rows import engine_name, published_dtype
+from magicdec.validate.names import NEWEST, engine_name, model_name, weight_format
 
 ROUNDS = 4
 DURATION_S = 600.0
@@ -99,9 +98,9 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def setup(self) -> Setup:
-        model, named = load_model_spec(model_name(self.model)), self.quant.lower()
+        model = load_model_spec(model_name(self.model))
         engine = load_engine(engine_name(self.engine)).of_version(self.engine_version)
-        weights = published_dtype(model, FORMATS.get(named, named))
+        weights = weight_format(model, self.quant)
         return Setup.of(model, self.gpu, engine, AUTOREGRESSIVE, sampling=SamplingSpec(), weight_dtype=weights)
 
     @property
