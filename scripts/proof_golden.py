@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from proof_answers import Answer, answer
-from proof_requests import draw
+from proof_requests import CORNERS, draw
 
 FILE = Path(__file__).resolve().parent.parent / "tests" / "data" / "golden.npz"
 SEED = 1
@@ -38,7 +38,7 @@ REPEATED = (
 
 @cache
 def golden_requests() -> list[dict[str, Any]]:
-    return draw(NUMBER, seed=SEED)
+    return [*draw(NUMBER, seed=SEED), *CORNERS]
 
 
 def digests(found: Answer) -> dict[str, float]:

@@ -57,6 +57,19 @@ ENGINES = {
 }
 """The drafts that each engine runs."""
 SPARSE = ("streamingllm", "snapkv", "topk")
+CORNERS: tuple[dict[str, Any], ...] = (
+    {"kind": "plan", "options": {"model": "deepseek-v3", "hardware": ["gb200-nvl72"], "engine": "vllm", "gpus": 16,
+                                 "context": [4096], "batch": [64], "draft": "mtp"}},
+    {"kind": "plan", "options": {"model": "llama-3.1-70b", "hardware": ["gb200-nvl72"], "engine": "trtllm", "gpus": 8,
+                                 "context": [8192], "batch": [16], "draft": "eagle3"}},
+    {"kind": "points", "model": "qwen3-30b-a3b", "hardware": "h100-sxm-80gb", "engine": "vllm", "is_cpu": False,
+     "draft": "eagle3", "method": "eagle3", "draft_model": None, "draft_tp_size": None,
+     "sampling": {"temperature": 1.0}, "precision": {}, "draft_precision": {},
+     "spread": {"whole_experts": True, "dp": 1}, "rates": [0.7],
+     "tp": [1, 1, 1], "batch": [1, 16, 200], "context": [512, 8192, 32_768], "gamma": [0, 3, 1],
+     "budget": [64, 64, 64], "gen_len": 0.0, "output_len": 200.0, "prompts": [], "share": 0.8},
+)  # fmt: skip
+"""Golden requests that no draw holds: a link that reaches beyond a node, and whole experts on one rank."""
 POINTS_EVERY = 3
 """Every so many requests are about points of one setup, the others are plans."""
 

@@ -170,6 +170,16 @@ def test_all_or_nothing_accepted_does_not_break_the_fit(accepted: int) -> None:
     assert abs(rate - accepted / 500) < 0.05
 
 
+def test_the_spread_of_few_sequences_is_that_of_a_sample() -> None:
+    """Rates known almost exactly, of 0.6 and 0.8: numpy's sample standard deviation."""
+    rows = [
+        {"draft_method": "streamingllm", "budget": 64, "context": 4096, "position": 1, "trials": 10**6,
+         "accepted": rate * 10**6, "sequence": name}
+        for name, rate in (("a", 0.6), ("b", 0.8))
+    ]  # fmt: skip
+    assert acceptance.fit_profile(rows).spread == pytest.approx(np.std([0.6, 0.8], ddof=1), rel=0.02)
+
+
 def test_the_spread_between_sequences_is_estimated_and_widens_the_errors() -> None:
     law = Law(rejection=0.2, reference_budget=256)
     alike = acceptance.fit_profile(sampled_counts(law, blocks=60, gamma=1, seed=2, sequences=30))

@@ -11,10 +11,11 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
+from magicdec.perfmodel.kernels.experts import _of_rows
 from magicdec.perfmodel.kernels.fit import MAX_PARAMETERS, minimise
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.kernels.tables import curve_of, read_table, refit, row_seconds
-from magicdec.specs.device import Link
+from magicdec.specs.device import WEIGHT_ONLY, Link
 from tests.kernels import (
     all_reduce_time,
     attention_time,
@@ -224,3 +225,11 @@ def test_a_fit_begins_at_the_generic_curve_and_stays_there_where_rows_agree(name
         value = getattr(generic, constant)
         if type(value) is float:
             assert getattr(fitted, constant) == pytest.approx(value, rel=1e-3), constant
+
+
+def test_rows_of_weight_only_formats_compute_in_16_bits() -> None:
+    """The kernels of int4 experts multiply in bf16; those of fp8 in fp8."""
+    names = ("num_tokens", "hidden_size", "moe_intermediate_size", "tp_size", "num_experts", "num_experts_per_tok")
+    rows = {name: np.ones(2) for name in (*names, "is_balanced")}
+    formats = {dtype: _of_rows(rows, dtype).compute_dtype for dtype in ("", "fp8", *WEIGHT_ONLY)}
+    assert formats == {"": "bf16", "fp8": "fp8"} | dict.fromkeys(WEIGHT_ONLY, "bf16")

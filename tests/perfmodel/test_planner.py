@@ -371,12 +371,13 @@ def test_one_rate_belongs_to_the_draft_named_and_to_one_budget() -> None:
     assert constant_profile(0.8).source == rows[0].acceptance_source
 
 
-def test_a_self_draft_with_other_weights_needs_its_own_acceptance() -> None:
+def test_a_sparse_self_draft_with_other_weights_needs_its_own_acceptance() -> None:
+    """Published are narrower copies with the full cache, and sparse caches with the target's own weights."""
     case = {**CASE, "acceptance": (), "engine": "ours"}
-    quantised = PlanRequest(**case, draft="self", draft_method="full", draft_weight_dtype="int4")
+    quantised = PlanRequest(**case, draft="self", draft_method="streamingllm", draft_weight_dtype="int4")
     document = plan(quantised)
     assert document.best.gamma == 0
-    assert [row.draft_method for row in document.needs_acceptance] == ["full"]
+    assert [row.draft_method for row in document.needs_acceptance] == ["streamingllm"]
 
 
 def test_a_price_gives_a_cost() -> None:
