@@ -5,10 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from magicdec.api import load_records, plan, predict
+    from magicdec.api import (
+        engines,
+        hardware,
+        load_plan,
+        load_records,
+        models,
+        plan,
+        predict,
+        report,
+        sensitivity,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_records", "plan", "predict"]
+__all__ = [
+    "__version__", "engines", "hardware", "load_plan", "load_records", "models", "plan", "predict", "report",
+    "sensitivity",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -18,3 +31,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'magicdec' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,8 +7,11 @@
     plan.to_frame()                                     # every candidate, as a pandas table
     magicdec.predict(batch=64, context=32768, draft_budget=512, gamma=3).tpot_s
     magicdec.load_records("results.jsonl").to_frame()
+    magicdec.report("report.html", plan=plan)
+    magicdec.models(), magicdec.hardware(), magicdec.engines()
 
-One value may stand for a list of one; numbers of tokens may be written "32k"; names, paths and specs are all taken.
+One value may stand for a list of one; numbers of tokens may be written "32k"; names, paths and specs are all taken, and
+for a model the dictionary of its config.json.
 """
 
 from __future__ import annotations
@@ -20,12 +23,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from magicdec import plan_request
 from magicdec.errors import ConfigError
+from magicdec.perfmodel.kernels.profile import hardware_names
 from magicdec.perfmodel.plan.drafts import load_profiles
 from magicdec.perfmodel.plan.planner import plan as answer
 from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.plan.sensitivity import Sensitivity
+from magicdec.perfmodel.plan.sensitivity import sensitivity as vary
 from magicdec.plan_document import Candidate, Plan
+from magicdec.plan_document import load_plan as read_plan
 from magicdec.plan_request import fields_of
 from magicdec.records import Record, read_many, record_rows
+from magicdec.specs.catalog import model_names
+from magicdec.specs.engine import engine_names
+from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.workload import load_workload
 
 if TYPE_CHECKING:
@@ -37,6 +47,9 @@ IDENTITY = ("hardware", "batch_size", "context_len", "draft", "draft_method", "d
 
 def request_of(**options: Any) -> PlanRequest:
     """The planner's request for plain options, files read. Raises ConfigError."""
+    if isinstance(model := options.get("model"), dict):
+        name = str(model.get("_name_or_path") or model.get("model_type") or "model")
+        options |= {"model": model_from_hf_config(model, name=name, where="the model's configuration")}
     values = fields_of(options)
     every = values.get("acceptance", ())
     files = [Path(each) for each in every if isinstance(each, str)]
@@ -48,7 +61,12 @@ def request_of(**options: Any) -> PlanRequest:
 
 
 def _shows_options(function: Callable[..., T]) -> Callable[..., T]:
-    """Gives a function of `**options` the signature of a plan's options, for help() and notebooks."""
+    """Gives a function of `**options` the signature of a plan's options and a line on each, for help()."""
+    lines = (f"    {name}: {asked.option.help}" for name, asked in plan_request.options().items())
+    before, raises, after = (function.__doc__ or "").partition("\n    Raises:")
+    function.__doc__ = "\n".join(
+        [before.rstrip(), "", "    Options:", *(f"    {each}" for each in lines), raises + after]
+    )
     parameters = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=asked.default, annotation=asked.kind)
         for name, asked in plan_request.options().items()
@@ -88,6 +106,31 @@ def predict(**options: Any) -> Candidate:
     return wanted[0]
 
 
+@_shows_options
+def sensitivity(**options: Any) -> Sensitivity:
+    """Which input of one configuration moves its speedup most, and what to measure next: `magicdec sensitivity`.
+
+    Raises:
+        ConfigError: as `plan`; or no draft to vary the inputs of.
+    """
+    return vary(request_of(**options))
+
+
+def models() -> list[str]:
+    """Models that can be planned by name; any other is given as its config.json."""
+    return model_names()
+
+
+def hardware() -> list[str]:
+    """Devices that can be planned by name; any other is given as a TOML file (docs/extending.md)."""
+    return list(hardware_names())
+
+
+def engines() -> list[str]:
+    """Engines that can be planned for by name; any other is given as a TOML file."""
+    return list(engine_names())
+
+
 class Records(list[Record]):
     """Records with a table of them."""
 
@@ -96,6 +139,33 @@ class Records(list[Record]):
         import pandas as pd
 
         return pd.DataFrame(record_rows(self)).convert_dtypes()
+
+
+def load_plan(path: str | Path) -> Plan:
+    """A plan that was written with `magicdec plan -o` or `plan.to_json()`. Raises StorageError or ConfigError."""
+    return read_plan(Path(path))
+
+
+def report(
+    path: str | Path,
+    *,
+    records: str | Path | Iterable[str | Path] = (),
+    plan: Plan | None = None,
+    title: str = "Speculative decoding report",
+) -> Path:
+    """Writes a report of records files, a plan or both: `magicdec report`. A path that ends in .pdf becomes a PDF.
+
+    Raises:
+        ConfigError: nothing to report.
+        StorageError: a file that cannot be read or written.
+    """
+    from magicdec.reports.data import ReportData
+    from magicdec.reports.html import write_html
+    from magicdec.reports.pdf import write_pdf
+
+    data = ReportData.from_records(load_records(records), plan, title=title)
+    (write_pdf if Path(path).suffix == ".pdf" else write_html)(data, Path(path))
+    return Path(path)
 
 
 def load_records(paths: str | Path | Iterable[str | Path]) -> Records:

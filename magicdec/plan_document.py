@@ -365,6 +365,17 @@ class Plan(Case, frozen=True, kw_only=True):
     def rows(self) -> list[Candidate]:
         return [*self.autoregressive_rows, *self.candidates]
 
+    def __repr__(self) -> str:
+        """The best configuration of each case, in a line."""
+        lines = [f"Plan: {self.model}, engine {self.engine}"]
+        for case in self.cases:
+            best = case.best
+            draft = f"{draft_name(best.draft, best.draft_method)}{f' {best.draft_budget}' if best.draft_budget else ''}"
+            gain = f"{best.speedup:.2f}x ({best.speedup_low:.2f}-{best.speedup_high:.2f}), {best.verdict}"
+            answer = f"{draft}, gamma {best.gamma}: {gain}" if best.is_speculative else "no draft"
+            lines.append(f"  {case.hardware}, context {case.context_len}, batch {best.batch_size}: {answer}")
+        return "\n".join(lines)
+
     def to_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 

@@ -67,7 +67,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Option(name="batch", help="Sequences per replica, a list; default 64, or searched.", least=1, most=MAX_BATCH),
     ] = ()
     context_lens: Annotated[
-        tuple[int, ...], Option(name="context", help="Prompt lengths, a list.", least=1, most=MAX_CONTEXT)
+        tuple[int, ...], Option(name="context", help="Prompt lengths in tokens, a list.", least=1, most=MAX_CONTEXT)
     ] = (32_768,)
     gen_len: Annotated[int, Option(help="Tokens generated after the prompt.", least=0, most=MAX_CONTEXT)] = 0
     gamma: Annotated[int | None, Option(help="Drafted tokens per step; default: searched.", least=0)] = None
@@ -93,11 +93,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     draft_kv_dtype: Annotated[str | None, Option(help="KV cache of the draft.")] = None
     tpot_limit_s: Annotated[
         float | None,
-        Option(name="tpot_ms", help="Limit on the time per output token.", unit=MILLI, least=0, is_open=True),
+        Option(name="tpot_ms", help="Limit on the time per output token, ms.", unit=MILLI, least=0, is_open=True),
     ] = None
     ttft_limit_s: Annotated[
         float | None,
-        Option(name="ttft_ms", help="Limit on the time to the first token.", unit=MILLI, least=0, is_open=True),
+        Option(name="ttft_ms", help="Limit on the time to the first token, ms.", unit=MILLI, least=0, is_open=True),
     ] = None
     price_per_hour_usd: Annotated[
         float | None,

@@ -1,5 +1,5 @@
 """Writes what the documents take from the records in results/ and from the planner: README's plan, the tables and the
-picture of docs/validation.md, and the table of docs/worked-example.md.
+picture of docs/validation.md, the table of docs/worked-example.md, and the options in docs/api.md.
 
 python scripts/readme_table.py            # rewrites the picture, and both files between their markers
 python scripts/readme_table.py --check    # exits with 1 when they are not what the records give
@@ -18,6 +18,7 @@ from rich.console import Console
 
 import magicdec
 from magicdec.comparison import Comparison, Pair, pair_records
+from magicdec.plan_request import options
 from magicdec.records import read_records
 from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, ReportData, has_weak_baseline
 from magicdec.reports.figures import draw
@@ -149,6 +150,12 @@ def example() -> str:
     return "\n".join([*lines, ""])
 
 
+def plan_options() -> str:
+    """A row per option of `magicdec.plan`."""
+    rows = [f"| `{name}` | {asked.option.help} | {asked.default!r} |" for name, asked in options().items()]
+    return "\n".join(["| option | what it is | default |", "|---|---|---|", *rows, ""])
+
+
 def picture() -> str:
     """What `magicdec plot gamma` draws of the records."""
     chart = draw("gamma", ReportData.from_records(read_records(RECORDS)))
@@ -183,14 +190,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    readme, worked, validation = (
-        ROOT / "README.md",
-        ROOT / "docs" / "worked-example.md",
-        ROOT / "docs" / "validation.md",
-    )
-    old = {path: path.read_text(encoding="utf-8") for path in (readme, worked, validation)}
+    names = ("README.md", "docs/worked-example.md", "docs/validation.md", "docs/api.md")
+    readme, worked, validation, api = (ROOT / name for name in names)
+    old = {path: path.read_text(encoding="utf-8") for path in (readme, worked, validation, api)}
     files = {
         readme: between_markers(old[readme], plan_output(), "plan"),
+        api: between_markers(old[api], plan_options(), "options"),
         worked: between_markers(old[worked], example()),
         validation: between_markers(between_markers(old[validation], summary(), "demo"), table()),
         PICTURE: picture(),

@@ -14,6 +14,8 @@ import pytest
 
 import magicdec
 from magicdec.errors import ConfigError
+from magicdec.plan_request import options
+from magicdec.specs.catalog import MODELS_DIRECTORY
 
 RECORDS = Path(__file__).resolve().parents[1] / "results" / "demo-2-cores.jsonl"
 
@@ -70,6 +72,31 @@ def test_a_notebook_shows_each_case_as_a_row_of_well_formed_html() -> None:
     plan = magicdec.plan(batch=[16, 64], context=[4096, 32768])
     table = ET.fromstring(plan._repr_html_())
     assert len(table.findall("tbody/tr")) == 4
+
+
+def test_the_interface_is_listed_explained_and_short(tmp_path: Path) -> None:
+    """dir() names it, help() every option, and a plan's repr is its answer."""
+    assert {"plan", "predict", "load_plan", "load_records", "models", "hardware", "engines", "report"} <= set(
+        dir(magicdec)
+    )
+    assert all(f"{name}: {asked.option.help}" in (magicdec.plan.__doc__ or "") for name, asked in options().items())
+    plan = magicdec.plan(batch=64, context=[4096, 32768])
+    assert repr(plan).count("\n") == 2
+    assert f"{plan.other_cases[0].best.speedup:.2f}x" in repr(plan)
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    assert magicdec.load_plan(tmp_path / "plan.json") == plan
+    assert "Does speculative decoding pay" in magicdec.report(tmp_path / "report.html", plan=plan).read_text()
+    assert "llama-3.1-8b" in magicdec.models()
+    assert "h100-sxm-80gb" in magicdec.hardware()
+    assert "vllm" in magicdec.engines()
+    assert magicdec.sensitivity(batch=64, context=32768).measure_next
+
+
+def test_a_model_may_be_the_dictionary_of_its_configuration() -> None:
+    config = json.loads((MODELS_DIRECTORY / "qwen3-8b.json").read_text())
+    assert magicdec.plan(model=config, batch=8, draft="none").best.tpot_s == pytest.approx(
+        magicdec.plan(model="qwen3-8b", batch=8, draft="none").best.tpot_s
+    )
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
