@@ -15,12 +15,13 @@ if TYPE_CHECKING:
         predict,
         report,
         sensitivity,
+        simulate,
     )
 
 __version__ = "0.1.0"
 __all__ = [
     "__version__", "engines", "hardware", "load_plan", "load_records", "models", "plan", "predict", "report",
-    "sensitivity",
+    "sensitivity", "simulate",
 ]  # fmt: skip
 
 

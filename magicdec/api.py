@@ -6,6 +6,7 @@
     plan.best.speedup, plan.best.verdict
     plan.to_frame()                                     # every candidate, as a pandas table
     magicdec.predict(batch=64, context=32768, draft_budget=512, gamma=3).tpot_s
+    magicdec.simulate(rate=4, replicas=2, tp=4, workload="rag.csv").ttft_s      # every request's, under arrivals
     magicdec.load_records("results.jsonl").to_frame()
     magicdec.report("report.html", plan=plan)
     magicdec.models(), magicdec.hardware(), magicdec.engines()
@@ -24,18 +25,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from magicdec import plan_request
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import hardware_names
+from magicdec.perfmodel.plan.capacity import simulated
 from magicdec.perfmodel.plan.drafts import load_profiles
 from magicdec.perfmodel.plan.planner import plan as answer
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.plan.sensitivity import Sensitivity
 from magicdec.perfmodel.plan.sensitivity import sensitivity as vary
+from magicdec.perfmodel.traffic.simulate import Outcome
 from magicdec.plan_document import Candidate, Plan
 from magicdec.plan_document import load_plan as read_plan
 from magicdec.plan_request import fields_of
 from magicdec.records import Record, read_many, record_rows
-from magicdec.specs.catalog import model_names
+from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.engine import engine_names
 from magicdec.specs.hf_config import model_from_hf_config
+from magicdec.specs.model import ModelSpec
 from magicdec.specs.workload import load_workload
 
 if TYPE_CHECKING:
@@ -129,6 +133,22 @@ def hardware() -> list[str]:
 def engines() -> list[str]:
     """Engines that can be planned for by name; any other is given as a TOML file."""
     return list(engine_names())
+
+
+def simulate(*, replicas: int = 1, policy: str = "by batch", seed: int = 0, **options: Any) -> Outcome:
+    """Replicas under arrivals: `plan`'s options with a rate or requests; arrays of every request's times.
+
+    A draft that is named is run by `policy`: "fixed" (its best gamma), "by batch", or "by batch and context".
+
+    Raises:
+        ConfigError: an option or combination that cannot be, or a draft whose acceptance is unknown.
+        CapacityError: a request that does not fit.
+    """
+    request = request_of(**options)
+    if not request.has_arrivals:
+        raise ConfigError("a simulation needs a rate, or requests")
+    model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
+    return simulated(request, model, replicas=replicas, policy=policy, seed=seed)
 
 
 class Records(list[Record]):

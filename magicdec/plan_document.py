@@ -336,6 +336,99 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """The best of each way to spread a replica, where several were compared, the most tokens per second first."""
 
 
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """A time that users see, in seconds: its mean and percentiles over requests."""
+
+    mean: Number
+    p50: Number
+    p95: Number
+    p99: Number
+
+    @classmethod
+    def of(cls, seconds: Any) -> Percentiles:
+        import numpy as np
+
+        if not len(seconds):
+            return cls(mean=0.0, p50=0.0, p95=0.0, p99=0.0)
+        p50, p95, p99 = np.quantile(seconds, (0.5, 0.95, 0.99)).tolist()
+        return cls(mean=float(np.mean(seconds)), p50=p50, p95=p95, p99=p99)
+
+
+class TrafficLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas under arrivals, simulated."""
+
+    draft: str
+    draft_method: str
+    draft_budget: Count | None
+    gamma: Annotated[int, msgspec.Meta(ge=0)]
+    """The best single gamma; `policy` says which are drafted."""
+    policy: str
+    """"off", "gamma 3", "by batch" or "by batch and context" (the plan's table of gammas)."""
+    tp_size: Count
+    num_replicas: Count
+    rate_per_s: Positive
+    overloaded: bool
+    """Whether the queue grows without bound: no percentile is stated then."""
+    within_limits: bool
+    ttft: Percentiles | None
+    tpot: Percentiles | None
+    request: Percentiles | None
+    goodput_per_s: Number
+    """Requests per second that keep the limits."""
+    output_tokens_per_s: Number
+    preemptions: Annotated[int, msgspec.Meta(ge=0)]
+    mean_batch: Number
+    mean_waiting: Number
+    kv_share: Number
+    """Share of the cache in use, over time."""
+    analytic_rate_per_s: Number
+    """Rate by Little's law over mean times, within the limits."""
+    cost_per_million_tokens_usd: Number | None = None
+    highest_rate_per_s: Number | None = None
+    """Rate up to which these devices keep the limits."""
+    ttft_p95_low_s: Number | None = None
+    ttft_p95_high_s: Number | None = None
+    """From repeats and the costs' own error; null: they may be too few."""
+    tpot_p95_low_s: Number | None = None
+    tpot_p95_high_s: Number | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        """Devices of all replicas."""
+        return self.tp_size * self.num_replicas
+
+    @property
+    def is_speculative(self) -> bool:
+        return self.policy != "off"
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica at one time."""
+
+    time_s: Number
+    batch: Number
+    """Requests that decode or are prefilled."""
+    waiting: Number
+    kv_share: Number
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for a rate of arrivals and limits on percentiles."""
+
+    rate_per_s: Positive
+    num_requests: Count
+    """Requests that were simulated."""
+    best: TrafficLoad
+    """The fewest devices that keep the limits."""
+    autoregressive: TrafficLoad | None
+    """The fewest without speculation; null: none keep them."""
+    speculative: TrafficLoad | None
+    curves: list[TrafficLoad]
+    """Each layout and policy over rates, on as many devices as the best has."""
+    timeline: list[Moment]
+    notes: list[str]
+
+
 class Plan(Case, frozen=True, kw_only=True):
     """The whole answer: the first case that was asked for and can be answered, together with the others."""
 
@@ -353,6 +446,8 @@ class Plan(Case, frozen=True, kw_only=True):
     """Those of `notes` that may change what to do."""
     autoregressive_rows: list[Candidate]
     """Autoregressive rows of all cases."""
+    traffic: Traffic | None = None
+    """Answer for a rate of arrivals; the rest of the document is then of its devices and lengths."""
     candidates: list[Candidate]
     """The drafted configurations, case by case, best first. Where the batch is searched: those of each draft that no
     other of it beats in both latency and throughput."""

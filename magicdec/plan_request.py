@@ -23,6 +23,9 @@ from magicdec.units import MILLI, parse_count
 MAX_TP_SIZE, MAX_PP_SIZE, MAX_EP_SIZE = 1024, 64, 1024
 MAX_BATCH = 65_536
 MAX_CONTEXT = 2**26
+BALANCES = ("round-robin", "least-loaded")
+OF_ARRIVALS = ("burstiness", "cached", "p95_ttft_ms", "p95_tpot_ms", "balance")
+"""Options that only a rate of arrivals gives a meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +107,30 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Option(name="price", help="Dollars per device and hour.", least=0, most=1e6, is_open=True),
     ] = None
     workload: Annotated[Any, Option(help="Distribution of prompt and output lengths.")] = None
+    rate: Annotated[
+        float | None, Option(help="Requests per second: searches the fewest devices.", least=0, most=1e6, is_open=True)
+    ] = None
+    burstiness: Annotated[
+        float, Option(help="Squared variation of gaps between arrivals; 1: Poisson.", least=0, most=1e4)
+    ] = 1.0
+    requests: Annotated[str | None, Option(help="Requests to serve: CSV, JSONL, Azure or Mooncake trace.")] = None
+    cached_len: Annotated[
+        int, Option(name="cached", help="Tokens of each prompt that are cached.", least=0, most=MAX_CONTEXT)
+    ] = 0
+    ttft_p95_s: Annotated[
+        float | None,
+        Option(name="p95_ttft_ms", help="Limit on TTFT's 95th percentile.", unit=MILLI, least=0, is_open=True),
+    ] = None
+    tpot_p95_s: Annotated[
+        float | None,
+        Option(name="p95_tpot_ms", help="Limit on TPOT's 95th percentile.", unit=MILLI, least=0, is_open=True),
+    ] = None
+    balance: Annotated[str, Option(help="Over replicas: round-robin or least-loaded.")] = "round-robin"
+
+    @property
+    def has_arrivals(self) -> bool:
+        """Whether it is about a rate of requests."""
+        return self.rate is not None or self.requests is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +222,11 @@ def check(request: Request) -> None:
     """Raises ConfigError for a number outside its option's limits, or a request of no context or device."""
     for asked in options().values():
         asked.check(getattr(request, asked.field))
+    if request.balance not in BALANCES:
+        raise unknown_choice("balance", request.balance, BALANCES)
+    asked_of_rate = [name for name in OF_ARRIVALS if name in given(request)]
+    if asked_of_rate and not request.has_arrivals:
+        raise ConfigError(f"--{asked_of_rate[0].replace('_', '-')} goes with --rate or --requests")
     if not request.context_lens or not request.hardware:
         raise ConfigError("a plan needs at least one context length and one device")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from magicdec.naming import ENGINE_TITLES, draft_id, draft_name
 from magicdec.plan_document import Candidate, Case, GammaTable, MemoryUse, NeedsAcceptance, Operation, Plan, Reach
+from magicdec.reports.terminal_traffic import print_traffic
 from magicdec.reports.text import needed_width, text_table
 from magicdec.units import GIB, MILLI, format_bytes, format_number, format_seconds, format_tokens
 
@@ -26,6 +27,10 @@ Rows = Sequence[Candidate]
 
 def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool = False) -> None:
     """The answer of each case; `every` adds all rows, layouts, gammas and notes, `why` the breakdown and the memory."""
+    if answer.traffic is not None:
+        print_traffic(answer, answer.traffic, console, every=every)
+        if not every and not why:
+            return
     if len(answer.cases) > 1:
         _print_cases(console, answer)
     for case in answer.cases if every or len(answer.cases) == 1 else ():

@@ -22,6 +22,7 @@ from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step
 from magicdec.perfmodel.acceptance.law import static_batch_efficiency
 from magicdec.perfmodel.plan.answer import breakdown, candidates, ceilings
+from magicdec.perfmodel.plan.capacity import Load, plan_traffic
 from magicdec.perfmodel.plan.device import (
     DEFAULT_MAX_GAMMA,
     Device,
@@ -75,6 +76,8 @@ def plan(request: PlanRequest) -> Plan:
         CapacityError: the model fits on no number of the devices, or not with this batch and context.
     """
     model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
+    if request.has_arrivals:
+        return _under_arrivals(request, model)
     request, refused = _readable(request, model)
     answers, devices = answered(request, model, refused)
     first = answers[0]
@@ -92,6 +95,19 @@ def plan(request: PlanRequest) -> Plan:
         autoregressive_rows=[row for each in answers for row in each.alone],
         candidates=[row for each in answers for row in each.drafted],
     )
+
+
+def _under_arrivals(request: PlanRequest, model: ModelSpec) -> Plan:
+    """The plan of the layout and devices that a rate of arrivals takes."""
+    traffic = plan_traffic(request, model)
+    settled = plan(
+        msgspec.structs.replace(
+            request, rate=None, burstiness=1.0, requests=None, cached_len=0, ttft_p95_s=None, tpot_p95_s=None,
+            balance="round-robin", workload=Load.of(request, model).workload, tp_size=traffic.best.tp_size,
+            num_gpus=traffic.best.num_gpus,
+        )
+    )  # fmt: skip
+    return msgspec.structs.replace(settled, traffic=traffic, request=request.record())
 
 
 def answered(request: PlanRequest, model: ModelSpec, refused: list[str]) -> tuple[list[Answer], list[Device]]:

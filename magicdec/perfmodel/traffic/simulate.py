@@ -93,7 +93,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a simulation gave. Times in seconds, an entry per request."""
+    """Times of every request, in seconds, in the order of their arrival."""
 
     requests: Requests
     first_s: Array
@@ -112,7 +112,7 @@ class Outcome:
 
     @cached_property
     def tpot_s(self) -> Array:
-        """Of requests with several tokens."""
+        """Seconds per token after the first, for requests of several."""
         gaps = self.requests.output_len[self.skipped :] - 1
         return ((self.last_s - self.first_s)[self.skipped :][gaps > 0]) / gaps[gaps > 0]
 

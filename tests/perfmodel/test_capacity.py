@@ -1,0 +1,143 @@
+"""The fewest devices under arrivals: what the answer says is what a simulation of it gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import magicdec
+from magicdec.commands.plan import plan_command
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.perfmodel.plan import capacity
+from magicdec.plan_document import Plan, load_plan
+
+CHAT = {
+    "model": "llama-3.1-8b", "hardware": "h100", "context": 1000, "gen_len": 40, "rate": 12.0, "p95_ttft_ms": 120,
+    "p95_tpot_ms": 10,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answer() -> Iterator[Plan]:
+    """Of loads of 300 requests instead of thousands."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(capacity, "MIN_REQUESTS", 300)
+        patched.setattr(capacity, "MAX_REQUESTS", 300)
+        yield magicdec.plan(**CHAT)
+
+
+def write_trace(path: Path) -> Path:
+    """150 requests at 4/s, of which all but the first have a prefix cached."""
+    rows = (
+        {"timestamp": 250 * i, "input_length": 900, "output_length": 30, "hash_ids": [1, i + 9]} for i in range(150)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_answer_keeps_the_limits_and_one_replica_fewer_does_not(answer: Plan) -> None:
+    traffic = answer.traffic
+    assert traffic is not None
+    for load in (traffic.autoregressive, traffic.speculative):
+        assert load is not None
+        assert load.within_limits
+        assert load.ttft is not None
+        assert load.tpot is not None
+        assert load.ttft.p95 <= 0.12
+        assert load.tpot.p95 <= 0.01
+        assert (load.highest_rate_per_s or 0.0) >= 12.0
+        assert (load.ttft_p95_low_s or 0.0) < load.ttft.p95
+        assert load.ttft_p95_high_s is None or load.ttft_p95_high_s > load.ttft.p95
+    alone = traffic.autoregressive
+    assert alone is not None
+    options = {name: CHAT[name] for name in ("model", "hardware", "context", "gen_len", "rate")}
+    for replicas in (alone.num_replicas, alone.num_replicas - 1):
+        if replicas:
+            outcome = magicdec.simulate(**options, tp=alone.tp_size, replicas=replicas)  # type: ignore[arg-type]
+            slow = outcome.is_overloaded or (
+                np.quantile(outcome.ttft_s, 0.95) > 0.12 or np.quantile(outcome.tpot_s, 0.95) > 0.01
+            )
+            assert slow == (replicas < alone.num_replicas)
+    assert traffic.best.num_gpus == min(
+        each.num_gpus for each in (traffic.autoregressive, traffic.speculative) if each is not None
+    )
+
+
+def test_the_rest_of_the_plan_is_of_the_devices_that_the_rate_takes(answer: Plan, tmp_path: Path) -> None:
+    assert answer.traffic is not None
+    best = answer.traffic.best
+    assert answer.best.tp_size == best.tp_size
+    assert answer.best.num_replicas == best.num_replicas
+    assert answer.request.rate == 12.0
+    (tmp_path / "plan.json").write_text(answer.to_json())
+    assert load_plan(tmp_path / "plan.json").traffic == answer.traffic
+
+
+def test_curves_rise_with_the_rate_and_an_overload_has_no_percentile(answer: Plan) -> None:
+    assert answer.traffic is not None
+    for policy in {each.policy for each in answer.traffic.curves}:
+        curve = [each for each in answer.traffic.curves if each.policy == policy]
+        assert [each.rate_per_s for each in curve] == sorted(each.rate_per_s for each in curve)
+        batches = [each.mean_batch for each in curve]
+        assert batches == sorted(batches)
+        for each in curve:
+            assert (each.ttft is None) == (each.tpot is None) == each.overloaded
+            assert each.goodput_per_s <= 1.15 * each.rate_per_s
+
+
+def test_a_sweep_in_processes_gives_the_same_numbers(tmp_path: Path) -> None:
+    request = {"hardware": "h100", "requests": str(write_trace(tmp_path / "trace.jsonl")), "p95_ttft_ms": 80,
+               "p95_tpot_ms": 9, "draft": "none"}  # fmt: skip
+    with joblib.parallel_config("loky", n_jobs=2):
+        shared = magicdec.plan(**request)
+    assert shared.to_json() == magicdec.plan(**request).to_json()
+
+
+def test_more_load_than_the_devices_keep_is_refused_with_what_they_do() -> None:
+    with pytest.raises(CapacityError, match=r"1 devices do not keep the limits at 400 requests/s; .* up to \d"):
+        magicdec.plan(**CHAT | {"rate": 400.0, "gpus": 1, "draft": "none"})
+    with pytest.raises(CapacityError, match="nothing keeps the limits"):
+        magicdec.plan(**CHAT | {"p95_tpot_ms": 0.1, "draft": "none"})
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"rate": 4.0}, "a rate needs lengths"),
+    ({"p95_ttft_ms": 100}, "--p95-ttft-ms goes with --rate"),
+    ({"rate": 0.0}, "rate must be above 0"),
+    ({"rate": 4.0, "gen_len": 10, "hardware": ["h100", "a100-sxm-80gb"]}, "one kind of device"),
+    ({"rate": 4.0, "gen_len": 10, "context": ["1k", "2k"]}, "takes one --context"),
+    ({"rate": 4.0, "gen_len": 10, "balance": "random"}, "unknown balance 'random'"),
+    ({"requests": "trace.csv"}, "request 2 of trace.csv has 200010 tokens"),
+    ({"requests": "trace.csv", "cached": 5}, "leave --workload and --cached out"),
+    ({"requests": "none.csv"}, "none.csv"),
+])  # fmt: skip
+def test_what_cannot_be_simulated_is_one_line(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trace.csv").write_text("arrival,prompt,output\n0,100,10\n1,200000,10\n")
+    with pytest.raises(ConfigError) as error:
+        magicdec.plan(**options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_says_devices_with_and_without_a_draft(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl")
+    command = typer.Typer()
+    command.command()(plan_command)
+    result = CliRunner().invoke(command, [
+        "--hardware", "h100", "--requests", str(trace), "--p95-ttft-ms", "500", "--p95-tpot-ms", "20",
+    ])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "4 requests/s" in result.stdout
+    assert "without a draft" in result.stdout or "with EAGLE" in result.stdout
+    assert "keep the limits up to" in result.stdout
