@@ -155,6 +155,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Kinds of drafts that it runs, among `DRAFT_KINDS` (specs/speculation.py)."""
     draft_notes: dict[str, str] = {}
     """By kind of draft: what to know before it is run there."""
+    gamma_table_note: str = ""
+    """The cost of following a table of gammas by batch size there."""
     draft_on_all_ranks: bool = False
     """Whether a draft model must be split over the target's ranks."""
     spreads: bool = True

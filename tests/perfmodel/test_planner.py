@@ -145,6 +145,17 @@ def test_a_draft_s_interval_does_not_depend_on_the_drafts_beside_it() -> None:
     assert any("different sources" in note for note in together.notes)
 
 
+def test_a_gamma_that_varies_with_the_batch_is_said_to_cost_where_it_does() -> None:
+    case = {"hardware": ("a100-sxm-80gb",), "tp_size": 1, "draft": "eagle3", "context_lens": (1024,), "gen_len": 256}
+    for batch, engine, is_said in ((64, "vllm", True), (4, "vllm", False), (64, "sglang", False)):
+        document = plan(PlanRequest(**case, batch_sizes=(batch,), engine=engine))
+        table = document.gamma_table
+        column = table.context_lens.index(1024)
+        below = {row[column] for row in table.gamma_of_steps[: table.batch_sizes.index(batch) + 1]}
+        assert any("piecewise graphs" in note for note in document.notes) == is_said
+        assert engine == "sglang" or (len(below) > 1) == is_said
+
+
 def test_another_source_must_win_by_more_than_the_sources_differ() -> None:
     def method(rejection: float) -> str:
         other = msgspec.structs.replace(SNAPKV, law=msgspec.structs.replace(SNAPKV.law, rejection=rejection))

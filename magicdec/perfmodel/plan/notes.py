@@ -23,7 +23,8 @@ def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candi
         *_on_lengths(device, best),
         *_on_best(device, best, drafted),
     ]
-    return key, [*_on_engine_fit(devices), *_on_measured(device, best), *_on_drafts(device, best, drafted)]
+    rest = [*_on_engine_fit(devices), *_on_measured(device, best), *_on_table(device, case)]
+    return key, [*rest, *_on_drafts(device, best, drafted)]
 
 
 def _on_measured(device: Device, best: Candidate) -> list[str]:
@@ -154,6 +155,26 @@ def _on_best(device: Device, best: Candidate, drafted: list[Candidate]) -> list[
         if best.acceptance_extrapolated:
             notes.append(_extrapolation(option, best, drafted))
     return notes
+
+
+def _on_table(device: Device, case: Case) -> list[str]:
+    """The cost of batches that draft nothing once a draft is set up, and of a gamma that varies, up to the best batch
+    at its context."""
+    table, best = case.gamma_table, case.best
+    if table.gamma_set_up is None or table.idle_speedup is None:
+        return []
+    column, count = table.context_lens.index(best.context_len), table.batch_sizes.index(best.batch_size) + 1
+    gammas = [row[column] for row in table.gamma_set_up[:count]]
+    lost = [1.0 - row[column] for row, gamma in zip(table.idle_speedup[:count], gammas, strict=True) if gamma == 0]
+    found = []
+    if lost:
+        found.append(
+            f"where the table drafts nothing, having the draft set up costs up to {max(lost):.0%} of the speed of an "
+            "engine without it"
+        )
+    if len(set(gammas)) > 1 and device.engine.gamma_table_note:
+        found.append(device.engine.gamma_table_note)
+    return found
 
 
 def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> list[str]:
