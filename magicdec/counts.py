@@ -163,13 +163,12 @@ def expected_tokens_per_step(rates: Any, gamma: Any) -> Array:
     return tokens
 
 
-def constant_rate(tokens_per_step: float, gamma: int) -> float:
+def constant_rate(tokens_per_step: Any, gamma: Any) -> Array:
     """The rate that, alike at all positions, gives these tokens per step: (1 − α^(γ+1)) / (1 − α), by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
+    low, high = np.zeros_like(tokens_per_step, dtype=np.float64), np.full_like(tokens_per_step, 1.0, dtype=np.float64)
+    for _ in range(50):
         middle = 0.5 * (low + high)
-        if float(expected_tokens_per_step([middle] * gamma, gamma)) < tokens_per_step:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
+        is_low = (1.0 - middle ** (np.asarray(gamma) + 1.0)) / (1.0 - middle) < tokens_per_step
+        low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
+    rate: Array = 0.5 * (low + high)
+    return rate

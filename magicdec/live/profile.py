@@ -50,7 +50,7 @@ def _survivors(observation: Observation, counters: Counters) -> tuple[float, ...
         return counters.accepted_by_position[:gamma]
     if not drafts or not gamma or counters.accepted is None:
         return ()
-    rate = constant_rate(1.0 + counters.accepted / drafts, gamma)
+    rate = float(constant_rate(1.0 + counters.accepted / drafts, gamma))
     return tuple(drafts * rate**position for position in range(1, gamma + 1))
 
 

@@ -26,9 +26,10 @@ import msgspec
 import numpy as np
 
 from magicdec.comparison import ErrorSummary
-from magicdec.counts import Z_90
+from magicdec.counts import Z_90, constant_rate
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile, expected_tokens_per_step
+from magicdec.perfmodel.acceptance.law import sequence_rates
 from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.kernels.profile import load_hardware
@@ -257,21 +258,14 @@ def _budget(row: PairRow) -> int:
 @dataclass(frozen=True)
 class StatedTokens:
     """An acceptance law that gives each of several configurations its own stated tokens per step, by one rate for all
-    positions."""
+    positions. Fewer than one token is no mean length: it is read as the rate."""
 
     tokens: Array
     gamma: Array
 
     @cached_property
     def rates(self) -> Array:
-        low, high = np.zeros_like(self.tokens), np.ones_like(self.tokens)
-        gamma_max = int(self.gamma.max())
-        for _ in range(50):
-            middle = 0.5 * (low + high)
-            each = np.repeat(middle[:, None], gamma_max, axis=1)
-            is_low = expected_tokens_per_step(each, self.gamma) < self.tokens
-            low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
-        return np.where(self.tokens < 1.0, self.tokens, 0.5 * (low + high))
+        return np.where(self.tokens < 1.0, self.tokens, constant_rate(self.tokens, self.gamma))
 
     def tokens_per_step(self, *, budget: Any, context: Any, gamma: Any) -> tuple[Array, Array]:
         """The stated tokens, and the probability that all drafts are accepted."""
@@ -371,24 +365,18 @@ def median_request(tokens: Array, gamma: Array) -> Array:
 
 @lru_cache(maxsize=1024)
 def _median_factor(expected: float, gamma: int) -> float:
-    """The mean of the rates (a Beta distribution's) is the one at which requests together make `expected` tokens."""
-    from scipy.stats import beta
+    """The mean of the rates is the one at which requests together make `expected` tokens."""
+    from scipy.optimize import brentq
 
-    shares = (np.arange(40) + 0.5) / 40.0
+    def of_requests(mean: float) -> tuple[Array, Array, float]:
+        rates, weights = sequence_rates(mean, REQUEST_SPREAD)
+        each = expected_tokens_per_step(np.repeat(rates[:, None], gamma, axis=1), gamma)
+        return each, weights, float(weights @ (1.0 / each))
 
-    def of_requests(mean: float) -> Array:
-        spread = min(REQUEST_SPREAD, 0.9 * float(np.sqrt(mean * (1.0 - mean))))
-        weight = mean * (1.0 - mean) / spread**2 - 1.0
-        rates = beta.ppf(shares, mean * weight, (1.0 - mean) * weight)
-        return expected_tokens_per_step(np.repeat(rates[:, None], gamma, axis=1), gamma)
-
-    low, high = 1e-3, 1.0 - 1e-3
-    for _ in range(30):
-        middle = 0.5 * (low + high)
-        is_low = 1.0 / np.mean(1.0 / of_requests(middle)) < expected
-        low, high = (middle, high) if is_low else (low, middle)
-    each = of_requests(0.5 * (low + high))
-    return float(np.median(each)) * float(np.mean(1.0 / each))
+    within = float(np.clip(expected, 1.01, gamma + 0.99))
+    mean = brentq(lambda mean: 1.0 / of_requests(mean)[2] - within, 1e-3, 1.0 - 1e-3)
+    each, weights, steps = of_requests(float(mean))
+    return float(each[np.searchsorted(np.cumsum(weights), 0.5)]) * steps
 
 
 def validate_pairs(paths: Sequence[Path], *, acceptance: Acceptance = "measured") -> dict[str, Any]:
