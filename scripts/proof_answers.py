@@ -155,10 +155,10 @@ def _deeper(setup: Any, request: dict[str, Any], prediction: Any, budget: Any) -
     found["requests.output_tokens_per_s"] = whole.output_tokens_per_s
     found["requests.speedup"] = whole.speedup_at(prediction.speedup * 0.9)
     serving = find("serving_time")(
-        setup, concurrency=at.batch, prompt_len=at.context, output_len=request["output_len"], tp_size=at.tp,
-        budget=budget, gamma=at.gamma, tokens_per_step=prediction.expected_tokens_per_step,
-    )  # fmt: skip
-    found |= {f"serving.{name}": value for name, value in vars(serving).items()}
+        setup, concurrency=at.batch, prompt_len=at.context, output_len=request["output_len"], tp_size=at.tp
+    )
+    names = ("ttft_s", "tpot_s", "request_s", "active", "requests_per_s")
+    found |= {f"serving.{name}": getattr(serving, name) for name in names}
     if setup.kind != "none":
         found["idle_step_s"] = find("idle_step_s")(
             setup, batch=at.batch, kv_len=at.context, draft_kv_len=read, tp_size=at.tp

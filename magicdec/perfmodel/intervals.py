@@ -94,7 +94,7 @@ def _experts(at: Where) -> Kernel:
 
 
 def kernels_of(at: Where, model: ModelSpec) -> dict[str, list[Kernel]]:
-    """What a model's layers run, by kind of term."""
+    """The kernels of a model's layers, by kind of term."""
 
     def part(name: Literal["mixer", "mlp", "experts"]) -> Where:
         return at._replace(precision=model.part_precision(name, at.precision))

@@ -38,7 +38,7 @@ from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
 from magicdec.perfmodel.intervals import Interval, engine_error
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.layer_ops import Pass
-from magicdec.perfmodel.setup import Setup, draft_kv_tokens
+from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.stages import send_op
 from magicdec.perfmodel.step import step_terms
@@ -47,7 +47,7 @@ from magicdec.specs.engine import EngineProfile
 
 @dataclass(frozen=True, kw_only=True)
 class Cycle:
-    """A request's time from its slot to its last token, by the equations above. Seconds."""
+    """A request's times on a server in steady state, by the equations above. Seconds; arrays broadcast."""
 
     token_s: Array
     step_s: Array
@@ -59,6 +59,8 @@ class Cycle:
     """The share of others' prefills that falls evenly over the time, w in the equations above."""
     groups: int = 1
     """Groups and stages that prefill beside each other: a prompt takes one of them so many times `prompt_s`."""
+    rounds: Any = 1.0
+    """Requests in the system for each slot: all but one wait."""
 
     @property
     def _spread_s(self) -> Array:
@@ -85,38 +87,26 @@ class Cycle:
         return tpot
 
     @property
+    def request_s(self) -> Array:
+        """From being sent to the last token."""
+        seconds: Array = self.in_slot_s * self.rounds
+        return seconds
+
+    @property
     def ttft_s(self) -> Array:
-        first: Array = self.in_slot_s - self.gaps * self.tpot_s
+        """From being sent to the first token."""
+        first: Array = self.request_s - self.gaps * self.tpot_s
         return first
+
+    @property
+    def requests_per_s(self) -> Array:
+        rate: Array = self.active / self.in_slot_s
+        return rate
 
     @property
     def prefill_share(self) -> Array:
         """The prompts' share of the time in the slot."""
         share: Array = self.active * self.prompt_s / self.in_slot_s
-        return share
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServingTime:
-    """A request's times on a server in steady state. Seconds; arrays broadcast."""
-
-    decode_step_s: Array
-    """One step of those that decode, without prefills."""
-    prefill_s: Array
-    """The time that one prompt adds to requests that decode."""
-    ttft_s: Array
-    """From being sent to the first token, waiting for a slot included."""
-    tpot_s: Array
-    """Between tokens, prefills of others included."""
-    request_s: Array
-    active: Array
-    """Requests that decode at the same time, or are prefilled."""
-    requests_per_s: Array
-
-    @property
-    def prefill_share(self) -> Array:
-        """The prefills' share of the time between tokens."""
-        share: Array = 1.0 - self.decode_step_s / self.tpot_s
         return share
 
 
@@ -190,47 +180,19 @@ def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any,
     return seconds / spread.groups
 
 
-def serving_time(
-    setup: Setup,
-    *,
-    concurrency: Any,
-    prompt_len: Any,
-    output_len: Any,
-    tp_size: Any = 1,
-    budget: Any = None,
-    gamma: Any = 0,
-    tokens_per_step: Any = 1.0,
-) -> ServingTime:
-    """The times of a request among `concurrency` that a server works on.
-
-    `gamma` > 0 speculates, with `tokens_per_step` emitted on average.
-    """
+def serving_time(setup: Setup, *, concurrency: Any, prompt_len: Any, output_len: Any, tp_size: Any = 1) -> Cycle:
+    """The times of a request among `concurrency` that a server decodes autoregressively."""
     concurrency, prompt = np.asarray(concurrency, dtype=np.float64), np.asarray(prompt_len, dtype=np.float64)
     output = np.maximum(np.asarray(output_len, dtype=np.float64), 1.0)
-    most = largest_active(setup, prompt_len=prompt, output_len=output, tp_size=tp_size, budget=budget, gamma=gamma)
-    active = np.minimum(concurrency, most)
-    kv_len = prompt + output / 2.0
-    terms = step_terms(
-        setup, batch=active, kv_len=kv_len, draft_kv_len=draft_kv_tokens(setup, kv_len, budget), gamma=gamma,
-        tp_size=tp_size,
+    most = largest_active(setup, prompt_len=prompt, output_len=output, tp_size=tp_size, budget=None, gamma=0)
+    active, kv_len = np.minimum(concurrency, most), prompt + output / 2.0
+    terms = step_terms(setup, batch=active, kv_len=kv_len, draft_kv_len=kv_len, gamma=0, tp_size=tp_size)
+    step_s = terms.autoregressive.total_s
+    return Cycle(
+        token_s=step_s, step_s=step_s, active=active, gaps=output - 1.0, between_share=setup.engine.prefill_share,
+        prompt_s=prefill_seconds(setup, active=active, prompt_len=prompt, tp_size=tp_size),
+        groups=setup.spread.groups, rounds=np.maximum(concurrency / active, 1.0),
     )  # fmt: skip
-    step_s, token_s = terms.step_s, terms.step_s / np.asarray(tokens_per_step, dtype=np.float64)
-    query_len = np.asarray(gamma, dtype=np.float64) + 1.0
-    one_prompt_s = prefill_seconds(setup, active=active, prompt_len=prompt, tp_size=tp_size, query_len=query_len)
-    cycle = Cycle(
-        token_s=token_s, step_s=step_s, prompt_s=one_prompt_s, active=active, gaps=output - 1.0,
-        between_share=setup.engine.prefill_share, groups=setup.spread.groups,
-    )  # fmt: skip
-    waiting_s = np.maximum(concurrency / active - 1.0, 0.0) * cycle.in_slot_s
-    return ServingTime(
-        decode_step_s=np.broadcast_to(token_s, cycle.tpot_s.shape),
-        prefill_s=one_prompt_s,
-        ttft_s=cycle.ttft_s + waiting_s,
-        tpot_s=cycle.tpot_s,
-        request_s=cycle.in_slot_s + waiting_s,
-        active=active,
-        requests_per_s=active / cycle.in_slot_s,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ the verification, and the scheduler of a server with continuous batching.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,7 +25,6 @@ from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.step import StepTerms, looked_up_terms, prefill_terms, step_terms
 from magicdec.specs.speculation import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
 
-MAX_CHUNK_POINTS = 2_000_000
 BoolArray = npt.NDArray[np.bool_]
 LIMITS = {
     "batch": (1.0, 1e7),
@@ -219,16 +217,3 @@ def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) 
         capacity=capacity_bytes(setup.hardware, setup.engine),
     )  # fmt: skip
     return Prediction(setup=setup, points=at, terms=terms, memory=need, expected_tokens_per_step=expected)
-
-
-def predict_in_chunks(
-    setup: Setup, acceptance: AcceptanceProfile | None, points: Points, *, max_points: int = MAX_CHUNK_POINTS
-) -> Iterator[tuple[slice, Prediction]]:
-    """`predict` over slices of the first axis, the batch, of at most `max_points` points (but at least one entry): what
-    bounds the memory of large grids."""
-    shape = points.shape
-    step = max(1, max_points // max(int(np.prod(shape[1:], dtype=np.int64)), 1))
-    for start in range(0, shape[0], step):
-        part = slice(start, min(start + step, shape[0]))
-        held = points.max_len if points.max_len is None else points.max_len[part]
-        yield part, predict(setup, acceptance, dataclasses.replace(points, batch=points.batch[part], max_len=held))

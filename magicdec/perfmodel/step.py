@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -58,10 +58,8 @@ class StepTerms:
     def step_seconds(self, by: Literal["group", "bound"]) -> dict[str, Array]:
         """The step's seconds by kind of term, or by what binds."""
 
-        def split(time: ForwardTime) -> dict[str, Array]:
-            if by == "group":
-                return {str(group): seconds for group, seconds in time.group_seconds().items()}
-            return {str(bound): seconds for bound, seconds in time.bound_seconds().items()}
+        def split(time: ForwardTime) -> dict[Any, Array]:
+            return time.group_seconds() if by == "group" else time.bound_seconds()
 
         once, draft = split(self.verify.plus(self.accept, self.upkeep)), split(self.draft)
         alone = split(self.autoregressive)
@@ -238,16 +236,21 @@ class _Step:
             passes, given = engine.greedy_passes if own is None else own, engine.greedy_accept_s_per_element
         else:
             passes, given = engine.accept_passes, engine.accept_s_per_element
-        vocabulary = _Vocabulary("rejection", self.verified, self.tp, self.setup.model.vocab_size)
-        return ForwardTime(tuple(vocabulary.ops(self.setup, engine.accept_base_s, passes, given)))
+        operations = _vocabulary_ops(
+            self.setup, "rejection", rows=self.verified, ranks=self.tp, size=self.setup.model.vocab_size,
+            base_s=engine.accept_base_s, passes=passes, given=given,
+        )  # fmt: skip
+        return ForwardTime(tuple(operations))
 
     def _sampling(self, rows: Array, ranks: Array, vocab_size: int) -> list[Op]:
         """One token drawn from each of `rows` rows of logits (or the greatest taken)."""
         engine, is_greedy = self.setup.engine, self.setup.sampling.is_greedy
         passes = engine.greedy_passes if is_greedy else engine.sampling_passes
         given = engine.greedy_s_per_element if is_greedy else engine.sampling_s_per_element
-        vocabulary = _Vocabulary("sampling", rows, ranks, vocab_size)
-        return vocabulary.ops(self.setup, engine.sampling_base_s, passes, given)
+        return _vocabulary_ops(
+            self.setup, "sampling", rows=rows, ranks=ranks, size=vocab_size, base_s=engine.sampling_base_s,
+            passes=passes, given=given,
+        )  # fmt: skip
 
     def upkeep(self) -> ForwardTime:
         """Everything paid once per speculative step: the draft's cache, the hand-over between ranks, fixed costs."""
@@ -329,35 +332,29 @@ class _Step:
         return [*sends, waiting]
 
 
-class _Vocabulary(NamedTuple):
-    """Work on rows × vocabulary in fp32: after a gather of the logits on every rank, or on each rank's shard."""
-
-    name: str
-    rows: Array
-    tp: Array
-    size: int
-
-    def ops(self, setup: Setup, base_s: float, passes: float, seconds_per_element: float | None) -> list[Op]:
-        """By passes over memory, or by a measured time per element, which a sort lengthens by its share of passes."""
-        engine, at = setup.engine, setup.at
-        is_filtered = setup.sampling.top_p is not None or setup.sampling.top_k is not None
-        sort = engine.top_p_passes if is_filtered and not setup.sampling.is_greedy else 0.0
-        gathers = engine.vocabulary == "gather"
-        elements = self.rows * self.size / (1.0 if gathers else self.tp)
-        operations = [fixed(self.name, "overhead", base_s)] if base_s else []
-        if seconds_per_element is not None:
-            each_s = seconds_per_element * (passes + sort) / max(passes, 1e-9)
-            operations.append(fixed(self.name, "elementwise", elements * each_s))
-        elif passes + sort:
-            num_bytes = elements * FP32_BYTES * (passes + sort)
-            operations.append(streaming(self.name, at, num_bytes=num_bytes, num_kernels=np.ceil((passes + sort) / 2.0)))
-        if np.any(self.tp > 1):
-            if gathers:
-                message = Message(elements * setup.precision.activation_bytes, self.tp)
-                operations.append(all_gather(at, message))
-            else:  # maximum and sum of each row
-                operations.append(all_reduce(at, Message(self.rows * 2.0 * FP32_BYTES, self.tp), count=2.0))
-        return operations
+def _vocabulary_ops(
+    setup: Setup, name: str, *, rows: Array, ranks: Array, size: int, base_s: float, passes: float, given: float | None
+) -> list[Op]:
+    """Work on rows × vocabulary in fp32, after a gather of the logits on every rank, or on each rank's shard: by passes
+    over memory, or by a measured time per element, which a sort lengthens by its share of passes."""
+    engine, at = setup.engine, setup.at
+    is_filtered = setup.sampling.top_p is not None or setup.sampling.top_k is not None
+    sort = engine.top_p_passes if is_filtered and not setup.sampling.is_greedy else 0.0
+    gathers = engine.vocabulary == "gather"
+    elements = rows * size / (1.0 if gathers else ranks)
+    operations = [fixed(name, "overhead", base_s)] if base_s else []
+    if given is not None:
+        each_s = given * (passes + sort) / max(passes, 1e-9)
+        operations.append(fixed(name, "elementwise", elements * each_s))
+    elif passes + sort:
+        num_bytes = elements * FP32_BYTES * (passes + sort)
+        operations.append(streaming(name, at, num_bytes=num_bytes, num_kernels=np.ceil((passes + sort) / 2.0)))
+    if np.any(ranks > 1):
+        if gathers:
+            operations.append(all_gather(at, Message(elements * setup.precision.activation_bytes, ranks)))
+        else:  # maximum and sum of each row
+            operations.append(all_reduce(at, Message(rows * 2.0 * FP32_BYTES, ranks), count=2.0))
+    return operations
 
 
 def read_bytes(setup: ModelSetup, *, batch: Any, kv_len: Any, draft_kv_len: Any, gamma: Any) -> dict[str, Array]:

@@ -60,6 +60,9 @@ SHARED_BUDGET = 0.07
 """Share of the cache that a sparse draft reads where its row states neither a share nor a budget."""
 SMALLEST_BUDGET = 64
 SIGN_MARGIN = 0.05
+ALIKE = (
+    "model", "hardware", "engine", "engine_version", "weight_dtype", "kv_dtype", "draft", "draft_detail", "is_decoding"
+)  # fmt: skip
 CONSTANTS = (1, 3, 5, 7)
 """Gammas that a plan's choice is compared with."""
 REQUEST_SPREAD = 0.134
@@ -155,20 +158,12 @@ class Pair:
     @property
     def load(self) -> tuple[Any, ...]:
         """Equal for pairs that differ in gamma and users only."""
-        row = self.row
-        return (
-            row.origin, row.model, row.hardware, row.engine, row.engine_version, row.tp, row.weight_dtype,
-            row.kv_dtype, row.draft, row.draft_detail, row.prompt_len, row.output_len,
-        )  # fmt: skip
+        return self.alike + tuple(getattr(self.row, name) for name in ("origin", "tp", "prompt_len", "output_len"))
 
     @property
     def alike(self) -> tuple[Any, ...]:
         """Equal for pairs that differ in numbers only."""
-        row = self.row
-        return (
-            row.model, row.hardware, row.engine, row.engine_version, row.weight_dtype, row.kv_dtype, row.draft,
-            row.draft_detail, row.is_decoding,
-        )  # fmt: skip
+        return tuple(getattr(self.row, name) for name in ALIKE)
 
     @property
     def name(self) -> str:

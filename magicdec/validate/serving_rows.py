@@ -28,7 +28,7 @@ from magicdec.perfmodel.acceptance import expected_tokens_per_step
 from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.serving import ServingTime, serving_time
+from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import StepTerms, step_terms
 from magicdec.specs.catalog import load_model_spec
@@ -211,8 +211,4 @@ def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
         per_token: Array = step + first / output
         return per_token
     time = serving_time(setup, concurrency=batch, prompt_len=prompt, output_len=output, tp_size=tp)
-    return _metric(time, metric)
-
-
-def _metric(time: ServingTime, metric: Metric) -> Array:
     return {"tpot_ms": time.tpot_s, "ttft_ms": time.ttft_s, "request_ms": time.request_s}[metric]

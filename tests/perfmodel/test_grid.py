@@ -8,7 +8,7 @@ import pytest
 from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Points, Setup
-from magicdec.perfmodel.speedup import predict, predict_in_chunks
+from magicdec.perfmodel.speedup import predict
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SpeculationSpec
@@ -59,14 +59,6 @@ def test_points_that_are_taken_keep_every_operation() -> None:
         np.testing.assert_array_equal(rows.full(ours.time_s), result.full(all_of_it.time_s).ravel()[chosen])
         np.testing.assert_array_equal(rows.full(ours.cost.flops), result.full(all_of_it.cost.flops).ravel()[chosen])
     np.testing.assert_array_equal(rows.points.gamma, result.full(GRID.gamma).ravel()[chosen])
-
-
-def test_chunks_equal_the_whole() -> None:
-    whole = predict(setup_of("streamingllm"), LAW, GRID)
-    parts = list(predict_in_chunks(setup_of("streamingllm"), LAW, GRID, max_points=40))
-    assert len(parts) > 1
-    np.testing.assert_allclose(np.concatenate([part.speedup for _, part in parts]), whole.speedup, rtol=1e-12)
-    assert [part.start for part, _ in parts] == [0, 1, 2]
 
 
 def test_a_grid_without_acceptance_holds_gamma_zero() -> None:

@@ -264,8 +264,8 @@ def test_served_times_are_finite_and_no_work_is_lost(engine):
     for values in (time.tpot_s, time.ttft_s, time.request_s, time.requests_per_s):
         assert np.all(np.isfinite(values))
         assert np.all(values > 0)
-    assert np.all(time.requests_per_s * time.prefill_s <= 1.0 + 1e-6)
-    assert np.all(time.requests_per_s * (output - 1) * time.decode_step_s <= time.active * (1.0 + 1e-6))
+    assert np.all(time.requests_per_s * time.prompt_s <= 1.0 + 1e-6)
+    assert np.all(time.requests_per_s * (output - 1) * time.token_s <= time.active * (1.0 + 1e-6))
     assert np.all(time.prefill_share >= 0)
     assert np.all(time.prefill_share < 1)
 

@@ -13,7 +13,7 @@ import pytest
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.law import Law
-from magicdec.perfmodel.serving import serving_time
+from magicdec.perfmodel.serving import largest_active, serving_time, whole_requests
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import idle_step_s
@@ -108,13 +108,11 @@ def test_many_equal_requests_in_a_closed_loop_are_the_serving_model(prompt: int,
     assert outcome.tokens_per_s == pytest.approx(float(told.requests_per_s) * output, rel=0.05)
     assert float(outcome.tpot_s.mean()) == pytest.approx(float(told.tpot_s), rel=0.05)
     profile = constant_profile(0.7)
-    emitted = float(predict(EAGLE, profile, Points(batch=1, context=prompt, gamma=3)).expected_tokens_per_step)
-    told = serving_time(
-        EAGLE, concurrency=users, prompt_len=prompt, output_len=output, gamma=3, tokens_per_step=emitted
-    )
+    most = largest_active(EAGLE, prompt_len=prompt, output_len=output, tp_size=1, budget=None, gamma=3)
+    points = Points(batch=np.minimum(users, most), context=prompt, gamma=3, gen_len=float(output))
+    drafted = whole_requests(predict(EAGLE, profile, points), output_len=output).drafted
     outcome = simulate_closed(eagle(requests), requests, users=users)
-    # The plan adds the draft's own prefill to this model, which the simulation has: a few per cent of short answers.
-    assert outcome.tokens_per_s == pytest.approx(float(told.requests_per_s) * output, rel=0.08)
+    assert outcome.tokens_per_s == pytest.approx(float(drafted.requests_per_s) * output, rel=0.08)
 
 
 def naive(server: Server, requests: Requests) -> tuple[np.ndarray, np.ndarray]:

@@ -78,10 +78,8 @@ def test_the_closed_form_solves_the_equations_that_it_is_of() -> None:
     time = serving_time(setup, concurrency=load, prompt_len=np.array([128.0, 8192.0]), output_len=200, tp_size=4)
     others, gaps, share = time.active - 1.0, 199.0, setup.engine.prefill_share
     between = others * share * gaps / (gaps + (time.request_s - gaps * time.tpot_s) / time.tpot_s)
-    np.testing.assert_allclose(time.tpot_s, time.decode_step_s + between * time.prefill_s / gaps)
-    np.testing.assert_allclose(
-        time.ttft_s, time.prefill_s * (1.0 + others - between) + 1.5 * time.decode_step_s, rtol=1e-9
-    )
+    np.testing.assert_allclose(time.tpot_s, time.token_s + between * time.prompt_s / gaps)
+    np.testing.assert_allclose(time.ttft_s, time.prompt_s * (1.0 + others - between) + 1.5 * time.token_s, rtol=1e-9)
 
 
 LONG = PlanRequest(context_lens=(32_768,), gen_len=200, price_per_hour_usd=2.0, num_gpus=8)
