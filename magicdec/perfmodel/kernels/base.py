@@ -290,7 +290,7 @@ class Op:
     compute_s: Array
     overhead_s: Array
     least_s: Array
-    """What no factor makes it faster than: its bytes and FLOPs at the device's peaks, or the time that it has."""
+    """The limit that no factor passes: its bytes and FLOPs at the device's peaks, or the time that it has."""
 
     def times(self, count: Any) -> Op:
         """A share of the operation, or several of it."""
