@@ -16,19 +16,37 @@ from typing import Any
 
 import numpy as np
 import torch
-import vllm
 from torch import Tensor
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.sample.metadata import SamplingMetadata
 
-from magicdec.errors import ConfigError
-from magicdec.vllm.draft_pass import DraftPasses
+from magicdec.vllm.draft_pass import DraftPasses, check_cache
 from magicdec.vllm.page_scores import PageSelector
-from magicdec.vllm.pages import slots_of, streaming_window
 from magicdec.vllm.patches import repair_cpu_sampling
 from magicdec.vllm.sampling import DraftSampler
-from magicdec.vllm.settings import check_pages, num_sink_pages, read_settings
-from magicdec.vllm.support import check_supported, check_version
+from magicdec.vllm.support import checked_settings
+
+
+def _passes_of(runner: Any) -> DraftPasses:
+    check_cache(runner.kv_cache_config)
+    starts = torch.arange(runner.max_num_reqs + 1, dtype=torch.int32)
+
+    def graph_of(count: int) -> tuple[Any, int]:
+        if runner.device.type != "cuda":
+            return CUDAGraphMode.NONE, count
+        mode, descriptor = runner.cudagraph_dispatcher.dispatch(count, invalid_modes={CUDAGraphMode.FULL})
+        return mode, descriptor.num_tokens
+
+    return DraftPasses(
+        config=runner.vllm_config,
+        groups=runner.attn_groups[0],
+        page_size=runner.input_batch.block_table[0].block_size,
+        input_ids=runner.input_ids.gpu,
+        positions=runner.positions,
+        graph_of=graph_of,
+        starts=starts.to(runner.device),
+        starts_cpu=starts,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,24 +60,17 @@ class Proposal:
 
 
 class SparseDraft:
-    """The proposer that `speculative_config` names. Built with the model runner, before weights load."""
+    """The proposer that `speculative_config` names, in the V1 runner. Built with it, before weights load."""
 
     def __init__(self, config: VllmConfig) -> None:
         """Raises ConfigError for what is not supported."""
-        check_version(vllm.__version__)
-        check_supported(config)
-        self.settings = read_settings(config.additional_config)
+        self.settings = checked_settings(config)
         speculative = config.speculative_config
         assert speculative is not None
         self.gamma = speculative.num_speculative_tokens
-        check_pages(self.settings, page_size=config.cache_config.block_size, max_gamma=self.gamma)
         self._is_probabilistic = speculative.draft_sample_method == "probabilistic"
         if config.device_config.device_type == "cpu":
             repair_cpu_sampling()
-        elif self.settings.draft_method != "streamingllm":
-            raise ConfigError(
-                f"draft method {self.settings.draft_method} in vLLM runs on CPUs only yet; use streamingllm"
-            )
         self._model: Any = None
         self._passes: DraftPasses | None = None
         self._selector: PageSelector | None = None
@@ -103,29 +114,16 @@ class SparseDraft:
         sampler: DraftSampler,
     ) -> tuple[Tensor, Tensor | None]:
         if self._passes is None:
-            self._passes = DraftPasses(runner)
+            self._passes = _passes_of(runner)
         passes = self._passes
-        pages = runner.input_batch.block_table[0].block_table.np[rows]
-        positions_BT = cached_B[:, None] + np.arange(gamma)
-        size, sink_pages = passes.page_size, num_sink_pages(self.settings.num_sink_tokens, page_size=passes.page_size)
-        window = streaming_window(
-            pages, cached_B, budget=self.settings.draft_budget, sink_pages=sink_pages, page_size=size, gamma=gamma
-        )
-        choices = None
+        pages = torch.from_numpy(runner.input_batch.block_table[0].block_table.np[rows])
+        block = passes.block(pages, torch.from_numpy(cached_B), self.settings, gamma)
         if self.settings.draft_method == "topk":
-            request_ids = runner.input_batch.req_ids
-            self._selector = self._selector or PageSelector(passes.layers, page_size=size)
-            self._selector.observe([request_ids[row] for row in rows], pages, cached_B, present=request_ids)
-            choices = self._selector.choices(
-                pages, cached_B, window.num_left_out, sink_pages=sink_pages, num_pages=window.table.shape[1]
+            names = runner.input_batch.req_ids
+            self._selector = self._selector or PageSelector(passes.layers, page_size=passes.page_size)
+            block = self._selector.choosing(
+                block, pages, cached_B, self.settings, [names[row] for row in rows], present=names
             )
-        block = passes.block(
-            positions_BT=positions_BT,
-            slots_BT=slots_of(pages, positions_BT, page_size=size),
-            table=window.table,
-            lengths_BT=positions_BT + 1 - window.num_left_out[:, None] * size,
-            choices=choices,
-        )
         token_B = torch.tensor(pending_B, dtype=torch.int32).to(runner.device, non_blocking=True)
         tokens, distributions = [], []
         for step in range(gamma):

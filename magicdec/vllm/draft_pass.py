@@ -3,6 +3,7 @@
 Metadata of attention is built by the engine's own builders, from true positions and slots, and from the draft's table
 and lengths. On CUDA devices the pass replays the target's piecewise graphs where it has some (attention stays outside
 of these); whole-step graphs are not used. That path is written and was never run: nothing was measured on a GPU yet.
+Both of the engine's model runners use this module (draft.py: V1, speculator.py: V2).
 
 Shape suffixes: B sequences that draft, T drafted tokens, H hidden size.
 """
@@ -10,67 +11,85 @@ Shape suffixes: B sequences that draft, T drafted tokens, H hidden size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from vllm.config import CUDAGraphMode
-from vllm.forward_context import set_forward_context
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from magicdec.errors import ConfigError
+from magicdec.vllm.pages import slots_of, streaming_window
+from magicdec.vllm.settings import DraftSettings, num_sink_pages
 from magicdec.vllm.support import SUPPORTED
 
 PADDING_SLOT = -1
 """Keys and values of a token with this slot are not stored."""
 
 
+def check_cache(config: KVCacheConfig) -> None:
+    """Raises ConfigError where the cache is not one group of pages with the keys and values of every layer."""
+    groups = config.kv_cache_groups
+    if len(groups) != 1 or type(groups[0].kv_cache_spec) is not FullAttentionSpec:
+        raise ConfigError(f"magicdec's draft in vLLM does not support hybrid KV caches; supported: {SUPPORTED}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DraftPasses:
-    """The engine's layers, page size and builders, which stay from block to block."""
+    """The parts of the engine that stay from block to block: layers, pages, builders of metadata, a graph's inputs."""
 
-    def __init__(self, runner: Any) -> None:
-        """Raises ConfigError where the cache is not one group of pages with the keys and values of every layer."""
-        groups = runner.kv_cache_config.kv_cache_groups
-        if len(groups) != 1 or type(groups[0].kv_cache_spec) is not FullAttentionSpec:
-            raise ConfigError(f"magicdec's draft in vLLM does not support hybrid KV caches; supported: {SUPPORTED}")
-        self.runner = runner
-        self.groups = runner.attn_groups[0]
-        self.layer_names = [name for group in self.groups for name in group.layer_names]
-        context = runner.compilation_config.static_forward_context
-        self.layers = {name: context[name] for name in self.layer_names}
-        self.page_size: int = runner.input_batch.block_table[0].block_size
-        starts = torch.arange(runner.max_num_reqs + 1, dtype=torch.int32)
-        self.starts_cpu, self.starts = starts, starts.to(runner.device)
+    config: VllmConfig
+    groups: Sequence[Any]
+    page_size: int
+    input_ids: Tensor
+    positions: Tensor
+    """The buffers that a captured graph reads."""
+    graph_of: Callable[[int], tuple[Any, int]]
+    """For a number of tokens: the captured graph to replay, if any, and the number of tokens that it is for."""
+    starts: Tensor
+    starts_cpu: Tensor
 
-    def block(
-        self,
-        *,
-        positions_BT: np.ndarray,
-        slots_BT: np.ndarray,
-        table: np.ndarray,
-        lengths_BT: np.ndarray,
-        choices: dict[str, Callable[[Tensor], Tensor]] | None = None,
-    ) -> DraftBlock:
-        """The passes of one block. lengths_BT counts what each step reads, its own token included; `choices` gives each
-        layer's table [B, pages] for its query in the first pass, instead of `table` for all."""
-        device = self.runner.device
+    @property
+    def layers(self) -> dict[str, Any]:
+        context = self.config.compilation_config.static_forward_context
+        return {name: context[name] for group in self.groups for name in group.layer_names}
+
+    @property
+    def longest(self) -> int:
+        return int(self.config.model_config.max_model_len)
+
+    def block(self, table: Tensor, cached_B: Tensor, settings: DraftSettings, gamma: int) -> DraftBlock:
+        """The passes of one block for sequences of `cached_B` tokens, whose own pages are `table` [B, pages].
+
+        All of it is computed where the tensors are, without waiting for a device. Positions past the engine's longest
+        sequence are those of its end, and store nothing.
+        """
+        size = self.page_size
+        sinks = num_sink_pages(settings.num_sink_tokens, page_size=size)
+        window = streaming_window(
+            table, cached_B, budget=settings.draft_budget, sink_pages=sinks, page_size=size, gamma=gamma
+        )
+        wanted_BT = cached_B[:, None] + torch.arange(gamma, device=cached_B.device)
+        positions_BT = wanted_BT.clamp(max=self.longest - 1)
+        slots_BT = slots_of(table, positions_BT, page_size=size)
+        device = self.input_ids.device
         return DraftBlock(
             passes=self,
-            positions_TB=_to_device(positions_BT.T, np.int64, device),
-            slots_TB=_to_device(slots_BT.T, np.int64, device),
-            table=_to_device(table, np.int32, device),
-            lengths_TB=_to_device(lengths_BT.T, np.int32, device),
-            host_lengths_TB=torch.from_numpy(np.ascontiguousarray(lengths_BT.T, dtype=np.int32)),
-            choices=choices or {},
+            positions_TB=positions_BT.T.contiguous().to(device, non_blocking=True),
+            slots_TB=torch.where(wanted_BT == positions_BT, slots_BT, PADDING_SLOT)
+            .T.contiguous()
+            .to(device, non_blocking=True),
+            table=window.table.int().to(device, non_blocking=True),
+            lengths_TB=(positions_BT + 1 - window.num_left_out[:, None] * size)
+            .T.int()
+            .contiguous()
+            .to(device, non_blocking=True),
+            num_left_out=window.num_left_out,
         )
-
-
-def _to_device(values: np.ndarray, dtype: Any, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype)).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,58 +101,54 @@ class DraftBlock:
     slots_TB: Tensor
     table: Tensor
     lengths_TB: Tensor
-    host_lengths_TB: Tensor
-    choices: dict[str, Callable[[Tensor], Tensor]]
+    """Slots that each step reads, its own token included."""
+    num_left_out: Tensor
+    choices: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    """Each layer's table [B, pages] for its query in the first pass, instead of `table` for all."""
     _chosen: dict[str, Tensor] = field(default_factory=dict)
 
     def forward(self, model: Any, step: int, token_B: Tensor) -> Tensor:
         """Hidden states [B, H] after `token_B`, whose keys and values are stored on the way."""
-        runner, count = self.passes.runner, len(token_B)
-        mode, num_padded = self._graph(count)
-        slots = self.slots_TB[step]
+        passes, count = self.passes, len(token_B)
+        mode, num_padded = passes.graph_of(count)
+        slots, positions = self.slots_TB[step], self.positions_TB[step]
         if num_padded > count:
             slots = torch.nn.functional.pad(slots, (0, num_padded - count), value=PADDING_SLOT)
-        input_ids, positions = token_B, self.positions_TB[step]
+        input_ids = token_B
         if mode is not CUDAGraphMode.NONE:  # a graph reads the buffers that it was captured with
-            input_ids, positions = runner.input_ids.gpu[:num_padded], runner.positions[:num_padded]
+            input_ids, positions = passes.input_ids[:num_padded], passes.positions[:num_padded]
             input_ids[:count], positions[:count] = token_B, self.positions_TB[step]
         with set_forward_context(
             self._metadata(step, count),
-            runner.vllm_config,
+            passes.config,
             num_tokens=num_padded,
             cudagraph_runtime_mode=mode,
-            slot_mapping=dict.fromkeys(self.passes.layer_names, slots),
+            batch_descriptor=BatchDescriptor(num_tokens=num_padded),
+            slot_mapping=dict.fromkeys(passes.layers, slots),
         ):
             hidden_BH: Tensor = model(input_ids=input_ids, positions=positions)
         return hidden_BH[:count]
 
-    def _graph(self, count: int) -> tuple[Any, int]:
-        """The captured graph to replay, if any, and the number of tokens that it is for."""
-        runner = self.passes.runner
-        if runner.device.type != "cuda":
-            return CUDAGraphMode.NONE, count
-        mode, descriptor = runner.cudagraph_dispatcher.dispatch(count, invalid_modes={CUDAGraphMode.FULL})
-        return mode, descriptor.num_tokens
-
     def _metadata(self, step: int, count: int) -> dict[str, Any]:
-        """Attention metadata by layer."""
-        host_lengths = self.host_lengths_TB[step]
+        """Attention metadata by layer. Its bounds of lengths are those of the table, so that no device is asked."""
+        most = self.table.shape[1] * self.passes.page_size
         common = CommonAttentionMetadata(
             query_start_loc=self.passes.starts[: count + 1],
             query_start_loc_cpu=self.passes.starts_cpu[: count + 1],
             seq_lens=self.lengths_TB[step],
-            seq_lens_cpu_upper_bound=host_lengths,
+            seq_lens_cpu_upper_bound=torch.full((count,), most, dtype=torch.int32),
             num_reqs=count,
             num_actual_tokens=count,
             max_query_len=1,
-            max_seq_len=int(host_lengths.max()),
+            max_seq_len=most,
             block_table_tensor=self.table,
             slot_mapping=self.slots_TB[step],
+            is_prefilling=torch.zeros(count, dtype=torch.bool),
             causal=True,
         )
         metadata: dict[str, Any] = {}
         for group in self.passes.groups:
-            built = group.get_metadata_builder().build_for_drafting(common, draft_index=step)
+            built = group.build_metadata_for_drafting(common, draft_index=step)
             metadata |= dict.fromkeys(group.layer_names, built)
         return {name: self._with_choice(name, each) for name, each in metadata.items()} if self.choices else metadata
 

@@ -15,15 +15,19 @@ S slots of a page.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from magicdec.vllm.pages import Ints
+from magicdec.vllm.draft_pass import DraftBlock
+from magicdec.vllm.settings import DraftSettings, num_sink_pages
 
+Ints = NDArray[np.integer]
 DIGIT = 256
 """Whole numbers below this are exact in every format of keys."""
 
@@ -87,6 +91,23 @@ class PageSelector:
         self._num_summarised: dict[str, int] = {}
         for layer in layers.values():
             layer.impl.forward = _with_selection(layer.impl.forward)
+
+    def choosing(
+        self,
+        block: DraftBlock,
+        table: Tensor,
+        cached: Ints,
+        settings: DraftSettings,
+        request_ids: Sequence[str],
+        *,
+        present: Sequence[str],
+    ) -> DraftBlock:
+        """A block whose layers choose their pages themselves; `request_ids` draft, of all that are `present`."""
+        pages = table.numpy()
+        self.observe(request_ids, pages, cached, present=present)
+        sinks = num_sink_pages(settings.num_sink_tokens, page_size=self._page_size)
+        left_out, num_pages = block.num_left_out.numpy(), block.table.shape[1]
+        return replace(block, choices=self.choices(pages, cached, left_out, sink_pages=sinks, num_pages=num_pages))
 
     def observe(self, request_ids: Sequence[str], table: Ints, cached: Ints, *, present: Sequence[str]) -> None:
         """Brings the means up to date. A sequence that left the batch since, as a preempted one does, starts anew."""

@@ -16,38 +16,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-Ints = NDArray[np.integer]
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
     """The pages that are read of each of B sequences: `table` [B, pages], and how many pages [B] each leaves out."""
 
-    table: Ints
-    num_left_out: Ints
+    table: Tensor
+    num_left_out: Tensor
 
 
-def streaming_window(table: Ints, cached: Ints, *, budget: int, sink_pages: int, page_size: int, gamma: int) -> Window:
-    """The sparse table of sequences with `cached` tokens each, with room for the pending token and `gamma` − 1 drafts.
+def most_pages(*, budget: int, page_size: int, gamma: int) -> int:
+    """The columns of a sparse table with room for every window, the pending token and `gamma` − 1 drafts."""
+    return -(-(budget + gamma) // page_size) + 1
+
+
+def streaming_window(
+    table: Tensor, cached: Tensor, *, budget: int, sink_pages: int, page_size: int, gamma: int
+) -> Window:
+    """The sparse table of sequences with `cached` tokens each. Nothing of it depends on values that only a device has.
 
     table: [B, pages] of each sequence's own; cached: [B].
     """
     over = cached + sink_pages * page_size - budget
     first = -(-over // page_size)  # page at which the window begins
-    left_out = np.where(cached > budget, np.maximum(first - sink_pages, 0), 0)
-    num_pages = int((-(-(cached + gamma) // page_size) - left_out).max())
-    columns = np.arange(num_pages)
-    source = columns + np.where(columns >= sink_pages, left_out[:, None], 0)
-    return Window(
-        table=np.take_along_axis(table, np.minimum(source, table.shape[1] - 1), axis=1),
-        num_left_out=left_out,
-    )
+    left_out = torch.where(cached > budget, (first - sink_pages).clamp(min=0), 0)
+    num_pages = min(most_pages(budget=budget, page_size=page_size, gamma=gamma), table.shape[1])
+    columns = torch.arange(num_pages, device=table.device)
+    source = columns + torch.where(columns >= sink_pages, left_out[:, None], 0)
+    return Window(table=table.gather(1, source.clamp(max=table.shape[1] - 1)), num_left_out=left_out)
 
 
-def slots_of(table: Ints, positions: Ints, *, page_size: int) -> Ints:
+def slots_of(table: Tensor, positions: Tensor, *, page_size: int) -> Tensor:
     """The slot in the engine's cache of each position [B, T], by each sequence's own table [B, pages]."""
-    pages = np.take_along_axis(table, positions // page_size, axis=1).astype(np.int64)
-    return pages * page_size + positions % page_size
+    return table.gather(1, positions // page_size).long() * page_size + positions % page_size

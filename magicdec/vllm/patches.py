@@ -7,6 +7,7 @@ for this draft.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magicdec.vllm.settings import DRAFT_CLASS
+from magicdec.specs.gamma_table import TableGamma
+from magicdec.vllm.settings import DRAFT_CLASS, SPECULATOR_CLASS, read_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,27 @@ PATCHES = (
         reason="a custom class is given neither block tables nor the model, and cannot give back its distributions",
         unnecessary_when="propose() of a custom class gets the arguments of the built-in ones, and "
         "take_last_draft_probs() is asked of it too",
+    ),
+    Patch(
+        name="vllm.config.VllmConfig._get_v2_model_runner_unsupported_features",
+        reason="the V2 runner takes no custom class, so that the engine falls back to V1, which it calls deprecated",
+        unnecessary_when="the V2 runner builds custom classes, with the arguments of init_speculator()",
+    ),
+    Patch(
+        name="vllm.v1.worker.gpu.spec_decode.init_speculator",
+        reason="builds this draft for the V2 runner (speculator.py)",
+        unnecessary_when="as above",
+    ),
+    Patch(
+        name="vllm.config.VllmConfig.__post_init__",
+        reason="asynchronous scheduling is switched off, or refused, for custom classes; with V2 this draft keeps it",
+        unnecessary_when="a custom class can say that it does not wait for the host",
+    ),
+    Patch(
+        name="vllm.v1.core.sched.scheduler.Scheduler.__init__",
+        reason="with V2 the scheduler decides how many drafts the next step has, by the batch alone; a plan's table "
+        "goes by the context as well",
+        unnecessary_when="the engine's own table has an axis for the context (pull requests 48944, 54801)",
     ),
     Patch(
         name="vllm.v1.sample.rejection_sampler.expand_batch_to_tokens",
@@ -69,13 +92,37 @@ PATCHES = (
 def apply_patches() -> None:
     """Patches the engine of this process; a second call changes nothing."""
     from vllm.config import VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.worker.gpu import spec_decode
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     lookahead = VllmConfig.num_lookahead_tokens
     if hasattr(lookahead.fget, "__wrapped__"):
         return
     VllmConfig.num_lookahead_tokens = property(_with_draft_slots(lookahead.fget))
+    features = VllmConfig._get_v2_model_runner_unsupported_features
+    VllmConfig._get_v2_model_runner_unsupported_features = _with_custom_class(features)
+    VllmConfig.__post_init__ = _with_async_scheduling(VllmConfig.__post_init__)
+    Scheduler.__init__ = _with_gamma_table(Scheduler.__init__)
     GPUModelRunner.propose_draft_token_ids = _with_runner(GPUModelRunner.propose_draft_token_ids)
+    spec_decode.init_speculator = _with_speculator(spec_decode.init_speculator)
+    runner = sys.modules.get("vllm.v1.worker.gpu.model_runner")
+    if runner is not None:  # it has imported the name already
+        runner.init_speculator = spec_decode.init_speculator  # type: ignore[attr-defined]
+
+
+class GammaOfSteps:
+    """Stands for the scheduler's table by batch: looks up the sequences that decode, and their mean length."""
+
+    def __init__(self, scheduler: Any, table: TableGamma) -> None:
+        self._scheduler, self._table = scheduler, table
+
+    def __getitem__(self, num_scheduled: int) -> int:
+        running = self._scheduler.running
+        decoding = [each for each in running if each.num_output_tokens or each.num_output_placeholders] or running
+        lengths = [each.num_computed_tokens for each in decoding] or [1]
+        context = sum(lengths) / len(lengths)
+        return self._table.choose(batch_size=len(lengths), context_len=max(context, 1.0))
 
 
 def repair_cpu_sampling() -> None:
@@ -135,6 +182,57 @@ def _with_draft_slots(original: Any) -> Any:
         return slots
 
     return num_lookahead_tokens
+
+
+def _with_custom_class(original: Any) -> Any:
+    @wraps(original)
+    def unsupported_features(self: Any) -> list[str]:
+        found: list[str] = original(self)
+        return [each for each in found if not (is_asked_for(self) and "custom_class" in each)]
+
+    return unsupported_features
+
+
+def _with_async_scheduling(original: Any) -> Any:
+    @wraps(original)
+    def __post_init__(self: Any) -> None:
+        if not is_asked_for(self):
+            original(self)
+            return
+        scheduling = self.scheduler_config
+        asked = scheduling.async_scheduling
+        scheduling.async_scheduling = None if asked else asked
+        original(self)
+        if asked is None and self.use_v2_model_runner and self.device_config.device_type != "cpu":
+            from vllm.v1.executor.abstract import Executor
+
+            asked = Executor.get_class(self).supports_async_scheduling()
+        scheduling.async_scheduling = bool(asked)  # with V1 the draft refuses it (support.py)
+
+    return __post_init__
+
+
+def _with_gamma_table(original: Any) -> Any:
+    @wraps(original)
+    def __init__(self: Any, vllm_config: Any, *rest: Any, **named: Any) -> None:
+        original(self, vllm_config, *rest, **named)
+        if is_asked_for(vllm_config) and vllm_config.use_v2_model_runner:
+            table = read_settings(vllm_config.additional_config).gamma_table
+            self.dynamic_sd_lookup = None if table is None else GammaOfSteps(self, table)
+
+    return __init__
+
+
+def _with_speculator(original: Any) -> Any:
+    @wraps(original)
+    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+        if not is_asked_for(vllm_config):
+            return original(vllm_config, device, req_states)
+        from vllm.utils.import_utils import resolve_obj_by_qualname
+
+        return resolve_obj_by_qualname(SPECULATOR_CLASS)(vllm_config, device, req_states)
+
+    return init_speculator
 
 
 def _with_runner(original: Any) -> Any:

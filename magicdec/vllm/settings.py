@@ -20,6 +20,8 @@ CONFIG_KEY = "magicdec"
 Method = Literal["streamingllm", "topk"]
 METHODS: tuple[Method, ...] = ("streamingllm", "topk")
 DRAFT_CLASS = "magicdec.vllm.draft.SparseDraft"
+SPECULATOR_CLASS = "magicdec.vllm.speculator.SparseSpeculator"
+"""The class that drafts in the V2 model runner, where the first name stands for it."""
 
 
 class DraftSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

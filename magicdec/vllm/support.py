@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from magicdec.errors import ConfigError
+from magicdec.vllm.settings import DraftSettings, check_pages, read_settings
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -14,7 +15,22 @@ TESTED_VERSIONS = ("0.32",)
 """Series of vLLM that are known to have the private parts that are patched."""
 FULL_ATTENTION = ("full_attention", "attention")
 """Names that configurations of models give to layers that see all tokens."""
-SUPPORTED = "decoder-only models with one group of full attention, on the V1 model runner, with tensor parallelism"
+SUPPORTED = "decoder-only models with one group of full attention, with tensor parallelism"
+
+
+def checked_settings(config: VllmConfig) -> DraftSettings:
+    """The draft's settings. Raises ConfigError for what of them, of the engine or its version is not supported."""
+    import vllm
+
+    check_version(vllm.__version__)
+    check_supported(config)
+    settings = read_settings(config.additional_config)
+    speculative = config.speculative_config
+    assert speculative is not None
+    check_pages(settings, page_size=config.cache_config.block_size, max_gamma=speculative.num_speculative_tokens)
+    if config.device_config.device_type != "cpu" and settings.draft_method != "streamingllm":
+        raise ConfigError(f"draft method {settings.draft_method} in vLLM runs on CPUs only yet; use streamingllm")
+    return settings
 
 
 def check_version(version: str) -> None:
@@ -51,8 +67,6 @@ def _other_layers(model: ModelConfig) -> Iterator[str]:
 
 def _unsupported(config: VllmConfig) -> Iterator[str]:
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
-    if config.use_v2_model_runner:
-        yield "the V2 model runner (set VLLM_USE_V2_MODEL_RUNNER=0)"
     if parallel.pipeline_parallel_size > 1:
         yield "pipeline parallelism"
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
@@ -61,8 +75,8 @@ def _unsupported(config: VllmConfig) -> Iterator[str]:
         yield "data parallelism within one engine (start one engine per replica)"
     if parallel.use_ubatching:
         yield "dual-batch overlap"
-    if config.scheduler_config.async_scheduling:
-        yield "asynchronous scheduling (leave --async-scheduling out)"
+    if config.scheduler_config.async_scheduling and not config.use_v2_model_runner:
+        yield "asynchronous scheduling on the V1 model runner (leave --async-scheduling out)"
     if model.use_mla:
         yield "multi-head latent attention (MLA)"
     if model.is_encoder_decoder:

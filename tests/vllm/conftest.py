@@ -53,9 +53,9 @@ def greedy_cases() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def reference(greedy_cases: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from cases import ENGINE
-    from serving import Reference
+    from serving import EngineProcess
 
-    reference = Reference(ENGINE, greedy_cases, tmp_path_factory.mktemp("reference"))
+    reference = EngineProcess(ENGINE, greedy_cases, tmp_path_factory.mktemp("reference"))
     yield reference
     reference.close()
 
@@ -78,3 +78,21 @@ def served(request: pytest.FixtureRequest) -> Served:
     }
     settings = {"magicdec": {"draft_budget": 128}}
     return Served(start_engine({**ENGINE, "speculative_config": speculation, "additional_config": settings}))
+
+
+@pytest.fixture(scope="session")
+def model() -> Any:
+    import torch
+    from cases import MODEL
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def prompt(model: Any) -> list[int]:
+    """Of a few, the one with the most continuations that are likely enough to be counted."""
+    from cases import prompts
+    from test_engine_sampling import exact_distribution
+
+    return max(prompts(16, 400, seed=3), key=lambda text: len(exact_distribution(model, text, temperature=1.0)))

@@ -1,6 +1,6 @@
-"""Drives an engine in this process, or the reference without speculation in one of its own.
+"""Drives an engine in this process, or one in a process of its own.
 
-python tests/vllm/serving.py requests.json outputs.json        # the reference: no plugin, no speculation
+python tests/vllm/serving.py question.json answer.json
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ENVIRONMENT = {
@@ -24,13 +25,39 @@ ENVIRONMENT = {
 }
 
 
-def start_engine(arguments: dict[str, Any]) -> Any:
+def start_engine(arguments: dict[str, Any], *, runner: str = "V1") -> Any:
     """An LLM in this process."""
     os.environ.update(ENVIRONMENT)
     os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == "V2"))
+    if runner == "V2":
+        interpret_triton()
     from vllm import LLM
 
     return LLM(**arguments)
+
+
+def interpret_triton() -> None:
+    """The V2 runner asks for a Triton that compiles for CPUs; its interpreter serves, before anything imports Triton.
+    It takes no mask that was made of two others, until that is one of truth values again."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    from triton.backends import backends
+    from triton.runtime import interpreter
+
+    driver = SimpleNamespace(is_active=lambda: False)
+    backends["cpu"] = SimpleNamespace(driver=driver, compiler=None)  # type: ignore[assignment]
+    from triton import language
+    from triton.language.extra import libdevice
+
+    libdevice.log1p = lambda x: language.log(1.0 + x)  # the interpreter has none
+    for name, mask_at in (("create_masked_load", 1), ("create_masked_store", 2)):
+        original = getattr(interpreter.InterpreterBuilder, name)
+
+        def masked(self: Any, *given: Any, _original: Any = original, _at: int = mask_at) -> Any:
+            given[_at].data = given[_at].data.astype(bool)
+            return _original(self, *given)
+
+        setattr(interpreter.InterpreterBuilder, name, masked)
 
 
 def serve(
@@ -85,26 +112,44 @@ def counters(llm: Any) -> dict[str, Any]:
     return found
 
 
-class Reference:
-    """The engine without speculation, at work in a process of its own."""
+class EngineProcess:
+    """An engine at work in a process of its own: the reference without plugin and speculation, or another one."""
 
-    def __init__(self, arguments: dict[str, Any], requests: Sequence[dict[str, Any]], folder: Path) -> None:
+    def __init__(
+        self, arguments: dict[str, Any], requests: Sequence[dict[str, Any]], folder: Path, *, runner: str = "V1"
+    ) -> None:
         self._answer, question = folder / "answer.json", folder / "question.json"
-        question.write_text(json.dumps({"engine": arguments, "requests": list(requests)}))
-        environment = {**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": "none"}
+        question.write_text(json.dumps({"engine": arguments, "requests": list(requests), "runner": runner}))
+        environment = {**os.environ, **ENVIRONMENT}
+        if "speculative_config" not in arguments:
+            environment["VLLM_PLUGINS"] = "none"
         command = [sys.executable, str(Path(__file__)), str(question), str(self._answer)]
         self._process = subprocess.Popen(command, env=environment)
 
-    def outputs(self) -> list[dict[str, Any]]:
+    def answer(self) -> dict[str, Any]:
         assert self._process.wait() == 0
-        answer: list[dict[str, Any]] = json.loads(self._answer.read_text())
+        answer: dict[str, Any] = json.loads(self._answer.read_text())
         return answer
+
+    def outputs(self) -> list[dict[str, Any]]:
+        outputs: list[dict[str, Any]] = self.answer()["outputs"]
+        return outputs
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
 
 
+def main(question: Path, answer: Path) -> None:
+    asked = json.loads(question.read_text())
+    llm = start_engine(asked["engine"], runner=asked["runner"])
+    outputs = serve(llm, asked["requests"], arrivals=[request.get("arrives", 0) for request in asked["requests"]])
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    answer.write_text(json.dumps({
+        "outputs": outputs, "counters": counters(llm), "runner": type(worker.model_runner).__module__,
+        "is_async": llm.llm_engine.vllm_config.scheduler_config.async_scheduling,
+    }))  # fmt: skip
+
+
 if __name__ == "__main__":
-    asked = json.loads(Path(sys.argv[1]).read_text())
-    Path(sys.argv[2]).write_text(json.dumps(serve(start_engine(asked["engine"]), asked["requests"])))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

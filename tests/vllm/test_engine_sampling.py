@@ -21,23 +21,6 @@ FEWEST = 5.0
 """Continuations expected less often than this are counted together."""
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    import torch
-    from cases import MODEL
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def prompt(model: Any) -> list[int]:
-    """Of a few, the one with the most continuations that are likely enough to be counted."""
-    from cases import prompts
-
-    return max(prompts(16, 400, seed=3), key=lambda text: len(exact_distribution(model, text, temperature=1.0)))
-
-
 def exact_distribution(
     model: Any, prompt: list[int], *, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> dict[tuple[int, ...], float]:
@@ -71,18 +54,23 @@ def truncate(row: np.ndarray, *, top_k: int | None, top_p: float | None) -> np.n
     return row * keep / (row * keep).sum()
 
 
-def sampled(served: Any, prompt: list[int], sampling: dict[str, Any]) -> Counter[tuple[int, ...]]:
-    """Continuations, with requests of other temperatures in the same batches."""
-    from serving import serve
-
+def mixed_requests(
+    prompt: list[int],
+    sampling: dict[str, Any],
+    hot: dict[str, Any] = {"temperature": 1.7, "top_k": 50},  # noqa: B006
+) -> list[dict[str, Any]]:
+    """The same request many times, with requests of other temperatures in the same batches."""
     wanted = {**sampling, "max_tokens": LENGTH, "ignore_eos": True}
-    others = [{"temperature": 0.0, "max_tokens": 9}, {"temperature": 1.7, "top_k": 50, "max_tokens": 5}]
+    others = [{"temperature": 0.0, "max_tokens": 9}, {**hot, "max_tokens": 5}]
     requests = [{"prompt": prompt, "sampling": wanted}] * NUM_SAMPLES
     beside = [{"prompt": prompt[: 50 + i], "sampling": others[i % 2]} for i in range(NUM_SAMPLES // 20)]
-    mixed = [request for i in range(len(beside)) for request in (*requests[i * 20 : (i + 1) * 20], beside[i])]
-    outputs = serve(served.llm, mixed)
-    pairs = zip(mixed, outputs, strict=True)
-    return Counter(tuple(output["token_ids"]) for request, output in pairs if request["sampling"] is wanted)
+    return [request for i in range(len(beside)) for request in (*requests[i * 20 : (i + 1) * 20], beside[i])]
+
+
+def continuations(requests: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> Counter[tuple[int, ...]]:
+    """Those of the requests that are counted, not of the ones beside them."""
+    counted = [o["token_ids"] for r, o in zip(requests, outputs, strict=True) if r["sampling"]["max_tokens"] == LENGTH]
+    return Counter(map(tuple, counted))
 
 
 @pytest.mark.parametrize(
@@ -94,17 +82,23 @@ def test_sampled_output_follows_the_models_distribution(
     served: Any, model: Any, prompt: list[int], sampling: dict[str, Any]
 ) -> None:
     """The draft sees 96 of 400 tokens, so that it often disagrees with the target."""
-    from serving import counters
+    from serving import counters, serve
 
     served.configure(budget=96, gamma=2)
     before = counters(served.llm)
-    counts = sampled(served, prompt, sampling)
+    requests = mixed_requests(prompt, sampling)
+    counts = continuations(requests, serve(served.llm, requests))
     after = counters(served.llm)
     drafted, accepted = (
         after[f"spec_decode_num_{kind}_tokens"] - before[f"spec_decode_num_{kind}_tokens"]
         for kind in ("draft", "accepted")
     )
     assert 0.1 < accepted / drafted < 0.97  # both branches of the rejection rule are at work
+    assert chi_square(counts, model, prompt, sampling) > FALSE_ALARM
+
+
+def chi_square(counts: Counter[tuple[int, ...]], model: Any, prompt: list[int], sampling: dict[str, Any]) -> float:
+    """The probability of counts as far from the model's own distribution, were they drawn from it."""
     expected = {tokens: p * NUM_SAMPLES for tokens, p in exact_distribution(model, prompt, **sampling).items()}
     observed = [counts[tokens] for tokens in expected]
     rest = NUM_SAMPLES - sum(expected.values())
@@ -113,7 +107,7 @@ def test_sampled_output_follows_the_models_distribution(
     else:
         wanted = list(expected.values())
     assert len(wanted) > 8
-    assert stats.chisquare(observed, wanted).pvalue > FALSE_ALARM
+    return float(stats.chisquare(observed, wanted).pvalue)
 
 
 @pytest.mark.parametrize("copies", [1, 3], ids=["whole prompt", "prompt in chunks"])

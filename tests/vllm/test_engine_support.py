@@ -73,6 +73,26 @@ def test_slots_ahead_are_reserved_for_this_draft_only(config: Any) -> None:
     assert engine_config(speculative_config=ngram).num_lookahead_tokens == 0
 
 
+def test_the_v2_runner_takes_this_draft_only(config: Any) -> None:
+    """Where the engine would choose V2 it does, and keeps V1 for another custom class."""
+    assert config._get_v2_model_runner_unsupported_features() == []
+    config.speculative_config.model = "somebody.elses.Draft"
+    assert config._get_v2_model_runner_unsupported_features() == ["speculative method 'custom_class'"]
+
+
+def test_asynchronous_scheduling_is_refused_on_v1_only(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for, it reaches the draft, which refuses it on V1; test_engine_v2.py runs it on V2."""
+    from magicdec.vllm.support import check_supported
+
+    speculation = {"method": "custom_class", "model": DRAFT_CLASS, "num_speculative_tokens": 3}
+    asked = engine_config(speculative_config=speculation, async_scheduling=True)
+    with pytest.raises(ConfigError, match="asynchronous scheduling on the V1 model runner"):
+        check_supported(asked)
+    assert config.scheduler_config.async_scheduling is False
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    check_supported(asked)
+
+
 def test_an_untested_version_stays_as_it_is_and_refuses_the_draft(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm
     from vllm.config import VllmConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from magicdec.vllm.pages import slots_of, streaming_window
 
@@ -33,11 +34,14 @@ def test_a_draft_reads_its_own_sinks_and_its_last_tokens_within_the_budget(seed:
     for sequence, count in enumerate(pages_of):
         table[sequence, :count], ids = ids[:count], ids[count:]
         owner |= {int(id_): (sequence, page) for page, id_ in enumerate(table[sequence, :count])}
-    window = streaming_window(table, cached, budget=budget, sink_pages=sink_pages, page_size=PAGE, gamma=gamma)
+    window = streaming_window(
+        torch.from_numpy(table), torch.from_numpy(cached), budget=budget, sink_pages=sink_pages, page_size=PAGE,
+        gamma=gamma,
+    )  # fmt: skip
     for sequence, count in enumerate(cached.tolist()):
         for step in range(gamma):
             length = count + step + 1 - PAGE * int(window.num_left_out[sequence])
-            read = tokens_read(window.table[sequence], length, owner)
+            read = tokens_read(window.table[sequence].numpy(), length, owner)
             assert all(whose == sequence for whose, _ in read)
             positions = [position for _, position in read]
             assert positions[-(step + 1) :] == list(range(count, count + step + 1))  # the block's own
@@ -54,7 +58,7 @@ def test_a_draft_reads_its_own_sinks_and_its_last_tokens_within_the_budget(seed:
 
 
 def test_slots_are_those_of_the_table() -> None:
-    table = np.array([[7, 3, 9], [1, 2, 4]], dtype=np.int32)
-    positions = np.array([[15, 16, 17], [31, 32, 33]])
+    table = torch.tensor([[7, 3, 9], [1, 2, 4]], dtype=torch.int32)
+    positions = torch.tensor([[15, 16, 17], [31, 32, 33]])
     wanted = [[7 * 16 + 15, 3 * 16, 3 * 16 + 1], [2 * 16 + 15, 4 * 16, 4 * 16 + 1]]
     assert slots_of(table, positions, page_size=PAGE).tolist() == wanted
