@@ -66,7 +66,9 @@ def calibrate_command(
     weight_dtype: options.ServerFormat = None,
     kv_dtype: options.ServerFormat = None,
     concurrency: Annotated[str, option("Requests at once to send the server, a list.")] = "1,2,4,8,16",
-    prompt_len: Annotated[str, option("Prompt lengths to send, a list.")] = "256,1024,2048",
+    prompt_len: Annotated[
+        str | None, option("Prompt lengths to send, a list; default: 256,1024,2048, or as many that the server takes.")
+    ] = None,
     output_len: Annotated[int, option("Tokens to generate per request.")] = 48,
     rounds: Annotated[int, option("Times that every load is sent.")] = 3,
     dry_run: Annotated[bool, option("Say what would be sent, and its cost; send none.", None, "--dry-run")] = False,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,7 +38,6 @@ Examples:
 """
 USUAL_INTERVAL_S = 5.0
 DEFAULT_OUTPUT = Path("server.engine.toml")
-NOISE_TO_WARN_OF = 0.3
 SEVERAL_TOKENS = 1.05
 
 
@@ -154,21 +156,27 @@ def _watch(where: Address, view: View, *, target: str | None, seconds: float, in
     from rich.text import Text
 
     from magicdec.commands.options import console
-    from magicdec.errors import ConfigError
+    from magicdec.errors import ConfigError, ServerError
     from magicdec.live.metrics import choose_target
     from magicdec.live.observation import observe
     from magicdec.live.show import trend_lines, windows
 
     history: list[Observation] = []
     with Live(Text("waiting for the second scrape"), console=console(), auto_refresh=False) as screen:
+
+        def show(lines: list[str]) -> None:
+            screen.update(Text("\n".join([*lines, "", *trend_lines(history)])), refresh=True)
+
+        def missed(error: ServerError) -> None:
+            show([f"{error}; asked again every {format_seconds(interval)}"])
+
         try:
-            for taken in windows(where, seconds=seconds, interval_s=interval):
-                history.append(observe(taken, choose_target(taken[-1], target)))
+            for taken in windows(where, seconds=seconds, interval_s=interval, missed=missed):
                 try:
-                    lines = view.lines(history[-1], with_setting=False)
-                except ConfigError as error:  # no load yet, or no draft yet: said, and looked at again
-                    lines = [str(error)]
-                screen.update(Text("\n".join([*lines, "", *trend_lines(history)])), refresh=True)
+                    history.append(observe(taken, choose_target(taken[-1], target)))
+                    show(view.lines(history[-1], with_setting=False))
+                except (ConfigError, ServerError) as error:  # no load yet, no draft yet, or no model yet
+                    show([str(error)])
         except KeyboardInterrupt:
             return
 
@@ -207,6 +215,8 @@ def tune_command(
     target: options.Target = None,
     seconds: Annotated[float, option("How long to look at each gamma.")] = 60.0,
     interval: Annotated[float, option("Seconds between scrapes.")] = 5.0,
+    repeats: Annotated[int, option("Times that each gamma is tried, in turns.", min=1, max=20)] = 2,
+    limit: Annotated[float, option("Seconds after which no more is tried.", min=1.0)] = 1800.0,
     yes: Annotated[bool, option("Restart without asking.", None, "--yes")] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -219,7 +229,16 @@ def tune_command(
     from magicdec.live.metrics import choose_target, scrapes
     from magicdec.live.observation import agreed, observe, parse_draft
     from magicdec.live.show import advice_lines
-    from magicdec.live.tune import candidates, check_command, regret, try_gamma
+    from magicdec.live.tune import (
+        Trial,
+        candidates,
+        check_command,
+        in_turns,
+        outcomes,
+        regret,
+        try_gamma,
+        try_in_turns,
+    )
 
     check_command(restart)
     address, given = parse_address(server), None if draft is None else parse_draft(draft)
@@ -230,17 +249,25 @@ def tune_command(
     advice = advise(situation_of(seen, kind, serving))
     print("\n".join(advice_lines(advice, seen.counts.tpot_s)))
     chosen = candidates(advice)
-    print(f"to try, each with a restart and {format_seconds(seconds)}: gamma {', '.join(map(str, chosen))}", flush=True)
+    order = in_turns(chosen, repeats)
+    print(
+        f"to try, each with a restart and {format_seconds(seconds)}: gamma {', '.join(map(str, order))}; it ends "
+        f"within {format_seconds(limit)}",
+        flush=True,
+    )
     if not yes:
         typer.confirm("restart the server?", abort=True)
-    trials = []
-    for gamma in chosen:
+
+    def try_one(gamma: int, left_s: float) -> Trial:
         with shown_progress(quiet) as show:
             show(f"gamma {gamma}: restarting and looking")
-            trial = try_gamma(
+            return try_gamma(
                 address, restart, gamma, predicted_tpot_s=advice.choices[gamma].tpot_s, seconds=seconds,
-                interval_s=interval, target=target,
+                interval_s=interval, target=target, limit_s=left_s,
             )  # fmt: skip
+
+    trials = []
+    for trial in try_in_turns(order, try_one, limit_s=limit):
         trials.append(trial)
         print(
             f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
@@ -248,12 +275,21 @@ def tune_command(
             f"batch {trial.batch_size:.1f}",
             flush=True,
         )
-    best = min(trials, key=lambda trial: trial.tpot_s)
-    print(f"best of these: gamma {best.gamma}; the advised gamma {chosen[0]} loses {regret(trials):.1%} against it")
+    found = outcomes(trials)
+    if len(trials) < len(order):
+        print(f"the time was up after {len(trials)} of {len(order)} trials")
+    for each in found:
+        print(
+            f"gamma {each.gamma}: {format_seconds(each.tpot_s)} per token ({format_seconds(each.low_s)} to "
+            f"{format_seconds(each.high_s)})"
+        )
+    best, spread = min(found, key=lambda each: each.tpot_s), max(each.spread for each in found)
     print(
-        f"the server runs with gamma {chosen[-1]} now"
-        + (f"; restart it with {best.gamma}" if best != trials[-1] else "")
+        f"best of these: gamma {best.gamma}; the advised gamma {chosen[0]} loses {regret(found):.1%} against it; "
+        f"repetitions differ by ± {spread:.1%}" + (": that decides nothing" if 0 < regret(found) < spread else "")
     )
+    last = trials[-1].gamma
+    print(f"the server runs with gamma {last} now" + (f"; restart it with {best.gamma}" if best.gamma != last else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +307,7 @@ class ServerOptions:
     weight_dtype: str | None
     kv_dtype: str | None
     concurrency: str
-    prompt_len: str
+    prompt_len: str | None
     output_len: int
     rounds: int
     dry_run: bool
@@ -280,28 +316,30 @@ class ServerOptions:
 
 def calibrate_server(given: ServerOptions) -> None:
     """Fits an engine profile to a running server, as a black box."""
+    from magicdec.errors import ConfigError, ServerError
     from magicdec.files import check_writable
     from magicdec.live.calibration import (
         describe_server,
         estimated_seconds,
         fit_server,
+        noise,
         save_fit,
+        save_loads,
         send_plan,
         sent,
     )
     from magicdec.live.drive import Load, Measured, drive, plan_loads
     from magicdec.live.http import parse_address
-    from magicdec.live.observation import parse_draft
     from magicdec.specs.catalog import load_model_spec
 
     address, spec = parse_address(given.server or ""), load_model_spec(given.model)
     require(not address.path, "--server is the server's own address, without a path: http://localhost:8000")
     check_writable(given.output)
     server = describe_server(address, spec)
-    setup = _setup(given, server.engine, parse_draft("ngram") if server.gamma else None)
+    setup = _setup(given, server.engine, server.draft)
     plan = plan_loads(
         concurrencies=parse_ints(given.concurrency, "--concurrency"),
-        prompt_lens=parse_ints(given.prompt_len, "--prompt-len"),
+        prompt_lens=parse_ints(given.prompt_len, "--prompt-len") if given.prompt_len else (),
         output_len=given.output_len,
         rounds=given.rounds,
         max_len=server.max_len,
@@ -311,11 +349,13 @@ def calibrate_server(given: ServerOptions) -> None:
     expected = estimated_seconds(plan, setup, tp_size=given.tp)
     judges = sum(load.is_judge for load in plan.loads)
     print(
-        f"{address}: {printable(server.model)}, {server.engine or 'an unknown engine'}, gamma {server.gamma or 'none'}"
+        f"{address}: {printable(server.model)}, {server.engine or 'an unknown engine'}, "
+        + (f"gamma {server.gamma} by {server.draft}" if server.gamma else "no draft")
     )
     print(
-        f"{len(plan.loads)} loads x {plan.rounds} rounds, {judges} loads only to judge: {plan.num_requests} requests, "
-        f"{plan.num_tokens} tokens, about {format_seconds(expected)} by the {setup.engine.name} profile"
+        f"{len(plan.loads)} loads x {plan.rounds} rounds, {judges} loads only to judge, the smallest once more "
+        f"first and last: {plan.num_requests} requests, {plan.num_tokens} tokens, about {format_seconds(expected)} by "
+        f"the {setup.engine.name} profile"
     )
     for load in plan.loads:
         print(f"  {load}" + ("  (judges)" if load.is_judge else ""))
@@ -326,19 +366,49 @@ def calibrate_server(given: ServerOptions) -> None:
     def send(load: Load, seed: int) -> Measured:
         return drive(address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed)
 
-    with shown_progress(given.quiet) as show:
-        points = send_plan(address, plan, send, progress=show)
-    fit = fit_server(points, setup=setup, tp_size=given.tp, gamma=server.gamma, name=given.output.stem)
-    _print_fit(fit, points)
-    files = save_fit(fit, points, sent(plan), given.output)
-    print("sent as planned; wrote " + ", ".join(map(str, files)))
+    with shown_progress(given.quiet) as show, ended_by_signals():
+        found = send_plan(address, plan, send, max_len=server.max_len, progress=show)
+    for line in found.skipped:
+        print(f"left out: {line}")
+    print(
+        f"noise: ± {noise(found.points):.1%} between rounds, {found.drift:.1%} between the first load and the same one "
+        "at the end"
+        if found.points
+        else "nothing was measured"
+    )
+    try:
+        fit = fit_server(
+            found.points, setup=setup, tp_size=given.tp, gamma=server.gamma, name=given.output.stem, noise=found.noise
+        )
+    except ConfigError as error:
+        print(f"kept what was measured: {save_loads(found.points, sent(plan), given.output)}")
+        raise (ServerError(f"{found.stopped}; {error}") if found.stopped else error) from None
+    _print_fit(fit, found.points)
+    files = save_fit(fit, found.points, sent(plan), given.output)
+    print("wrote " + ", ".join(map(str, files)))
+    if found.stopped:
+        raise ServerError(f"{found.stopped}; fitted to the {len(found.points)} loads that were measured before")
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """A signal that asks to end is taken as the user's own interruption, so that what was measured is kept."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def calibrate_results(given: ServerOptions) -> None:
     """Fits an engine profile to the result files of a load generator."""
     from magicdec.files import check_writable
     from magicdec.live.benchmark_results import points_of, read_runs, tokens_per_event
-    from magicdec.live.calibration import fit_server, save_fit
+    from magicdec.live.calibration import NOISE_LIMIT, fit_server, noise, save_fit
 
     require(not given.dry_run, "--dry-run goes with --server: nothing is sent for --results")
     check_writable(given.output)
@@ -351,6 +421,8 @@ def calibrate_results(given: ServerOptions) -> None:
     if (per_event := tokens_per_event(runs)) > SEVERAL_TOKENS:
         print(f"{per_event:.2f} tokens came with each event: were these runs without a draft? The fit is of such")
     _print_fit(fit, points, between="requests")
+    if noise(points) > NOISE_LIMIT:
+        print("the requests differ much: the server or its machine did other work; measure again when it is quieter")
     origin = {"read": {"files": [path.name for path in given.results or () or ()], "requests": num_requests}}
     files = save_fit(fit, points, origin, given.output)
     print("wrote " + ", ".join(map(str, files)))
@@ -377,8 +449,6 @@ def _setup(given: ServerOptions, engine: str, draft: Draft | None) -> Setup:
 
 def _print_fit(fit: ServerFit, points: list[ServerPoint], *, between: str = "rounds") -> None:
     """Every load with its error, the constants with their intervals, and the two medians."""
-    from magicdec.live.calibration import noise
-
     for point, error in zip(points, fit.errors, strict=True):
         measured = point.measured
         role = "judges" if measured.load.is_judge else "fitted"
@@ -389,7 +459,3 @@ def _print_fit(fit: ServerFit, points: list[ServerPoint], *, between: str = "rou
     for name, (value, low, high) in fit.constants.items():
         print(f"  {name}: {value:.4g} (90 % interval {low:.4g} to {high:.4g})")
     print(f"median error {fit.fitted_error:.1%} of the fitted loads, {fit.held_out_error:.1%} of those that judge")
-    if noise(points) > NOISE_TO_WARN_OF:
-        print(
-            f"the {between} differ much: the server or its machine does other work; calibrate again when it is quieter"
-        )

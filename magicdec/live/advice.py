@@ -11,6 +11,7 @@ both steps have cancel, and so do the rates of positions that both draft.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -163,6 +164,12 @@ class Advice:
     def in_use(self) -> Choice:
         return self.choices[self.situation.gamma]
 
+    @property
+    def rival(self) -> Choice:
+        """The other gamma that may gain the most over the one in use, by the end of its interval."""
+        others = [choice for choice in self.choices if choice.gamma != self.situation.gamma]
+        return max(others, key=lambda choice: choice.gain_high)
+
 
 def advise(situation: Situation) -> Advice:
     """Raises ConfigError where the load is none."""
@@ -179,17 +186,20 @@ def advise(situation: Situation) -> Advice:
         choices=choices,
         best=best,
         speedup=choices_at(situation, batch, context, over=0)[best.gamma],
-        answer=answer_of(best, situation.gamma),
+        answer=answer_of(choices, situation.gamma),
         batch_sizes=batches,
         context_lens=contexts,
         table=table,
     )
 
 
-def answer_of(best: Choice, in_use: int) -> Answer:
-    if best.gamma == in_use or (best.gain < WORTH_A_CHANGE and best.gain_high < MAY_MATTER):
-        return "keep"
-    return "change" if best.gain >= WORTH_A_CHANGE and best.gain_low > 1.0 else "unclear"
+def answer_of(choices: Sequence[Choice], in_use: int) -> Answer:
+    """To keep the gamma in use is advised only where no other one's interval reaches a gain that matters."""
+    best = max(choices, key=lambda choice: choice.gain)
+    if best.gamma != in_use and best.gain >= WORTH_A_CHANGE and best.gain_low > 1.0:
+        return "change"
+    is_far = all(choice.gain_high < MAY_MATTER for choice in choices if choice.gamma != in_use)
+    return "keep" if is_far and (best.gamma == in_use or best.gain < WORTH_A_CHANGE) else "unclear"
 
 
 def _around(value: float) -> tuple[int, ...]:

@@ -5,7 +5,8 @@ The planned loads are sent, medians over rounds taken, and fitted:
     step(load) = Σ_n P(n) · (T_verify + T_accept + T_upkeep)(γ · n / b)         n = 0: T_autoregressive
 
 as perfmodel/step.py predicts it, the formula of plans, for looked-up drafts: n of the batch's b sequences have one, by
-the share of steps with a draft (0 without speculation), which the server counts.
+the share of steps with a draft (0 without speculation), which the server counts. Of a draft that the server announces,
+as magicdec's plugin does, all b have one or none, and T_draft · γ is added.
 Fitted in log scale, robustly: factors on the kernels' times (a priori 1), the fixed cost of a step, and that of each
 of its sequences (both at least 0). Two files are written:
 
@@ -25,17 +26,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from magicdec.errors import ServerError
+from magicdec.errors import ConfigError, ServerError
 from magicdec.files import decode_json, write_atomic
 from magicdec.fitting import Free, solve
-from magicdec.live.drive import Load, LoadPlan, Measured
+from magicdec.live.drive import Load, LoadPlan, Measured, WindowTooShort, check_enough
 from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
-from magicdec.live.observation import Counts, observe
+from magicdec.live.observation import Counts, Draft, agreed, observe
 from magicdec.perfmodel.kernels.base import Array
-from magicdec.perfmodel.setup import Points, Setup
+from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.speedup import predict
-from magicdec.perfmodel.step import looked_up_terms
+from magicdec.perfmodel.step import looked_up_terms, step_terms
 from magicdec.progress import Step
 from magicdec.specs.engine import EngineProfile, save_engine
 from magicdec.specs.model import ModelSpec
@@ -52,10 +53,21 @@ PRIOR_WEIGHT = 0.05
 """A prior's standard deviation counts as an error of this size of one load."""
 LOSS_SCALE = 0.1
 MIN_ERROR, MAX_ERROR = 0.03, 0.5
+NOISE_LIMIT = 0.3
+"""Noise above which a fit would tell nothing."""
 Sender = Callable[[Load, int], Measured]
 """Sends a load whose prompts follow from a seed, and times it."""
-Round = tuple[Measured, float]
-"""A load's window, and the share of steps that verified a draft."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A load's window, with what the server's own counters say of it."""
+
+    measured: Measured
+    drafted_share: float = 0.0
+    """The share of steps that verified a draft."""
+    tokens_per_step: float | None = None
+    """None: the server does not count steps; an event is taken as one then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +79,8 @@ class Server:
     engine: str = ""
     gamma: int = 0
     """Drafted tokens per step at most; 0 without speculation."""
+    draft: Draft | None = None
+    """The draft that it announces; looked-up tokens where it announces none."""
 
 
 def describe_server(address: Address, spec: ModelSpec) -> Server:
@@ -86,7 +100,8 @@ def describe_server(address: Address, spec: ModelSpec) -> Server:
         return Server(model=name, max_len=known)
     target = choose_target(scrape, None)
     seen = observe([scrape, scrape], target)
-    return Server(model=name, max_len=known, engine=target.series.engine, gamma=seen.gamma or 0)
+    draft = agreed(None, seen.announced) if seen.gamma else None
+    return Server(model=name, max_len=known, engine=target.series.engine, gamma=seen.gamma or 0, draft=draft)
 
 
 def estimated_seconds(plan: LoadPlan, setup: Setup, *, tp_size: int) -> float:
@@ -100,25 +115,74 @@ def estimated_seconds(plan: LoadPlan, setup: Setup, *, tp_size: int) -> float:
     return plan.rounds * total
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """The result of a plan, whether it was sent to its end or not."""
+
+    points: list[ServerPoint]
+    drift: float
+    """How far the load that came first and last differs, relatively; 0 where it did not come last."""
+    skipped: list[str]
+    """Each load that could not be timed, and why."""
+    stopped: str = ""
+    """The error that ended it early."""
+
+    @property
+    def noise(self) -> float:
+        """The larger of the spread between rounds and half the drift: what a fit cannot be better than."""
+        return max(noise(self.points), self.drift / 2.0) if self.points else 0.0
+
+
 def send_plan(
     address: Address,
     plan: LoadPlan,
     send: Sender,
     *,
+    max_len: int,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[ServerPoint]:
-    """Has every load of every round sent, in its order, and stops at the first error.
+) -> Sent:
+    """Has every load of every round sent, in its order. What was measured is kept when an error, or the user, ends it.
 
-    Raises ServerError.
+    A load whose window is too short is sent again with twice the output, where that fits, and is else left out.
     """
     rounds: dict[Load, list[Round]] = {load: [] for load in plan.loads}
-    order = plan.order
-    for number, load in enumerate(order, 1):
-        progress(Step(f"load {number} of {len(order)}: {load}", done=number - 1, total=len(order)))
+    skipped: dict[Load, str] = {}
+    order, stopped = plan.order, ""
+    try:
+        for number, load in enumerate(order, 1):
+            if load in skipped:
+                continue
+            progress(Step(f"load {number} of {len(order)}: {load}", done=number - 1, total=len(order)))
+            try:
+                rounds[load].append(_timed(address, load, plan.seed + number, send, max_len=max_len))
+            except WindowTooShort as error:
+                skipped[load] = str(error)
+    except (ServerError, KeyboardInterrupt) as error:
+        stopped = str(error) or "interrupted"
+    probe = rounds[order[0]]
+    whole = not stopped and order[0] not in skipped
+    drift = abs(math.log(probe[-1].measured.tpot_s / probe[0].measured.tpot_s)) if whole else 0.0
+    points = [median_of(rounds[load]) for load in plan.loads if rounds[load]]
+    return Sent(points=points, drift=drift, skipped=[skipped[each] for each in skipped if not rounds[each]],
+                stopped=stopped)  # fmt: skip
+
+
+def _timed(address: Address, load: Load, seed: int, send: Sender, *, max_len: int) -> Round:
+    longer = dataclasses.replace(load, output_len=2 * load.output_len)
+    before = _scrape(address)
+    try:
+        measured = send(load, seed)
+    except WindowTooShort:
+        if longer.prompt_len + longer.output_len > max_len:
+            raise
         before = _scrape(address)
-        measured = send(load, plan.seed + number)
-        rounds[load].append((measured, _drafted_share(before, _scrape(address))))
-    return [median_of(rounds[load]) for load in plan.loads]
+        measured = dataclasses.replace(send(longer, seed), load=load)
+    after = _scrape(address)
+    if before is None or after is None:
+        return Round(measured=measured)
+    counts: Counts = observe([before, after], choose_target(after, None)).counts
+    share = (counts.drafts or 0.0) / counts.steps if counts.steps else 0.0
+    return Round(measured=measured, drafted_share=share, tokens_per_step=counts.tokens_per_step)
 
 
 def _scrape(address: Address) -> Scrape | None:
@@ -129,19 +193,18 @@ def _scrape(address: Address) -> Scrape | None:
         return None
 
 
-def _drafted_share(before: Scrape | None, after: Scrape | None) -> float:
-    if before is None or after is None:
-        return 0.0
-    counts: Counts = observe([before, after], choose_target(after, None)).counts
-    return (counts.drafts or 0.0) / counts.steps if counts.steps else 0.0
-
-
 def median_of(rounds: Sequence[Round]) -> ServerPoint:
-    """The round with the median step time, and the range of all."""
-    ordered = sorted(rounds, key=lambda each: each[0].step_s)
-    measured, share = ordered[len(ordered) // 2]
-    width = ordered[-1][0].step_s - ordered[0][0].step_s
-    return ServerPoint(measured=measured, spread=width / 2.0 / measured.step_s, drafted_share=share)
+    """The round with the median time per token, and the range of all. A step of a server that drafts is as many tokens
+    as it counts: its stream may send several steps in one event."""
+    ordered = sorted(rounds, key=lambda each: each.measured.tpot_s)
+    chosen, low, high = ordered[len(ordered) // 2], ordered[0].measured.tpot_s, ordered[-1].measured.tpot_s
+    measured = chosen.measured
+    if chosen.tokens_per_step is not None and chosen.drafted_share:
+        tokens = chosen.tokens_per_step
+        measured = dataclasses.replace(measured, step_s=measured.tpot_s * tokens, tokens_per_step=tokens)
+    return ServerPoint(
+        measured=measured, spread=(high - low) / 2.0 / measured.tpot_s, drafted_share=chosen.drafted_share
+    )
 
 
 def sent(plan: LoadPlan) -> dict[str, Any]:
@@ -173,8 +236,20 @@ class ServerFit:
     held_out_error: float
 
 
-def fit_server(points: Sequence[ServerPoint], *, setup: Setup, tp_size: int, gamma: int, name: str) -> ServerFit:
-    """Fits the constants of `setup.engine` to the points that do not judge."""
+def fit_server(
+    points: Sequence[ServerPoint], *, setup: Setup, tp_size: int, gamma: int, name: str, noise: float = 0.0
+) -> ServerFit:
+    """Fits the constants of `setup.engine` to the points that do not judge. No error or interval of it is smaller than
+    the measurements' own `noise` makes them.
+
+    Raises ConfigError for too few points, and for noise in which a fit would tell nothing.
+    """
+    check_enough([point.measured.load for point in points])
+    if noise > NOISE_LIMIT:
+        raise ConfigError(
+            f"the loads' times vary by {noise:.0%} by themselves, too much to fit anything (limit {NOISE_LIMIT:.0%}): "
+            "the server or its machine does other work; calibrate again when it is quieter"
+        )
     chosen = [point for point in points if not point.measured.load.is_judge]
     measured = np.log(_measured_steps(chosen, gamma))
 
@@ -188,9 +263,9 @@ def fit_server(points: Sequence[ServerPoint], *, setup: Setup, tp_size: int, gam
     missed = np.log(predicted) - np.log(_measured_steps(points, gamma))
     judges = np.array([point.measured.load.is_judge for point in points])
     unexplained = float(np.sqrt(np.sum(missed[~judges] ** 2) / max(len(chosen) - len(FREE), 1)))
-    intervals = solved.intervals(max(unexplained, 1e-6))
+    intervals = solved.intervals(max(unexplained, noise, 1e-6))
     constants = {name: (value, max(low, 0.0), high) for name, (value, low, high) in intervals.items()}
-    error = float(np.clip(unexplained, MIN_ERROR, MAX_ERROR))
+    error = float(np.clip(max(unexplained, noise), MIN_ERROR, MAX_ERROR))
     engine = msgspec.structs.replace(
         engine,
         name=name,
@@ -220,16 +295,23 @@ def _measured_steps(points: Sequence[ServerPoint], gamma: int) -> list[float]:
 def predicted_steps(
     points: Sequence[ServerPoint], setup: Setup, engine: EngineProfile, *, tp_size: int, gamma: int
 ) -> Array:
-    """Seconds of each point's step."""
-    terms, probability = looked_up_terms(
-        dataclasses.replace(setup, engine=engine),
-        batch=np.array([float(point.measured.load.concurrency) for point in points]),
-        kv_len=np.array([point.measured.context_len for point in points]),
-        gamma=np.full(len(points), gamma),
-        share=np.array([point.drafted_share for point in points]),
-        tp_size=float(tp_size),
-    )
-    steps: Array = np.sum(probability * terms.step_s, axis=-1)
+    """Seconds of each point's step, in which the share that was counted has a draft."""
+    setup = dataclasses.replace(setup, engine=engine)
+    batch = np.array([float(point.measured.load.concurrency) for point in points])
+    kv_len = np.array([point.measured.context_len for point in points])
+    share, gammas = np.array([point.drafted_share for point in points]), np.full(len(points), gamma)
+    steps: Array
+    if setup.kind == "ngram" or not gamma:  # each sequence has one or not; else all of a step have
+        terms, probability = looked_up_terms(
+            setup, batch=batch, kv_len=kv_len, gamma=gammas, share=share, tp_size=float(tp_size)
+        )
+        steps = np.sum(probability * terms.step_s, axis=-1)
+        return steps
+    read = draft_kv_tokens(setup, kv_len, setup.speculation.draft_budget)
+    terms = step_terms(
+        setup, batch=batch, kv_len=kv_len, draft_kv_len=read, gamma=gammas, tp_size=float(tp_size)
+    )  # fmt: skip
+    steps = share * terms.step_s + (1.0 - share) * terms.autoregressive.total_s
     return steps
 
 
@@ -247,28 +329,31 @@ def _engine(values: dict[str, float], setup: Setup) -> EngineProfile:
 
 def save_fit(fit: ServerFit, points: Sequence[ServerPoint], origin: dict[str, Any], path: Path) -> list[Path]:
     """Writes the profile, and the loads next to it with their origin; returns the files."""
-    rows = [_row(point, error) for point, error in zip(points, fit.errors, strict=True)]
-    document: dict[str, Any] = {
-        **origin,
+    about = {
         "median_error": {"fitted": fit.fitted_error, "held_out": fit.held_out_error},
         "constants": {
             name: dict(zip(("value", "low", "high"), each, strict=True)) for name, each in fit.constants.items()
         },
-        "loads": rows,
     }
     save_engine(fit.profile, path)
+    return [path, save_loads(points, {**origin, **about}, path, fit.errors)]
+
+
+def save_loads(points: Sequence[ServerPoint], about: dict[str, Any], path: Path, errors: Sequence[float] = ()) -> Path:
+    """Writes the loads next to where the profile is, or would be; without errors where nothing was fitted."""
+    rows = [_row(point) for point in points]
+    for row, error in zip(rows, errors, strict=False):
+        row["error"] = error
     beside = path.with_suffix(".loads.json")
-    write_atomic(beside, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
-    return [path, beside]
+    write_atomic(beside, msgspec.json.format(msgspec.json.encode({**about, "loads": rows}), indent=2) + b"\n")
+    return beside
 
 
-def _row(point: ServerPoint, error: float) -> dict[str, Any]:
+def _row(point: ServerPoint) -> dict[str, Any]:
     row = dataclasses.asdict(point.measured)
     load = row.pop("load")
     judges = load.pop("is_judge")
-    return {
-        **load, "judges": judges, **row, "drafted_share": point.drafted_share, "spread": point.spread, "error": error
-    }  # fmt: skip
+    return {**load, "judges": judges, **row, "drafted_share": point.drafted_share, "spread": point.spread}
 
 
 def noise(points: Sequence[ServerPoint]) -> float:

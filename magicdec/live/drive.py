@@ -4,8 +4,10 @@ A load is `concurrency` requests sent at once, of one prompt length and one outp
 batch and the lengths are known: that window alone is timed, so neither prefill nor queueing is in it.
 
 Prompts are random token ids: lengths are exact without the model's tokenizer, and no prefix is cached. Answers
-are streamed; an engine that streams sends one event per sequence and step. Sent: what the plan says and nothing else;
-the first error stops everything. No redirects, no proxies; answers are bounded in size and time.
+are streamed; an engine that streams sends one event per sequence and step, or several steps' tokens in one where its
+stream lags: tokens are counted by the usage that it is asked to send along. Sent: what the plan says, and a load whose
+window was too short once more, with twice the output; an error stops everything. No redirects, no proxies; answers are
+bounded in size and time.
 
 Why a driver of our own: GuideLLM (0.8) depends on torch and on another click than ours, AIPerf (0.13) on another pandas
 and rich, and each takes 5 to 15 s to start, for every load. AIPerf's windows fit as well (held out 5.8 % against 6.1 %
@@ -19,7 +21,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +48,7 @@ FIRST_TOKEN_ID = 16
 MIN_STEPS = 4
 """Steps of every sequence that a window must hold to be timed."""
 MAX_CONCURRENCY = 1024
+USUAL_PROMPTS = (256, 1024, 2048)
 MAX_TOKENS = 50_000_000
 PREFILL_TOKENS = 2048
 """Least tokens of a chunk of prefill in engines' defaults: meanwhile sequences whose prompt is in already decode."""
@@ -78,16 +81,19 @@ class LoadPlan:
 
     @property
     def num_tokens(self) -> int:
-        return self.rounds * sum(load.num_tokens for load in self.loads)
+        return sum(load.num_tokens for load in self.order)
 
     @property
     def num_requests(self) -> int:
-        return self.rounds * sum(load.concurrency for load in self.loads)
+        return sum(load.concurrency for load in self.order)
 
     @property
     def order(self) -> list[Load]:
+        """The smallest load comes first and last as well: what it differs by is the machine's own."""
         generator = random.Random(self.seed)
-        return [load for _ in range(self.rounds) for load in generator.sample(self.loads, len(self.loads))]
+        rounds = [load for _ in range(self.rounds) for load in generator.sample(self.loads, len(self.loads))]
+        probe = min(self.loads, key=lambda load: load.num_tokens)
+        return [probe, *rounds, probe]
 
 
 def plan_loads(
@@ -105,19 +111,18 @@ def plan_loads(
     `output_len` is what a sequence decodes while all do; it generates more while the others' prompts are taken in, with
     drafts up to `gamma` + 1 tokens in a step.
 
-    Raises ConfigError for loads that cannot be sent, and for too few to fit and to judge.
+    Without prompt lengths they are `default_prompts`. Raises ConfigError for loads that cannot be sent, and for too few
+    to fit and to judge.
     """
+    prompt_lens = prompt_lens or default_prompts(max_len, output_len, max(concurrencies, default=1), gamma)
     pairs = [
         (i, c, j, p) for i, c in enumerate(sorted(set(concurrencies))) for j, p in enumerate(sorted(set(prompt_lens)))
     ]
 
-    def meanwhile(concurrency: int, prompt_len: int) -> int:
-        return (gamma + 1) * (concurrency * prompt_len // PREFILL_TOKENS)
-
     for _, concurrency, _, prompt_len in pairs:
         if not 1 <= concurrency <= MAX_CONCURRENCY:
             raise ConfigError(f"concurrency must be between 1 and {MAX_CONCURRENCY}, not {concurrency}")
-        longest = output_len + meanwhile(concurrency, prompt_len)
+        longest = output_len + meanwhile(concurrency, prompt_len, gamma)
         if prompt_len < 1 or prompt_len + longest > max_len:
             raise ConfigError(
                 f"a prompt of {prompt_len} and {longest} output tokens do not fit {max_len} tokens; "
@@ -126,7 +131,7 @@ def plan_loads(
     if output_len < 8 or not 1 <= rounds <= 100:
         raise ConfigError("loads need at least 8 output tokens, and 1 to 100 rounds")
     loads = tuple(
-        Load(concurrency=c, prompt_len=p, output_len=output_len + meanwhile(c, p), is_judge=(i + j) % 2 == 1)
+        Load(concurrency=c, prompt_len=p, output_len=output_len + meanwhile(c, p, gamma), is_judge=(i + j) % 2 == 1)
         for i, c, j, p in pairs
     )
     check_enough(loads)
@@ -134,6 +139,19 @@ def plan_loads(
     if plan.num_tokens > MAX_TOKENS:
         raise ConfigError(f"the loads would send {plan.num_tokens} tokens, more than the {MAX_TOKENS} of a calibration")
     return plan
+
+
+def meanwhile(concurrency: int, prompt_len: int, gamma: int) -> int:
+    """Tokens that a sequence generates at most while the others' prompts are taken in."""
+    return (gamma + 1) * (concurrency * prompt_len // PREFILL_TOKENS)
+
+
+def default_prompts(max_len: int, output_len: int, concurrency: int, gamma: int) -> tuple[int, ...]:
+    """USUAL_PROMPTS where they fit, else as far apart below what fits."""
+    longest = USUAL_PROMPTS[-1]
+    while longest > 8 and longest + output_len + meanwhile(concurrency, longest, gamma) > max_len:
+        longest = longest * 3 // 4
+    return tuple(length * longest // USUAL_PROMPTS[-1] for length in USUAL_PROMPTS)
 
 
 def check_enough(loads: Sequence[Load]) -> None:
@@ -164,8 +182,19 @@ class Answer:
 
     sent_s: float
     events_s: list[float]
-    """The times of its events; each holds the tokens of one step."""
+    """The times of its events; each holds the tokens of one step, or of several where the stream lags."""
     num_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    """Tokens up to each event, as the server counts them; empty: it does not, and they are taken as evenly spread."""
+
+    def tokens_up_to(self, event: int) -> float:
+        if self.tokens:
+            return self.tokens[event]
+        return 1.0 + event * (self.num_tokens - 1) / max(len(self.events_s) - 1, 1)
+
+
+class WindowTooShort(ServerError):
+    """All sequences of a load decoded together for fewer than `MIN_STEPS` steps."""
 
 
 def drive(
@@ -207,7 +236,8 @@ def bodies(load: Load, *, model: str, vocab_size: int, seed: int) -> list[dict[s
         {
             "model": model, "prompt": [generator.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(load.prompt_len)],
             "max_tokens": load.output_len, "min_tokens": load.output_len, "ignore_eos": True,
-            "temperature": 0.0, "stream": True, "stream_options": {"include_usage": True},
+            "temperature": 0.0, "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         for _ in range(load.concurrency)
     ]  # fmt: skip
@@ -216,6 +246,7 @@ def bodies(load: Load, *, model: str, vocab_size: int, seed: int) -> list[dict[s
 async def _send(session: httpx.AsyncClient, address: Address, body: dict[str, Any], *, clock: Clock) -> Answer:
     output_len: int = body["max_tokens"]
     events: list[float] = []
+    counted: list[int] = []
     num_tokens = 0
     sent = clock()
     async with session.stream("POST", str(address.at(f"{address.path}/v1/completions")), json=body) as response:
@@ -223,17 +254,20 @@ async def _send(session: httpx.AsyncClient, address: Address, body: dict[str, An
             raise ServerError(f"{address} answers a request with status {response.status_code}; nothing more was sent")
         async for line in _lines(response, address, limit_bytes=BYTES_PER_TOKEN * (output_len + 16)):
             event = _event(line, address)
+            given = event.get("usage")
+            usage: dict[str, Any] = given if isinstance(given, dict) else {}
             if event.get("choices"):
                 events.append(clock())
-            if isinstance(usage := event.get("usage"), dict):
-                num_tokens = usage.get("completion_tokens", num_tokens)
+                counted += [usage["completion_tokens"]] if "completion_tokens" in usage else []
+            num_tokens = usage.get("completion_tokens", num_tokens)
     num_tokens = num_tokens or len(events)
     if num_tokens != output_len or not events:
         raise ServerError(
             f"{address} generated {num_tokens} tokens where {output_len} were asked for, in {len(events)} events: "
             "it does not know ignore_eos, or does not stream"
         )
-    return Answer(sent_s=sent, events_s=events, num_tokens=num_tokens)
+    tokens = counted if len(counted) == len(events) else []
+    return Answer(sent_s=sent, events_s=events, num_tokens=num_tokens, tokens=tokens)
 
 
 async def _lines(response: httpx.Response, address: Address, *, limit_bytes: int) -> AsyncIterator[str]:
@@ -269,24 +303,22 @@ def _event(line: str, address: Address) -> dict[str, Any]:
 def measure(load: Load, answers: list[Answer]) -> Measured:
     """The window from the last first token to the first end: all decode, none prefills.
 
-    Raises ServerError where it holds fewer than `MIN_STEPS` steps of some sequence.
+    Raises WindowTooShort.
     """
     start = max(answer.events_s[0] for answer in answers)
     end = min(answer.events_s[-1] for answer in answers)
     steps, tokens, held, step_s = 0, 0.0, 0.0, 0.0
     for answer in answers:
-        per_event = (answer.num_tokens - 1) / max(len(answer.events_s) - 1, 1)
-        before = sum(at <= start for at in answer.events_s)
-        window = [at for at in answer.events_s if start <= at <= end]
-        inside = len(window) - 1
-        if inside < MIN_STEPS:
-            raise ServerError(
+        inside = [event for event, at in enumerate(answer.events_s) if start <= at <= end]
+        if len(inside) - 1 < MIN_STEPS:
+            raise WindowTooShort(
                 f"of a load of {load} too few steps were seen with all sequences decoding; use longer outputs, "
                 "fewer requests at once, or shorter prompts"
             )
-        steps, tokens = steps + inside, tokens + inside * per_event
-        step_s += _slope(window) / len(answers)
-        held += load.prompt_len + (before + inside / 2.0) * per_event
+        first, last = (answer.tokens_up_to(event) for event in (inside[0], inside[-1]))
+        steps, tokens = steps + len(inside) - 1, tokens + last - first
+        step_s += _slope([answer.events_s[event] for event in inside]) / len(answers)
+        held += load.prompt_len + (first + last) / 2.0
     return Measured(
         load=load,
         step_s=step_s,

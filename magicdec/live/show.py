@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from magicdec.counts import Z_90
+from magicdec.errors import ServerError
 from magicdec.live.advice import Advice, Serving, advise, setting, situation_of
 from magicdec.live.http import Address
 from magicdec.live.metrics import MAX_WINDOW_S, Scrape, scrapes
@@ -123,12 +124,14 @@ def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
         for choice in advice.choices
     ]
     lines = table_lines(heads, rows)
-    gain = f"{best.gain - 1.0:+.0%} goodput, 90 % interval {best.gain_low - 1.0:+.0%} to {best.gain_high - 1.0:+.0%}"
+    shown = best if best.gamma != situation.gamma else advice.rival
+    gain = f"{shown.gain - 1.0:+.0%} goodput, 90 % interval {shown.gain_low - 1.0:+.0%} to {shown.gain_high - 1.0:+.0%}"
+    doubt = f"gamma {advice.rival.gamma} may reach {advice.rival.gain_high - 1.0:+.0%}: `magicdec tune` tries"
     lines.append(
         {
-            "keep": f"advice: keep gamma {situation.gamma}; the best, {best.gamma}, would change little ({gain})",
+            "keep": f"advice: keep gamma {situation.gamma}; gamma {shown.gamma} would change little ({gain})",
             "change": f"advice: gamma {best.gamma} instead of {situation.gamma} ({gain})",
-            "unclear": f"advice: unclear; gamma {best.gamma} may beat {situation.gamma} ({gain})",
+            "unclear": f"advice: unclear; gamma {shown.gamma} against {situation.gamma} ({gain}); {doubt}",
         }[advice.answer]
     )
     in_use = advice.in_use.tpot_s
@@ -198,23 +201,40 @@ def _drafts_are_short(observation: Observation) -> bool:
 
 
 def windows(
-    address: Address, *, seconds: float, interval_s: float, sleep: Callable[[float], None] = time.sleep
+    address: Address,
+    *,
+    seconds: float,
+    interval_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+    missed: Callable[[ServerError], None] = lambda error: None,
 ) -> Iterator[list[Scrape]]:
-    """After each scrape from the second on, those of the last `seconds`; for a day at most."""
+    """After each scrape from the second on, those of the last `seconds`; for a day at most. A server that answered once
+    and does not any more is asked again, for it may be restarting: `missed` is called each time.
+
+    Raises ServerError where it never answered.
+    """
     taken: list[Scrape] = []
-    for scrape in scrapes(address, seconds=MAX_WINDOW_S, interval_s=interval_s, sleep=sleep):
-        taken.append(scrape)
-        oldest = (scrape.time_s or 0.0) - seconds
-        taken = [each for each in taken if (each.time_s or 0.0) >= oldest]
-        if len(taken) > 1:
-            yield taken
+    deadline = time.monotonic() + MAX_WINDOW_S
+    while time.monotonic() < deadline:
+        try:
+            for scrape in scrapes(address, seconds=MAX_WINDOW_S, interval_s=interval_s, sleep=sleep):
+                oldest = (scrape.time_s or 0.0) - seconds
+                taken = [each for each in [*taken, scrape] if (each.time_s or 0.0) >= oldest]
+                if len(taken) > 1:
+                    yield taken
+        except ServerError as error:
+            if not taken:
+                raise
+            missed(error)
+            sleep(interval_s)
 
 
 def trend_lines(history: Sequence[Observation]) -> list[str]:
     """The latest interval of each observation, as bars between the least and the greatest."""
-    latest = [each.segments[-1] for each in history[-TREND_WIDTH:]]
+    history = [each for each in history[-TREND_WIDTH:] if each.segments]
+    latest = [each.segments[-1] for each in history]
     series = (
-        ("batch", [each.load.running for each in history[-TREND_WIDTH:]], "{:.1f}"),
+        ("batch", [each.load.running for each in history], "{:.1f}"),
         ("tokens/step", [each.tokens_per_step for each in latest], "{:.2f}"),
         ("ms per token", [each.tpot_s and each.tpot_s * 1e3 for each in latest], "{:.1f}"),
     )

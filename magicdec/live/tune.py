@@ -1,7 +1,9 @@
 """Tries the gammas that matter on the server itself, under its own load, and says how good the advice was.
 
 Predictions come first; tried are the best of them, the gamma in use, and others whose interval reaches the best's, at
-most `MAX_TRIALS`. The user's command restarts the server with each, and their measured times per token are compared.
+most `MAX_GAMMAS`. The user's command restarts the server with each, and their measured times per token are compared.
+They are tried in turns, there and back, so that a machine or a load that drifts favours none, and what a gamma differs
+by from its own repetition says how much a difference between two means. It ends by a time that is stated before.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.advice import Advice
@@ -19,7 +22,7 @@ from magicdec.live.metrics import Scrape, choose_target, read_address, scrapes
 from magicdec.live.observation import Observation, observe
 from magicdec.live.series import PROCESS_START
 
-MAX_TRIALS = 3
+MAX_GAMMAS = 3
 PLACE = "{gamma}"
 START_TIMEOUT_S = 900.0
 POLL_S = 2.0
@@ -44,7 +47,7 @@ def candidates(advice: Advice) -> tuple[int, ...]:
     for gamma in [*close, *(choice.gamma for choice in ranked)]:
         if all(abs(gamma - other) > 1 for other in wanted):
             wanted.append(gamma)
-    return tuple(wanted)[:MAX_TRIALS]
+    return tuple(wanted)[:MAX_GAMMAS]
 
 
 def check_command(command: str) -> None:
@@ -66,32 +69,36 @@ def try_gamma(
     seconds: float,
     interval_s: float,
     target: str | None = None,
+    limit_s: float = START_TIMEOUT_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Trial:
-    """Restarts the server with one gamma, waits for it to answer and to have load, and observes it.
+    """Restarts the server with one gamma, waits for it to answer and to have load, and observes it. The restart, and
+    the wait for an answer, may take `limit_s` each.
 
     Raises ConfigError where the command fails, or starts a server with another gamma; ServerError where the server does
     not come back, or has no load.
     """
     started = _process_start(read_address(address))
-    restart(command, gamma)
-    _await_server(address, other_than=started, sleep=sleep)
+    restart(command, gamma, limit_s=limit_s)
+    _await_server(address, other_than=started, limit_s=limit_s, sleep=sleep)
     _await_load(address, target, at_most=seconds, sleep=sleep)
     taken = list(scrapes(address, seconds=seconds, interval_s=interval_s, sleep=sleep))
     return trial_of(observe(taken, choose_target(taken[-1], target)), gamma, predicted_tpot_s)
 
 
-def restart(command: str, gamma: int) -> None:
+def restart(command: str, gamma: int, *, limit_s: float = START_TIMEOUT_S) -> None:
     words = [word.replace(PLACE, str(gamma)) for word in shlex.split(command)]
     try:
-        done = subprocess.run(words, check=False, timeout=START_TIMEOUT_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(words, check=False, timeout=limit_s, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"the restart command failed: {error}") from None
     if done.returncode:
         raise ConfigError(f"the restart command ended with status {done.returncode}; the server is as it left it")
 
 
-def _await_server(address: Address, *, other_than: float | None, sleep: Callable[[float], None]) -> None:
+def _await_server(
+    address: Address, *, other_than: float | None, limit_s: float, sleep: Callable[[float], None]
+) -> None:
     """Waits until a process answers that was not there before the restart, if the server reports when it started."""
     waited = 0.0
     while True:
@@ -102,7 +109,7 @@ def _await_server(address: Address, *, other_than: float | None, sleep: Callable
             error = ServerError(f"{address} answers from the process that was there before the restart command")
         except ServerError as unreachable:
             error = unreachable
-        if waited >= START_TIMEOUT_S:
+        if waited >= limit_s:
             raise error
         sleep(POLL_S)
         waited += POLL_S
@@ -144,6 +151,54 @@ def trial_of(seen: Observation, gamma: int, predicted_tpot_s: float) -> Trial:
     )  # fmt: skip
 
 
-def regret(trials: Sequence[Trial]) -> float:
-    """How much slower the first trial, the advised one, was than the best."""
-    return trials[0].tpot_s / min(trial.tpot_s for trial in trials) - 1.0
+def in_turns(gammas: Sequence[int], repeats: int) -> list[int]:
+    """There and back: 5 2 0, 0 2 5, 5 2 0."""
+    return [gamma for number in range(repeats) for gamma in (gammas if number % 2 == 0 else gammas[::-1])]
+
+
+def try_in_turns(
+    order: Sequence[int],
+    try_one: Callable[[int, float], Trial],
+    *,
+    limit_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Trial]:
+    """Each trial as it is done, `try_one` given its gamma and the time that is left. The next one begins only where the
+    longest so far would end within the limit."""
+    begun, longest = clock(), 0.0
+    for gamma in order:
+        left = limit_s - (clock() - begun)
+        if left <= longest:
+            return
+        before = clock()
+        yield try_one(gamma, left)
+        longest = max(longest, clock() - before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One gamma's trials together: the median of their times, and the range."""
+
+    gamma: int
+    tpot_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def spread(self) -> float:
+        """Half the range over the median; 0 where it was tried once."""
+        return (self.high_s - self.low_s) / 2.0 / self.tpot_s
+
+
+def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
+    """One for each gamma that was tried, in the order in which they came."""
+    found = []
+    for gamma in dict.fromkeys(trial.gamma for trial in trials):
+        times = [trial.tpot_s for trial in trials if trial.gamma == gamma]
+        found.append(Outcome(gamma=gamma, tpot_s=median(times), low_s=min(times), high_s=max(times)))
+    return found
+
+
+def regret(found: Sequence[Outcome]) -> float:
+    """How much slower the first gamma, the advised one, was than the best."""
+    return found[0].tpot_s / min(each.tpot_s for each in found) - 1.0

@@ -119,7 +119,9 @@ def test_a_dry_run_says_each_load_and_sends_nothing(engine: tuple[object, Addres
          "--concurrency", "1,2,4", "--prompt-len", "32,64,128", "--dry-run", "-o", str(tmp_path / "x.toml")],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "9 loads x 3 rounds, 4 loads only to judge: 63 requests" in done.output
+    assert (
+        "9 loads x 3 rounds, 4 loads only to judge, the smallest once more first and last: 65 requests" in done.output
+    )
     assert "4 x 128 + 48" in done.output
     assert "nothing was sent" in done.output
     assert {path for path, _ in server.seen} == {"/v1/models", "/metrics", "/prometheus/metrics"}  # type: ignore[attr-defined]

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from scipy.stats import binom
 
+from magicdec.commands.server import ended_by_signals
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import drive as drive_module
-from magicdec.live.calibration import ServerPoint, estimated_seconds, fit_server, median_of, save_fit, sent
-from magicdec.live.drive import Answer, Load, Measured, drive, measure, plan_loads
+from magicdec.live.calibration import (
+    Round,
+    ServerPoint,
+    estimated_seconds,
+    fit_server,
+    median_of,
+    save_fit,
+    send_plan,
+    sent,
+)
+from magicdec.live.drive import Answer, Load, Measured, WindowTooShort, drive, measure, plan_loads
 from magicdec.live.http import TOKEN_VARIABLE
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup
@@ -25,8 +38,11 @@ from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 PLAN = {"concurrencies": (1, 4, 16, 64), "prompt_lens": (512, 4096, 16384), "output_len": 64, "rounds": 3}
 
 
-def setup_of(gamma: int = 0) -> Setup:
-    ngram = SpeculationSpec(draft="ngram", draft_method="ngram", gamma=gamma)
+SPARSE = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=3)
+
+
+def setup_of(gamma: int = 0, draft: SpeculationSpec | None = None) -> Setup:
+    ngram = draft or SpeculationSpec(draft="ngram", draft_method="ngram", gamma=gamma)
     return Setup(
         model=load_model_spec("llama-3.1-8b"),
         hardware=load_hardware("a100-sxm-80gb"),
@@ -83,6 +99,40 @@ def test_loads_that_only_judge_are_predicted_within_the_noise(gamma, share):
     assert np.median(errors) < 0.07
 
 
+def test_a_server_that_drafts_for_itself_is_fitted_as_such():
+    """Steps of the plugin's draft: gamma passes over 512 tokens and a verification, on an engine with other constants.
+    As looked-up drafts, which cost nothing, the same steps are missed."""
+    truth = dataclasses.replace(
+        setup_of(draft=SPARSE),
+        engine=msgspec.structs.replace(load_engine("ours"), gemm_factor=1.3, forward_overhead_s=4e-3),
+    )
+    engine = msgspec.structs.replace(
+        truth.engine, layer_overhead_s=0.0, autoregressive_overhead_s=0.0, step_overhead_s=0.0, overhead_on={}
+    )
+    truth = dataclasses.replace(truth, engine=engine)
+    points = []
+    for point in true_points(noise=0.0):
+        held = point.measured.context_len
+        at = {"batch": float(point.measured.load.concurrency), "kv_len": held, "draft_kv_len": min(held, 512.0)}
+        step = float(step_terms(truth, **at, gamma=np.array(3.0)).step_s)
+        measured = dataclasses.replace(point.measured, step_s=step, tpot_s=step / 2.5, tokens_per_step=2.5)
+        points.append(ServerPoint(measured=measured, spread=0.0, drafted_share=1.0))
+    fit = fit_server(points, setup=setup_of(draft=SPARSE), tp_size=1, gamma=3, name="x")
+    assert fit.held_out_error < 0.01
+    looked_up = fit_server(points, setup=setup_of(3), tp_size=1, gamma=3, name="x")
+    assert looked_up.held_out_error > 0.01 > 5 * fit.held_out_error
+
+
+def test_a_fit_is_never_surer_than_its_loads_repeat():
+    points = true_points(noise=0.0)
+    quiet, noisy = (fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x", noise=n) for n in (0.0, 0.2))
+    assert noisy.profile.relative_error >= 0.2 > quiet.profile.relative_error
+    widths = [fit.constants["attention_factor"][2] - fit.constants["attention_factor"][1] for fit in (quiet, noisy)]
+    assert widths[1] > 5 * widths[0]
+    with pytest.raises(ConfigError, match="vary by 40% by themselves"):
+        fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x", noise=0.4)
+
+
 def test_intervals_of_constants_hold_the_truth_and_judges_do_not_move_the_fit():
     points = true_points(noise=0.03, seed=1)
     fit = fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x")
@@ -110,12 +160,14 @@ def test_the_file_holds_every_load_with_its_error_and_role(tmp_path):
 
 def test_a_plan_says_what_it_costs_and_splits_as_a_chequerboard():
     plan = plan_loads(**PLAN, max_len=131072)
-    assert plan.num_requests == 3 * (1 + 4 + 16 + 64) * 3
+    assert plan.num_requests == 3 * (1 + 4 + 16 + 64) * 3 + 2
     sizes = [c * (p + 64 + c * p // 2048) for c in (1, 4, 16, 64) for p in (512, 4096, 16384)]
-    assert plan.num_tokens == 3 * sum(sizes)
+    assert plan.num_tokens == 3 * sum(sizes) + 2 * (512 + 64)
     judges = {(load.concurrency, load.prompt_len) for load in plan.loads if load.is_judge}
     assert judges == {(1, 4096), (4, 512), (4, 16384), (16, 4096), (64, 512), (64, 16384)}
-    assert sorted(map(str, plan.order)) == sorted(str(load) for load in plan.loads for _ in range(3))
+    smallest = plan.loads[0]
+    assert plan.order[0] == plan.order[-1] == smallest
+    assert sorted(map(str, plan.order[1:-1])) == sorted(str(load) for load in plan.loads for _ in range(3))
     assert estimated_seconds(plan, setup_of(), tp_size=1) > 60
     drafted = {(load.concurrency, load.prompt_len): load for load in plan_loads(**PLAN, max_len=131072, gamma=3).loads}
     assert drafted[64, 4096].output_len == 64 + 4 * 64 * 4096 // 2048  # meanwhile up to 4 tokens in a step
@@ -135,6 +187,15 @@ def test_a_plan_says_what_it_costs_and_splits_as_a_chequerboard():
 def test_a_plan_that_cannot_be_sent_is_refused(changed, said):
     with pytest.raises(ConfigError, match=said):
         plan_loads(**({**PLAN, "max_len": 131072} | changed))
+
+
+@pytest.mark.parametrize("max_len", [160, 600, 2048, 131_072])
+def test_the_usual_prompts_are_those_that_the_server_takes(max_len):
+    plan = plan_loads(concurrencies=(1, 2, 4), prompt_lens=(), output_len=48, rounds=1, max_len=max_len)
+    longest = max(load.prompt_len + load.output_len for load in plan.loads)
+    assert longest <= max_len
+    assert longest > 0.6 * min(max_len, 2048)
+    assert len({load.prompt_len for load in plan.loads}) == 3
 
 
 def test_the_window_has_neither_prefill_nor_the_end_in_it():
@@ -173,6 +234,82 @@ def test_a_step_of_several_tokens_is_one_event():
     assert found.tpot_s == pytest.approx(0.1)
 
 
+def test_tokens_are_counted_where_events_hold_the_tokens_of_several_steps():
+    """A stream that lags towards its end: 20 steps one by one, then 20 in pairs. In the window, which ends with the
+    other sequence, there was a token per event; the mean over the whole answer says otherwise."""
+    times = [0.1 * i for i in range(21)] + [2.0 + 0.2 * i for i in range(1, 11)]
+    tokens = [*range(1, 22), *range(23, 43, 2)]
+    lagging = Answer(sent_s=0.0, events_s=times, num_tokens=41, tokens=tokens)
+    short = Answer(sent_s=0.0, events_s=times[:21], num_tokens=21, tokens=tokens[:21])
+    found = measure(Load(concurrency=2, prompt_len=10, output_len=41), [lagging, short])
+    assert found.tpot_s == pytest.approx(0.1)
+    assert found.tokens_per_step == 1.0
+    assert found.context_len == pytest.approx(10 + (1 + 21) / 2)
+    uncounted = dataclasses.replace(lagging, tokens=[])
+    assert measure(Load(concurrency=2, prompt_len=10, output_len=41), [uncounted, short]).tpot_s < 0.095
+
+
+SMALL_PLAN = plan_loads(concurrencies=(1, 2, 4), prompt_lens=(64, 128, 256), output_len=16, rounds=2, max_len=4096)
+
+
+def timed(load: Load, tpot_s: float = 0.1) -> Measured:
+    return Measured(
+        load=load, step_s=tpot_s, tpot_s=tpot_s, tokens_per_step=1.0, context_len=64.0, ttft_s=1.0, num_steps=9
+    )
+
+
+def sent_by(address, send):
+    return send_plan(address, SMALL_PLAN, send, max_len=4096)
+
+
+def test_a_load_that_is_too_short_is_sent_longer_and_else_left_out(engine):
+    """One load is long enough with twice the output, another never; the others are kept."""
+    seen = []
+
+    def send(load, seed):
+        seen.append(load.output_len)
+        if load.concurrency == 4 and load.prompt_len == 64 and load.output_len < 32:
+            raise WindowTooShort("too few steps")
+        if load.concurrency == 4 and load.prompt_len == 256:
+            raise WindowTooShort("of a load of 4 x 256 too few steps")
+        return timed(load)
+
+    found = sent_by(engine[1], send)
+    assert len(found.points) == 8
+    assert all(point.measured.load in SMALL_PLAN.loads for point in found.points)
+    assert found.skipped == ["of a load of 4 x 256 too few steps"]
+    assert (found.stopped, found.drift) == ("", 0.0)
+    assert seen.count(32) >= 3
+
+
+@pytest.mark.parametrize("error", [ServerError("status 503"), KeyboardInterrupt()])
+def test_what_was_measured_is_kept_when_a_plan_ends_early(engine, error):
+    count = iter(range(100))
+
+    def send(load, seed):
+        if next(count) == 11:
+            raise error
+        return timed(load)
+
+    found = sent_by(engine[1], send)
+    assert len(found.points) == 9  # the first round is whole
+    assert found.stopped in ("status 503", "interrupted")
+
+
+def test_the_noise_is_what_the_first_load_differs_by_at_the_end(engine):
+    """A machine that slows down by 1 % per load: rounds differ by half of it, the ends by all."""
+    count = iter(range(100))
+    found = sent_by(engine[1], lambda load, seed: timed(load, 0.1 * 1.01 ** next(count)))
+    assert found.drift == pytest.approx(19 * np.log(1.01))
+    assert found.noise >= found.drift / 2 > 0.09
+
+
+def test_a_signal_to_end_is_the_users_interruption():
+    with pytest.raises(KeyboardInterrupt), ended_by_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_a_window_with_hardly_a_step_is_refused():
     answers = [Answer(sent_s=0.0, events_s=[at + 0.1 * i for i in range(10)], num_tokens=10) for at in (0.0, 0.8)]
     with pytest.raises(ServerError, match="too few steps"):
@@ -180,9 +317,14 @@ def test_a_window_with_hardly_a_step_is_refused():
 
 
 def test_the_median_of_rounds_is_taken_with_their_range():
-    rounds = [(dataclasses.replace(true_points(noise=0.0)[0].measured, step_s=s), 0.5) for s in (1.0, 3.0, 1.2)]
+    of = true_points(noise=0.0)[0].measured
+    rounds = [
+        Round(measured=dataclasses.replace(of, step_s=t, tpot_s=t), drafted_share=0.5, tokens_per_step=2.0)
+        for t in (1.0, 3.0, 1.2)
+    ]
     point = median_of(rounds)
-    assert (point.measured.step_s, point.spread, point.drafted_share) == (1.2, pytest.approx(1.0 / 1.2), 0.5)
+    assert (point.measured.tpot_s, point.spread, point.drafted_share) == (1.2, pytest.approx(1.0 / 1.2), 0.5)
+    assert point.measured.step_s == 2.4, "a step of two tokens, by the server's counters"
 
 
 LOAD = Load(concurrency=3, prompt_len=20, output_len=16)

@@ -11,7 +11,18 @@ from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.advice import advise
 from magicdec.live.http import parse_address
-from magicdec.live.tune import POLL_S, Trial, candidates, check_command, regret, restart, try_gamma
+from magicdec.live.tune import (
+    POLL_S,
+    Trial,
+    candidates,
+    check_command,
+    in_turns,
+    outcomes,
+    regret,
+    restart,
+    try_gamma,
+    try_in_turns,
+)
 from tests.live import servers
 from tests.live.servers import Vllm, random_requests
 from tests.live.test_advice import situation
@@ -68,12 +79,32 @@ def test_the_best_the_one_in_use_and_close_ones_are_tried():
     assert len(tried) <= 3
 
 
-def test_regret_is_of_the_advised_one():
-    def trial(gamma: int, tpot: float) -> Trial:
-        return Trial(gamma=gamma, tpot_s=tpot, tokens_per_step=2.0, batch_size=8.0, predicted_tpot_s=1.0)
+def trial_of(gamma: int, tpot: float) -> Trial:
+    return Trial(gamma=gamma, tpot_s=tpot, tokens_per_step=2.0, batch_size=8.0, predicted_tpot_s=1.0)
 
-    assert regret([trial(3, 1.1), trial(2, 1.0)]) == pytest.approx(0.1)
-    assert regret([trial(3, 1.0), trial(2, 1.5)]) == 0.0
+
+def test_regret_is_of_the_advised_one_and_repetitions_show_their_spread():
+    times = {3: (1.1, 1.3), 2: (1.0, 1.0)}
+    found = outcomes([trial_of(gamma, times[gamma][n]) for n in (0, 1) for gamma in in_turns((3, 2), 1)])
+    assert [(each.gamma, each.low_s, each.high_s) for each in found] == [(3, 1.1, 1.3), (2, 1.0, 1.0)]
+    assert regret(found) == pytest.approx(0.2)
+    assert found[0].spread == pytest.approx(0.1 / 1.2)
+    assert regret(outcomes([trial_of(3, 1.0), trial_of(2, 1.5)])) == 0.0
+
+
+def test_gammas_are_tried_there_and_back_until_the_time_is_up():
+    """A drift over the trials cancels; no trial begins that would end too late, and each is told what is left."""
+    assert in_turns((5, 2, 0), 3) == [5, 2, 0, 0, 2, 5, 5, 2, 0]
+    now, lefts = [0.0], []
+
+    def try_one(gamma: int, left: float) -> Trial:
+        lefts.append(left)
+        now[0] += 30.0
+        return trial_of(gamma, 1.0)
+
+    done = list(try_in_turns(in_turns((5, 2, 0), 2), try_one, limit_s=100.0, clock=lambda: now[0]))
+    assert [trial.gamma for trial in done] == [5, 2, 0]
+    assert lefts == [100.0, 70.0, 40.0]
 
 
 @pytest.mark.parametrize("command", ["", "systemctl restart vllm"])
@@ -98,7 +129,9 @@ def test_the_command_tries_and_reports(server):
     done = CliRunner().invoke(app, [*words, "--draft", "eagle", "--seconds", "1", "--interval", "0.2"])
     assert done.exit_code == 0, done.output
     assert "best of these: gamma" in done.stdout
-    assert done.stdout.count("per token measured") in (2, 3)
+    assert done.stdout.count("per token measured") in (4, 6)
+    assert "it ends within 30 min" in done.stdout
+    assert "repetitions differ by ±" in done.stdout
 
 
 def test_a_server_without_load_cannot_be_tuned(serve):
