@@ -117,7 +117,7 @@ class GammaOfSteps:
     def __init__(self, scheduler: Any, table: TableGamma) -> None:
         self._scheduler, self._table = scheduler, table
 
-    def __getitem__(self, num_scheduled: int) -> int:
+    def __getitem__(self, _: int) -> int:
         running = self._scheduler.running
         decoding = [each for each in running if each.num_output_tokens or each.num_output_placeholders] or running
         lengths = [each.num_computed_tokens for each in decoding] or [1]

@@ -41,7 +41,7 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         self._has_graphs = False
         self._selector: PageSelector | None = None
 
-    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
+    def load_draft_model(self, target_model: Any, *_: Any) -> Any:
         """There is no other model."""
         return target_model
 
@@ -50,12 +50,7 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         self.supports_mm_inputs = False  # drafted tokens are text
 
     def set_attn(
-        self,
-        model_state: Any,
-        kv_cache_config: Any,
-        block_tables: BlockTables,
-        target_input_buffers: InputBuffers,
-        target_attn_groups: Any,
+        self, _: Any, kv_cache_config: Any, block_tables: BlockTables, target_input_buffers: InputBuffers, *__: Any
     ) -> None:
         """Builders of metadata are its own: those of the target keep what its graphs read."""
         check_cache(kv_cache_config)
@@ -92,22 +87,29 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         input_batch: InputBatch,
         attn_metadata: Any,
         slot_mappings: Any,
-        last_hidden_states: Tensor,
+        last_hidden_states: Any,
         aux_hidden_states: Any,
         num_sampled: Tensor,
-        num_rejected: Tensor,
+        num_rejected: Any,
         last_sampled: Tensor,
-        next_prefill_tokens: Tensor,
+        next_prefill_tokens: Any,
         temperature: Tensor,
         seeds: Tensor,
-        dp_sync_state: Any = None,
+        *,
         dummy_run: bool = False,
-        skip_attn_for_dummy_run: bool = False,
-        mm_inputs: Any = None,
-        is_profile: bool = False,
         num_speculative_tokens: int | None = None,
+        **others: Any,
     ) -> Tensor:
         """Drafts [B, gamma_max], of which the first `num_speculative_tokens` are meant."""
+        del (
+            attn_metadata,
+            slot_mappings,
+            last_hidden_states,
+            aux_hidden_states,
+            num_rejected,
+            next_prefill_tokens,
+            others,
+        )
         gamma = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         drafts_BT: Tensor = self.draft_tokens[: input_batch.num_reqs]
         if dummy_run or gamma == 0:
