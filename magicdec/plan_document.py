@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from magicdec.errors import ConfigError
-from magicdec.files import bounded, converted, read_json, rows_to_csv, strict_json
+from magicdec.files import converted, read_json, rows_to_csv
 from magicdec.naming import draft_id, draft_name
 from magicdec.plan_request import Request
 from magicdec.units import MILLI
@@ -521,16 +521,7 @@ def load_plan(path: Path) -> Plan:
     Raises ConfigError where the file cannot be read, is no plan, one of another version, or damaged; the message names
     the file and the place.
     """
-    return _checked(read_json(path, "plan"), where=str(path))
-
-
-def parse_plan(data: bytes | str) -> Plan:
-    """A plan document from its JSON text. Raises ConfigError."""
-    try:
-        document = bounded(strict_json, data)
-    except ValueError as error:
-        raise ConfigError(f"the plan is not valid JSON: {error}; {ADVICE}") from error
-    return _checked(document, where="the plan")
+    return plan_of(read_json(path, "plan"), where=str(path))
 
 
 def is_plan(path: Path) -> bool:
@@ -542,7 +533,8 @@ def is_plan(path: Path) -> bool:
     return isinstance(document, dict) and document.get("kind") == "plan" and document.get("candidates") is not None
 
 
-def _checked(document: Any, *, where: str) -> Plan:
+def plan_of(document: Any, *, where: str = "the plan") -> Plan:
+    """The plan of a document's values. Raises ConfigError naming `where`."""
     if not isinstance(document, dict) or document.get("kind") != "plan":
         raise ConfigError(f"{where} is no plan; {ADVICE}")
     version = document.get("schema_version")

@@ -18,7 +18,7 @@ from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
-from magicdec.plan_document import Case, parse_plan, verdict_of
+from magicdec.plan_document import Case, plan_of, verdict_of
 from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
@@ -102,7 +102,7 @@ def test_the_document_holds_what_was_promised() -> None:
     written = json.loads(document.to_json())
     for row in [written["best"], written["autoregressive"], *written["candidates"]]:
         assert set(row) >= ISSUE_KEYS
-    assert parse_plan(document.to_json()) == document
+    assert plan_of(json.loads(document.to_json())) == document
     assert {"autoregressive", "draft", "verify"} <= set(document.breakdown)
     for rows in document.breakdown.values():
         for row in rows:
@@ -300,10 +300,10 @@ def test_the_verdict_is_of_this_load_and_another_batch_is_another_statement() ->
     assert document.best_autoregressive.batch_size > 100
     column = table.context_lens.index(512)
     assert table.verdict[0][column] == "pays"
-    assert parse_plan(document.to_json()) == document
+    assert plan_of(json.loads(document.to_json())) == document
     older = json.loads(document.to_json()) | {"schema_version": 2}
     older["best"]["verdict"] = "unclear"
-    assert parse_plan(json.dumps(older)).best.verdict == "pays"
+    assert plan_of(older).best.verdict == "pays"
     shown = headline(ReportData.from_records([], document))
     assert not shown.when_not.startswith("Leave it off at batch 1")
     assert shown.answer.startswith("Yes: ")

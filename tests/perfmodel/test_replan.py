@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.perfmodel.plan.replan import for_engine
-from magicdec.plan_document import Plan, parse_plan
+from magicdec.plan_document import Plan, plan_of
 from magicdec.reports.exports import export
 from magicdec.specs.engine import load_engine
 
@@ -19,7 +21,7 @@ CASE = {"model": "llama-3.1-8b", "hardware": ("h100-sxm-80gb",), "tp_size": 1, "
 @pytest.fixture(scope="module")
 def planned() -> Plan:
     """As it comes from a file: with several drafts ranked, the best of which only some engines run."""
-    return parse_plan(plan(PlanRequest(engine="vllm", context_lens=(32_768,), **CASE)).to_json())
+    return plan_of(json.loads(plan(PlanRequest(engine="vllm", context_lens=(32_768,), **CASE)).to_json()))
 
 
 def test_an_engine_gets_a_draft_that_it_runs_with_its_own_prediction(planned: Plan) -> None:
@@ -72,7 +74,7 @@ def test_a_chosen_candidate_is_exported_with_the_speedup_of_that_candidate(plann
 
 def test_below_one_speculation_is_left_off_and_the_reason_is_said() -> None:
     losing = plan(PlanRequest(engine="sglang", context_lens=(2048,), draft="llama-3.2-1b", acceptance_rate=0.3, **CASE))
-    again = for_engine(parse_plan(losing.to_json()), "sglang", number=1)
+    again = for_engine(plan_of(json.loads(losing.to_json())), "sglang", number=1)
     assert not again.plan.best.is_speculative
     text = export("sglang", again.plan, reason=again.reason)
     assert "--speculative" not in text

@@ -21,7 +21,7 @@ from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.plan.planner import PlanRequest
 from magicdec.perfmodel.plan.planner import plan as make_plan
 from magicdec.perfmodel.plan.replan import for_engine
-from magicdec.plan_document import parse_plan
+from magicdec.plan_document import plan_of
 from magicdec.reports.deployment import batch_bands, reachable
 from magicdec.reports.exports import draft_len_schedule, export
 from magicdec.specs.catalog import MODELS_DIRECTORY, model_names, served_names
@@ -165,7 +165,7 @@ def test_the_draft_runs_on_the_ranks_that_it_was_priced_on() -> None:
         tp_size=8,
         batch_sizes=(16,), context_lens=(16_384,), acceptance_rate=0.9,
     )  # fmt: skip
-    document = parse_plan(make_plan(request).to_json())
+    document = plan_of(json.loads(make_plan(request).to_json()))
     if not document.best.is_speculative:
         document = msgspec.structs.replace(document, best=document.candidates[0])
     assert document.best.draft_tp_size == 2

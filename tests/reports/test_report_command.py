@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from magicdec.commands.report import report_command
 from magicdec.errors import ConfigError, MagicdecError, StorageError
-from magicdec.plan_document import parse_plan
+from magicdec.plan_document import plan_of
 from magicdec.records import append_record
 from magicdec.reports.data import ReportData
 from magicdec.reports.exports import export
@@ -114,7 +114,7 @@ def test_a_plan_is_refused_or_reported(part: str, value: object, data: st.DataOb
     else:
         document[part] = value
     try:
-        read = parse_plan(json.dumps(document))
+        read = plan_of(json.loads(json.dumps(document)))
     except ConfigError:
         return
     report = ReportData.from_records([], read)

@@ -91,11 +91,7 @@ def draft_options(
     lacking: list[NeedsAcceptance] = []
     for name, kind in _that_run(_considered(target, request, context), engine, is_asked=request.names_a_draft):
         model = _draft_model(name, target) if draft_model_name(name) else None
-        law = (
-            laws.constant_profile(request.acceptance_rate)
-            if request.acceptance_rate is not None
-            else _law(target, name, kind, request)
-        )
+        law = _law(target, name, kind, request)
         if law is None or (law.only_if_asked and not request.names_a_draft):
             reason = _reason(target, name, kind, request, law)
             lacking.append(NeedsAcceptance(draft=name, draft_method=kind, reason=reason))
@@ -135,8 +131,11 @@ def _has_other_weights(request: PlanRequest, target: ModelSpec, kind: DraftMetho
     own = target.quantization.weight_dtype if target.quantization is not None else "bf16"
     if draft in (SELF, target.name):
         return request.draft_weight_dtype != (request.weight_dtype or own)
-    published = Precision(weight_dtype=own if kind == "mtp" else "bf16")
-    return Precision(weight_dtype=request.draft_weight_dtype).weight_bytes < published.weight_bytes
+    return _is_narrower(request.draft_weight_dtype, own if kind == "mtp" else "bf16")
+
+
+def _is_narrower(one: str, other: str) -> bool:
+    return Precision(weight_dtype=one).weight_bytes < Precision(weight_dtype=other).weight_bytes
 
 
 def _reason(
@@ -235,7 +234,7 @@ def check_profiles(profiles: Iterable[AcceptanceProfile], *, draft: str | None, 
     pairs = [] if "none" in (draft, method) else _pairs(draft, method)
     planned = " or ".join(f"{name} ({kind})" for name, kind in pairs) or "none"
     for profile in profiles:
-        if not any(_describes(profile, name, kind) for name, kind in pairs):
+        if (profile.draft, profile.draft_method) not in pairs:
             own = f"--draft {profile.draft} --draft-method {profile.draft_method}"
             raise ConfigError(
                 f"an acceptance profile is of draft {profile.draft} ({profile.draft_method}), the plan is for "
@@ -250,29 +249,21 @@ def load_profiles(paths: Iterable[Path], *, draft: str | None, method: str | Non
     return profiles
 
 
-def _describes(profile: AcceptanceProfile, draft: str, method: DraftMethod) -> bool:
-    return profile.draft_method == method and profile.draft == draft
-
-
 def _law(target: ModelSpec, draft: str, method: DraftMethod, request: PlanRequest) -> AcceptanceProfile | None:
-    """The given rate, or a given profile of this draft, else the published default (never for other weights)."""
+    """The given rate, or a given profile of this draft, else the published default. For other weights that is only of
+    a narrower copy of the target: an int4 one's, which wider ones exceed."""
     if request.acceptance_rate is not None:
         return laws.constant_profile(request.acceptance_rate)
-    for profile in request.acceptance:
-        if _describes(profile, draft, method):
-            return profile
+    if own := [each for each in request.acceptance if (each.draft, each.draft_method) == (draft, method)]:
+        return own[0]
+    copied = ""
     if _has_other_weights(request, target, method, draft):
-        return _of_copy(target, request) if method == "full" and draft in (SELF, target.name) else None
-    return laws.default_profile(target.name, method, draft=draft, temperature=request.temperature)
-
-
-def _of_copy(target: ModelSpec, request: PlanRequest) -> AcceptanceProfile | None:
-    """The published acceptance of a narrower copy of the target: an int4 one's, which wider ones exceed."""
-    own = target.quantization.weight_dtype if target.quantization is not None else "bf16"
-    kept, copied = (request.weight_dtype or own), request.draft_weight_dtype or own
-    if Precision(weight_dtype=copied).weight_bytes >= Precision(weight_dtype=kept).weight_bytes:
-        return None
-    return laws.default_profile(target.name, "full", temperature=request.temperature, weight_dtype="int4")
+        kept = request.weight_dtype or (target.quantization.weight_dtype if target.quantization is not None else "bf16")
+        is_copy = method == "full" and draft in (SELF, target.name)
+        if not is_copy or not _is_narrower(request.draft_weight_dtype or kept, kept):
+            return None
+        draft, copied = SELF, "int4"
+    return laws.default_profile(target.name, method, draft=draft, temperature=request.temperature, weight_dtype=copied)
 
 
 def _budgets(budgets: tuple[int, ...], context: int) -> tuple[int, ...]:

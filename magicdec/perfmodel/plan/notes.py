@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from magicdec.naming import draft_name
+from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many, untimed
 from magicdec.perfmodel.layer_ops import EXPERT_IMBALANCE
 from magicdec.perfmodel.plan.device import Device
@@ -20,11 +21,10 @@ def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candi
         *_on_spread(device, case),
         *_on_kernels(devices),
         *_on_engine(device, best),
-        *_on_lengths(device, best),
-        *_on_best(device, best, drafted),
     ]
+    of_drafts, others = _on_drafts(device, best, drafted)
     rest = [*_on_engine_fit(devices), *_on_measured(device, best), *_on_table(device, case)]
-    return key, [*rest, *_on_drafts(device, best, drafted)]
+    return [*key, *of_drafts], [*rest, *others]
 
 
 def _on_measured(device: Device, best: Candidate) -> list[str]:
@@ -126,37 +126,6 @@ def _on_engine(device: Device, best: Candidate) -> list[str]:
     return notes
 
 
-def _on_lengths(device: Device, best: Candidate) -> list[str]:
-    """Heads that were trained to fewer tokens than the context has."""
-    notes = []
-    for option in device.options:
-        law, trained = option.acceptance, option.acceptance.trained_len if option.acceptance is not None else None
-        if law is None or trained is None or best.context_len <= trained:
-            continue
-        here, near = (float(law.law.first_rate(budget=None, context=each)) for each in (best.context_len, trained))
-        name = draft_name(option.draft, option.method)
-        subject = f"this {name} head is" if option.head is not None else f"{name} heads are usually"
-        notes.append(
-            f"{subject} trained to {trained:,} tokens: at {best.context_len:,} the first drafted token is accepted in "
-            f"{here:.0%} of steps, {near:.0%} up to there"
-        )
-    return notes
-
-
-def _on_best(device: Device, best: Candidate, drafted: list[Candidate]) -> list[str]:
-    """How far the best configuration's acceptance was measured."""
-    notes = []
-    for option in device.options:
-        measured, asked = option.acceptance, device.request.sampling.temperature
-        if measured is None or (option.draft, option.method) != (best.draft, best.draft_method):
-            continue
-        if measured.temperature is not None and measured.temperature != asked:
-            notes.append(_at_temperature(option, measured.temperature, asked))
-        if best.acceptance_extrapolated:
-            notes.append(_extrapolation(option, best, drafted))
-    return notes
-
-
 def _on_table(device: Device, case: Case) -> list[str]:
     """The cost of batches that draft nothing once a draft is set up, and of a gamma that varies, up to the best batch
     at its context."""
@@ -177,45 +146,60 @@ def _on_table(device: Device, case: Case) -> list[str]:
     return found
 
 
-def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> list[str]:
-    """Where the acceptance of every draft comes from, and how far it reads."""
-    notes = []
+def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> tuple[list[str], list[str]]:
+    """How far the acceptance of drafts reads: what bears on the answer, and the rest."""
+    key: list[str] = []
+    others: list[str] = []
+    asked = device.request.sampling.temperature
     for option in device.options:
+        measured, name = option.acceptance, f"{option.draft}/{option.method}"
         limit = (option.model or device.model).max_position_embeddings
         if option.method == "full" and limit < best.context_len:
-            notes.append(
+            others.append(
                 f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow this context"
             )
-        measured, asked = option.acceptance, device.request.sampling.temperature
-        if measured is not None and measured.carried_from:
-            notes.append(
-                f"acceptance of {option.draft}/{option.method} was measured on {measured.carried_from} and is carried "
-                f"over to {device.model.name}, with a wider interval"
-            )
+        if measured is None:
+            continue
         is_best = (option.draft, option.method) == (best.draft, best.draft_method)
-        if is_best and measured is not None and is_one_head_of_many(measured):
+        if measured.trained_len is not None and best.context_len > measured.trained_len:
+            key.append(_on_length(option, measured, best.context_len))
+        if measured.temperature not in (None, asked):
+            (key if is_best else others).append(
+                f"acceptance of {name} was measured at temperature {measured.temperature:g}, not {asked:g}"
+            )
+        if is_best and best.acceptance_extrapolated:
+            key.append(_extrapolation(measured, best, drafted))
+        if measured.carried_from:
+            others.append(
+                f"acceptance of {name} was measured on {measured.carried_from} and is carried over to "
+                f"{device.model.name}, with a wider interval"
+            )
+        if is_best and is_one_head_of_many(measured):
             head = f"the head {measured.checkpoint}" if measured.checkpoint else "one published head"
-            notes.append(f"acceptance is that of {head}: the interval spans what other heads of a model accept")
-        if measured is not None and measured.temperature not in (None, asked) and not is_best:
-            notes.append(_at_temperature(option, measured.temperature, asked))
+            others.append(f"acceptance is that of {head}: the interval spans what other heads of a model accept")
     if len({row.acceptance_source for row in drafted}) > 1:
-        notes.append(
+        others.append(
             "acceptance comes from different sources, which counts against all but the first in their ranking: a "
             "measured profile of each method on the same task would rank them better"
         )
     if not best.is_speculative and drafted and max(row.speedup for row in drafted) <= 1.0:
-        notes.append("speculation does not pay here: decode autoregressively")
-    return notes
+        others.append("speculation does not pay here: decode autoregressively")
+    return key, others
 
 
-def _at_temperature(option: DraftOption, measured: float | None, asked: float) -> str:
-    return f"acceptance of {option.draft}/{option.method} was measured at temperature {measured:g}, not {asked:g}"
+def _on_length(option: DraftOption, measured: AcceptanceProfile, context: int) -> str:
+    """A head that was trained to fewer tokens than the context has."""
+    trained, name = measured.trained_len or 0, draft_name(option.draft, option.method)
+    here, near = (float(measured.law.first_rate(budget=None, context=each)) for each in (context, trained))
+    subject = f"this {name} head is" if option.head is not None else f"{name} heads are usually"
+    return (
+        f"{subject} trained to {trained:,} tokens: at {context:,} the first drafted token is accepted in {here:.0%} of "
+        f"steps, {near:.0%} up to there"
+    )
 
 
-def _extrapolation(option: DraftOption, best: Candidate, drafted: list[Candidate]) -> str:
+def _extrapolation(measured: AcceptanceProfile, best: Candidate, drafted: list[Candidate]) -> str:
     """Where the best row's acceptance was measured, and what the best row there is expected to do."""
-    measured = option.acceptance
-    assert measured is not None  # the row was predicted with it
     deepest = [float(measured.measured_gamma)] if measured.measured_gamma is not None else []
     axes = (("budget", measured.measured_budgets), ("context", measured.measured_contexts), ("gamma up to", deepest))
     where = ", ".join(f"{what} {_range(values)}" for what, values in axes if values)

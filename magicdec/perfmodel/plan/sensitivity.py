@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -55,8 +55,7 @@ CALIBRATE = "time its kernels on the device (magicdec calibrate)"
 PROFILE = "count acceptance on your prompts (magicdec profile-acceptance)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Input:
+class Input(msgspec.Struct, frozen=True, kw_only=True):
     """One input's effect. `sigma` (relative) and `swing` are None where no uncertainty is stated."""
 
     name: str
@@ -66,10 +65,11 @@ class Input:
     measure: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sensitivity:
+class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
     """The best drafted configuration, and the inputs: those whose uncertainty costs most first."""
 
+    schema_version: int = SCHEMA_VERSION
+    kind: str = "sensitivity"
     configuration: Candidate
     speedup: float
     inputs: tuple[Input, ...]
@@ -81,14 +81,7 @@ class Sensitivity:
 
     def to_document(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "sensitivity",
-            "configuration": msgspec.structs.asdict(self.configuration),
-            "speedup": self.speedup,
-            "inputs": [asdict(each) for each in self.inputs],
-            "measure_next": self.measure_next,
-        }
+        return {**msgspec.to_builtins(self), "measure_next": self.measure_next}
 
 
 def sensitivity(request: PlanRequest) -> Sensitivity:
