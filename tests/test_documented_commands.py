@@ -41,7 +41,7 @@ ELSEWHERE = ("explore", "demo")
 """Served until stopped (tests/explore), and the whole path (`make demo`)."""
 EXAMPLE_KEY = "3f2a"
 """Stands for the key of a record of the reader's."""
-PREPARED = ("validate kernels", "validate serving")
+PREPARED = ("validate kernels", "validate serving", "validate traffic")
 """Given tables that do not ship: tests/validate runs them on excerpts."""
 MAY_FAIL = ("validate",)
 """Exit with 1 where a threshold is missed, which on a busy machine a small grid may."""

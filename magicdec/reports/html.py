@@ -60,6 +60,7 @@ def render_html(data: ReportData) -> str:
 
 SECTIONS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("pays", "Where it pays", ("heatmap", "speedup-by-batch", "gamma", "speedup-by-budget", "pareto"), ("gamma",)),
+    ("traffic", "Under arrivals", ("traffic", "goodput", "timeline"), ()),
     ("right", "Is the prediction right?", ("scatter", "residuals"), ("errors",)),
     ("time", "Where the time goes", ("phases", "limits", "roofline"), ()),
     ("acceptance", "What is accepted", ("positions", "budget"), ()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -13,11 +14,13 @@ from samples_reports import grid, measured, plan, predicted
 import magicdec
 from magicdec.errors import ConfigError
 from magicdec.naming import method_name
+from magicdec.plan_document import Moment, Percentiles, Traffic, TrafficLoad
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import FIGURES, Chart, draw, draw_all
 from magicdec.reports.figures.drafting import acceptance_by_position, rate_intervals
 from magicdec.reports.style import CSS_VARIABLES, GRID, INK, MUTED, PAPER, SERIES, inline_svg, png, raw_svg
 
+OF_ARRIVALS = {"traffic", "goodput", "timeline"}
 FROM_THE_PLAN = {"heatmap", "limits", "roofline", "memory"}
 
 
@@ -27,7 +30,9 @@ def names(data: ReportData) -> set[str]:
 
 @pytest.fixture(scope="module")
 def charts(data: ReportData) -> dict[str, Chart]:
-    return {chart.name: chart for chart in draw_all(data)}
+    assert data.plan is not None
+    under_arrivals = dataclasses.replace(data, plan=msgspec.structs.replace(data.plan, traffic=traffic()))
+    return {chart.name: chart for chart in draw_all(under_arrivals)}
 
 
 def test_everything_is_drawn_from_records_and_a_plan(charts: dict[str, Chart]) -> None:
@@ -190,3 +195,45 @@ def test_colours_have_contrast_in_both_themes(theme: int) -> None:
     for series in SERIES:
         assert contrast(colours[CSS_VARIABLES[series]], colours["--paper"]) >= 3.0, series
         assert contrast(colours[CSS_VARIABLES[series]], colours["--on-colour"]) >= 3.0, series
+
+
+def load(rate: float, policy: str, *, overloaded: bool = False) -> TrafficLoad:
+    times = Percentiles(mean=rate / 10, p50=rate / 12, p95=rate / 8, p99=rate / 6)
+    seen = None if overloaded else times
+    return TrafficLoad(
+        draft="none" if policy == "off" else "eagle3", draft_method="none" if policy == "off" else "eagle3",
+        draft_budget=None, gamma=0 if policy == "off" else 3, policy=policy, tp_size=4, num_replicas=2, rate_per_s=rate,
+        overloaded=overloaded, within_limits=rate < 4, ttft=seen, tpot=seen, request=seen,
+        goodput_per_s=0.0 if overloaded else rate, output_tokens_per_s=100 * rate, preemptions=0, mean_batch=3 * rate,
+        mean_waiting=0, kv_share=0.2, analytic_rate_per_s=5, highest_rate_per_s=4 if policy == "off" else 5,
+    )  # fmt: skip
+
+
+def traffic() -> Traffic:
+    policies = ("off", "by batch", "gamma 3", "by batch and context")
+    curves = [load(rate, policy, overloaded=rate > 5) for policy in policies for rate in (1.0, 4.0, 6.0)]
+    moments = [Moment(time_s=t, batch=t + 1, waiting=t / 2, kv_share=0.1) for t in (0.0, 1.0, 2.0)]
+    return Traffic(
+        rate_per_s=4, num_requests=100, best=load(4.0, "by batch"), autoregressive=load(4.0, "off"),
+        speculative=load(4.0, "by batch"), curves=curves, timeline=moments, notes=[],
+    )  # fmt: skip
+
+
+def test_a_plan_for_a_rate_draws_what_users_see_as_it_rises() -> None:
+    """Values in the tables; an overload has a row and no mark for its percentiles."""
+    request = msgspec.structs.replace(plan().request, ttft_p95_s=0.6, tpot_p95_s=None)
+    drawn = {c.name: c for c in draw_all(ReportData.from_records([], plan(traffic=traffic(), request=request)))}
+    assert set(drawn) >= OF_ARRIVALS
+    seen = drawn["traffic"].table
+    assert [row[:2] for row in seen.rows] == [(r, n) for n in NAMES[:2] for r in (1.0, 4.0, 6.0)]
+    assert seen.rows[1][2:5] == (4 / 12, 4 / 8, 4 / 6)
+    assert seen.rows[2][2:] == (None,) * 6
+    assert len(drawn["traffic"].tips) == 2 * 2 * 2
+    assert [row[2] for row in drawn["goodput"].table.rows] == [1.0, 4.0, 0.0] * 4
+    assert [row[1] for row in drawn["timeline"].table.rows] == [1, 2, 3]
+    assert drawn["traffic"].title.startswith("8 devices (2 x tp 4), EAGLE-3, gamma by batch; without a draft as many")
+    for name in OF_ARRIVALS:
+        assert raw_svg(drawn[name].figure)
+
+
+NAMES = ("no draft", "EAGLE-3, gamma by batch")

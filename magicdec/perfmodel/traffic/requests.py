@@ -1,4 +1,4 @@
-"""What arrives: when, with how long a prompt, how much of it cached, and how many tokens to generate.
+"""Requests that arrive: when, with how long a prompt, how much of it cached, and how many tokens to generate.
 
 Drawn: gaps between arrivals are gamma-distributed with mean 1 / rate and a coefficient of variation of √burstiness (1:
 Poisson; 0: a constant rate). Read, as published or with columns of our own:
@@ -146,7 +146,7 @@ def _json_rows(path: Path, lines: list[str]) -> Iterable[tuple[str, dict[str, An
 
 
 def _reader(first: dict[str, Any], path: Path) -> Any:
-    """What reads (arrival, prompt, output, cached) of a row, by the first row's columns."""
+    """A function from a row to (arrival, prompt, output, cached), by the first row's columns."""
     if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= set(first):
         return lambda row, _: (
             _timestamp(row["TIMESTAMP"]), int(row["ContextTokens"]), max(int(row["GeneratedTokens"]), 1), 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from magicdec.errors import unknown_choice
 from magicdec.reports.data import ReportData
-from magicdec.reports.figures import breakdown, drafting, grids, sweeps, validation
+from magicdec.reports.figures import breakdown, drafting, grids, sweeps, traffic, validation
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.style import RC
 
@@ -24,6 +24,9 @@ FIGURES: dict[str, Callable[[ReportData], Chart | None]] = {
     "budget": drafting.acceptance_by_budget,
     "roofline": breakdown.roofline,
     "memory": breakdown.memory_bar,
+    "traffic": traffic.latency_by_rate,
+    "goodput": traffic.goodput_by_policy,
+    "timeline": traffic.timeline,
 }
 """In the order of the report."""
 
