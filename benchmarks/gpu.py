@@ -40,6 +40,7 @@ def main() -> None:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--all", action="store_true", help="every stage, each in a process of its own")
     chosen.add_argument("--part", choices=PARTS, action="append", help="may be given several times; default: all parts")
+    chosen.add_argument("--expect", metavar="DEVICE", help="write down what is expected on it, without a GPU")
     parser.add_argument("--output", type=Path, default=Path("gpu-results"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument(
@@ -51,6 +52,11 @@ def main() -> None:
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    if options.expect:
+        from gpu_expected import write_expected
+
+        write_expected(options.expect, ("llama-3.1-8b", "llama-2-7b-32k"))
+        return
     options.output.mkdir(parents=True, exist_ok=True)
     if options.all:
         from gpu_all import run_all

@@ -8,6 +8,7 @@ again after the others. Needs nothing but Python itself, so that what is missing
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -38,6 +39,7 @@ class Stage:
     limit_s: float
     stops_itself: bool = False
     """Whether it takes `--minutes`, and can say that it is unfinished."""
+    python: str = sys.executable
 
 
 @dataclass(kw_only=True)
@@ -50,8 +52,40 @@ class Outcome:
     why: str = ""
 
 
+def vllm_python() -> str | None:
+    """The Python that has vLLM: this one, or that of .venv-vllm; None where there is none."""
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    own = ROOT / ".venv-vllm" / "bin" / "python"
+    return str(own) if own.exists() else None
+
+
+def vllm_stages(output: Path, arguments: Sequence[str], python: str | None, *, is_trial: bool) -> list[Stage]:
+    if python is None:
+        say("vllm: not installed here, so its stages are left out")
+        return []
+    chosen = ("-k", "test_greedy_output_is_the_engines_own and 0") if is_trial else ()
+    lossless = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/vllm/test_engine_lossless.py", *chosen)
+    return [
+        Stage(
+            name="vllm",
+            measures="the plugin in vLLM: autoregressive against drafted decoding, launches and gaps of a step",
+            command=("benchmarks/gpu_vllm.py", "--output", str(output), *arguments),
+            limit_s=300,
+            python=python,
+        ),
+        Stage(
+            name="vllm-lossless",
+            measures="that greedy tokens in fp32 are the engine's own",
+            command=lossless,
+            limit_s=300,
+            python=python,
+        ),
+    ]
+
+
 def stages(output: Path, arguments: Sequence[str]) -> list[Stage]:
-    """Together 38 minutes at most, the report apart; a trial on a CPU may take longer."""
+    """Together 38 minutes at most, those of vLLM 10 more, the report apart; a trial on a CPU may take longer."""
     is_trial = "--tiny" in arguments or "cpu" in arguments
     gpu = ("benchmarks/gpu.py", "--output", str(output), *arguments)
     gpu_tests = ["tests/runtime"] if not is_trial else ["tests/runtime/test_device_discipline.py"]
@@ -107,6 +141,7 @@ def stages(output: Path, arguments: Sequence[str]) -> list[Stage]:
             limit_s=420,
             stops_itself=True,
         ),
+        *vllm_stages(output, arguments, vllm_python(), is_trial=is_trial),
     ]  # fmt: skip
 
 
@@ -138,7 +173,7 @@ def _run_stage(stage: Stage, before: Outcome, output: Path, limit_s: float) -> O
         command += ["--minutes", f"{max(0.5 * limit_s, limit_s - STOP_S) / 60:.3f}"]
     say(f"{stage.name}, {limit_s / 60:.1f} minutes at most: {stage.measures}")
     started_s = time.monotonic()
-    status = run_bounded(command, output / f"{stage.name}.log", limit_s)
+    status = run_bounded(command, output / f"{stage.name}.log", limit_s, python=stage.python)
     elapsed_s = time.monotonic() - started_s
     text = (output / f"{stage.name}.log").read_text(errors="replace")
     result = last_json(text)
@@ -156,7 +191,7 @@ def _run_stage(stage: Stage, before: Outcome, output: Path, limit_s: float) -> O
     return Outcome(state=state, elapsed_s=before.elapsed_s + elapsed_s, why=why)
 
 
-def run_bounded(command: Sequence[str], log: Path, limit_s: float) -> int | None:
+def run_bounded(command: Sequence[str], log: Path, limit_s: float, python: str = sys.executable) -> int | None:
     """The exit status of a Python command whose output goes to the log; None where its time was over. No process that
     it started is left."""
     environment = {
@@ -167,7 +202,7 @@ def run_bounded(command: Sequence[str], log: Path, limit_s: float) -> int | None
     }
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, *command],
+            [python, *command],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import torch
+from gpu_expected import expected_rows
 from gpu_peer import transformers_part
 from gpu_shapes import FULL, TINY, Item, Shapes, model_items
 from gpu_table import print_report
@@ -285,6 +286,11 @@ def run_parts(names: Sequence[str], options: argparse.Namespace) -> None:
             if parts[name]() is False:
                 unfinished.append(name)
             release()
-        print_report(job.output, [MAIN_MODEL, SECOND_MODEL], is_tiny=options.tiny, unfinished=unfinished)
+        path = job.profile_path(MAIN_MODEL)
+        known = device_in_catalog(load_local_profile(path).hardware.name) if path.exists() else None
+        expected = {} if known is None else expected_rows(known.name)
+        print_report(
+            job.output, [MAIN_MODEL, SECOND_MODEL], is_tiny=options.tiny, unfinished=unfinished, expected=expected
+        )
     except MagicdecError as error:
         sys.exit(f"error: {error}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,17 @@ class Row:
         return "reached" if (self.value >= self.bound if self.is_floor else self.value <= self.bound) else "missed"
 
 
-def print_report(output: Path, models: Sequence[str], *, is_tiny: bool, unfinished: Sequence[str] = ()) -> None:
-    """Writes table.md and comparison.json, prints the table, and one JSON line last."""
+def print_report(
+    output: Path,
+    models: Sequence[str],
+    *,
+    is_tiny: bool,
+    unfinished: Sequence[str] = (),
+    expected: Mapping[tuple[str, str], str] | None = None,
+) -> None:
+    """Writes table.md and comparison.json, prints the table, and one JSON line last. `expected`: the figures that were
+    written down for each model and row before."""
+    written = expected or {}
     facts_path = output / "facts.json"
     records, published = (
         read_records(output / name) if (output / name).exists() else [] for name in ("records.jsonl", "published.jsonl")
@@ -59,9 +68,14 @@ def print_report(output: Path, models: Sequence[str], *, is_tiny: bool, unfinish
     for report in reports:
         if report.profile is None:
             continue
-        lines += [f"\n## {report.title}\n", "| what | wanted | measured | | beside it |", "|---|---|---|---|---|"]
+        lines += [f"\n## {report.title}\n", "| what | wanted | expected | measured | | beside it |"]
+        lines += ["|---|---|---|---|---|---|"]
         own = report.rows()
-        lines += [f"| {r.what} | {r.target} | {r.measured} | {r.verdict} | {r.beside} |" for r in own]
+        lines += [
+            f"| {r.what} | {r.target} | {before} | {r.measured} | {r.verdict} | {r.beside} |"
+            for r in own
+            for before in (written.get((report.name, r.what), "-"),)
+        ]
         rows += [(report.name, row) for row in own]
         comparisons[report.name] = report.comparison().to_document()
     comparison = Comparison(pairs=pair_records(r for r in records if r.model == "embedded"))
@@ -88,6 +102,11 @@ def print_report(output: Path, models: Sequence[str], *, is_tiny: bool, unfinish
         "unfinished": list(unfinished),
     }
     print(json.dumps(result))
+
+
+def model_rows(output: Path, name: str, records: Sequence[Record], facts: dict[str, Any]) -> list[Row]:
+    """The rows of one model, whose profile lies in `output`."""
+    return _ModelReport(output, name, records, [], facts).rows()
 
 
 def _prediction_row(comparison: Comparison) -> Row:

@@ -77,12 +77,12 @@ def read_bytes(
     """
     named = f"{what} {path}".strip()
     try:
-        with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            begun = file.read(1)  # None of a pipe whose writer has written nothing yet, empty of one without a writer
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            begun = file.raw.read(1)  # None of a pipe that is still empty, no byte of one without a writer
             if begun == b"" and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
                 raise error(f"{named} is a pipe that nothing writes to")
             os.set_blocking(file.fileno(), True)
-            data = (begun or b"") + (b"" if begun == b"" else io.BufferedReader(file).read(limit_bytes))
+            data = (begun or b"") + (b"" if begun == b"" else file.read(limit_bytes))
     except (OSError, ValueError) as failure:  # the latter of names that no file can have
         raise error(f"cannot read {named}: {getattr(failure, 'strerror', None) or failure}") from failure
     if len(data) > limit_bytes:

@@ -107,6 +107,33 @@ def _run_all(output: Path) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
+def test_every_configuration_is_predicted_before_the_first_run(
+    gpu_shapes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the real run, which the trial's tiny ones are not; by the command that writes them down."""
+    module = importlib.import_module("gpu_expected")
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    module.write_expected("h200", ("llama-3.1-8b",))
+    document = json.loads(module.expected_path("h200-sxm-141gb").read_text())
+    grid = [row for row in document["predictions"] if row["engine"] == "ours" and row["gamma"]]
+    assert {row["gamma"] for row in grid} == set(range(1, 7))
+    assert all(row["speedup_low"] < row["speedup"] < row["speedup_high"] for row in grid)
+    assert len(module.expected_rows("h200-sxm-141gb")) == len(document["rows"]) >= 12
+    assert module.expected_rows("a device without a run") == {}
+
+
+def test_the_wheels_to_carry_are_the_tested_versions() -> None:
+    def versions(path: Path) -> dict[str, str]:
+        lines = [line.split("==") for line in path.read_text().splitlines() if "==" in line]
+        return {name.lower().replace("_", "-"): version for name, version in lines}
+
+    carried, tested = versions(ROOT / "benchmarks" / "gpu-wheels.txt"), versions(ROOT / "constraints.txt")
+    assert {"numba", "safetensors", "tokenizers", "transformers", "pytest", "msgspec"} <= set(carried)
+    assert not {"torch", "triton"} & set(carried)
+    assert {name: version for name, version in carried.items() if tested.get(name, version) != version} == {}
+
+
 @pytest.fixture
 def gpu_all(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
@@ -131,9 +158,9 @@ def _call(
 
 
 def _without_report(run_bounded: Any) -> Any:
-    def run(command: list[str], log: Path, limit_s: float) -> int | None:
+    def run(command: list[str], log: Path, limit_s: float, python: str = sys.executable) -> int | None:
         if "report" not in command:
-            return run_bounded(command, log, limit_s)
+            return run_bounded(command, log, limit_s, python)
         (log.parent / "table.md").write_text("the table\n")
         log.write_text('{"rows": []}\n')
         return 0
@@ -210,7 +237,10 @@ def test_an_attention_kernel_that_fails_is_named_beside_the_others_errors(
 
 def test_all_stages_together_take_40_minutes_at_most(gpu_all: ModuleType, tmp_path: Path) -> None:
     stages = gpu_all.stages(tmp_path, ["--device", "cuda"])
-    assert sum(stage.limit_s for stage in stages) + gpu_all.REPORT_S <= 40 * 60
+    ours = [stage for stage in stages if not stage.name.startswith("vllm")]
+    assert sum(stage.limit_s for stage in ours) + gpu_all.REPORT_S <= 40 * 60
+    for_vllm = gpu_all.vllm_stages(tmp_path, ["--device", "cuda"], sys.executable, is_trial=False)
+    assert sum(stage.limit_s for stage in for_vllm) <= 10 * 60
     assert stages[0].name == "attention"
     for stage in stages:
         assert stage.limit_s <= 540  # as long as a call of ten minutes allows
