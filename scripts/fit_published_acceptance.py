@@ -12,8 +12,8 @@ Writes one profile per target, method and temperature beside it.
 Fitted: one rejection per dataset, and one drift for the draft. The profile has the datasets' geometric mean, and their
 standard deviation, at least LEAST_ERROR, as its error: which text is served is not known. A draft with a single gamma
 takes the drift of DRIFT_DONORS, one without lengths at long contexts the context exponent of CONTEXT_DONORS. A draft
-that attends over a window sees no more of a long context than of a short one, so its exponent is 0: published tokens
-per step of two such heads stay within 8 %, 1.52 to 1.63 from 2k to 20k
+that attends over a window sees no more of a long context than of a short one, so it stays beyond what was measured of
+it: published tokens per step of two such heads stay within 8 %, 1.52 to 1.63 from 2k to 20k
 (https://github.com/vllm-project/speculators/pull/684) and 1.92 to 2.08 from 4k to 170k
 (https://github.com/MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/73).
 """
@@ -36,6 +36,7 @@ from magicdec.perfmodel.acceptance import (
     expected_tokens_per_step,
     save_profile,
 )
+from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.acceptance.profile import WINDOWED_CONTEXT_ERROR
 from magicdec.specs.speculation import LOOKUP_METHODS, SELF
 
@@ -208,7 +209,7 @@ def main() -> None:
     groups: dict[tuple[str, str, float | None], list[Figure]] = defaultdict(list)
     long: dict[tuple[str, str], list[Figure]] = defaultdict(list)
     for figure in read_table():
-        if figure.is_long and figure.draft_method not in (*LOOKUP_METHODS, *WINDOWED):
+        if figure.is_long and figure.draft_method not in LOOKUP_METHODS:
             long[figure.model, figure.draft_method].append(figure)
         else:
             groups[figure.model, figure.draft_method, figure.temperature].append(figure)
@@ -269,7 +270,7 @@ def write(
     elif is_copy:
         notes.append(f"the target's own weights in {COPY_DTYPE}; over 0.9 at contexts of 4k to 128k (arXiv 2502.10424)")
     elif is_head:
-        notes.append("over a window of its own, so taken as constant in the context, with a wider interval")
+        notes.append("over a window of its own, so taken as constant beyond the contexts measured")
     error_of_context = CONTEXT_ERROR if is_whole else WINDOWED_CONTEXT_ERROR if is_head else 0.0
     name = "-".join(
         [model, method, *([COPY_DTYPE] if is_copy else []), *([f"t{temperature:g}"] if temperature is not None else [])]
@@ -295,6 +296,7 @@ def write(
             context_exponent=round(exponent, 3),
             reference_context=SHORT,
             flat_below=SHORT if is_head else 0.0,
+            flat_beyond=max(each.context or SHORT for each in long) if long and method in WINDOWED else LARGEST,
         ),
         error=LawError(
             log_rejection=round(max(spread, LEAST_ERROR), 3),

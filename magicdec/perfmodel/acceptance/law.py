@@ -89,6 +89,8 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     reference_budget: float = 512.0
     reference_context: float = 8192.0
     flat_below: float = 0.0
+    flat_beyond: float = LARGEST
+    """Contexts beyond count as that long: a head that attends over a window sees no more of them."""
     floor: float = 0.0
     """1 - alpha of a draft with a full cache; 0 for self-speculation with the target's own weights."""
     concentration: float | None = None
@@ -106,6 +108,7 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         for name in ("reference_budget", "reference_context", "drift_depth"):
             _check(name, getattr(self, name), 1e-3, LARGEST)
         _check("flat_below", self.flat_below, 0.0, LARGEST)
+        _check("flat_beyond", self.flat_beyond, max(self.flat_below, 1.0), LARGEST)
         _check("floor", self.floor, 0.0, 1.0)
         if self.concentration is not None:
             _check("concentration", self.concentration, 1e-3, 1e12)
@@ -125,7 +128,7 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         context = sanitize(context, 1.0)
         budget = np.minimum(sanitize(budget, 1.0), context)
         kept = self.rejection * (budget / self.reference_budget) ** -self.budget_exponent
-        growth = (np.maximum(context, self.flat_below) / self.reference_context) ** self.context_exponent
+        growth = (np.clip(context, self.flat_below, self.flat_beyond) / self.reference_context) ** self.context_exponent
         return kept * (1.0 - budget / context) ** self.fill_exponent, growth
 
     def conditional_rates(self, *, budget: Any, context: Any, gamma_max: int) -> Array:

@@ -18,7 +18,7 @@ from magicdec.counts import Array, expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_json, write_atomic
 from magicdec.perfmodel.acceptance.fit import MeasuredRates, fit_law, held_out, measured_rates, measurements_from_rows
-from magicdec.perfmodel.acceptance.law import MAX_POSITIONS, Law, LawError, Runs, fit_runs, rejected_before
+from magicdec.perfmodel.acceptance.law import LARGEST, MAX_POSITIONS, Law, LawError, Runs, fit_runs, rejected_before
 from magicdec.specs.speculation import HEAD_METHODS, HeadSpec
 
 PROFILES_DIRECTORY = Path(__file__).resolve().parents[2] / "specs" / "data" / "acceptance"
@@ -167,7 +167,8 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """Tokens up to which a head is taken to be trained, where it accepts less beyond; None of any other draft, and
         of prediction heads, which are trained as long as their model."""
         is_head = self.draft_method in HEAD_METHODS and self.draft_method != "mtp"
-        return round(self.law.flat_below) if is_head and self.law.context_exponent > 0.0 < self.law.flat_below else None
+        falls = self.law.context_exponent > 0.0 < self.law.flat_below and self.law.flat_beyond == LARGEST
+        return round(self.law.flat_below) if is_head and falls else None
 
     def of_head(self, head: HeadSpec, *, target_len: int) -> AcceptanceProfile:
         """The profile with this head's own window or length in place of the published one's. A length that is its
