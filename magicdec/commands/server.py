@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from magicdec.commands import options
-from magicdec.commands.options import option, parse_ints, require
+from magicdec.commands.options import OutputFormat, option, parse_ints, print_as, require
 from magicdec.progress import shown_progress
 from magicdec.units import format_seconds, printable
 
@@ -39,6 +42,8 @@ Examples:
 USUAL_INTERVAL_S = 5.0
 DEFAULT_OUTPUT = Path("server.engine.toml")
 SEVERAL_TOKENS = 1.05
+UNTOLD = 100.0
+"""A factor whose interval spans so much says nothing."""
 
 
 def observe_command(
@@ -72,6 +77,7 @@ def observe_command(
     watch: Annotated[bool, option("Keep looking, with the trend, until stopped.", None, "--watch")] = False,
     output: Annotated[Path | None, option("Acceptance profile to write.", None, "--output", "-o")] = None,
     records: Annotated[Path | None, option("Append a measured record.")] = None,
+    output_format: options.Format = OutputFormat.TABLE,
     quiet: options.Quiet = False,
 ) -> None:
     """Read a server's acceptance and load; advise on gamma.
@@ -121,7 +127,13 @@ def observe_command(
         _watch(where, view, target=target, seconds=seconds, interval=every)
         return
     seen = _look(where, target=target, seconds=seconds, interval=every, quiet=quiet)
-    print("\n".join(view.lines(seen)))
+    if output_format is OutputFormat.TABLE:
+        print("\n".join(view.lines(seen)))
+    else:
+        document = view.document(seen)
+        rows = (document["advice"] or {}).get("choices", [])
+        require(output_format is OutputFormat.JSON or rows, "csv is a row per gamma: give --hardware, for advice")
+        print_as(output_format, document, rows, lambda: None)
     kind, name = agreed(given, seen.announced), model or seen.target.model
     if output is not None:
         save_profile(acceptance_profile(seen, kind, model=name, context=context, dataset=dataset), output)
@@ -218,6 +230,7 @@ def tune_command(
     repeats: Annotated[int, option("Times that each gamma is tried, in turns.", min=1, max=20)] = 2,
     limit: Annotated[float, option("Seconds after which no more is tried.", min=1.0)] = 1800.0,
     yes: Annotated[bool, option("Restart without asking.", None, "--yes")] = False,
+    output_format: options.Format = OutputFormat.TABLE,
     quiet: options.Quiet = False,
 ) -> None:
     """Try the gammas that matter on a server, and compare.
@@ -234,6 +247,7 @@ def tune_command(
         candidates,
         check_command,
         in_turns,
+        outcome_lines,
         outcomes,
         regret,
         try_gamma,
@@ -247,16 +261,17 @@ def tune_command(
     kind = agreed(given, seen.announced)
     serving = Serving(model=model, hardware=hardware, engine=engine, tp_size=tp, temperature=temperature)
     advice = advise(situation_of(seen, kind, serving))
-    print("\n".join(advice_lines(advice, seen.counts.tpot_s)))
+    is_table = output_format is OutputFormat.TABLE
+    say = partial(print, file=sys.stdout if is_table else sys.stderr, flush=True)
+    say("\n".join(advice_lines(advice, seen.counts.tpot_s)))
     chosen = candidates(advice)
     order = in_turns(chosen, repeats)
-    print(
+    say(
         f"to try, each with a restart and {format_seconds(seconds)}: gamma {', '.join(map(str, order))}; it ends "
-        f"within {format_seconds(limit)}",
-        flush=True,
+        f"within {format_seconds(limit)}"
     )
     if not yes:
-        typer.confirm("restart the server?", abort=True)
+        typer.confirm("restart the server?", abort=True, err=not is_table)
 
     def try_one(gamma: int, left_s: float) -> Trial:
         with shown_progress(quiet) as show:
@@ -269,27 +284,15 @@ def tune_command(
     trials = []
     for trial in try_in_turns(order, try_one, limit_s=limit):
         trials.append(trial)
-        print(
+        say(
             f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
             f"{format_seconds(trial.predicted_tpot_s)} predicted; {trial.tokens_per_step:.2f} tokens per step, "
-            f"batch {trial.batch_size:.1f}",
-            flush=True,
+            f"batch {trial.batch_size:.1f}"
         )
-    found = outcomes(trials)
-    if len(trials) < len(order):
-        print(f"the time was up after {len(trials)} of {len(order)} trials")
-    for each in found:
-        print(
-            f"gamma {each.gamma}: {format_seconds(each.tpot_s)} per token ({format_seconds(each.low_s)} to "
-            f"{format_seconds(each.high_s)})"
-        )
-    best, spread = min(found, key=lambda each: each.tpot_s), max(each.spread for each in found)
-    print(
-        f"best of these: gamma {best.gamma}; the advised gamma {chosen[0]} loses {regret(found):.1%} against it; "
-        f"repetitions differ by ± {spread:.1%}" + (": that decides nothing" if 0 < regret(found) < spread else "")
-    )
-    last = trials[-1].gamma
-    print(f"the server runs with gamma {last} now" + (f"; restart it with {best.gamma}" if best.gamma != last else ""))
+    rows, found = [dataclasses.asdict(trial) for trial in trials], outcomes(trials)
+    gammas = [dataclasses.asdict(each) | {"spread": each.spread} for each in found]
+    document = {"planned": order, "advised": chosen[0], "trials": rows, "outcomes": gammas, "regret": regret(found)}
+    print_as(output_format, document, rows, lambda: print("\n".join(outcome_lines(trials, order))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +325,6 @@ def calibrate_server(given: ServerOptions) -> None:
         describe_server,
         estimated_seconds,
         fit_server,
-        noise,
         save_fit,
         save_loads,
         send_plan,
@@ -370,15 +372,15 @@ def calibrate_server(given: ServerOptions) -> None:
         found = send_plan(address, plan, send, max_len=server.max_len, progress=show)
     for line in found.skipped:
         print(f"left out: {line}")
-    print(
-        f"noise: ± {noise(found.points):.1%} between rounds, {found.drift:.1%} between the first load and the same one "
-        "at the end"
-        if found.points
-        else "nothing was measured"
-    )
+    print(found.noise_line)
     try:
         fit = fit_server(
-            found.points, setup=setup, tp_size=given.tp, gamma=server.gamma, name=given.output.stem, noise=found.noise
+            found.points,
+            setup=setup,
+            tp_size=given.tp,
+            gamma=server.gamma,
+            name=given.output.stem,
+            noise=found.noise or 0.0,
         )
     except ConfigError as error:
         print(f"kept what was measured: {save_loads(found.points, sent(plan), given.output)}")
@@ -421,7 +423,7 @@ def calibrate_results(given: ServerOptions) -> None:
     if (per_event := tokens_per_event(runs)) > SEVERAL_TOKENS:
         print(f"{per_event:.2f} tokens came with each event: were these runs without a draft? The fit is of such")
     _print_fit(fit, points, between="requests")
-    if noise(points) > NOISE_LIMIT:
+    if (noise(points) or 0.0) > NOISE_LIMIT:
         print("the requests differ much: the server or its machine did other work; measure again when it is quieter")
     origin = {"read": {"files": [path.name for path in given.results or () or ()], "requests": num_requests}}
     files = save_fit(fit, points, origin, given.output)
@@ -452,10 +454,12 @@ def _print_fit(fit: ServerFit, points: list[ServerPoint], *, between: str = "rou
     for point, error in zip(points, fit.errors, strict=True):
         measured = point.measured
         role = "judges" if measured.load.is_judge else "fitted"
+        spread = "sent once" if point.spread is None else f"± {point.spread:.0%} between {between}"
         print(
             f"  {measured.load!s:<16} {role}: {format_seconds(measured.tpot_s)} per token measured "
-            f"(± {point.spread:.0%} between {between}), predicted {error:+.1%}"
+            f"({spread}), predicted {error:+.1%}"
         )
     for name, (value, low, high) in fit.constants.items():
-        print(f"  {name}: {value:.4g} (90 % interval {low:.4g} to {high:.4g})")
+        told = "" if not name.endswith("_factor") or high < UNTOLD * low else ": these loads do not tell it"
+        print(f"  {name}: {value:.4g} (90 % interval {low:.4g} to {high:.4g}){told}")
     print(f"median error {fit.fitted_error:.1%} of the fitted loads, {fit.held_out_error:.1%} of those that judge")

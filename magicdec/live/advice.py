@@ -11,9 +11,10 @@ both steps have cancel, and so do the rates of positions that both draft.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -163,6 +164,11 @@ class Advice:
     @property
     def in_use(self) -> Choice:
         return self.choices[self.situation.gamma]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Every gamma at the observed load."""
+        return [dataclasses.asdict(choice) for choice in self.choices]
 
     @property
     def rival(self) -> Choice:

@@ -120,17 +120,27 @@ class Sent:
     """The result of a plan, whether it was sent to its end or not."""
 
     points: list[ServerPoint]
-    drift: float
-    """How far the load that came first and last differs, relatively; 0 where it did not come last."""
+    drift: float | None
+    """How far the load that came first and last differs, relatively; None where it did not come last."""
     skipped: list[str]
     """Each load that could not be timed, and why."""
     stopped: str = ""
     """The error that ended it early."""
 
     @property
-    def noise(self) -> float:
-        """The larger of the spread between rounds and half the drift: what a fit cannot be better than."""
-        return max(noise(self.points), self.drift / 2.0) if self.points else 0.0
+    def noise(self) -> float | None:
+        """The larger of the spread between rounds and half the drift: what a fit cannot be better than. None: no load
+        was sent twice."""
+        known = [noise(self.points), None if self.drift is None else self.drift / 2.0]
+        return max((each for each in known if each is not None), default=None)
+
+    @property
+    def noise_line(self) -> str:
+        rounds = noise(self.points)
+        between = "not known, no load was sent twice" if rounds is None else f"± {rounds:.1%} between rounds"
+        if self.drift is None:
+            return f"noise: {between}"
+        return f"noise: {between}, {self.drift:.1%} between the first load and the same one at the end"
 
 
 def send_plan(
@@ -161,7 +171,7 @@ def send_plan(
         stopped = str(error) or "interrupted"
     probe = rounds[order[0]]
     whole = not stopped and order[0] not in skipped
-    drift = abs(math.log(probe[-1].measured.tpot_s / probe[0].measured.tpot_s)) if whole else 0.0
+    drift = abs(math.log(probe[-1].measured.tpot_s / probe[0].measured.tpot_s)) if whole else None
     points = [median_of(rounds[load]) for load in plan.loads if rounds[load]]
     return Sent(points=points, drift=drift, skipped=[skipped[each] for each in skipped if not rounds[each]],
                 stopped=stopped)  # fmt: skip
@@ -202,9 +212,8 @@ def median_of(rounds: Sequence[Round]) -> ServerPoint:
     if chosen.tokens_per_step is not None and chosen.drafted_share:
         tokens = chosen.tokens_per_step
         measured = dataclasses.replace(measured, step_s=measured.tpot_s * tokens, tokens_per_step=tokens)
-    return ServerPoint(
-        measured=measured, spread=(high - low) / 2.0 / measured.tpot_s, drafted_share=chosen.drafted_share
-    )
+    spread = (high - low) / 2.0 / measured.tpot_s if len(rounds) > 1 else None
+    return ServerPoint(measured=measured, spread=spread, drafted_share=chosen.drafted_share)
 
 
 def sent(plan: LoadPlan) -> dict[str, Any]:
@@ -218,8 +227,8 @@ class ServerPoint:
     """The median of a load's rounds, and how far they differ."""
 
     measured: Measured
-    spread: float
-    """Half the range of the rounds' step times, over their median."""
+    spread: float | None
+    """Half the range of the rounds' times per token, over their median; None: it was sent once."""
     drafted_share: float = 0.0
 
 
@@ -356,5 +365,7 @@ def _row(point: ServerPoint) -> dict[str, Any]:
     return {**load, "judges": judges, **row, "drafted_share": point.drafted_share, "spread": point.spread}
 
 
-def noise(points: Sequence[ServerPoint]) -> float:
-    return float(np.median([point.spread for point in points]))
+def noise(points: Sequence[ServerPoint]) -> float | None:
+    """The median spread of what was sent more than once; None: nothing was."""
+    spreads = [point.spread for point in points if point.spread is not None]
+    return float(np.median(spreads)) if spreads else None

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from magicdec.counts import Z_90
 from magicdec.errors import ServerError
@@ -39,17 +40,48 @@ class View:
 
     def lines(self, seen: Observation, *, with_setting: bool = True) -> list[str]:
         """Raises ConfigError where advice is asked for and cannot be given, or the server drafts with another draft."""
-        draft = agreed(self.draft, seen.announced)
-        lines = observation_lines(seen, draft)
-        if self.serving is None:
+        lines = observation_lines(seen, agreed(self.draft, seen.announced))
+        advice = self.advice(seen)
+        if advice is None:
             return lines
-        serving = dataclasses.replace(self.serving, model=self.serving.model or seen.target.model)
-        situation = situation_of(seen, draft, serving, acceptance=self.acceptance, context=self.context)
-        advice = advise(situation)
         lines += advice_lines(advice, seen.counts.tpot_s)
         if not with_setting or advice.answer == "keep":
             return lines
         return [*lines, setting(advice, seen.target.series.engine)]
+
+    def advice(self, seen: Observation) -> Advice | None:
+        """None where no device was given. Raises ConfigError where it cannot be given."""
+        if self.serving is None:
+            return None
+        serving = dataclasses.replace(self.serving, model=self.serving.model or seen.target.model)
+        draft = agreed(self.draft, seen.announced)
+        return advise(situation_of(seen, draft, serving, acceptance=self.acceptance, context=self.context))
+
+    def document(self, seen: Observation) -> dict[str, Any]:
+        """All that the lines show, as plain values; times in seconds."""
+        draft, counts, advice = agreed(self.draft, seen.announced), seen.counts, self.advice(seen)
+        found = rates(seen, draft) if seen.is_speculative else None
+        return {
+            "engine": seen.target.series.engine,
+            "model": seen.target.model,
+            "window_s": seen.window_s,
+            "num_scrapes": seen.num_scrapes,
+            "num_restarts": seen.num_restarts,
+            "batch_size": seen.batch_size,
+            "context_len": seen.context_len,
+            "running": seen.load.running,
+            "waiting": seen.load.waiting,
+            "tpot_s": counts.tpot_s,
+            "ttft_s": counts.ttft_s,
+            "tokens_per_s": seen.tokens_per_s,
+            "draft": dataclasses.asdict(draft) if seen.is_speculative else None,
+            "gamma": seen.gamma,
+            "drafted_share": seen.drafted_share,
+            "tokens_per_step": counts.tokens_per_step,
+            "acceptance_rates": list(found.rates) if found else [],
+            "advice": advice and {"answer": advice.answer, "gamma": advice.best.gamma, "choices": advice.rows},
+            "notes": [line.removeprefix("  note: ") for line in notes(seen, draft)],
+        }
 
 
 def observation_lines(observation: Observation, draft: Draft) -> list[str]:

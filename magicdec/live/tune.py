@@ -21,6 +21,7 @@ from magicdec.live.http import Address
 from magicdec.live.metrics import Scrape, choose_target, read_address, scrapes
 from magicdec.live.observation import Observation, observe
 from magicdec.live.series import PROCESS_START
+from magicdec.units import format_seconds
 
 MAX_GAMMAS = 3
 PLACE = "{gamma}"
@@ -202,3 +203,25 @@ def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
 def regret(found: Sequence[Outcome]) -> float:
     """How much slower the first gamma, the advised one, was than the best."""
     return found[0].tpot_s / min(each.tpot_s for each in found) - 1.0
+
+
+def outcome_lines(trials: Sequence[Trial], order: Sequence[int]) -> list[str]:
+    """Each gamma's times, the best of them, what the advised one loses, and how sure that is."""
+    found = outcomes(trials)
+    lines = [] if len(trials) == len(order) else [f"the time was up after {len(trials)} of {len(order)} trials"]
+    lines += [
+        f"gamma {each.gamma}: {format_seconds(each.tpot_s)} per token "
+        f"({format_seconds(each.low_s)} to {format_seconds(each.high_s)})"
+        for each in found
+    ]
+    best, spread = min(found, key=lambda each: each.tpot_s), max(each.spread for each in found)
+    lost = regret(found)
+    lines.append(
+        f"best of these: gamma {best.gamma}; the advised gamma {found[0].gamma} loses {lost:.1%} against it; "
+        f"repetitions differ by ± {spread:.1%}" + (": that decides nothing" if 0 < lost < spread else "")
+    )
+    last = trials[-1].gamma
+    return [
+        *lines,
+        f"the server runs with gamma {last} now" + (f"; restart it with {best.gamma}" if best.gamma != last else ""),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import signal
 import subprocess
 import sys
@@ -284,6 +285,15 @@ def test_the_command_advises_from_two_dumps(tmp_path, monkeypatch):
     assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in done.stdout
     save_profile(constant_profile(0.5), tmp_path / "x.json")
     assert (tmp_path / "r.jsonl").read_text().count("\n") == 1
+    document = json.loads(CliRunner().invoke(app, [*words[:-2], "--format", "json"]).stdout)
+    assert document["gamma"] == 3
+    assert [choice["gamma"] for choice in document["advice"]["choices"]] == list(range(13))
+    assert len(document["acceptance_rates"]) == 3
+    table = CliRunner().invoke(app, [*words[:-2], "--format", "csv"]).stdout.splitlines()
+    assert table[0].startswith("gamma,tokens_per_step")
+    assert len(table) == 14
+    refused = CliRunner().invoke(app, [*words[:3], "--draft", "eagle", "--model", "llama-3.1-8b", "--format", "csv"])
+    assert refused.exit_code != 0
 
 
 def test_watching_ends_with_the_last_view_when_it_is_stopped(serve):

@@ -278,7 +278,7 @@ def test_a_load_that_is_too_short_is_sent_longer_and_else_left_out(engine):
     assert len(found.points) == 8
     assert all(point.measured.load in SMALL_PLAN.loads for point in found.points)
     assert found.skipped == ["of a load of 4 x 256 too few steps"]
-    assert (found.stopped, found.drift) == ("", 0.0)
+    assert (found.stopped, found.drift, found.noise) == ("", 0.0, 0.0)
     assert seen.count(32) >= 3
 
 
@@ -294,6 +294,9 @@ def test_what_was_measured_is_kept_when_a_plan_ends_early(engine, error):
     found = sent_by(engine[1], send)
     assert len(found.points) == 9  # the first round is whole
     assert found.stopped in ("status 503", "interrupted")
+    assert found.drift is None
+    assert found.points[1].spread is None, "a load that was sent once says nothing of noise"
+    assert found.noise == 0.0, "of those that were sent twice"
 
 
 def test_the_noise_is_what_the_first_load_differs_by_at_the_end(engine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -132,6 +133,19 @@ def test_the_command_tries_and_reports(server):
     assert done.stdout.count("per token measured") in (4, 6)
     assert "it ends within 30 min" in done.stdout
     assert "repetitions differ by ±" in done.stdout
+
+
+def test_the_result_is_one_document_on_stdout(server):
+    """What it tells meanwhile is on stderr."""
+    address, command = server
+    words = ["tune", address, "--restart", command, "--model", "llama-3.1-8b", "--hardware", "a100-sxm-80gb", "--yes"]
+    words += ["--draft", "eagle", "--seconds", "0.4", "--interval", "0.2", "--repeats", "1", "--format", "json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert [trial["gamma"] for trial in document["trials"]] == document["planned"]
+    assert document["advised"] == document["outcomes"][0]["gamma"]
+    assert "it ends within" in done.stderr
 
 
 def test_a_server_without_load_cannot_be_tuned(serve):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from magicdec.vllm.pages import slots_of, streaming_window
+from magicdec.vllm.pages import most_pages, slots_of, streaming_window
 
 PAGE = 16
 
@@ -62,3 +65,27 @@ def test_slots_are_those_of_the_table() -> None:
     positions = torch.tensor([[15, 16, 17], [31, 32, 33]])
     wanted = [[7 * 16 + 15, 3 * 16, 3 * 16 + 1], [2 * 16 + 15, 4 * 16, 4 * 16 + 1]]
     assert slots_of(table, positions, page_size=PAGE).tolist() == wanted
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations on tensors, each of them a launch on a device; views are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.launches += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_a_window_is_found_without_waiting_for_the_device(batch: int) -> None:
+    """On a device without values, where whatever the host asked for would fail. Launches do not grow with the batch."""
+    table = torch.zeros(batch, 4096, dtype=torch.int32, device="meta")
+    cached = torch.zeros(batch, dtype=torch.int64, device="meta")
+    with Counted() as counted:
+        window = streaming_window(table, cached, budget=512, sink_pages=1, page_size=16, gamma=4)
+        slots_of(table, cached[:, None] + torch.arange(4, device="meta"), page_size=16)
+    assert window.table.shape == (batch, most_pages(budget=512, page_size=16, gamma=4))
+    assert counted.launches <= 30
