@@ -24,7 +24,7 @@ from magicdec.explore.state import Catalog
 from magicdec.perfmodel.acceptance import AcceptanceProfile, Law
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Points, Setup
-from magicdec.perfmodel.speedup import predict_in_chunks
+from magicdec.perfmodel.speedup import predict
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SPARSE_METHODS, SpeculationSpec
@@ -52,11 +52,14 @@ def cold_start() -> dict[str, float]:
 def throughput() -> dict[str, float]:
     law = Law(rejection=0.2, budget_exponent=0.3, fill_exponent=0.5, concentration=20.0, drift=0.4)
     acceptance = AcceptanceProfile(model="llama-3.1-8b", draft_method="streamingllm", law=law)
-    grid = Points.grid(
-        batch=np.unique(np.round(np.geomspace(1, 512, 48))), context=np.geomspace(1024, 131_072, 24), tp=(1, 2, 4, 8),
-        budget=(64, 128, 256, 512, 1024, 2048, 4096, 8192), gamma=range(1, 17),
-    )  # fmt: skip
-    points, rates = len(SPARSE_METHODS) * int(np.prod(grid.shape)), []
+    grids = [
+        Points.grid(
+            batch=np.unique(np.round(np.geomspace(1, 512, 48))), context=np.geomspace(1024, 131_072, 24), tp=(tp,),
+            budget=(64, 128, 256, 512, 1024, 2048, 4096, 8192), gamma=range(1, 17),
+        )
+        for tp in (1, 2, 4, 8)
+    ]  # fmt: skip
+    points, rates = len(SPARSE_METHODS) * sum(int(np.prod(grid.shape)) for grid in grids), []
     for _ in range(REPETITIONS):
         started = time.perf_counter()
         for method in SPARSE_METHODS:
@@ -66,7 +69,8 @@ def throughput() -> dict[str, float]:
                 engine=load_engine("magicdec-2024"),
                 speculation=SpeculationSpec(draft="self", draft_method=method, draft_budget=64, gamma=1),
             )
-            for _, part in predict_in_chunks(setup, acceptance, grid):
+            for grid in grids:
+                part = predict(setup, acceptance, grid)
                 np.argmax(np.where(part.memory.fits & part.valid, part.speedup, 0.0))
         rates.append(points / (time.perf_counter() - started))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / MIB

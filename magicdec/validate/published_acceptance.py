@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from magicdec.comparison import ErrorSummary
 from magicdec.counts import Array, expected_tokens_per_step, survival
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import Law
@@ -275,7 +276,7 @@ def _summary(
         at_deepest = chosen & np.array([each.gamma == deepest for each in unfitted])
         if not at_deepest.any():
             return None
-        return float(np.mean(np.abs(predicted[at_deepest] / measured[at_deepest] - 1.0)))
+        return ErrorSummary.of(predicted[at_deepest] / measured[at_deepest] - 1.0).mape
 
     return {
         "name": f"{path.stem}/{'/'.join(part for part in group if part)}",
@@ -323,8 +324,8 @@ def _context_groups(path: Path, rows: Sequence[Rate]) -> list[dict[str, Any]]:
                 "rows_unfitted": len(members) if enough else 0,
                 "tokens_per_step_mape": None,
                 "tokens_per_step_mape_iid": None,
-                "acceptance_rate_mape": float(np.mean(np.abs(predicted / rates - 1.0))) if enough else None,
-                "acceptance_rate_mape_constant": float(np.mean(np.abs(constant / rates - 1.0))) if enough else None,
+                "acceptance_rate_mape": ErrorSummary.of(predicted / rates - 1.0).mape if enough else None,
+                "acceptance_rate_mape_constant": ErrorSummary.of(constant / rates - 1.0).mape if enough else None,
                 "held_out": "one row at a time" if enough else "nothing: fewer than three rows",
             }
         )

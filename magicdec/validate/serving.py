@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from magicdec.comparison import ErrorSummary
-from magicdec.counts import Z_90
 from magicdec.perfmodel.intervals import step_errors
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.engine import load_engine
@@ -69,9 +68,9 @@ def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[s
         group: dict[str, Any] = {"name": name, **ErrorSummary.of(error[chosen], deviation[chosen]).figures()}
         for kind, (log_error, width) in without.items():
             known = [index for index in members[name] if np.isfinite(log_error[index])]
-            inside = np.abs(log_error[known]) <= Z_90 * width[known]
-            group[f"mape_other_{kind}"] = float(np.mean(np.abs(np.expm1(log_error[known])))) if known else None
-            group[f"coverage_other_{kind}"] = float(np.mean(inside)) if known else None
+            errors = ErrorSummary.of(np.expm1(log_error[known]), width[known]) if known else None
+            group[f"mape_other_{kind}"] = errors.mape if errors else None
+            group[f"coverage_other_{kind}"] = errors.coverage if errors else None
         groups.append(group)
     return {"groups": groups, "refused": refused}
 

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from magicdec.comparison import ErrorSummary
 from magicdec.errors import ConfigError, MagicdecError
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.traffic.requests import Requests, alike
@@ -188,7 +189,10 @@ def validate_traffic(paths: Sequence[Path]) -> dict[str, Any]:
     largest = _largest_loads(loads)
     if largest:
         errors["largest load within limits"] = [each["predicted"] / each["measured"] - 1.0 for each in largest]
-    groups = [{"name": name, **_figures(np.array(each))} for name, each in errors.items()]
+    summaries = {name: ErrorSummary.of(np.array(each)) for name, each in errors.items()}
+    groups: list[dict[str, Any]] = [
+        {"name": name, **each.figures(), "median_error": each.median_error} for name, each in summaries.items()
+    ]
     if overloads:
         groups.append({"name": "open loop/overload", "rows": len(overloads), "agree": float(np.mean(overloads))})
     return {"groups": groups, "rows": rows, "largest_loads": largest, "refused": refused}
@@ -205,14 +209,6 @@ def _compared(load: LoadRow, outcome: Outcome) -> list[dict[str, Any]]:
                 "predicted": told[metric], "error": told[metric] / measured - 1.0,
             })  # fmt: skip
     return found
-
-
-def _figures(errors: Any) -> dict[str, Any]:
-    """Median and mean absolute error, and the median signed one."""
-    return {
-        "rows": len(errors), "median_error": float(np.median(np.abs(errors))), "mape": float(np.mean(np.abs(errors))),
-        "bias": float(np.median(errors)),
-    }  # fmt: skip
 
 
 def _largest_loads(loads: Sequence[LoadRow]) -> list[dict[str, Any]]:
