@@ -134,8 +134,13 @@ class Engine:
         self.num_active = self.batch_size
 
     def _check_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
-        vocab_size = self.model.spec.vocab_size
+        vocab_size, shortest = self.model.spec.vocab_size, self.model.shortest_prompt
         for index, prompt in enumerate(prompts):
+            if 1 <= len(prompt) < shortest <= self.max_len:
+                raise CapacityError(
+                    f"prompt {index} has {len(prompt)} tokens and may grow to {self.max_len}, and the factors of this "
+                    f"model's longrope change at {shortest}: let all end before, or give prompts of at least that many"
+                )
             if not 1 <= len(prompt) <= self.max_len:
                 raise CapacityError(f"prompt {index} has {len(prompt)} tokens; between 1 and {self.max_len} fit here")
             if not 0 <= min(prompt) <= max(prompt) < vocab_size:

@@ -28,6 +28,9 @@ class RotaryEmbedding:
         self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self._table = torch.empty(0, device=device)
         self._is_long = False
+        self.shortest = 1
+        """Tokens that a prompt needs. Longrope's long factors are those of sequences beyond the original length from
+        their first token on; one that crosses it would need its cache computed anew, as `generate` does."""
 
     def reserve(self, num_positions: int, *, longest: int) -> None:
         """Makes the table cover positions 0..num_positions-1, for sequences of at most `longest` tokens.
@@ -38,6 +41,11 @@ class RotaryEmbedding:
         scaling = self._rope.scaling
         original = longest if scaling is None else scaling.original_max_position_embeddings
         is_long = longest > original
+        if is_long and scaling is not None and scaling.rope_type == "longrope" and not scaling.long_factor:
+            raise CapacityError(
+                f"this model's longrope is run up to its original {original} tokens, not to {longest}: there is no "
+                "agreed reading of it beyond them"
+            )
         if is_long and scaling is not None and scaling.rope_type == "dynamic":
             raise CapacityError(
                 f"rotary embeddings of the dynamic kind change with the length beyond {original} tokens, which can be "
@@ -49,6 +57,8 @@ class RotaryEmbedding:
                 f"again for sequences of up to {longest}"
             )
         self._is_long = is_long
+        if is_long and scaling is not None and scaling.rope_type == "longrope":
+            self.shortest = original + 1
         if len(self._table) < num_positions:
             frequencies = rotary_frequencies(self._rope, self._device, is_long=is_long)
             positions = torch.arange(num_positions, dtype=torch.float32, device=self._device)

@@ -74,6 +74,11 @@ class Transformer:
         for rotary in self.rotaries:
             rotary.reserve(num_positions, longest=longest)
 
+    @property
+    def shortest_prompt(self) -> int:
+        """Tokens that a prompt needs for the lengths that were reserved."""
+        return max((rotary.shortest for rotary in self.rotaries), default=1)
+
     def rotations(self, positions_BT: Tensor) -> list[Tensor]:
         """The rotations of these positions, by rotary embedding."""
         return [rotary[positions_BT] for rotary in self.rotaries]

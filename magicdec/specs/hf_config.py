@@ -12,7 +12,7 @@ import msgspec
 from magicdec.errors import ConfigError
 from magicdec.files import read_json
 from magicdec.specs.families import WRAPPERS, architecture
-from magicdec.specs.families.keys import MAX_LAYERS, Keys
+from magicdec.specs.families.keys import MAX_LAYERS, Keys, fields_of
 from magicdec.specs.families.rope import reach
 from magicdec.specs.hf_quantization import read_quantization
 from magicdec.specs.model import ModelSpec
@@ -40,17 +40,19 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
     if not isinstance(model_type, str):
         raise ConfigError(f"{where}: key 'model_type' must be a string, not {model_type!r}")
     row = architecture(model_type, where)
-    keys = Keys(values, where, row.defaults)
+    keys = Keys(values, where, fields_of(model_type))
     for key, allowed in row.fixed.items():
         keys.require(key, *allowed)
     keys.ignore(*row.ignored.split(), "max_position_embeddings", "vision_config")
-    if keys.size("num_hidden_layers", "num_layers", default=1) > MAX_LAYERS:
-        raise keys.error("num_hidden_layers", f"at most {MAX_LAYERS}", values.get("num_hidden_layers"))
+    if (count := keys.optional_size("num_hidden_layers") or 0) > MAX_LAYERS:
+        raise keys.error("num_hidden_layers", f"at most {MAX_LAYERS}", count)
     layers = tuple(row.layers(keys))
     positions = keys.size("max_position_embeddings")
     details = row.details(keys)
+    reached = max(reach(layer.mixer.rotary if layer.mixer else None, positions) for layer in layers)
+    details.setdefault("max_position_embeddings", reached)
     if row.mtp_key is not None:
-        heads = keys.size(row.mtp_key, "num_mtp_layers", "num_nextn_predict_layers", default=0, least=0)
+        heads = keys.optional_size(row.mtp_key, least=0) or 0
         details["mtp_layers"] = (layers[-1],) * heads
     hidden, vocabulary = keys.size("hidden_size"), keys.size("vocab_size")
     spec = ModelSpec(
@@ -58,10 +60,9 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
         architecture=model_type,
         hidden_size=hidden,
         vocab_size=vocabulary,
-        max_position_embeddings=max(reach(layer.mixer.rotary if layer.mixer else None, positions) for layer in layers),
         layers=layers,
-        norm=msgspec.structs.replace(row.norm, eps=keys.number(row.eps_key, default=row.norm.eps, most=1.0)),
-        tie_word_embeddings=keys.flag("tie_word_embeddings", default=row.tied),
+        norm=msgspec.structs.replace(row.norm, eps=keys.number(row.eps_key, most=1.0)),
+        tie_word_embeddings=keys.flag("tie_word_embeddings"),
         quantization=read_quantization(keys, layers=layers, hidden_size=hidden, vocab_size=vocabulary, names=row.names),
         names=row.names,
         eos_token_ids=_token_ids(values.get("eos_token_id"), where),

@@ -87,6 +87,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     vocab_size: int
     max_position_embeddings: int
     """The longest context that its position embeddings reach, with the scaling that its configuration asks for."""
+    limit: str | None = None
+    """The reason why its publisher reads more and it is not modelled, for people."""
     layers: tuple[Layer, ...]
     norm: Norm = Norm()
     tie_word_embeddings: bool = False

@@ -65,12 +65,8 @@ def drawn(name: str, seed: int) -> dict[str, Any]:
     return config
 
 
-def write(directory: Path, config: dict[str, Any], *, seed: int) -> Any:
-    """A checkpoint of transformers' own model, with weights that let every part of it matter; the model itself."""
-    from tests.specs.test_oracle import their_model
-
-    torch.manual_seed(seed)
-    model = their_model(config, device="cpu").float()
+def randomize(model: Any) -> Any:
+    """Gives a module weights that let every part of it matter."""
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if "norm" in name and name.endswith("weight"):
@@ -81,6 +77,15 @@ def write(directory: Path, config: dict[str, Any], *, seed: int) -> Any:
                 tensor.fill_(0.25)
             elif tensor.dim() > 1:
                 tensor.normal_(std=1.5 * tensor.shape[-1] ** -0.5)
+    return model
+
+
+def write(directory: Path, config: dict[str, Any], *, seed: int) -> Any:
+    """A checkpoint of transformers' own model; the model itself."""
+    from tests.specs.test_oracle import their_model
+
+    torch.manual_seed(seed)
+    model = randomize(their_model(config, device="cpu").float())
     model.save_pretrained(directory)
     return model
 
@@ -163,6 +168,11 @@ def test_stored_keys_move_on_as_if_they_had_been_computed_there(model_type: str,
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LONG = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0, 1.1, 1.3, 1.5]}
+LONGROPE = {
+    **{key: value for key, value in draw("phi3", 1).items() if key != "partial_rotary_factor"},
+    "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "head_dim": 8, "sliding_window": None,
+    "rope_parameters": {**LONG, "long_factor": [2.0, 3.0, 4.0, 5.0]}, "original_max_position_embeddings": 32,
+}  # fmt: skip
 ROPES: dict[str, tuple[str, dict[str, Any]]] = {
     "linear": ("llama", {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0}),
     "llama3": (
@@ -202,14 +212,36 @@ def test_frequencies_that_change_with_the_length_are_not_mixed(tmp_path: Path) -
     dynamic = model_from_hf_config({**draw("llama", 1), "rope_parameters": rope}, name="a", where="a")
     with pytest.raises(CapacityError, match="can be planned but not run; run at most that many"):
         Engine(load_model(dynamic, weights="random"), batch_size=1, max_len=300)
-    config = {**draw("phi3", 1), "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
-    config |= {"rope_parameters": ROPES["longrope, long"][1], "partial_rotary_factor": 1.0}
-    config["original_max_position_embeddings"] = 32
-    model = load_model(model_from_hf_config(config, name="b", where="b"), weights="random")
+    model = load_model(model_from_hf_config(LONGROPE, name="b", where="b"), weights="random")
     Engine(model, batch_size=1, max_len=30)
     Engine(model, batch_size=1, max_len=32)
     with pytest.raises(CapacityError, match="load the model again"):
         Engine(model, batch_size=1, max_len=33)
+    phimoe = {**draw("phimoe", 1), **LONGROPE, "model_type": "phimoe"}
+    phimoe["rope_parameters"] = {**phimoe["rope_parameters"], "short_mscale": 1.1, "long_mscale": 1.2}
+    with pytest.raises(CapacityError, match="up to its original 32 tokens"):
+        Engine(
+            load_model(model_from_hf_config(phimoe, name="c", where="c"), weights="random"), batch_size=1, max_len=33
+        )
+
+
+@pytest.mark.parametrize(("length", "generated"), [(8, 24), (33, 24), (32, 1), (30, 8)])
+def test_longropes_factors_are_those_that_generate_takes(length: int, generated: int, tmp_path: Path) -> None:
+    """Up to the original 32 tokens the short ones, for longer prompts the long ones, alone and with every draft; a
+    sequence that would cross, whose cache `generate` computes anew, is refused."""
+    model = write(tmp_path, LONGROPE, seed=3)
+    prompt = torch.randint(1, 90, (1, length), generator=torch.Generator().manual_seed(length))
+    expected = model.generate(prompt, max_new_tokens=generated, do_sample=False, use_cache=True)[0, length:].tolist()
+    engine = Engine(load_model(tmp_path), batch_size=1, max_len=length + generated)
+    if length <= 32 < length + generated:
+        with pytest.raises(CapacityError, match="change at 33: let all end before"):
+            engine.prefill(prompt.tolist())
+        return
+    engine.prefill(prompt.tolist())
+    snapshot = engine.snapshot()
+    for draft in (None, *DRAFTS.values()):
+        engine.restore(snapshot)
+        assert greedy(engine, draft)[0] == expected
 
 
 @pytest.mark.parametrize("root", ["language_model.model", "model.language_model"])

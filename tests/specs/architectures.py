@@ -184,6 +184,10 @@ def draw(model_type: str, seed: int) -> Config:
         "llama": {"attention_bias": biased, "mlp_bias": rng.random() < 0.5},
         "arcee": {"attention_bias": biased, "mlp_bias": not biased},
         "mistral": _window(rng) if biased else {"sliding_window": None},
+        "ministral": {
+            **_window(rng),
+            "layer_types": (["sliding_attention", "full_attention"] * 3)[: base["num_hidden_layers"]],
+        },
         "qwen2": {**_window(rng), "use_sliding_window": biased, "max_window_layers": 2},
         "qwen3": {**_window(rng), "use_sliding_window": biased, "max_window_layers": 2, "attention_bias": not biased},
         "qwen3_moe": {
@@ -269,7 +273,8 @@ VARIANTS = (
 )  # fmt: skip
 """What `variant` draws."""
 READ_BY_TRANSFORMERS = (
-    "llama", "arcee", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text",
+    "llama", "arcee", "mistral", "ministral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "phi3", "gemma", "gemma2",
+    "gemma3_text",
     "cohere", "cohere2", "olmo2", "olmo3", "granite", "glm4", "glm4_moe", "minimax_m2", "gpt_oss", "llama4_text",
     "nemotron", "nemotron-nas", "deepseek_v2",
     "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "qwen2_moe", "qwen3_next", "qwen3_5_text",

@@ -112,7 +112,8 @@ PUBLISHED_ELSEWHERE: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "EXAONE-4.0-32B": (
         32_003_216_384,
-        dense(5120, 27392, 64, 40, 8, 102400, model_type="exaone4", head_dim=128, sliding_window_pattern="LLLG"),
+        dense(5120, 27392, 64, 40, 8, 102400, model_type="exaone4", head_dim=128, sliding_window_pattern="LLLG",
+            layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 16),
     ),
     "Apertus-8B": (8_053_338_176, dense(4096, 21504, 32, 32, 8, 131072, model_type="apertus", hidden_act="xielu")),
     "GLM-4-9B": (9_399_951_360, dense(4096, 13696, 40, 32, 2, 151552, model_type="glm", head_dim=128)),

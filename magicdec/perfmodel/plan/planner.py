@@ -181,6 +181,8 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
             f"({model.extension.rope_type}, factor {model.extension.factor:g}; see its model card) set in its "
             "configuration only"
         )
+    if model.limit is not None:
+        refused.append(f"{model.name}: {model.limit}")
     return msgspec.structs.replace(request, context_lens=kept), refused
 
 

@@ -1,7 +1,7 @@
 """The architectures that are understood, by `model_type`: a row each, in the file of its family, with its readers.
 
 A row reads every structural key of its configurations; what no row reads is refused. Where the publisher may leave a
-key out, the row's default is that of transformers' configuration class (models/NAME/configuration_NAME.py).
+key out, it is what transformers' configuration class takes (data/config_defaults.json).
 """
 
 from __future__ import annotations
@@ -16,20 +16,17 @@ FAMILIES = (llama, qwen, gemma, deepseek, granite, minimax, nemotron, others)
 ARCHITECTURES: dict[str, Architecture] = {name: row for family in FAMILIES for name, row in family.ROWS.items()}
 
 WRAPPERS = {
-    "mistral3": "mistral", "gemma3": "gemma3_text", "llama4": "llama4_text", "qwen2_5_vl": "qwen2",
-    "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
-    "kimi_k25": "kimi_k2", "cohere2_vision": "cohere2",
+    "mistral3": "mistral", "gemma3": "gemma3_text", "llama4": "llama4_text", "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text", "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text", "kimi_k25": "kimi_k2", "cohere2_vision": "cohere2",
 }  # fmt: skip
 """Models of several modalities: `text_config` describes their decoder, of this architecture where it names none."""
-
-SAME = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "qwen2_5_vl_text": "qwen2"}
-"""Decoders of such models that are another architecture's."""
 
 
 def architecture(model_type: str, where: str) -> Architecture:
     """The row of an architecture. Raises ConfigError naming the nearest one, and how to describe another."""
-    name = SAME.get(model_type, model_type)
-    if name not in ARCHITECTURES:
+    rows = {**ARCHITECTURES, **qwen.MULTIMODAL}
+    if model_type not in rows:
         known = (*ARCHITECTURES, *WRAPPERS)
         near = get_close_matches(model_type, known, n=1, cutoff=0.0)[0]
         raise ConfigError(
@@ -37,4 +34,4 @@ def architecture(model_type: str, where: str) -> Architecture:
             "--architectures` lists all. A model of layers that are known may be described in a file of magicdec's own "
             "schema (docs/extending.md, Describe a model)"
         )
-    return ARCHITECTURES[name]
+    return rows[model_type]

@@ -9,7 +9,6 @@ import msgspec
 
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.parts import (
-    SLIDING_4096,
     Architecture,
     GroupedQuery,
     biased,
@@ -25,10 +24,13 @@ from magicdec.specs.model import Norm, TensorNames
 
 
 def v2_experts(keys: Keys) -> MixtureOfExperts:
-    greedy = keys.choice("topk_method", choices={"greedy": True, "group_limited_greedy": False}, default="greedy")
+    greedy = keys.choice("topk_method", choices={"greedy": True, "group_limited_greedy": False})
     changes: dict[str, Any] = {"num_groups": 1, "num_chosen_groups": 1} if greedy else {"group_score": "max"}
-    keys.ignore("norm_topk_prob")
+    keys.ignore("norm_topk_prob", "n_group", "topk_group")
     return deepseek_experts(keys, scoring="softmax", normalized=False, **changes)
+
+
+INDEXING = {"F": "full", "S": "shared", "full": "full", "shared": "shared"}
 
 
 def indexed(keys: Keys, index: int) -> LatentAttention:
@@ -36,14 +38,9 @@ def indexed(keys: Keys, index: int) -> LatentAttention:
     count = num_layers(keys)
     listed_kinds(keys, lambda i: "indexed_attention")
     types = keys.per_layer("indexer_types", count, lambda each: each in ("full", "shared"), "full, shared")
-    frequency = keys.size("index_topk_freq", default=1)
-    offset = keys.size("index_skip_topk_offset", default=2, least=0)
-    pattern = keys.raw("index_topk_pattern", default=None)
     keys.ignore("indexer_rope_interleave")
-    if types is None and pattern is not None:
-        types = [{"F": "full", "S": "shared"}.get(each, each) for each in pattern]
     if types is None:
-        types = ["shared" if max(i - offset + 1, 0) % frequency else "full" for i in range(count)]
+        types = indexer_types(keys, count)
     chosen = Indexer(
         num_heads=keys.size("index_n_heads"),
         head_dim=keys.size("index_head_dim"),
@@ -53,18 +50,31 @@ def indexed(keys: Keys, index: int) -> LatentAttention:
     return msgspec.structs.replace(latent(keys), indexer=chosen)
 
 
+def indexer_types(keys: Keys, count: int) -> list[str]:
+    """Layers that choose, and those that take an earlier choice, as older files say it; all choose in DeepSeek's."""
+    if not keys.knows("indexer_types"):
+        return ["full"] * count
+    pattern = keys.raw("index_topk_pattern", default=None)
+    frequency, offset = keys.size("index_topk_freq"), keys.size("index_skip_topk_offset", least=0)
+    if pattern is None:
+        return ["shared" if max(i - offset + 1, 0) % frequency else "full" for i in range(count)]
+    if not isinstance(pattern, str | list) or len(pattern) != count or not all(each in INDEXING for each in pattern):
+        raise keys.error("index_topk_pattern", f"{count} of {', '.join(INDEXING)}", pattern)
+    return [INDEXING[each] for each in pattern]
+
+
 def indexed_layers(keys: Keys) -> list[Layer]:
     return [Layer(mixer=indexed(keys, i), mlp=leading_dense(keys, i)) for i in range(num_layers(keys))]
 
 
 def glm4_moe_attention(keys: Keys, kind: str) -> Attention:
     norm: Any = "head" if keys.flag("use_qk_norm") else "none"
-    return GroupedQuery(bias="attention_bias", qk_norm=norm, partial=0.5)(keys, kind)
+    return GroupedQuery(bias="attention_bias", qk_norm=norm, partial=True)(keys, kind)
 
 
 def dots1_kinds(keys: Keys) -> list[str]:
     """Windows from layer `max_window_layers` on, where there is one."""
-    return windows_from(keys, keys.optional_size("sliding_window"), default=62)
+    return windows_from(keys, keys.optional_size("sliding_window"))
 
 
 DOTS1_EXPERTS = partial(deepseek_experts, scoring_names=("sigmoid", "noaux_tc"))
@@ -81,7 +91,7 @@ SPARSE = Architecture(
     ignored="index_share_for_mtp_iteration",
     mtp_key="num_nextn_predict_layers",
 )
-GLM_ATTENTION = GroupedQuery(bias="attention_bias", head_dim=128, partial=0.5, pairs="adjacent")
+GLM_ATTENTION = GroupedQuery(bias="attention_bias", partial=True, pairs="adjacent")
 
 ROWS = {
     "deepseek_v2": Architecture(
@@ -92,11 +102,10 @@ ROWS = {
     "glm4_moe_lite": V3,
     "deepseek_v32": SPARSE,
     "glm_moe_dsa": SPARSE,
-    "glm": Architecture(mixer=GLM_ATTENTION, defaults={"attention_bias": True}, names=TensorNames(fused_gate_up=True)),
+    "glm": Architecture(mixer=GLM_ATTENTION, names=TensorNames(fused_gate_up=True)),
     "glm4": Architecture(
         mixer=GLM_ATTENTION,
         norm=Norm(placement="around"),
-        defaults={"attention_bias": True},
         names=TensorNames(
             fused_gate_up=True,
             norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
@@ -107,7 +116,6 @@ ROWS = {
         mixer=biased(qk_norm="head"),
         mlp=partial(leading_dense, mixture=DOTS1_EXPERTS),
         kinds=dots1_kinds,
-        defaults=SLIDING_4096,
         ignored="use_sliding_window",
     ),
 }

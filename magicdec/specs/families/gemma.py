@@ -8,8 +8,6 @@ import msgspec
 
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.parts import (
-    KINDS,
-    SLIDING_4096,
     Architecture,
     Details,
     GroupedQuery,
@@ -18,46 +16,31 @@ from magicdec.specs.families.parts import (
     in_every_layer,
     pattern_kinds,
 )
-from magicdec.specs.families.rope import read_rope
-from magicdec.specs.layers import MLP, Attention, Rope
+from magicdec.specs.layers import MLP, Attention
 from magicdec.specs.model import Norm, TensorNames
 
 
-def capped(head: GroupedQuery, *, local_theta: bool = False) -> Callable[[Keys, str], Attention]:
-    """Scores scaled by query_pre_attn_scalar, with soft caps; windows may rotate by a base of their own."""
+def capped(head: GroupedQuery, *, has_cap: bool) -> Callable[[Keys, str], Attention]:
+    """Scores scaled by query_pre_attn_scalar, with a soft cap where the architecture's code applies it."""
 
     def read(keys: Keys, kind: str) -> Attention:
         keys.require("use_bidirectional_attention", False)
-        mixer = head(keys, kind)
-        if local_theta:
-            mixer = msgspec.structs.replace(mixer, rope=gemma3_rope(keys, mixer, kind))
+        cap = keys.optional_number("attn_logit_softcapping")
         return msgspec.structs.replace(
-            mixer,
-            softcap=keys.optional_number("attn_logit_softcapping"),
-            scale=keys.number("query_pre_attn_scalar", default=256.0) ** -0.5,
+            head(keys, kind), softcap=cap if has_cap else None, scale=keys.number("query_pre_attn_scalar") ** -0.5
         )
 
     return read
 
 
-def gemma3_rope(keys: Keys, mixer: Attention, kind: str) -> Rope:
-    """Windows: base `rope_local_base_freq`, never scaled; full layers: `rope_theta`, scaled as rope_scaling says."""
-    nested = keys.raw("rope_parameters", default=None)
-    is_local = KINDS[kind] == "window"
-    local = keys.number("rope_local_base_freq", default=10_000.0)
-    if isinstance(nested, dict) and kind in nested and not keys.raw("rope_scaling", default=None):
-        return read_rope(keys, mixer.head_dim, kind=kind, theta=local if is_local else 1_000_000.0)
-    if is_local:
-        return Rope(dim=mixer.head_dim, theta=local)
-    return read_rope(keys, mixer.head_dim, kind=kind, theta=1_000_000.0)
-
-
 def gemma_mlp(keys: Keys) -> MLP:
-    """`hidden_activation`, or the older `hidden_act`, whose "gelu" meant the tanh approximation."""
-    older = keys.raw("hidden_act", default=None)
-    name = keys.raw("hidden_activation", default=None) or older or "gelu_pytorch_tanh"
-    tanh = {"hidden_activation": "gelu_pytorch_tanh" if name == "gelu" and older == "gelu" else name}
-    return MLP(width=keys.size("intermediate_size"), activation=Keys(tanh, keys.where).activation("hidden_activation"))
+    """The first Gemma's `hidden_act`, whose "gelu" meant the tanh approximation; `hidden_activation` since."""
+    activation = keys.activation("hidden_activation", "hidden_act")
+    is_older = not keys.knows("hidden_activation")
+    return MLP(
+        width=keys.size("intermediate_size"),
+        activation="gelu_tanh" if is_older and activation == "gelu" else activation,
+    )
 
 
 def gemma_details(keys: Keys) -> Details:
@@ -70,37 +53,31 @@ AROUND = Norm(kind="rms_plus_one", placement="around")
 AROUND_NAMES = TensorNames(
     norms=("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 )
-GEMMA3_DEFAULTS = {
-    "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072,
-    "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-}  # fmt: skip
 
 ROWS = {
     "gemma": Architecture(
-        mixer=biased(head_dim=256),
+        mixer=biased(),
         mlp=MLP_OF_GEMMA,
         norm=Norm(kind="rms_plus_one"),
-        tied=True,
         fixed={"use_bidirectional_attention": (False,)},
-        details=gemma_details,
+        ignored="hidden_activation",
+        details=lambda keys: {"embedding_scale": keys.size("hidden_size") ** 0.5},
     ),
     "gemma2": Architecture(
-        mixer=capped(biased(head_dim=256)),
+        mixer=capped(biased(), has_cap=True),
         mlp=MLP_OF_GEMMA,
         kinds=every_second,
         norm=AROUND,
-        tied=True,
-        defaults={**SLIDING_4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        ignored="hidden_act",
         details=gemma_details,
         names=AROUND_NAMES,
     ),
     "gemma3_text": Architecture(
-        mixer=capped(biased(head_dim=256, qk_norm="head"), local_theta=True),
+        mixer=capped(biased(qk_norm="head", has_ropes=True), has_cap=False),
         mlp=MLP_OF_GEMMA,
-        kinds=pattern_kinds(6),
+        kinds=pattern_kinds,
         norm=AROUND,
-        tied=True,
-        defaults={**SLIDING_4096, **GEMMA3_DEFAULTS},
+        ignored="hidden_act _sliding_window_pattern",
         details=gemma_details,
         names=AROUND_NAMES,
     ),

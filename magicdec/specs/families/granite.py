@@ -18,21 +18,21 @@ MAMBA_KEYS = (
 
 
 def attention(keys: Keys, kind: str) -> Attention:
-    return msgspec.structs.replace(biased()(keys, kind), scale=keys.number("attention_multiplier", default=1.0))
+    return msgspec.structs.replace(biased()(keys, kind), scale=keys.number("attention_multiplier"))
 
 
 def details(keys: Keys) -> Details:
     return {
-        "embedding_scale": keys.number("embedding_multiplier", default=1.0),
-        "residual_scale": keys.number("residual_multiplier", default=1.0),
-        "logit_scale": 1.0 / keys.number("logits_scaling", default=1.0),
+        "embedding_scale": keys.number("embedding_multiplier"),
+        "residual_scale": keys.number("residual_multiplier"),
+        "logit_scale": 1.0 / keys.number("logits_scaling"),
     }
 
 
 def mamba(keys: Keys) -> Mamba2:
-    heads, groups = keys.size("mamba_n_heads", default=128), keys.size("mamba_n_groups", default=1)
-    inner = keys.size("mamba_expand", default=2) * keys.size("hidden_size")
-    given = keys.raw("mamba_d_head", default="auto")
+    heads, groups = keys.size("mamba_n_heads"), keys.size("mamba_n_groups")
+    inner = keys.size("mamba_expand") * keys.size("hidden_size")
+    given = keys.raw("mamba_d_head")
     head_dim = inner // heads if given == "auto" else keys.size("mamba_d_head")
     if heads * head_dim != inner or heads % groups:
         raise ConfigError(
@@ -42,10 +42,10 @@ def mamba(keys: Keys) -> Mamba2:
     return Mamba2(
         num_heads=heads,
         head_dim=head_dim,
-        state_size=keys.size("mamba_d_state", default=256),
+        state_size=keys.size("mamba_d_state"),
         num_groups=groups,
-        conv_kernel=keys.size("mamba_d_conv", default=4),
-        conv_bias=keys.flag("mamba_conv_bias", default=True),
+        conv_kernel=keys.size("mamba_d_conv"),
+        conv_bias=keys.flag("mamba_conv_bias"),
         bias=keys.flag("mamba_proj_bias"),
     )
 
@@ -53,10 +53,10 @@ def mamba(keys: Keys) -> Mamba2:
 def hybrid_layers(keys: Keys) -> list[Layer]:
     """Mamba-2 and, here and there, attention that may have no positions; behind each, experts with a shared one, or
     the shared one alone."""
-    position = keys.choice("position_embedding_type", choices={"nope": False, "rope": True}, default="nope")
-    width = keys.size("shared_intermediate_size", default=1024)
+    position = keys.raw("position_embedding_type") == "rope"  # what other names, and null, have is none
+    width = keys.size("shared_intermediate_size")
     feed_forward: FeedForward
-    if keys.size("num_local_experts", default=8, least=0) > 0:
+    if keys.size("num_local_experts", least=0) > 0:
         feed_forward = experts(
             keys, width="intermediate_size", normalized=True, scoring="softmax_of_chosen", shared_width=width
         )
@@ -71,7 +71,7 @@ def hybrid_layers(keys: Keys) -> list[Layer]:
             mixer = attention(keys, kind)
             mixer = mixer if position else msgspec.structs.replace(mixer, rope=None)
             layers.append(Layer(mixer=mixer, mlp=feed_forward))
-    keys.ignore("normalization_function", "init_method", "rope_theta")
+    keys.ignore("normalization_function", "init_method", "rope_theta", "rope_parameters", "rope_scaling")
     keys.ignore(*MAMBA_KEYS, "attention_multiplier", "num_key_value_heads", "attention_bias")
     return layers
 

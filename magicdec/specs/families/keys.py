@@ -6,14 +6,20 @@ by name, never guessed. So the table of an architecture's structural keys is wha
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType, NoneType
+from typing import Any, NamedTuple, TypeVar
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.specs.layers import Activation
 
+DEFAULTS_FILE = Path(__file__).resolve().parents[1] / "data" / "config_defaults.json"
+"""Fields and defaults of transformers' configuration classes, written by scripts/config_defaults.py."""
 MAX_DIMENSION = 2**31
 MAX_LAYERS = 10_000
 T = TypeVar("T")
@@ -47,96 +53,122 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }  # fmt: skip
 """transformers' names of activation functions (transformers/activations.py)."""
 
+KINDS = {bool: "bool", int: "int", float: "float", str: "str", NoneType: "null", list: "list", dict: "dict"}
+"""Names of JSON's kinds of value in the table of fields."""
+WORDS = {
+    "bool": "true or false", "int": "a whole number", "float": "a number written with a point", "str": "a string",
+    "null": "null", "list": "a list", "dict": "an object",
+}  # fmt: skip
 _MISSING = object()
 
 
-class Keys:
-    """A configuration's keys. Errors name the file and the key; `unread` lists what nobody asked for."""
+class Fields(NamedTuple):
+    """A configuration class of transformers, as scripts/config_defaults.py has written it down."""
 
-    def __init__(self, values: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None) -> None:
-        self._values, self.where, self._defaults = values, where, defaults or {}
+    fields: Mapping[str, tuple[str, Any]] = MappingProxyType({})
+    """The kinds of value that a field accepts, and what it is where a file lacks it."""
+    aliases: Mapping[str, str] = MappingProxyType({})
+    """Other spellings of fields, in both directions."""
+
+
+@cache
+def _known() -> dict[str, Any]:
+    model_types: dict[str, Any] = json.loads(DEFAULTS_FILE.read_text(encoding="utf-8"))["model_types"]
+    return model_types
+
+
+def fields_of(model_type: str) -> Fields:
+    return Fields(**_known()[model_type])
+
+
+class Keys:
+    """A configuration's keys, those that are missing as transformers' class has them. Errors name the file and the key;
+    `unread` lists what nobody asked for.
+
+    A key is null where the class accepts that, and then means what the class makes of it.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, known: Fields = Fields()) -> None:  # noqa: B008  (frozen)
+        self._values, self.where = values, where
+        self._fields, self._aliases = known
         self._read: set[str] = set()
+        for key, value in values.items():
+            field = self._fields.get(key) or self._fields.get(self._aliases.get(key, ""))
+            kinds = field[0].split("|") if field else ["any"]
+            if "any" not in kinds and KINDS.get(type(value)) not in kinds:
+                raise self.error(key, " or ".join(WORDS[kind] for kind in kinds), value)
 
     def error(self, key: str, expected: str, value: object) -> ConfigError:
         return ConfigError(f"{self.where}: key '{key}' must be {expected}, not {_shown(value)}")
 
     def raw(self, *names: str, default: Any = _MISSING) -> Any:
-        """The value of the first of these names that is there (several are one key's spellings), else a default."""
+        """The value of the first of these names that is there (several are one key's spellings), else the class's, else
+        `default`, which is for keys that the class lacks. Spellings that the class does not have are not read."""
+        spelled = [each for name in names for each in (name, self._aliases.get(name)) if each is not None]
+        names = tuple(each for each in spelled if each in self._fields or each in self._aliases) or names
         self._read.update(names)
         given = {name: self._values[name] for name in names if name in self._values}
         if len(given) > 1 and any(value != next(iter(given.values())) for value in given.values()):
             shown = ", ".join(f"'{name}' {_shown(value)}" for name, value in given.items())
             raise ConfigError(f"{self.where}: {shown} are one setting, and differ")
-        for name in names:
-            if name in given:
-                return given[name]
-        for name in names:
-            if name in self._defaults:
-                return self._defaults[name]
-        if default is _MISSING:
+        if given:
+            return next(iter(given.values()))
+        defaults = [self._fields[name][1] for name in names if name in self._fields]
+        if not defaults and default is _MISSING:
             raise ConfigError(f"{self.where}: key '{names[0]}' is missing")
-        return default
+        return defaults[0] if defaults else default
 
-    def size(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`; null counts as absent."""
-        value = self.raw(*names, default=None)
-        if value is None:
-            value = self._defaults.get(names[0]) if self._defaults.get(names[0]) is not None else default
-        if value is None:
-            raise ConfigError(f"{self.where}: key '{names[0]}' is missing")
+    def default(self, key: str) -> Any:
+        """The class's own value of a key, whatever the file says; None where it has none."""
+        return self._fields[key][1] if key in self._fields else None
+
+    def knows(self, key: str) -> bool:
+        """Whether the class has this field."""
+        return key in self._fields
+
+    def size(self, *names: str, least: int = 1) -> int:
+        """A whole number of at least `least`."""
+        value = self.raw(*names)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(names[0], "a whole number", value)
         if not least <= value <= MAX_DIMENSION:
             raise self.error(names[0], f"between {least} and {MAX_DIMENSION}", value)
         return value
 
-    def optional_size(self, *names: str, default: int | None = None) -> int | None:
-        """A positive whole number, or None where the file says null (or nothing, and there is no default)."""
-        value = self.raw(*names, default=default)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(names[0], "a whole number or null", value)
-        if not 1 <= value <= MAX_DIMENSION:
-            raise self.error(names[0], f"between 1 and {MAX_DIMENSION}, or null", value)
-        return value
+    def optional_size(self, *names: str, least: int = 1) -> int | None:
+        """A whole number, or None where there is none, or null."""
+        return None if self.raw(*names, default=None) is None else self.size(*names, least=least)
 
-    def number(self, *names: str, default: float | None = None, least: float = 0.0, most: float = 1e15) -> float:
-        """A finite number above `least` and at most `most`; null counts as absent."""
-        value = self.raw(*names, default=default)
-        value = default if value is None else value
-        if value is None:
-            raise ConfigError(f"{self.where}: key '{names[0]}' is missing")
+    def number(self, *names: str, least: float = 0.0, most: float = 1e15) -> float:
+        """A finite number above `least` and at most `most`."""
+        value = self.raw(*names)
         if not is_number(value):
             raise self.error(names[0], "a positive number" if least == 0 else "a number", value)
         if not least < value <= most:
             raise self.error(names[0], f"above {least:g} and at most {most:g}", value)
         return float(value)
 
-    def optional_number(self, *names: str) -> float | None:
-        return None if self.raw(*names, default=None) is None else self.number(*names)
+    def optional_number(self, *names: str, least: float = 0.0, most: float = 1e15) -> float | None:
+        return None if self.raw(*names, default=None) is None else self.number(*names, least=least, most=most)
 
-    def flag(self, *names: str, default: bool = False) -> bool:
-        value = self.raw(*names, default=default)
-        value = default if value is None else value
-        if not isinstance(value, bool):
+    def flag(self, *names: str) -> bool:
+        """True or false; null is false."""
+        value = self.raw(*names)
+        if value is not None and not isinstance(value, bool):
             raise self.error(names[0], "true or false", value)
-        return value
+        return bool(value)
 
-    def choice(self, *names: str, choices: Mapping[str, T], default: str | None = None) -> T:
+    def choice(self, *names: str, choices: Mapping[str, T]) -> T:
         """The value that one of some names stands for. Raises ConfigError naming the nearest for another."""
-        value = self.raw(*names, default=default)
-        value = default if value is None else value
-        if value is None:
-            raise ConfigError(f"{self.where}: key '{names[0]}' is missing")
+        value = self.raw(*names)
         if not isinstance(value, str):
             raise self.error(names[0], "a string", value)
         if value not in choices:
             raise unknown_choice(f"{names[0]} in {self.where}", value, choices)
         return choices[value]
 
-    def activation(self, *names: str, default: str = "silu") -> Activation:
-        return self.choice(*(names or ("hidden_act",)), choices=ACTIVATIONS, default=default)
+    def activation(self, *names: str) -> Activation:
+        return self.choice(*(names or ("hidden_act",)), choices=ACTIVATIONS)
 
     def per_layer(self, key: str, num_layers: int, item: Callable[[Any], bool], expected: str) -> list[Any] | None:
         """A list with one entry for each layer; None where there is none."""
@@ -145,9 +177,9 @@ class Keys:
             return None
         if not isinstance(value, list) or not all(item(each) for each in value):
             raise self.error(key, f"a list of {expected}", value)
-        if len(value) < num_layers:
+        if len(value) != num_layers:
             raise ConfigError(f"{self.where}: key '{key}' has {len(value)} entries for {num_layers} layers")
-        return value[:num_layers]
+        return value
 
     def indices(self, key: str, num_layers: int) -> frozenset[int] | None:
         """A list of layers' numbers."""
@@ -159,9 +191,10 @@ class Keys:
         return frozenset(i for i in value if i < num_layers)
 
     def require(self, key: str, *allowed: Any) -> None:
-        """Refuses a setting whose other values compute something that is not understood."""
+        """Refuses a setting whose other values compute something that is not understood; null is false."""
         value = self.raw(key, default=allowed[0])
-        if value is not None and not any(value == each and type(value) is type(each) for each in allowed):
+        is_off = value is None and (not self.knows(key) or not allowed[0])
+        if not is_off and not any(value == each and type(value) is type(each) for each in allowed):
             raise self.error(
                 key, "one of " + ", ".join(map(_shown, allowed)) if len(allowed) > 1 else _shown(allowed[0]), value
             )

@@ -9,7 +9,6 @@ import msgspec
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.parts import (
     NO_BIAS,
-    SLIDING_4096,
     Architecture,
     GroupedQuery,
     always_window,
@@ -23,32 +22,37 @@ from magicdec.specs.families.parts import (
     windowed,
     zeros_and_ones,
 )
-from magicdec.specs.families.rope import read_rope
+from magicdec.specs.families.rope import read_rope, rope_parameters
 from magicdec.specs.layers import Attention, Layer
 from magicdec.specs.model import TensorNames
 
 
+def window_or_listed(keys: Keys) -> list[str]:
+    """As `layer_types` says, or a window in every layer."""
+    window = keys.optional_size("sliding_window")
+    return listed_kinds(keys, windowed(lambda i: window is not None))
+
+
 def ministral3_attention(keys: Keys, kind: str) -> Attention:
     """Queries grow with their position, as `llama_4_scaling_beta` among the rope's parameters says."""
-    scaled = partial(read_rope, beside=("llama_4_scaling_beta",))
-    mixer = GroupedQuery(head_dim=128, theta=1_000_000.0, rope=scaled)(keys, kind)
-    given = keys.raw("rope_parameters", "rope_scaling", default=None) or {}
+    mixer = GroupedQuery(rope=partial(read_rope, beside=("llama_4_scaling_beta",)))(keys, kind)
+    given = rope_parameters(keys)
     inside = Keys(given, f"{keys.where}: rope")
-    if not given.get("llama_4_scaling_beta"):
-        return mixer
-    beta, length = inside.number("llama_4_scaling_beta"), inside.size("original_max_position_embeddings")
+    beta, length = inside.number("llama_4_scaling_beta", least=-1e-9), inside.size("original_max_position_embeddings")
+    keys.require("original_max_position_embeddings", length)
     return msgspec.structs.replace(mixer, temperature=(beta, float(length)), temperature_offset=0)
 
 
 def smollm3_layers(keys: Keys) -> list[Layer]:
-    """Every n-th layer has no positions; it may have a window instead."""
-    interval = keys.size("no_rope_layer_interval", default=4)
+    """Every n-th layer has no positions; it may have a window instead, or the layers that `layer_types` says do, even
+    where `use_sliding_window` is false."""
+    interval = keys.size("no_rope_layer_interval")
     rotated = zeros_and_ones(keys, "no_rope_layers", lambda i: (i + 1) % interval != 0)
     has_window = keys.flag("use_sliding_window") and keys.optional_size("sliding_window") is not None
     keys.ignore("sliding_window", "max_window_layers")
     kinds = listed_kinds(keys, windowed(lambda i: has_window and not rotated[i]))
-    head, feed_forward = biased(theta=2_000_000.0), dense(keys, bias="mlp_bias")
-    mixers = [head(keys, kind if has_window else "full_attention") for kind in kinds]
+    head, feed_forward = biased(), dense(keys, bias="mlp_bias")
+    mixers = [head(keys, kind) for kind in kinds]
     return [
         Layer(mixer=mixer if turned else msgspec.structs.replace(mixer, rope=None), mlp=feed_forward)
         for mixer, turned in zip(mixers, rotated, strict=True)
@@ -58,19 +62,18 @@ def smollm3_layers(keys: Keys) -> list[Layer]:
 def llama4_layers(keys: Keys) -> list[Layer]:
     """Rotated layers see their chunk of the context, the others all of it; experts in every n-th layer."""
     count = num_layers(keys)
-    interval = keys.size("no_rope_layer_interval", default=4)
+    interval = keys.size("no_rope_layer_interval")
     rotated = [(i + 1) % interval != 0 for i in range(count)]
     if keys.raw("no_rope_layers", default=None) != []:  # an empty list says nothing
         rotated = zeros_and_ones(keys, "no_rope_layers", rotated.__getitem__)
     kinds = listed_kinds(keys, lambda i: "chunked_attention" if rotated[i] else "full_attention")
-    step = keys.size("interleave_moe_layer_step", default=1)
+    step = keys.size("interleave_moe_layer_step")
     sparse = keys.indices("moe_layers", count)
     sparse = frozenset(range(step - 1, count, step)) if sparse is None else sparse
-    tuning = (keys.number("attn_scale", default=0.1), keys.number("floor_scale", default=8192.0))
-    keys.require("attn_temperature_tuning", True, False, 4)  # 4 in the first published files
-    is_tuned = bool(keys.raw("attn_temperature_tuning", default=True))
-    norm = "l2" if keys.flag("use_qk_norm", default=True) else "none"
-    attention = biased(head_dim=128, theta=500_000.0, pairs="adjacent")
+    tuning = (keys.number("attn_scale"), keys.number("floor_scale"))
+    is_tuned = keys.flag("attn_temperature_tuning")
+    norm = "l2" if keys.flag("use_qk_norm") else "none"
+    attention = biased(pairs="adjacent")
     width = keys.size("intermediate_size")
     routed = experts(keys, width="intermediate_size", normalized=False, scoring="sigmoid_of_input", shared_width=width)
     plain = dense(keys, width="intermediate_size_mlp")
@@ -90,14 +93,13 @@ ROWS = {
         mlp=mlp(bias="mlp_bias"), ignored="sliding_window use_sliding_window layer_types max_window_layers"
     ),
     "mistral": Architecture(
-        mixer=GroupedQuery(),
-        kinds=always_window,
-        defaults=SLIDING_4096,
-        fixed=NO_BIAS,
-        ignored="layer_types use_sliding_window max_window_layers",
+        mixer=GroupedQuery(), kinds=always_window, fixed=NO_BIAS, ignored="use_sliding_window max_window_layers"
+    ),
+    "ministral": Architecture(
+        mixer=GroupedQuery(), kinds=window_or_listed, fixed=NO_BIAS, ignored="use_sliding_window max_window_layers"
     ),
     "mixtral": Architecture(
-        mixer=GroupedQuery(theta=1_000_000.0),
+        mixer=GroupedQuery(),
         mlp=wide_experts(),
         kinds=always_window,
         fixed=NO_BIAS,
@@ -106,19 +108,16 @@ ROWS = {
     "ministral3": Architecture(mixer=ministral3_attention, kinds=always_window),
     "llama4_text": Architecture(
         whole=llama4_layers,
-        defaults={"attention_chunk_size": 8192, "intermediate_size_mlp": 16384},
         names=TensorNames(mlp="feed_forward", router="router", shared="shared_expert", experts="stacked"),
     ),
-    "arcee": Architecture(mlp=mlp(activation="relu2", gated=False, bias="mlp_bias")),
-    "smollm3": Architecture(whole=smollm3_layers, tied=True),
+    "arcee": Architecture(mlp=mlp(gated=False, bias="mlp_bias")),
+    "smollm3": Architecture(whole=smollm3_layers),
     "seed_oss": Architecture(
-        mixer=GroupedQuery(bias="attention_bias", output_bias="attention_out_bias", head_dim=128),
-        mlp=mlp(bias="mlp_bias"),
-        defaults={"attention_bias": True},
+        mixer=GroupedQuery(bias="attention_bias", output_bias="attention_out_bias"), mlp=mlp(bias="mlp_bias")
     ),
     "apertus": Architecture(
-        mixer=biased(qk_norm="head", theta=12_000_000.0),
-        mlp=mlp(activation="xielu", gated=False),
+        mixer=biased(qk_norm="head"),
+        mlp=mlp(gated=False),
         fixed={"mlp_bias": (False,), "post_norm": (False,), "qk_norm": (True,)},
         names=TensorNames(norms=("attention_layernorm", "feedforward_layernorm")),
     ),

@@ -25,6 +25,8 @@ BLOCKS = {
     "moe": "moe", "mlp": "mlp",
 }  # fmt: skip
 """Names of blocks in Nemotron-H's patterns and lists."""
+NAMELESS = ["linear_attention", "moe", "full_attention", "mlp"]
+"""Blocks of a file that names none."""
 
 
 def h_layers(keys: Keys) -> list[Layer]:
@@ -35,6 +37,7 @@ def h_layers(keys: Keys) -> list[Layer]:
 def blocks(keys: Keys, pattern: str, *listed: str) -> list[str]:
     given = keys.raw(*listed, default=None)
     names = keys.raw(pattern, default=None) if given is None else given
+    names = NAMELESS if names is None else names
     keys.ignore(pattern, "num_hidden_layers")
     if not isinstance(names, str | list) or not names or not all(name in BLOCKS for name in names):
         raise keys.error(pattern, f"a pattern of {', '.join(BLOCKS)}", names)
@@ -43,25 +46,28 @@ def blocks(keys: Keys, pattern: str, *listed: str) -> list[str]:
 
 def h_block(keys: Keys, name: str) -> Layer:
     keys.ignore("expand", "partial_rotary_factor", "rope_theta", "sliding_window", "head_dim", "attention_bias")
-    keys.require("use_bias", False)
+    keys.ignore("num_attention_heads", "num_key_value_heads")
     keys.require("mlp_bias", False)
     if name == "linear_attention":
         return Layer(mixer=mamba2(keys))
     if name == "full_attention":
-        return Layer(mixer=GroupedQuery(head_dim=128, rotated="none", partial=1.0)(keys))
-    activation = keys.activation("mlp_hidden_act", default="relu2")
+        return Layer(mixer=GroupedQuery(bias="attention_bias", output_bias="attention_bias", rotated="none")(keys))
+    activation = keys.activation("mlp_hidden_act")
     if name == "mlp":
         return Layer(mlp=MLP(width=keys.size("intermediate_size"), activation=activation, gated=False))
-    shared = keys.size("moe_shared_expert_intermediate_size", default=0, least=0)
-    shared *= keys.size("n_shared_experts", default=1, least=0)
+    keys.require("n_shared_experts", 1)
     routed = deepseek_experts(
-        keys, activation=activation, gated=False, shared_width=shared, latent_size=keys.optional_size("moe_latent_size")
+        keys,
+        activation=activation,
+        gated=False,
+        shared_width=keys.size("moe_shared_expert_intermediate_size", least=0),
+        latent_size=keys.optional_size("moe_latent_size"),
     )
     return Layer(mlp=routed)
 
 
 def mamba2(keys: Keys) -> Mamba2:
-    heads, groups = keys.size("mamba_num_heads"), keys.size("n_groups", "mamba_n_groups")
+    heads, groups = keys.size("mamba_num_heads"), keys.size("n_groups")
     if heads % groups:
         raise ConfigError(f"{keys.where}: mamba_num_heads {heads} is not a multiple of n_groups {groups}")
     return Mamba2(
@@ -69,14 +75,14 @@ def mamba2(keys: Keys) -> Mamba2:
         head_dim=keys.size("mamba_head_dim"),
         state_size=keys.size("ssm_state_size"),
         num_groups=groups,
-        conv_kernel=keys.size("conv_kernel", "mamba_d_conv"),
-        conv_bias=keys.flag("use_conv_bias", "mamba_conv_bias", default=True),
-        bias=keys.flag("mamba_proj_bias"),
+        conv_kernel=keys.size("conv_kernel"),
+        conv_bias=keys.flag("use_conv_bias"),
+        bias=keys.flag("use_bias"),
     )
 
 
 def h_details(keys: Keys) -> Details:
-    heads = keys.size("num_nextn_predict_layers", default=0, least=0)
+    heads = keys.size("num_nextn_predict_layers", least=0)
     names = ["full_attention", "moe"]
     if keys.raw("mtp_hybrid_override_pattern", "mtp_layers_block_type", default=None) is not None:
         names = blocks(keys, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
@@ -118,22 +124,19 @@ def nas_layers(keys: Keys) -> list[Layer]:
 
 ROWS = {
     "nemotron": Architecture(
-        mixer=biased(partial=0.5),
-        mlp=mlp(activation="relu2", gated=False, bias="mlp_bias"),
-        norm=Norm(kind="layernorm_plus_one", eps=1e-5, has_bias=True),
+        mixer=biased(partial=True),
+        mlp=mlp(gated=False, bias="mlp_bias"),
+        norm=Norm(kind="layernorm_plus_one", has_bias=True),
         eps_key="norm_eps",
     ),
     "nemotron_h": Architecture(
         whole=h_layers,
         eps_key="layer_norm_epsilon",
-        defaults={
-            "conv_kernel": 4, "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8,
-            "norm_topk_prob": True,
-        },
         details=h_details,
         fixed={"tie_word_embeddings": (False,)},
         # Spellings that another key has decided, and sizes of blocks that a pattern may lack.
-        ignored="""chunk_size mamba_chunk_size mamba_hidden_act norm_eps rms_norm_eps num_query_groups
+        ignored="""use_bias mamba_proj_bias
+            chunk_size mamba_chunk_size mamba_hidden_act norm_eps rms_norm_eps num_query_groups
             intermediate_size moe_latent_size moe_intermediate_size moe_shared_expert_intermediate_size
             n_shared_experts n_routed_experts num_experts_per_tok norm_topk_prob n_group topk_group
             routed_scaling_factor time_step_limit""",

@@ -6,18 +6,16 @@ from typing import Any
 
 import msgspec
 
-from magicdec.errors import ConfigError
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.parts import (
     NO_BIAS,
-    SLIDING_4096,
     Architecture,
     Details,
     GroupedQuery,
-    all_full,
     always_window,
     biased,
     dense,
+    every_fourth,
     every_nth,
     every_second,
     experts,
@@ -27,34 +25,27 @@ from magicdec.specs.families.parts import (
     num_layers,
     pattern_kinds,
     wide_experts,
-    windowed,
 )
-from magicdec.specs.families.rope import read_rope
+from magicdec.specs.families.rope import read_rope, rope_parameters
 from magicdec.specs.layers import Attention, FeedForward, Layer, MixtureOfExperts, Rope
 from magicdec.specs.model import Norm, TensorNames
 
 
 def cohere_attention(keys: Keys, kind: str) -> Attention:
     norm = "layernorm" if keys.flag("use_qk_norm") else "none"
-    return biased(theta=500_000.0, pairs="adjacent", qk_norm=norm)(keys, kind)
+    return biased(pairs="adjacent", qk_norm=norm)(keys, kind)
 
 
 def cohere_details(keys: Keys) -> Details:
-    return {"logit_scale": keys.number("logit_scale", default=0.0625)}
+    return {"logit_scale": keys.number("logit_scale")}
 
 
 def exaone4_kinds(keys: Keys) -> list[str]:
-    """Windows but for every n-th layer, or by a pattern of L and G that repeats, its last layer attending to all."""
-    count = num_layers(keys)
-    pattern = keys.raw("sliding_window_pattern", default=4)
-    if keys.optional_size("sliding_window") is None:
-        keys.ignore("layer_types")
-        return all_full(keys)
-    if isinstance(pattern, str) and pattern and set(pattern) <= set("LG"):
-        return listed_kinds(keys, windowed(lambda i: pattern[i % len(pattern)] == "L" and i < count - 1))
-    if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 1:
-        raise keys.error("sliding_window_pattern", "a whole number, or a pattern of L and G", pattern)
-    return listed_kinds(keys, every_nth(pattern))
+    """As `layer_types` says; or windows but for every n-th layer, n given by `sliding_window_pattern`."""
+    if keys.raw("layer_types") is None:
+        keys.size("sliding_window")
+        return listed_kinds(keys, every_nth(keys.size("sliding_window_pattern")))
+    return listed_kinds(keys, lambda index: "")
 
 
 def exaone4_attention(keys: Keys, kind: str) -> Attention:
@@ -64,18 +55,20 @@ def exaone4_attention(keys: Keys, kind: str) -> Attention:
 
 
 def phimoe_rope(keys: Keys, head_dim: int, **options: Any) -> Rope:
-    """Phi-3's, with the factors of cosine and sine given."""
+    """Phi-3's, with the factors of cosine and sine given; of the short one only, as transformers turns beyond the
+    original length by neither Microsoft's factors nor its own."""
     rope = read_rope(keys, head_dim, beside=("short_mscale", "long_mscale"), **options)
-    given = keys.raw("rope_scaling", "rope_parameters", default=None) or {}
-    if rope.scaling is None or not given.get("long_mscale"):
+    if rope.scaling is None:
         return rope
-    factor = Keys(given, f"{keys.where}: rope").number("long_mscale")
-    return msgspec.structs.replace(rope, scaling=msgspec.structs.replace(rope.scaling, attention_factor=factor))
+    inside = Keys(rope_parameters(keys), f"{keys.where}: rope")
+    inside.number("long_mscale")
+    scaling = msgspec.structs.replace(rope.scaling, attention_factor=inside.number("short_mscale"), long_factor=())
+    return msgspec.structs.replace(rope, scaling=scaling)
 
 
 def phimoe_experts(keys: Keys) -> MixtureOfExperts:
     """A router trained with noise chooses among the experts that noise might have chosen."""
-    nearness = keys.number("router_jitter_noise", default=0.01, least=-1e-9, most=1.0)
+    nearness = keys.number("router_jitter_noise", least=-1e-9, most=1.0)
     return experts(keys, width="intermediate_size", normalized=False, scoring="sparse_mixer", nearness=nearness)
 
 
@@ -86,14 +79,13 @@ def phimoe_details(keys: Keys) -> Details:
 def ernie_experts(keys: Keys, index: int) -> FeedForward:
     """Experts in every n-th of the layers from `moe_layer_start_index` to `moe_layer_end_index`."""
     count, width = num_layers(keys), keys.size("moe_intermediate_size")
-    first = keys.size("moe_layer_start_index", default=1, least=0)
-    last = keys.size("moe_layer_end_index", default=-1, least=-1)
-    step = keys.size("moe_layer_interval", default=1)
+    first, last = keys.size("moe_layer_start_index", least=0), keys.size("moe_layer_end_index", least=-1)
+    step = keys.size("moe_layer_interval")
     routed = experts(
         keys,
         normalized=True,
         correction_bias=True,
-        shared_width=width * keys.size("moe_num_shared_experts", default=2, least=0),
+        shared_width=width * keys.size("moe_num_shared_experts", least=0),
     )
     plain = dense(keys)
     is_sparse = first <= index <= (count - 1 if last == -1 else last) and (index + 1) % step == 0
@@ -102,28 +94,26 @@ def ernie_experts(keys: Keys, index: int) -> FeedForward:
 
 def ernie_details(keys: Keys) -> Details:
     """Prediction heads of a dense layer, whatever the model's are (vLLM's ernie_mtp.py)."""
-    heads = keys.size("num_nextn_predict_layers", default=0, least=0)
+    heads = keys.optional_size("num_nextn_predict_layers", least=0) or 0
     return {"mtp_layers": (Layer(mixer=ERNIE_ATTENTION(keys), mlp=dense(keys)),) * heads}
 
 
 def hunyuan_rope(keys: Keys, head_dim: int, **options: Any) -> Rope:
     """`alpha` stretches the base once and for all, although the files call it dynamic."""
-    given = keys.raw("rope_scaling", "rope_parameters", default=None)
-    if not isinstance(given, dict) or not given.get("alpha"):
-        return read_rope(keys, head_dim, **options)
-    inside = Keys(given, f"{keys.where}: rope")
-    base = inside.number("rope_theta", default=keys.number("rope_theta", default=10_000.0), least=1.0)
-    inside.require("factor", 1.0, 1)
-    inside.ignore("type", "rope_type", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-    alpha = inside.number("alpha")
-    if head_dim < 4 or head_dim % 2:
-        raise keys.error("head_dim", "even and at least 4 where 'alpha' stretches the rotary base", head_dim)
-    if left := inside.unread():
-        raise ConfigError(f"{inside.where}: key '{left[0]}' is not understood")
-    return Rope(dim=head_dim, theta=base * alpha ** (head_dim / (head_dim - 2)))
+    given = rope_parameters(keys)
+    is_stretched = given.get("rope_type", given.get("type", "default")) == "dynamic" and given.get("alpha")
+    beside = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    rope = read_rope(keys, head_dim, beside=("alpha", *beside) if is_stretched else (), **options)
+    if not is_stretched:
+        return rope
+    if head_dim < 4:
+        raise keys.error("head_dim", "at least 4 where 'alpha' stretches the rotary base", head_dim)
+    alpha = Keys(given, f"{keys.where}: rope").number("alpha")
+    return Rope(dim=head_dim, theta=rope.theta * alpha ** (head_dim / (head_dim - 2)))
 
 
 def gpt_oss_experts(keys: Keys) -> MixtureOfExperts:
+    keys.require("experts_per_token", keys.size("num_experts_per_tok"))
     keys.require("hidden_act", "silu")
     keys.require("swiglu_alpha", 1.702)
     keys.require("swiglu_limit", 7.0)
@@ -133,7 +123,7 @@ def gpt_oss_experts(keys: Keys) -> MixtureOfExperts:
     )  # fmt: skip
 
 
-ERNIE_ATTENTION = GroupedQuery(theta=500_000.0, pairs="adjacent")
+ERNIE_ATTENTION = GroupedQuery(pairs="adjacent")
 COHERE_NORM, COHERE_NAMES = Norm(kind="layernorm", placement="parallel"), TensorNames(norms=("input_layernorm",))
 AFTER = Norm(placement="after")
 AFTER_NAMES = TensorNames(norms=("post_attention_layernorm", "post_feedforward_layernorm"))
@@ -143,17 +133,14 @@ ROWS = {
         mixer=cohere_attention,
         norm=COHERE_NORM,
         eps_key="layer_norm_eps",
-        tied=True,
         details=cohere_details,
         names=COHERE_NAMES,
     ),
     "cohere2": Architecture(
         mixer=biased(pairs="adjacent", rotated="window"),
-        kinds=pattern_kinds(4),
+        kinds=pattern_kinds,
         norm=COHERE_NORM,
         eps_key="layer_norm_eps",
-        tied=True,
-        defaults=SLIDING_4096,
         details=cohere_details,
         fixed={
             "use_qk_norm": (False,),
@@ -170,27 +157,24 @@ ROWS = {
     ),
     "olmo2": Architecture(mixer=biased(qk_norm="layer"), norm=AFTER, names=AFTER_NAMES),
     "olmo3": Architecture(
-        mixer=biased(qk_norm="layer", theta=500_000.0),
-        kinds=pattern_kinds(4),
+        mixer=biased(qk_norm="layer", has_ropes=True),
+        kinds=every_fourth,
         norm=AFTER,
-        defaults=SLIDING_4096,
         names=AFTER_NAMES,
     ),
     "olmoe": Architecture(
         mixer=biased(qk_norm="layer"), mlp=wide_experts(normalized=None), fixed={"clip_qkv": (None,)}
     ),
-    "exaone4": Architecture(
-        mixer=exaone4_attention, kinds=exaone4_kinds, norm=AFTER, defaults=SLIDING_4096, names=AFTER_NAMES
-    ),
+    "exaone4": Architecture(mixer=exaone4_attention, kinds=exaone4_kinds, norm=AFTER, names=AFTER_NAMES),
     "phi3": Architecture(
-        mixer=GroupedQuery(partial=1.0),
+        mixer=GroupedQuery(partial=True),
         kinds=always_window,
         fixed=NO_BIAS,
         ignored="original_max_position_embeddings",
         names=TensorNames(fused_qkv=True, fused_gate_up=True),
     ),
     "phimoe": Architecture(
-        mixer=biased(theta=1_000_000.0, rope=phimoe_rope),
+        mixer=biased(rope=phimoe_rope),
         mlp=in_every_layer(phimoe_experts),
         kinds=always_window,
         norm=Norm(kind="layernorm", has_bias=True),
@@ -200,14 +184,12 @@ ROWS = {
         names=TensorNames(mlp="block_sparse_moe", expert="w1"),
     ),
     "ernie4_5": Architecture(
-        mixer=GroupedQuery(bias="use_bias", output_bias="use_bias", head_dim=128, theta=500_000.0, pairs="adjacent"),
+        mixer=GroupedQuery(bias="use_bias", output_bias="use_bias", pairs="adjacent"),
         mlp=mlp(bias="use_bias"),
-        tied=True,
     ),
     "ernie4_5_moe": Architecture(
         mixer=ERNIE_ATTENTION,
         mlp=ernie_experts,
-        tied=True,
         fixed={
             "use_bias": (False,),
             "moe_use_aux_free": (True,),
@@ -233,10 +215,9 @@ ROWS = {
         names=TensorNames(qk_norms=("query_layernorm", "key_layernorm")),
     ),
     "gpt_oss": Architecture(
-        mixer=biased(sinks=True, head_dim=64, theta=150_000.0),
+        mixer=biased(sinks=True),
         mlp=in_every_layer(gpt_oss_experts),
         kinds=every_second,
-        defaults={"sliding_window": 128, "attention_bias": True},
         ignored="initial_context_length",
         names=TensorNames(router="router", experts="stacked_in_turn"),
     ),

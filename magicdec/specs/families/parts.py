@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from magicdec.errors import ConfigError
 from magicdec.specs.families.keys import Keys
-from magicdec.specs.families.rope import read_rope
+from magicdec.specs.families.rope import read_rope, rope_parameters
 from magicdec.specs.layers import (
     MLP,
     Activation,
@@ -32,11 +32,12 @@ KINDS = {
     "full_attention": "full", "attention": "full", "sliding_attention": "window", "chunked_attention": "chunk",
     "linear_attention": "linear", "mamba": "linear", "indexed_attention": "full", "deepseek_sparse_attention": "full",
 }  # fmt: skip
+INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 """transformers' names of kinds of layers, older ones included."""
 
 
 def num_layers(keys: Keys) -> int:
-    return keys.size("num_hidden_layers", "num_layers", "n_layer")
+    return keys.size("num_hidden_layers")
 
 
 # Kinds of layers: readers that return one of KINDS for each
@@ -47,11 +48,13 @@ def all_full(keys: Keys) -> list[str]:
 
 
 def listed_kinds(keys: Keys, default: Callable[[int], str]) -> list[str]:
-    """`layer_types`, or what the architecture takes where there is none."""
+    """`layer_types`, or what the architecture takes where there is none. Windows may have a size and no layer."""
     count = num_layers(keys)
-    known = list(KINDS)  # entries may be lists, which a set or a mapping cannot look up
-    listed = keys.per_layer("layer_types", count, lambda each: each in known, " or ".join(known))
-    return listed or [default(index) for index in range(count)]
+    keys.ignore("sliding_window", "sliding_window_pattern", "max_window_layers")
+    listed = keys.per_layer(
+        "layer_types", count, lambda each: isinstance(each, str) and each in KINDS, " or ".join(KINDS)
+    )
+    return [default(index) for index in range(count)] if listed is None else listed
 
 
 def every_nth(n: int, *, other: str = "sliding_attention") -> Callable[[int], str]:
@@ -63,23 +66,22 @@ def every_second(keys: Keys) -> list[str]:
     return listed_kinds(keys, every_nth(2))
 
 
-def pattern_kinds(default: int) -> Callable[[Keys], list[str]]:
+def every_fourth(keys: Keys) -> list[str]:
+    return listed_kinds(keys, every_nth(4))
+
+
+def pattern_kinds(keys: Keys) -> list[str]:
     """Every n-th layer attends fully, n given by `sliding_window_pattern`; or as `layer_types` says."""
-
-    def read(keys: Keys) -> list[str]:
-        interval = keys.size("sliding_window_pattern", "_sliding_window_pattern", default=default)
-        return listed_kinds(keys, every_nth(interval))
-
-    return read
+    return listed_kinds(keys, every_nth(keys.size("sliding_window_pattern")))
 
 
 def windowed(is_local: Callable[[int], bool]) -> Callable[[int], str]:
     return lambda index: "sliding_attention" if is_local(index) else "full_attention"
 
 
-def windows_from(keys: Keys, window: int | None, *, default: int) -> list[str]:
+def windows_from(keys: Keys, window: int | None) -> list[str]:
     """Windows, where there is one, from layer `max_window_layers` on; or as `layer_types` says."""
-    first = keys.size("max_window_layers", default=default, least=0)
+    first = 0 if window is None else keys.size("max_window_layers", least=0)
     return listed_kinds(keys, windowed(lambda i: window is not None and i >= first))
 
 
@@ -93,7 +95,7 @@ def zeros_and_ones(keys: Keys, key: str, default: Callable[[int], bool]) -> list
     """A list with 0 or 1 for each layer, or what the architecture takes where there is none."""
     count = num_layers(keys)
     given = keys.per_layer(key, count, lambda each: each in (0, 1), "zeros and ones")
-    return [bool(each) for each in given or map(default, range(count))]
+    return [bool(each) for each in (map(default, range(count)) if given is None else given)]
 
 
 # Attention
@@ -107,27 +109,33 @@ class GroupedQuery:
     """Bias on q, k and v, or the key that says it."""
     output_bias: bool | str = False
     qk_norm: QKNorm = "none"
-    head_dim: int | None = None
-    theta: float = 10_000.0
-    partial: float | None = None
-    """Share of a head that is rotated, unless the configuration says otherwise; None: always all of it."""
+    partial: bool = False
+    """Whether the architecture's code rotates a share of a head, if its configuration says so."""
     pairs: Literal["halves", "adjacent"] = "halves"
     sinks: bool = False
     gated: bool = False
     rotated: Literal["all", "window", "none"] = "all"
     """Layers that rotate queries and keys."""
     rope: Callable[..., Rope] = read_rope
+    has_ropes: bool = False
+    """Whether kinds of layers have a rope each."""
 
     def __call__(self, keys: Keys, kind: str = "full_attention") -> Attention:
-        hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads", "n_head")
-        kv_heads = keys.size("num_key_value_heads", default=heads)
+        heads, head_dim = keys.size("num_attention_heads"), head_size(keys)
+        kv_heads = keys.optional_size("num_key_value_heads") or heads
         if heads % kv_heads:
             raise ConfigError(
                 f"{keys.where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
             )
-        head_dim = keys.size("head_dim", "attention_head_dim", default=self.head_dim or max(hidden // heads, 1))
         mask = KINDS[kind]
-        rope = self.rope(keys, head_dim, kind=kind, theta=self.theta, partial=self.partial, pairs=self.pairs)
+        if mask == "linear" or kind in INDEXED:
+            raise ConfigError(f"{keys.where}: layer_types has {kind} layers, which this architecture lacks")
+        own = ("full_attention" if mask == "full" else kind) if self.has_ropes else None
+        rope = (
+            None
+            if self.rotated == "none"
+            else self.rope(keys, head_dim, kind=own, partial=self.partial, pairs=self.pairs)
+        )
         is_rotated = self.rotated == "all" or (self.rotated == "window" and mask != "full")
         span = {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(mask)
         return Attention(
@@ -137,12 +145,18 @@ class GroupedQuery:
             mask=mask,  # type: ignore[arg-type]
             span=None if span is None else keys.size(span),
             rope=rope if is_rotated else None,
-            bias=keys.flag(self.bias, "qkv_bias") if isinstance(self.bias, str) else self.bias,
+            bias=keys.flag(self.bias) if isinstance(self.bias, str) else self.bias,
             output_bias=keys.flag(self.output_bias) if isinstance(self.output_bias, str) else self.output_bias,
             qk_norm=self.qk_norm,
             sinks=self.sinks,
             gated=self.gated,
         )
+
+
+def head_size(keys: Keys) -> int:
+    """`head_dim`, or an equal share of the hidden size."""
+    hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    return keys.optional_size("head_dim") or max(hidden // heads, 1)
 
 
 biased: Callable[..., GroupedQuery] = partial(GroupedQuery, bias="attention_bias", output_bias="attention_bias")
@@ -153,11 +167,22 @@ def latent(keys: Keys, kind: str = "full_attention") -> LatentAttention:
     """DeepSeek's multi-head latent attention. YaRN's mscale_all_dim enlarges the scores, as the published code does."""
     nope, rotated = keys.size("qk_nope_head_dim"), keys.size("qk_rope_head_dim")
     keys.require("qk_head_dim", nope + rotated)
-    keys.ignore("num_key_value_heads", "head_dim")
-    pairs: Literal["halves", "adjacent"] = "adjacent" if keys.flag("rope_interleave", default=True) else "halves"
-    rope = read_rope(keys, rotated, partial=None, pairs=pairs)
+    heads = keys.size("num_attention_heads")
+    if (keys.optional_size("num_key_value_heads") or heads) != heads:
+        raise keys.error("num_key_value_heads", f"num_attention_heads, {heads}", keys.raw("num_key_value_heads"))
+    for key in ("qk_nope_head_dim", "kv_lora_rank"):  # rotated dimensions stand behind them, in pairs
+        if keys.size(key) % 2:
+            raise keys.error(key, "even", keys.size(key))
+    if keys.knows("head_dim"):  # which the class sets itself
+        keys.ignore("head_dim")
+    elif (given := keys.raw("head_dim", default=rotated)) != rotated:
+        raise keys.error("head_dim", f"qk_rope_head_dim, {rotated}", given)
+    if not keys.knows("rope_interleave"):
+        keys.require("rope_interleave", True)
+    is_interleaved = not keys.knows("rope_interleave") or keys.flag("rope_interleave")
+    rope = read_rope(keys, rotated, pairs="adjacent" if is_interleaved else "halves")
     return LatentAttention(
-        num_heads=keys.size("num_attention_heads"),
+        num_heads=heads,
         q_lora_rank=keys.optional_size("q_lora_rank"),
         kv_lora_rank=keys.size("kv_lora_rank"),
         qk_nope_head_dim=nope,
@@ -170,10 +195,10 @@ def latent(keys: Keys, kind: str = "full_attention") -> LatentAttention:
 
 
 def _score_scale(keys: Keys) -> float:
-    given = keys.raw("rope_scaling", default=None) or keys.raw("rope_parameters", default=None) or {}
-    weight, factor = given.get("mscale_all_dim", 0), given.get("factor", 1.0)
-    is_yarn = given.get("rope_type", given.get("type", "default")) != "default"
-    return 0.1 * weight * math.log(factor) + 1.0 if is_yarn and weight and factor > 1 else 1.0
+    given = rope_parameters(keys)
+    weight, factor = given.get("mscale_all_dim") or 0, given.get("factor") or 1.0
+    is_scaled = given.get("rope_type", given.get("type", "default")) != "default"
+    return 0.1 * weight * math.log(factor) + 1.0 if is_scaled and weight and factor > 1 else 1.0
 
 
 # Feed-forwards: readers that take the layer's index as well
@@ -183,18 +208,11 @@ def in_every_layer(mlp: Callable[[Keys], FeedForward]) -> Callable[[Keys, int], 
     return lambda keys, index: mlp(keys)
 
 
-def dense(
-    keys: Keys,
-    *,
-    width: str = "intermediate_size",
-    activation: str = "silu",
-    gated: bool = True,
-    bias: bool | str = False,
-) -> MLP:
-    """An MLP; `activation` is the one without a `hidden_act`, `bias` may be the key that says it."""
+def dense(keys: Keys, *, width: str = "intermediate_size", gated: bool = True, bias: bool | str = False) -> MLP:
+    """An MLP; `bias` may be the key that says it."""
     return MLP(
         width=keys.size(width),
-        activation=keys.activation("hidden_act", default=activation),
+        activation=keys.activation(),
         gated=gated,
         bias=keys.flag(bias) if isinstance(bias, str) else bias,
     )
@@ -213,9 +231,9 @@ def experts(
     activation: Activation | None = None,
     **changes: Any,
 ) -> MixtureOfExperts:
-    """A mixture; `normalized` None reads norm_topk_prob, False where it is absent."""
+    """A mixture; `normalized` None reads norm_topk_prob."""
     count = keys.size("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    chosen = keys.size("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k")
+    chosen = keys.size("num_experts_per_tok", "moe_k")
     if chosen > count:
         raise ConfigError(f"{keys.where}: num_experts_per_tok {chosen} exceeds the {count} experts")
     return MixtureOfExperts(
@@ -242,23 +260,24 @@ def deepseek_experts(
 ) -> MixtureOfExperts:
     """Shared and routed experts with the routing of DeepSeek-V3: sigmoid scores, a correction bias, groups."""
     width = keys.size("moe_intermediate_size")
-    groups = keys.size("n_group", default=1)
-    chosen = keys.size("topk_group", default=groups)
     keys.require("scoring_func", *(scoring_names or (scoring,)))
     keys.require("ep_size", 1)
     keys.require("moe_layer_freq", 1)
     settings: dict[str, Any] = {
         "scoring": scoring,
         "correction_bias": scoring == "sigmoid",
-        "num_groups": groups,
-        "num_chosen_groups": chosen,
-        "scaling_factor": keys.number("routed_scaling_factor", default=1.0),
-        "shared_width": keys.size("n_shared_experts", default=0, least=0) * width,
+        "scaling_factor": keys.number("routed_scaling_factor"),
+        "shared_width": keys.size("n_shared_experts", least=0) * width,
     }
+    if "num_groups" not in changes:
+        settings |= {"num_groups": keys.size("n_group"), "num_chosen_groups": keys.size("topk_group")}
     mixture = experts(keys, **{**settings, **changes})
-    if mixture.num_experts % groups or chosen > groups:
+    groups, chosen = mixture.num_groups, mixture.num_chosen_groups
+    reachable = mixture.num_experts // groups * chosen
+    if mixture.num_experts % groups or chosen > groups or mixture.num_experts_per_tok > reachable:
         raise ConfigError(
-            f"{keys.where}: {mixture.num_experts} experts in {groups} groups, {chosen} chosen, do not fit"
+            f"{keys.where}: {mixture.num_experts} experts in {groups} groups, {chosen} chosen, do not fit "
+            f"num_experts_per_tok {mixture.num_experts_per_tok}"
         )
     return mixture
 
@@ -270,17 +289,16 @@ def leading_dense(
     types = keys.per_layer(
         "mlp_layer_types", num_layers(keys), lambda each: each in ("dense", "sparse"), "dense, sparse"
     )
-    first = keys.size("first_k_dense_replace", default=0, least=0)
+    first = keys.size("first_k_dense_replace", least=0)
     is_dense = index < first if types is None else types[index] == "dense"
-    routed = mixture(keys)
-    return dense(keys) if is_dense else routed
+    plain, routed = dense(keys), mixture(keys)
+    return plain if is_dense else routed
 
 
 # A row
 
 BIASED, MLP_IN_ALL, RMS, LLAMA_NAMES = biased(), mlp(), Norm(), TensorNames()
 NO_BIAS: Mapping[str, tuple[Any, ...]] = {"attention_bias": (False,), "mlp_bias": (False,)}
-SLIDING_4096: Mapping[str, Any] = {"sliding_window": 4096}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,9 +314,6 @@ class Architecture:
     """Reads all layers together, where kind and index do not tell them; instead of the three above."""
     norm: Norm = RMS
     eps_key: str = "rms_norm_eps"
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values that transformers' configuration class takes for keys that published files leave out."""
-    tied: bool = False
     details: Callable[[Keys], Details] = lambda keys: {}
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Structural keys, each with the only values that are understood."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from magicdec.errors import ConfigError
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.parts import (
     KINDS,
-    SLIDING_4096,
     Architecture,
+    Details,
     GroupedQuery,
     all_full,
     always_window,
@@ -22,25 +23,55 @@ from magicdec.specs.families.parts import (
     listed_kinds,
     mlp,
     num_layers,
+    windowed,
     windows_from,
 )
+from magicdec.specs.families.rope import MULTIMODAL_TYPES, read_rope
 from magicdec.specs.layers import Attention, FeedForward, GatedDeltaNet, MixtureOfExperts
 from magicdec.specs.model import Norm, TensorNames
 
 
 def window_kinds(keys: Keys) -> list[str]:
     """Windows from layer `max_window_layers` on, where `use_sliding_window` is true; or as `layer_types` says."""
-    window = keys.optional_size("sliding_window") if keys.flag("use_sliding_window") else None
-    keys.ignore("sliding_window")
-    return windows_from(keys, window, default=28)
+    used = keys.flag("use_sliding_window")
+    return only_if(used, keys, windows_from(keys, keys.optional_size("sliding_window") if used else None))
+
+
+def second_window_kinds(keys: Keys) -> list[str]:
+    """Windows in every second layer before `max_window_layers`, where `use_sliding_window` is true; or as `layer_types`
+    says."""
+    used, last = keys.flag("use_sliding_window"), keys.size("max_window_layers", least=0)
+    return only_if(used, keys, listed_kinds(keys, windowed(lambda i: used and i % 2 == 0 and i < last)))
+
+
+def only_if(used: bool, keys: Keys, kinds: list[str]) -> list[str]:
+    """These kinds; refuses windows that `use_sliding_window` takes the size away from."""
+    if not used and "sliding_attention" in kinds:
+        raise ConfigError(f"{keys.where}: layer_types has windows, and use_sliding_window is false")
+    return kinds
+
+
+def dual_chunk(keys: Keys) -> Details:
+    """Qwen2.5-1M: beyond a chunk, keys are read at other distances than their own (arXiv 2402.17463)."""
+    given = keys.raw("dual_chunk_attention_config", default=None)
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise keys.error("dual_chunk_attention_config", "an object or null", given)
+    inside = Keys(given, f"{keys.where}: dual_chunk_attention_config")
+    length = min(inside.size("chunk_size"), inside.size("original_max_position_embeddings"))
+    positions = keys.size("max_position_embeddings")
+    if length >= positions:
+        return {}
+    limit = f"its attention to chunks, beyond {length} tokens, is not modelled; it reads {positions} in all with it"
+    return {"max_position_embeddings": length, "limit": limit}
 
 
 def moe_kinds(keys: Keys) -> list[str]:
     """One window for all layers, where `use_sliding_window` is true."""
     used = keys.flag("use_sliding_window")
-    kinds = always_window(keys) if used else all_full(keys)
     keys.ignore("sliding_window", "max_window_layers", "layer_types")
-    return kinds
+    return always_window(keys) if used else all_full(keys)
 
 
 def linear_kinds(keys: Keys) -> list[str]:
@@ -52,14 +83,14 @@ def linear_kinds(keys: Keys) -> list[str]:
         "linear_num_value_heads",
         "linear_value_head_dim",
     )
-    return listed_kinds(keys, every_nth(keys.size("full_attention_interval", default=4), other="linear_attention"))
+    return listed_kinds(keys, every_nth(keys.size("full_attention_interval"), other="linear_attention"))
 
 
 def hybrid_mixer(keys: Keys, kind: str) -> Attention | GatedDeltaNet:
     if KINDS[kind] == "linear":
         return gated_delta_net(keys)
     keys.require("attn_output_gate", True)
-    return biased(qk_norm="head", head_dim=256, gated=True, partial=0.25)(keys, kind)
+    return biased(qk_norm="head", gated=True, partial=True)(keys, kind)
 
 
 def gated_delta_net(keys: Keys) -> GatedDeltaNet:
@@ -82,7 +113,7 @@ def sparse_step(mixture: Callable[[Keys], MixtureOfExperts]) -> Callable[[Keys, 
     """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name."""
 
     def read(keys: Keys, index: int) -> FeedForward:
-        step = keys.size("decoder_sparse_step", default=1)
+        step = keys.size("decoder_sparse_step")
         only = keys.indices("mlp_only_layers", num_layers(keys)) or frozenset()
         is_sparse = index not in only and (index + 1) % step == 0
         plain, routed = dense(keys), mixture(keys)
@@ -92,51 +123,46 @@ def sparse_step(mixture: Callable[[Keys], MixtureOfExperts]) -> Callable[[Keys, 
 
 
 def shared_experts(keys: Keys, *, normalized: bool | None = None) -> MixtureOfExperts:
-    width = keys.size("shared_expert_intermediate_size", default=0, least=0)
+    width = keys.size("shared_expert_intermediate_size", least=0)
     return experts(keys, normalized=normalized, shared_width=width, shared_gate=width > 0)
 
 
 QWEN2 = Architecture(
     mixer=GroupedQuery(bias=True),
     kinds=window_kinds,
-    defaults=SLIDING_4096,
     ignored="attention_bias",
     fixed={"mlp_bias": (False,)},
+    details=dual_chunk,
 )
+QWEN3 = Architecture(mixer=biased(qk_norm="head"), kinds=window_kinds, fixed={"mlp_bias": (False,)}, details=dual_chunk)
+QWEN3_MOE = Architecture(
+    mixer=biased(qk_norm="head"),
+    mlp=sparse_step(experts),
+    kinds=moe_kinds,
+    fixed={"mlp_bias": (False,), "shared_expert_intermediate_size": (0,), "use_qk_norm": (True,)},
+    ignored="qkv_bias",
+)
+MULTIMODAL_ROPE = partial(read_rope, types=MULTIMODAL_TYPES)
+QWEN2_VL = replace(QWEN2, mixer=GroupedQuery(bias=True, rope=MULTIMODAL_ROPE))
 HYBRID_NORM = Norm(kind="rms_plus_one")
 SHARED_NAMES = TensorNames(shared="shared_expert")
 
 ROWS = {
     "qwen2": QWEN2,
-    "qwen2_5_vl": QWEN2,
+    "qwen2_5_vl": QWEN2_VL,
     "qwen2_moe": Architecture(
-        mixer=GroupedQuery(bias=True),
+        mixer=GroupedQuery(bias="qkv_bias"),
         mlp=sparse_step(shared_experts),
-        kinds=moe_kinds,
-        defaults=SLIDING_4096,
-        fixed={"qkv_bias": (True,)},
+        kinds=second_window_kinds,
         names=SHARED_NAMES,
     ),
-    "qwen3": Architecture(
-        mixer=biased(qk_norm="head", head_dim=128),
-        kinds=window_kinds,
-        defaults=SLIDING_4096,
-        fixed={"mlp_bias": (False,)},
-    ),
-    "qwen3_moe": Architecture(
-        mixer=biased(qk_norm="head"),
-        mlp=sparse_step(experts),
-        kinds=moe_kinds,
-        defaults=SLIDING_4096,
-        fixed={"mlp_bias": (False,), "shared_expert_intermediate_size": (0,), "use_qk_norm": (True,)},
-        ignored="qkv_bias",
-    ),
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
     "qwen3_next": Architecture(
         mixer=hybrid_mixer,
         mlp=sparse_step(shared_experts),
         kinds=linear_kinds,
         norm=HYBRID_NORM,
-        defaults={"norm_topk_prob": True},
         mtp_key="mtp_num_hidden_layers",
         names=SHARED_NAMES,
     ),
@@ -165,3 +191,15 @@ ROWS = {
         names=SHARED_NAMES,
     ),
 }
+
+MULTIMODAL = {
+    "qwen2_5_vl_text": QWEN2_VL,
+    "qwen3_vl_text": replace(QWEN3, mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE), kinds=all_full),
+    "qwen3_vl_moe_text": replace(
+        QWEN3_MOE,
+        mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE),
+        mlp=sparse_step(partial(experts, normalized=True)),
+        kinds=all_full,
+    ),
+}
+"""Decoders of models of several modalities."""

@@ -1,7 +1,8 @@
 """Rotary embeddings as a configuration describes them: `rope_parameters`, or `rope_scaling` with `rope_theta`.
 
 Follows transformers' `RotaryEmbeddingConfigMixin`: a `rope_scaling` that is there takes the place of `rope_parameters`;
-what stands inside wins over `rope_theta` and `partial_rotary_factor` outside; kinds of layers may have one each.
+what stands inside wins over `rope_theta` and `partial_rotary_factor` outside; in Gemma 3 and OLMo 3 kinds of layers
+have one each. Constants inside a rope (`beta_fast` and so on) are those of `modeling_rope_utils.py`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,15 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.specs.families.keys import Keys
+from magicdec.specs.families.keys import Keys, is_number
 from magicdec.specs.layers import Rope, RopeScaling, RopeType
 
 ROPE_TYPES: Mapping[str, RopeType | None] = {
-    "default": None,
-    "mrope": None,  # of text, whose three position indices are one
-    "linear": "linear",
-    "dynamic": "dynamic",
-    "yarn": "yarn",
-    "longrope": "longrope",
-    "su": "longrope",
+    "default": None, "linear": "linear", "dynamic": "dynamic", "yarn": "yarn", "longrope": "longrope",
     "llama3": "llama3",
-}
+}  # fmt: skip
+MULTIMODAL_TYPES: Mapping[str, RopeType | None] = {**ROPE_TYPES, "mrope": None}
+"""Those of models of several modalities: of text, the three position indices of mrope are one."""
 LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 
 
@@ -32,108 +29,146 @@ def read_rope(
     head_dim: int,
     *,
     kind: str | None = None,
-    theta: float = 10_000.0,
-    partial: float | None = 1.0,
+    partial: bool = False,
+    share: float = 1.0,
     pairs: Literal["halves", "adjacent"] = "halves",
-    scaling_key: str = "rope_scaling",
+    types: Mapping[str, RopeType | None] = ROPE_TYPES,
     beside: tuple[str, ...] = (),
 ) -> Rope:
-    """The rotary embedding of a layer of this kind, with an architecture's own default base and share of the head.
+    """The rotary embedding of every layer; or of a layer of this kind, where kinds have one each (`rope_by_kind`).
 
-    `partial` None: the architecture's code rotates whole heads, whatever its configuration says; another share is
-    refused. `beside`: keys among the rope's that the architecture reads itself.
+    Without `partial` the architecture's code rotates whole heads, whatever its configuration says; another share is
+    refused. `share` is that of a file without any. `beside`: keys among the rope's that the architecture reads itself.
     """
-    nested = _parameters(keys, scaling_key, kind)
-    inside = Keys(nested, f"{keys.where}: rope")
-    base = inside.number("rope_theta", default=keys.number("rope_theta", "rotary_emb_base", default=theta), least=1.0)
-    share = keys.number("partial_rotary_factor", "rotary_pct", default=partial or 1.0, most=1.0)
-    share = inside.number("partial_rotary_factor", default=share, most=1.0)
-    if partial is None and share != 1.0:
+    given = rope_parameters(keys) if kind is None else rope_by_kind(keys).get(kind, {})
+    inside = Keys(given, f"{keys.where}: rope")
+    if "rope_theta" not in given:
+        given = {**given, "rope_theta": keys.raw("rope_theta")}
+    keys.ignore("rope_theta")
+    base = Keys(given, inside.where).number("rope_theta", least=1.0)
+    share = _share(keys, given, share)
+    if not partial and share != 1.0:
         raise keys.error("partial_rotary_factor", "1.0 in this architecture", share)
     dim = int(head_dim * share)
     if dim < 2 or dim % 2:
         raise ConfigError(f"{keys.where}: rotary embeddings need an even number of dimensions, not {dim} of {head_dim}")
-    inside.ignore("type", "mrope_section", "mrope_interleaved", *beside)
-    name = inside.raw("rope_type", default=nested.get("type", "default"))
-    if not isinstance(name, str) or name not in ROPE_TYPES:
-        raise unknown_choice(f"rope type in {keys.where}", name, ROPE_TYPES)
-    rope_type = ROPE_TYPES[name]
-    scaling = None if rope_type is None else _scaling(keys, inside, rope_type, dim)
+    inside.ignore("rope_theta", "partial_rotary_factor", "type", "mrope_section", "mrope_interleaved", *beside)
+    name = inside.raw("rope_type", default=given.get("type", "default"))
+    if not isinstance(name, str) or name not in types:
+        raise unknown_choice(f"rope type in {keys.where}", name, types)
+    scaling = None if types[name] is None else _scaling(keys, inside, types[name], dim, nested=kind is not None)
     if left := inside.unread():
         raise ConfigError(f"{keys.where}: key '{left[0]}' of the {name} rope is not understood")
     return Rope(dim=dim, theta=base, scaling=scaling, pairs=pairs)
 
 
-def _parameters(keys: Keys, scaling_key: str, kind: str | None) -> dict[str, Any]:
-    given = {key: keys.raw(key, default=None) for key in (scaling_key, "rope_parameters")}
-    for key, value in given.items():
+def rope_parameters(keys: Keys) -> dict[str, Any]:
+    """The one rope of all layers; where the file has none, that of its class."""
+    scaling, own = _object(keys, "rope_scaling"), _object(keys, "rope_parameters")
+    chosen = scaling or (keys.default("rope_parameters") if own is None else own) or {}
+    if by_kind := [key for key in chosen if key in LAYER_KINDS]:
+        raise ConfigError(f"{keys.where}: the rope has one of {by_kind[0]} layers, and this architecture one for all")
+    return chosen
+
+
+def rope_by_kind(keys: Keys) -> dict[str, dict[str, Any]]:
+    """The ropes of full layers and of windows. `rope_scaling`, and `rope_theta`, are those of full layers; windows have
+    `rope_local_base_freq`, or their class's own base."""
+    scaling, own = _object(keys, "rope_scaling"), _object(keys, "rope_parameters")
+    by_kind = {kind: {"rope_type": "default"} for kind in ("full_attention", "sliding_attention")}
+    for kind, value in (own or {}).items():
+        if kind not in by_kind:
+            raise ConfigError(f"{keys.where}: rope_parameters has '{kind}' beside those of kinds of layers")
         if value is not None and not isinstance(value, dict):
-            raise keys.error(key, "an object", value)
-    chosen: dict[str, Any] = given[scaling_key] or given["rope_parameters"] or {}
-    by_kind = {key: value for key, value in chosen.items() if key in LAYER_KINDS}
-    if not by_kind:
-        return chosen
-    if others := sorted(set(chosen) - set(by_kind)):
-        kinds = next(iter(by_kind))
-        raise ConfigError(
-            f"{keys.where}: rope_parameters has '{others[0]}' for all layers beside those of {kinds} layers"
-        )
-    if kind not in by_kind:
-        raise ConfigError(f"{keys.where}: rope_parameters has none for {kind} layers")
-    value = by_kind[kind]
-    if not isinstance(value, dict):
-        raise keys.error("rope_parameters", "an object for each kind of layer", value)
+            raise keys.error("rope_parameters", "an object for each kind of layer", value)
+        by_kind[kind] = by_kind[kind] if value is None else value
+    if scaling is not None and own is not None and own.get("full_attention") is None:
+        raise ConfigError(f"{keys.where}: rope_scaling scales full_attention layers, which rope_parameters lacks")
+    full, local = by_kind.values()
+    base = keys.default("rope_theta")
+    if keys.knows("rope_local_base_freq"):
+        base = keys.raw("rope_local_base_freq")
+    return {"full_attention": {**full, **(scaling or {})}, "sliding_attention": {"rope_theta": base, **local}}
+
+
+def _object(keys: Keys, key: str) -> dict[str, Any] | None:
+    value = keys.raw(key, default=None)
+    if value is not None and not isinstance(value, dict):
+        raise keys.error(key, "an object", value)
     return value
 
 
-def _scaling(keys: Keys, inside: Keys, rope_type: RopeType, dim: int) -> RopeScaling | None:
+def _share(keys: Keys, given: Mapping[str, Any], default: float) -> float:
+    """The share of a head that is rotated; null is all of it."""
+    outside = keys.raw("partial_rotary_factor", default=default)
+    value = given.get("partial_rotary_factor", 1.0 if outside is None else outside)
+    return Keys({"partial_rotary_factor": value}, keys.where).number("partial_rotary_factor", most=1.0)
+
+
+def _scaling(keys: Keys, inside: Keys, rope_type: RopeType | None, dim: int, *, nested: bool) -> RopeScaling | None:
     positions = keys.size("max_position_embeddings")
-    beside = keys.optional_size("original_max_position_embeddings")
-    original = beside or inside.size("original_max_position_embeddings", default=positions)
-    inside.ignore("original_max_position_embeddings", "finetuned")
-    factor = inside.number(
-        "factor", default=None if rope_type in ("linear", "dynamic", "llama3") else positions / original
-    )
-    if factor < 1.0:
-        raise inside.error("factor", "at least 1", factor)
     if rope_type in ("linear", "dynamic"):
-        return RopeScaling(rope_type=rope_type, factor=factor, original_max_position_embeddings=positions)
+        inside.ignore("original_max_position_embeddings")
+        return RopeScaling(rope_type=rope_type, factor=_factor(inside), original_max_position_embeddings=positions)
+    own = inside.optional_size("original_max_position_embeddings") or positions
+    original = own if nested else keys.optional_size("original_max_position_embeddings") or own
     if rope_type == "llama3":
         low, high = inside.number("low_freq_factor"), inside.number("high_freq_factor")
         return RopeScaling(
-            rope_type="llama3", factor=factor, low_freq_factor=low, high_freq_factor=high,
+            rope_type="llama3", factor=_factor(inside), low_freq_factor=low, high_freq_factor=high,
             original_max_position_embeddings=original,
         )  # fmt: skip
     if rope_type == "yarn":
-        return _yarn(inside, factor, original)
-    return _longrope(inside, factor, original, dim)
+        if nested:  # transformers looks for it among the kinds of layers
+            inside.ignore("truncate")
+        return _yarn(inside, positions, original, truncate=nested or inside.raw("truncate", default=True))
+    return _longrope(inside, positions, original, dim)
 
 
-def _yarn(inside: Keys, factor: float, original: int) -> RopeScaling:
+def _factor(inside: Keys, default: float | None = None) -> float:
+    """How far positions are stretched; null is `default`, where there is one."""
+    value = inside.raw("factor") if default is None else inside.raw("factor", default=None)
+    factor = default if value is None and default is not None else inside.number("factor")
+    if factor < 1.0:
+        raise inside.error("factor", "at least 1", factor)
+    return factor
+
+
+def _yarn(inside: Keys, positions: int, original: int, *, truncate: bool) -> RopeScaling:
+    inside.raw("factor")  # may be null, and not absent
+    inside.ignore("finetuned", "max_position_embeddings")
+    factor = _factor(inside, positions / original)
+
     def mscale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    scales = inside.optional_number("mscale"), inside.optional_number("mscale_all_dim")
+    scales = inside.raw("mscale", default=None), inside.raw("mscale_all_dim", default=None)
+    if not all(each is None or is_number(each) for each in scales):
+        raise inside.error("mscale", "a number", scales[0])
     default = mscale(scales[0]) / mscale(scales[1]) if scales[0] and scales[1] else mscale(1.0)
-    inside.ignore("max_position_embeddings")
+    given = inside.optional_number("attention_factor")
+    if not isinstance(truncate, bool):
+        raise inside.error("truncate", "true or false", truncate)
     return RopeScaling(
         rope_type="yarn",
         factor=factor,
         original_max_position_embeddings=original,
-        beta_fast=inside.number("beta_fast", default=32.0),
-        beta_slow=inside.number("beta_slow", default=1.0),
-        truncate=inside.flag("truncate", default=True),
-        attention_factor=inside.number("attention_factor", default=default),
+        beta_fast=inside.number("beta_fast") if inside.raw("beta_fast", default=None) else 32.0,
+        beta_slow=inside.number("beta_slow") if inside.raw("beta_slow", default=None) else 1.0,
+        truncate=truncate,
+        attention_factor=default if given is None else given,
     )
 
 
-def _longrope(inside: Keys, factor: float, original: int, dim: int) -> RopeScaling:
+def _longrope(inside: Keys, positions: int, original: int, dim: int) -> RopeScaling:
+    factor = _factor(inside, positions / original)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    given = inside.optional_number("attention_factor")
     return RopeScaling(
         rope_type="longrope",
         factor=factor,
         original_max_position_embeddings=original,
-        attention_factor=inside.number("attention_factor", default=default),
+        attention_factor=default if given is None else given,
         short_factor=_factors(inside, "short_factor", dim),
         long_factor=_factors(inside, "long_factor", dim),
     )
