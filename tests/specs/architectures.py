@@ -233,7 +233,7 @@ def draw(model_type: str, seed: int) -> Config:
             "num_key_value_heads": None,
             "block_configs": [_block(rng, base["num_attention_heads"]) for _ in range(base["num_hidden_layers"])],
         },
-        "deepseek_v2": {**_latent(rng), **_shared(rng), "norm_topk_prob": False},
+        "deepseek_v2": {**_latent(rng), "kv_lora_rank": 16, **_shared(rng), "norm_topk_prob": False},
         "deepseek_v3": {**_latent(rng), **_shared(rng), "attention_bias": biased},
         "glm4_moe_lite": {**_latent(rng), **_shared(rng), "n_group": 1},
         "deepseek_v32": {**_latent(rng), **_shared(rng), **_indexed(rng)},

@@ -23,6 +23,14 @@ from magicdec.specs.layers import Attention, Indexer, LatentAttention, Layer, Mi
 from magicdec.specs.model import Norm, TensorNames
 
 
+def v2_latent(keys: Keys, kind: str) -> LatentAttention:
+    """DeepSeek-V2's code rotates complex numbers, which stand behind an even number of dimensions."""
+    for key in ("qk_nope_head_dim", "kv_lora_rank"):
+        if keys.size(key) % 2:
+            raise keys.error(key, "even", keys.size(key))
+    return latent(keys)
+
+
 def v2_experts(keys: Keys) -> MixtureOfExperts:
     greedy = keys.choice("topk_method", choices={"greedy": True, "group_limited_greedy": False})
     changes: dict[str, Any] = {"num_groups": 1, "num_chosen_groups": 1} if greedy else {"group_score": "max"}
@@ -95,7 +103,7 @@ GLM_ATTENTION = GroupedQuery(bias="attention_bias", partial=True, pairs="adjacen
 
 ROWS = {
     "deepseek_v2": Architecture(
-        mixer=latent, mlp=partial(leading_dense, mixture=v2_experts), fixed={"mlp_bias": (False,)}
+        mixer=v2_latent, mlp=partial(leading_dense, mixture=v2_experts), fixed={"mlp_bias": (False,)}
     ),
     "deepseek_v3": V3,
     "kimi_k2": V3,

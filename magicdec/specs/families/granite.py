@@ -62,6 +62,7 @@ def hybrid_layers(keys: Keys) -> list[Layer]:
         )
     else:
         keys.ignore("num_experts_per_tok", "intermediate_size")
+        keys.require("output_router_logits", False)
         feed_forward = MLP(width=width, activation=keys.activation())
     layers = []
     for kind in listed_kinds(keys, lambda i: "linear_attention"):

@@ -39,7 +39,7 @@ def blocks(keys: Keys, pattern: str, *listed: str) -> list[str]:
     names = keys.raw(pattern, default=None) if given is None else given
     names = NAMELESS if names is None else names
     keys.ignore(pattern, "num_hidden_layers")
-    if not isinstance(names, str | list) or not names or not all(name in BLOCKS for name in names):
+    if not isinstance(names, str | list) or not names or not all(name in list(BLOCKS) for name in names):
         raise keys.error(pattern, f"a pattern of {', '.join(BLOCKS)}", names)
     return [BLOCKS[name] for name in names]
 
@@ -51,7 +51,7 @@ def h_block(keys: Keys, name: str) -> Layer:
     if name == "linear_attention":
         return Layer(mixer=mamba2(keys))
     if name == "full_attention":
-        return Layer(mixer=GroupedQuery(bias="attention_bias", output_bias="attention_bias", rotated="none")(keys))
+        return Layer(mixer=GroupedQuery(rotated="none")(keys))
     activation = keys.activation("mlp_hidden_act")
     if name == "mlp":
         return Layer(mlp=MLP(width=keys.size("intermediate_size"), activation=activation, gated=False))

@@ -170,9 +170,6 @@ def latent(keys: Keys, kind: str = "full_attention") -> LatentAttention:
     heads = keys.size("num_attention_heads")
     if (keys.optional_size("num_key_value_heads") or heads) != heads:
         raise keys.error("num_key_value_heads", f"num_attention_heads, {heads}", keys.raw("num_key_value_heads"))
-    for key in ("qk_nope_head_dim", "kv_lora_rank"):  # rotated dimensions stand behind them, in pairs
-        if keys.size(key) % 2:
-            raise keys.error(key, "even", keys.size(key))
     if keys.knows("head_dim"):  # which the class sets itself
         keys.ignore("head_dim")
     elif (given := keys.raw("head_dim", default=rotated)) != rotated:
