@@ -172,7 +172,7 @@ def latent(keys: Keys, kind: str = "full_attention") -> LatentAttention:
         raise keys.error("num_key_value_heads", f"num_attention_heads, {heads}", keys.raw("num_key_value_heads"))
     if keys.knows("head_dim"):  # which the class sets itself
         keys.ignore("head_dim")
-    elif (given := keys.raw("head_dim", default=rotated)) != rotated:
+    elif (given := keys.raw("head_dim", default=False)) is not False and given != rotated:
         raise keys.error("head_dim", f"qk_rope_head_dim, {rotated}", given)
     if not keys.knows("rope_interleave"):
         keys.require("rope_interleave", True)
