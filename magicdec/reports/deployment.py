@@ -6,8 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import msgspec
+from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES, describe
@@ -32,7 +31,7 @@ class Deployment:
     reason: str = ""
     """Why this is not what the plan chose, where it is not."""
     site: Site = UNKNOWN_SITE
-    table: GammaTable | None = None
+    table: dict[str, list[Any]] | None = None
     """The plan's gammas that a server of this size can reach, for an engine that can be told them by batch and
     context."""
     max_model_len: int | None = None
@@ -116,8 +115,9 @@ def read_deployment(plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) 
     )
 
 
-def reachable(table: GammaTable, *, max_batch: int, max_len: int) -> GammaTable | None:
-    """The part of a table that a server with at most `max_batch` sequences of `max_len` tokens looks up.
+def reachable(table: GammaTable, *, max_batch: int, max_len: int) -> dict[str, list[Any]] | None:
+    """The part of a table that a server with at most `max_batch` sequences of `max_len` tokens looks up, as the plugin
+    reads it.
 
     Batches and contexts without room for the cache are left out; a single cell without room takes the gamma of the
     longest context of its row that has some. None where nothing is left to draft.
@@ -126,27 +126,10 @@ def reachable(table: GammaTable, *, max_batch: int, max_len: int) -> GammaTable 
     rows = [i for i in range(nearest_in_log(batches, max_batch) + 1) if table.fits[i][0]]
     columns = [j for j in range(nearest_in_log(lengths, max_len) + 1) if any(table.fits[i][j] for i in rows)]
     with_room = [[max(k for k in columns if k <= j and table.fits[i][k]) for j in columns] for i in rows]
-    cells = {
-        name: [[getattr(table, name)[i][k] for k in row] for i, row in zip(rows, with_room, strict=True)]
-        for name in (
-            "gamma",
-            "speedup",
-            "verdict",
-            "fits",
-            "break_even_gen_len",
-            "idle_speedup",
-            "gamma_set_up",
-            "speedup_low",
-            "speedup_high",
-        )
-        if getattr(table, name) is not None
-    }
-    if not any(map(any, cells.get("gamma_set_up", cells["gamma"]))):
+    gammas = [[table.gamma_of_steps[i][k] for k in row] for i, row in zip(rows, with_room, strict=True)]
+    if not any(map(any, gammas)):
         return None
-    axes = {"batch_sizes": [batches[i] for i in rows], "context_lens": [lengths[j] for j in columns]}
-    return msgspec.structs.replace(
-        table, **axes, **cells, break_even_context=[table.break_even_context[i] for i in rows]
-    )
+    return {"batch_sizes": [batches[i] for i in rows], "context_lens": [lengths[j] for j in columns], "gammas": gammas}
 
 
 def batch_bands(table: GammaTable, context_len: int) -> list[Band]:

@@ -143,14 +143,11 @@ def _vllm_plugin(plan: Deployment) -> str:
         lines.append("Supported: gamma by batch and context, 0 included (gamma_table).")
         if not plan.site.is_cpu:
             lines += [
-                f"Gamma {best.gamma} at every step instead, which whole-step CUDA graphs need: replace the last two by",
+                f"Gamma {best.gamma} at every step, as V1's whole-step CUDA graphs need it: replace the last two by",
                 *(f"  {words}" for words in command(draft).splitlines()),
             ]
-        gammas = plan.table.gamma_of_steps
-        settings["gamma_table"] = {
-            "batch_sizes": plan.table.batch_sizes, "context_lens": plan.table.context_lens, "gammas": gammas
-        }  # fmt: skip
-        draft = _plugin_words(config | {"num_speculative_tokens": max(map(max, gammas))}, settings)
+        gamma = max(map(max, plan.table["gammas"]))
+        draft = _plugin_words(config | {"num_speculative_tokens": gamma}, settings | {"gamma_table": plan.table})
     words = [
         *vllm_words(plan, lines),
         *_vllm_limits(plan, lines),

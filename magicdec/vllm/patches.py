@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from magicdec.errors import ConfigError
 from magicdec.specs.gamma_table import TableGamma
 from magicdec.vllm.settings import DRAFT_CLASS, SPECULATOR_CLASS, read_settings
 
@@ -52,8 +53,9 @@ PATCHES = (
     ),
     Patch(
         name="vllm.config.VllmConfig.__post_init__",
-        reason="asynchronous scheduling is switched off, or refused, for custom classes; with V2 this draft keeps it",
-        unnecessary_when="a custom class can say that it does not wait for the host",
+        reason="asynchronous scheduling is switched off, or refused, for custom classes, and whole-step graphs are "
+        "captured for one gamma; with V2 this draft keeps the first, and has graphs for every gamma of its table",
+        unnecessary_when="a custom class can say that it does not wait for the host, and which gammas it drafts",
     ),
     Patch(
         name="vllm.v1.core.sched.scheduler.Scheduler.__init__",
@@ -202,6 +204,8 @@ def _with_async_scheduling(original: Any) -> Any:
         scheduling = self.scheduler_config
         asked = scheduling.async_scheduling
         scheduling.async_scheduling = None if asked else asked
+        if self.use_v2_model_runner:
+            capture_every_gamma(self)
         original(self)
         if asked is None and self.use_v2_model_runner and self.device_config.device_type != "cpu":
             from vllm.v1.executor.abstract import Executor
@@ -210,6 +214,22 @@ def _with_async_scheduling(original: Any) -> Any:
         scheduling.async_scheduling = bool(asked)  # with V1 the draft refuses it (support.py)
 
     return __post_init__
+
+
+def capture_every_gamma(config: Any) -> None:
+    """Names the gammas of a plan's table in the engine's own table by batch, by which V2 captures whole-step graphs of
+    verification for each of them. The scheduler never looks it up: GammaOfSteps stands in its place."""
+    try:
+        table = read_settings(config.additional_config).gamma_table
+    except ConfigError:  # the draft itself refuses it
+        return
+    if table is None:
+        return
+    most = config.scheduler_config.max_num_seqs
+    gammas = sorted({gamma for row in table.gammas for gamma in row}, reverse=True)[:most]
+    ranges = [(batch, batch, gamma) for batch, gamma in enumerate(gammas, 1)]
+    ranges[-1] = (len(gammas), most, gammas[-1])
+    config.speculative_config.num_speculative_tokens_per_batch_size = ranges
 
 
 def _with_gamma_table(original: Any) -> Any:

@@ -91,8 +91,7 @@ def test_a_trimmed_table_answers_as_the_whole_one_wherever_there_is_room(
     fitting = [gammas[i][j] for i in range(4) for j in range(room[i])]
     if trimmed is None:
         return
-    batches, contexts = tuple(trimmed.batch_sizes), tuple(trimmed.context_lens)
-    cells = TableGamma(batch_sizes=batches, context_lens=contexts, gammas=tuple(map(tuple, trimmed.gamma)))
+    cells = msgspec.convert(trimmed, TableGamma)
     assert cells.max_gamma in fitting
     for b in range(1, batch + 1):
         row = min(range(4), key=lambda i: abs(np.log(whole.batch_sizes[i] / b)))

@@ -54,7 +54,7 @@ def test_the_draft_takes_the_configuration_that_the_engine_makes_of_it(is_fixed:
     text = export("vllm", sample("sparse-self"), site=SITE if is_fixed else CPU)
     words = words_of(text)[3 if is_fixed else len(COMMAND) :]
     if is_fixed:
-        (at,) = [i for i, line in enumerate(text.splitlines()) if "CUDA graphs need" in line]
+        (at,) = [i for i, line in enumerate(text.splitlines()) if "Gamma 3 at every step" in line]
         instead = [line.lstrip("# ") for line in text.splitlines()[at:] if line.startswith("#  ")]
         words = [*words[: words.index("--speculative-config")], *words_of("\n".join(instead))]
         words += ["--enforce-eager"]

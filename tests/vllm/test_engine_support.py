@@ -93,6 +93,26 @@ def test_asynchronous_scheduling_is_refused_on_v1_only(config: Any, monkeypatch:
     check_supported(asked)
 
 
+@pytest.mark.parametrize("most", [1, 2, 8])
+def test_v2_captures_graphs_for_every_gamma_of_the_table(config: Any, most: int) -> None:
+    """By the engine's own reading of its table; the largest gammas where there are fewer sequences than gammas."""
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    from magicdec.vllm.patches import capture_every_gamma
+
+    config.scheduler_config.max_num_seqs = most
+    capture_every_gamma(config)
+    assert config.speculative_config.num_speculative_tokens_per_batch_size is None
+    table = {"batch_sizes": [1, 8], "context_lens": [64, 1024], "gammas": [[0, 3], [1, 3]]}
+    config.additional_config = {"magicdec": {"gamma_table": table}}
+    capture_every_gamma(config)
+    found = build_dynamic_sd_schedule_lookup(
+        config.speculative_config.num_speculative_tokens_per_batch_size,
+        vllm_max_batch_size=most, vllm_num_speculative_tokens=3,
+    )  # fmt: skip
+    assert set(found[1:]) == set(sorted([3, 1, 0], reverse=True)[:most])
+
+
 def test_an_untested_version_stays_as_it_is_and_refuses_the_draft(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm
     from vllm.config import VllmConfig
