@@ -1,4 +1,5 @@
-"""The work being done right now, on stderr: one line that renews itself on a terminal, nothing when quiet or piped.
+"""The work being done right now, on stderr: one line that renews itself on a terminal, nothing when quiet or piped, but
+for `Done` lines, which stay.
 
 A `Step` also says how much is done; the line then has a bar and the time that is left at the pace so far. `Stages`
 makes one bar of work that is done in several parts. Nothing is drawn between messages, so that no thread runs beside
@@ -25,6 +26,12 @@ class Step(str):
         return step
 
 
+class Done(str):
+    """A message that stays: a line of its own, on a terminal and off it."""
+
+    __slots__ = ()
+
+
 Progress = Callable[[str], None]
 PARTS = 10_000
 """Steps of a whole that is made of stages."""
@@ -44,6 +51,9 @@ class Stages:
 
         def show(message: str) -> None:
             nonlocal inside
+            if isinstance(message, Done):
+                self._progress(message)
+                return
             if isinstance(message, Step):
                 inside = max(inside, message.done / message.total)
             self._progress(Step(message, done=int(PARTS * (before + share * inside)), total=PARTS))
@@ -51,11 +61,19 @@ class Stages:
         return show
 
 
+def _line_of_what_stays(message: str) -> None:
+    if isinstance(message, Done):
+        print(message, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def shown_progress(quiet: bool) -> Iterator[Progress]:
     """Gives a function that shows a message or a step; the line is cleared at the end, also after an error."""
-    if quiet or not sys.stderr.isatty():
+    if quiet:
         yield lambda _: None
+        return
+    if not sys.stderr.isatty():
+        yield _line_of_what_stays
         return
     from rich.console import Console
     from rich.markup import escape
@@ -77,7 +95,9 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
     task = bar.add_task("", total=None)
 
     def show(message: str) -> None:
-        if isinstance(message, Step):
+        if isinstance(message, Done):
+            bar.console.print(escape(message), highlight=False, soft_wrap=True)
+        elif isinstance(message, Step):
             if bar.tasks[0].total != message.total or message.done < bar.tasks[0].completed:
                 bar.reset(task, total=message.total)
             bar.update(task, completed=message.done, description=escape(message))

@@ -190,11 +190,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    names = ("README.md", "docs/worked-example.md", "docs/validation.md", "docs/api.md")
-    readme, worked, validation, api = (ROOT / name for name in names)
-    old = {path: path.read_text(encoding="utf-8") for path in (readme, worked, validation, api)}
+    names = ("README.md", "docs/worked-example.md", "docs/validation.md", "docs/api.md", "docs/index.md")
+    readme, worked, validation, api, home = (ROOT / name for name in names)
+    old = {path: path.read_text(encoding="utf-8") for path in (readme, worked, validation, api, home)}
     files = {
         readme: between_markers(old[readme], plan_output(), "plan"),
+        home: between_markers(old[home], plan_output(), "plan"),
         api: between_markers(old[api], plan_options(), "options"),
         worked: between_markers(old[worked], example()),
         validation: between_markers(between_markers(old[validation], summary(), "demo"), table()),

@@ -13,16 +13,17 @@ from tests.processes import watched
 
 SCRIPT = """
 import time
-from magicdec.progress import Step, shown_progress
+from magicdec.progress import Done, Step, shown_progress
 with shown_progress(False) as show:
     show("loading [bold]model[/bold]")
     for done in range(10):
         show(Step(f"repetition {done}", done=done, total=10))
         time.sleep(0.05)
+    show(Done("a stage [1] that has ended"))
 """
 
 
-def test_a_terminal_shows_the_message_as_it_is_and_the_time_left_and_a_pipe_nothing(
+def test_a_terminal_shows_the_message_and_the_time_left_and_a_pipe_what_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -31,10 +32,11 @@ def test_a_terminal_shows_the_message_as_it_is_and_the_time_left_and_a_pipe_noth
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", run.shown)
     assert "loading [bold]model[/bold]" in shown
     assert "repetition 9" in shown
+    assert "a stage [1] that has ended" in shown
     last = shown[shown.rindex("repetition 9") :]
     assert len(re.findall(r"\d:\d\d:\d\d", last.partition("\r")[0])) == 2, last
     piped = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True)
-    assert piped.stderr == b""
+    assert piped.stderr == b"a stage [1] that has ended\n"
 
 
 def test_stages_are_one_whole_that_never_goes_back() -> None:

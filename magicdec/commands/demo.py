@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from magicdec.commands import options
 from magicdec.commands.options import option
-from magicdec.progress import shown_progress
+from magicdec.progress import Done, shown_progress
 from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
@@ -18,14 +21,18 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   magicdec demo
-  magicdec demo -o elsewhere --quiet
+  magicdec demo --quick -o elsewhere
 """
+WHOLE, QUICK = "about 4 minutes on two cores", "about a minute on two cores"
 
 
 def demo_command(
     output: Annotated[Path, option("Directory for profile, plan, records and report.", None, "--output", "-o")] = Path(
         "demo-output"
     ),
+    quick: Annotated[
+        bool, option("Fewer shapes, prompts and configurations: about a minute.", None, "--quick")
+    ] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Calibrate, plan, run, compare, report: a few minutes.
@@ -45,8 +52,10 @@ def demo_command(
     check_writable(output / "report.html")
     records = output / "records.jsonl"
     records.unlink(missing_ok=True)  # a demo is of this machine, now
-    with shown_progress(quiet) as show:
-        result = run_demo(output, progress=show)
+    with shown_progress(quiet) as show, _kept(records):
+        loads, long = ("two", QUICK) if quick else ("three", WHOLE)
+        show(Done(f"calibrate, plan, decode at {loads} loads, check greedy output, report: {long}"))
+        result = run_demo(output, progress=show, quick=quick)
         show("writing the report")
         write_atomic(output / "plan.json", result.plan.to_json())
         data = ReportData.from_records(
@@ -59,6 +68,17 @@ def demo_command(
         if has_pdf := find_spec("typst") is not None:
             write_pdf(data, output / "report.pdf")
     _print_summary(result, output, time.monotonic() - started, has_pdf=has_pdf)
+
+
+@contextmanager
+def _kept(records: Path) -> Iterator[None]:
+    """Says what is kept of an interrupted demo."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if records.exists():
+            print(f"kept what was measured; magicdec report {records} -o report.html shows it", file=sys.stderr)
+        raise
 
 
 def _print_summary(result: DemoResult, output: Path, elapsed_s: float, *, has_pdf: bool) -> None:

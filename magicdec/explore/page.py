@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from magicdec.errors import MagicdecError
-from magicdec.explore.state import CONTROLS, Catalog, link, shown
+from magicdec.explore.state import CONTROLS, MAIN_CONTROLS, Catalog, link, shown
 from magicdec.perfmodel.plan.planner import Plan, plan
 from magicdec.plan_document import Candidate
 from magicdec.plan_request import Request
@@ -23,7 +23,7 @@ from magicdec.reports.style import PAPER, raw_svg
 from magicdec.reports.tables import Table, candidate_table
 
 TEMPLATES = Path(__file__).parent / "templates"
-FIGURES = ("gamma", "heatmap", "limits", "memory")
+FIGURES = ("heatmap", "gamma", "speedup-by-batch", "speedup-by-budget", "limits", "memory")
 """The figures of the page, in its order; those that a state holds nothing for are left out."""
 DRAFT_FIELDS = ("draft", "draft_method", "draft_budget")
 REMEMBERED = 32
@@ -64,7 +64,13 @@ class Explorer:
         values = {name: given.get(name, text) for name, text in shown(state).items()}
         choices = {name: self.catalog.choices(name) for name, each in CONTROLS.items() if each.kind == "choice"}
         page = self._templates.get_template("explore.html").render(
-            controls=CONTROLS, start=_start(self.catalog), values=values, choices=choices, figures=FIGURES, **answered
+            controls=CONTROLS,
+            main=MAIN_CONTROLS,
+            start=_start(self.catalog),
+            values=values,
+            choices=choices,
+            figures=FIGURES,
+            **answered,
         )
         return page, "error" not in answered
 

@@ -12,21 +12,23 @@ import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile
-from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
+from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_aliases, hardware_names, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.plan_request import Request, fields_of, given
 from magicdec.specs.catalog import load_model_spec, model_names
+from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import OWN_METHOD, SPARSE_METHODS
-from magicdec.units import GIGA
+from magicdec.units import GIGA, parse_count
 
 METHODS = (*SPARSE_METHODS, "full", *OWN_METHOD)
 MAX_DRAFT_PARAMETERS = 4 * GIGA
 MAX_DIGITS = 12
-FORMATS = {"weight_dtype": ("bf16", "fp8", "int8", "int4", "fp32"), "kv_dtype": ("bf16", "fp8", "int4", "fp32")}
+FORMATS = ("weight_dtype", "kv_dtype", "draft_weight_dtype", "draft_kv_dtype")
 EXAMPLES = {
-    "whole": "a whole number like 64",
+    "whole": "a whole number like 64 or 32k",
+    "number": "a number like 0.7",
     "share": "a number from 0 to 1, like 0.8",
     "milliseconds": "a number of milliseconds like 30",
     "dollars": "a number of dollars like 2.5",
@@ -38,7 +40,7 @@ class Control:
     """One control: its label, how it is read, and what it may be left empty for."""
 
     label: str
-    kind: Literal["choice", "whole", "share", "milliseconds", "dollars"]
+    kind: Literal["choice", "whole", "number", "share", "milliseconds", "dollars"]
     empty: str = ""
     """Meaning of an empty control; "" where it must be filled."""
     hint: str = ""
@@ -49,14 +51,19 @@ class Control:
 CONTROLS: dict[str, Control] = {
     "model": Control(label="Model", kind="choice"),
     "hardware": Control(label="Hardware", kind="choice"),
+    "batch": Control(label="Batch", kind="whole", hint="sequences"),
+    "context": Control(label="Context", kind="whole", hint="tokens of the prompt, as 32k"),
+    "draft": Control(label="Draft", kind="choice", empty="every measured one"),
+    "acceptance": Control(
+        label="Acceptance", kind="share", empty="as measured", hint="0 to 1; empty: as measured",
+        option="acceptance_rate",
+    ),
     "engine": Control(label="Engine", kind="choice", empty="the device's"),
     "tp": Control(label="Tensor parallel", kind="whole", empty="the whole node", hint="ranks; empty: the whole node"),
-    "batch": Control(label="Batch", kind="whole", hint="sequences"),
-    "context": Control(label="Context", kind="whole", hint="tokens of the prompt"),
+    "gpus": Control(label="GPUs", kind="whole", empty="tensor parallel's", hint="in all; empty: tensor parallel's"),
     "gen_len": Control(
         label="Output", kind="whole", empty="decoding alone", hint="tokens of a request; empty: decoding alone"
     ),
-    "draft": Control(label="Draft", kind="choice", empty="every measured one"),
     "budget": Control(
         label="Draft budget", kind="whole", empty="searched", hint="KV slots per draft step; empty: searched",
         option="draft_budget",
@@ -65,17 +72,18 @@ CONTROLS: dict[str, Control] = {
         label="Draft tensor parallel", kind="whole", empty="all ranks", hint="ranks of the draft; empty: all"
     ),
     "gamma": Control(label="γ", kind="whole", empty="searched", hint="drafted per step; empty: searched"),
-    "acceptance": Control(
-        label="Acceptance", kind="share", empty="as measured", hint="0 to 1; empty: as measured",
-        option="acceptance_rate",
-    ),
+    "temperature": Control(label="Temperature", kind="number", empty="1", hint="0 is greedy; empty: 1"),
     "weight_dtype": Control(label="Weights", kind="choice", empty="the default"),
     "kv_dtype": Control(label="KV cache", kind="choice", empty="the default"),
+    "draft_weight_dtype": Control(label="Draft's weights", kind="choice", empty="the default"),
+    "draft_kv_dtype": Control(label="Draft's KV cache", kind="choice", empty="the default"),
     "tpot_ms": Control(label="Limit per token", kind="milliseconds", empty="none", hint="ms; empty: none"),
     "ttft_ms": Control(label="Limit to first token", kind="milliseconds", empty="none", hint="ms; empty: none"),
     "price": Control(label="Price", kind="dollars", empty="none", hint="dollars per device and hour; empty: none"),
 }  # fmt: skip
 """The page's controls in order, under their names in a link; `draft` holds the plan's draft or draft method."""
+MAIN_CONTROLS = tuple(CONTROLS)[:6]
+"""Those that are always shown; the others are folded until one of them is set."""
 START = Request(batch_sizes=(64,))
 
 
@@ -154,7 +162,7 @@ class Catalog:
         if name == "engine":
             return engine_names()
         if name in FORMATS:
-            return list(FORMATS[name])
+            return list(DTYPE_BYTES)
         small = [each for each in model_names() if load_model_spec(each).num_parameters <= MAX_DRAFT_PARAMETERS]
         return [*METHODS, *small]
 
@@ -176,13 +184,14 @@ class Catalog:
                 raise ConfigError(f"{name} must be given")
             return None
         if control.kind == "choice":
+            text = hardware_aliases().get(text, text) if name == "hardware" else text
             if text not in (known := self.choices(name)):
                 raise unknown_choice(name, text, known)
             return text
         try:
             if len(text) > MAX_DIGITS:
                 raise ValueError(text)
-            return int(text) if control.kind == "whole" else float(text)
+            return parse_count(text) if control.kind == "whole" else float(text)
         except ValueError:
             example = EXAMPLES[control.kind]
             raise ConfigError(f"{name} must be {example}, not '{text[:40]}'") from None

@@ -8,6 +8,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from magicdec.explore.page import FIGURES
 from magicdec.explore.server import Server
 from tests.headless import DESKTOP, PHONE, accessibility_faults, opened, too_wide
 
@@ -39,7 +40,7 @@ def page(driver: webdriver.Chrome, server: Server) -> webdriver.Chrome:
 def test_it_opens_with_an_answer_figures_and_no_errors(page: webdriver.Chrome, server: Server) -> None:
     assert "1." in verdict(page)
     shown = [figure.get_attribute("id") for figure in page.find_elements(By.CSS_SELECTOR, "#figures figure")]
-    assert shown == ["figure-gamma", "figure-heatmap", "figure-limits", "figure-memory"]
+    assert shown == [f"figure-{name}" for name in FIGURES]
     assert page.get_log("browser") == []
     requests = page.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
     assert all(url.startswith((server.url, "data:")) for url in requests)
@@ -82,6 +83,7 @@ def test_two_settings_stand_side_by_side_and_the_link_holds_both(page: webdriver
     field.send_keys("16")
     says(page, "batch 16")
     assert "batch 64" in page.find_element(By.ID, "beside").text
+    assert "batch 64 instead of 16" in page.find_element(By.ID, "difference").text
     page.get(page.current_url)
     page.refresh()
     WebDriverWait(page, PATIENCE_S).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
@@ -130,6 +132,16 @@ def test_the_answer_is_said_to_those_who_cannot_see_it(page: webdriver.Chrome) -
             assert control.accessible_name, control.get_attribute("outerHTML")
 
 
+@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+def test_the_answer_and_the_first_figure_are_on_the_first_screen(
+    driver: webdriver.Chrome, server: Server, size: tuple[int, int]
+) -> None:
+    page = settled(opened(driver, server.url, size))
+    top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
+    assert page.execute_script(top, ".facts") < page.execute_script("return window.innerHeight")
+    assert page.execute_script(top, "#figures svg") < page.execute_script("return window.innerHeight") - 100
+
+
 @pytest.mark.parametrize("size", [PHONE, (320, 640), DESKTOP])
 def test_nothing_overflows(driver: webdriver.Chrome, server: Server, size: tuple[int, int]) -> None:
     page = settled(opened(driver, server.url, size))
@@ -159,7 +171,7 @@ def test_it_answers_with_scripts_off(driver: webdriver.Chrome, server: Server) -
         page.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
         says(page, "batch 16")
         pictures = page.find_elements(By.CSS_SELECTOR, "#figures img")
-        assert len(pictures) == 4
+        assert len(pictures) == len(FIGURES)
         WebDriverWait(page, PATIENCE_S).until(lambda _: all(int(p.get_property("naturalWidth")) > 0 for p in pictures))
     finally:
         page.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

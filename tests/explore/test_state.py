@@ -55,10 +55,10 @@ def test_any_query_is_a_state_or_an_error_of_the_users(query: str) -> None:
     ("query", "message"),
     [
         ("model=llama-3.1-8x", "did you mean llama-3.1-8b?"),
-        ("hardware=h100", "did you mean h100"),
+        ("hardware=h10", "did you mean "),
         ("draft=snapvk", "did you mean snapkv?"),
         ("bacth=3", "did you mean batch?"),
-        ("batch=many", "a whole number like 64, not 'many'"),
+        ("batch=many", "a whole number like 64 or 32k, not 'many'"),
         ("batch=9999999999999999999999", "a whole number"),
         ("context=", "context must be given"),
         ("acceptance=high", "from 0 to 1"),
@@ -69,6 +69,12 @@ def test_a_bad_link_says_what_is_wrong(query: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         CATALOG.read(query)
     assert message in str(raised.value)
+
+
+def test_values_are_read_as_the_command_line_reads_them() -> None:
+    state = CATALOG.read("hardware=a100&context=32k&gpus=8&temperature=0.5&draft_weight_dtype=fp8")
+    assert (state.hardware, state.context_lens, state.num_gpus) == (("a100-sxm-80gb",), (32_768,), 8)
+    assert (state.temperature, state.draft_weight_dtype) == (0.5, "fp8")
 
 
 @pytest.mark.parametrize("query", ["", "draft=streamingllm&budget=512&gamma=3", "acceptance=0.8&batch=16&tp=4"])

@@ -53,6 +53,8 @@
       }
       answer.innerHTML = html;
       window.enhance(answer);
+      const pinned = new URLSearchParams(location.hash.slice(1)).get("setting");
+      if (pinned !== null) showDifference(pinned);
       status.textContent = answer.querySelector(".verdict").textContent;
       await drawFigures(state, signal);
     } catch (error) {
@@ -87,6 +89,14 @@
 
   // A second setting beside the first: kept in the address after the #, so that the link shows both.
   const beside = document.getElementById("beside");
+  // What the two settings differ in, and both speedups.
+  const showDifference = (pinned) => {
+    const [one, other] = [new URLSearchParams(query()), new URLSearchParams(pinned)];
+    const value = (params, name) => params.get(name) ?? form.dataset[name] ?? "auto";
+    const names = [...new Set([...one.keys(), ...other.keys()])].filter((name) => value(one, name) !== value(other, name));
+    const text = names.map((name) => `${name.replaceAll("_", " ")} ${value(other, name)} instead of ${value(one, name)}`);
+    document.getElementById("difference").textContent = text.length ? `${text.join(", ")}.` : "The same as this one so far.";
+  };
   const showBeside = async () => {
     const pinned = new URLSearchParams(location.hash.slice(1)).get("setting");
     beside.hidden = pinned === null;
@@ -94,6 +104,7 @@
     document.getElementById("pinned").href = "/?" + pinned;
     const response = await fetch("/answer?" + pinned);
     beside.lastElementChild.innerHTML = await response.text();
+    showDifference(pinned);
     window.enhance(beside);
   };
   const pin = (pinned) => {
@@ -106,7 +117,7 @@
   showBeside();
 
   // Less and more: counts of sequences and tokens double and halve, the others move by one notch.
-  const START = { tp: 8, budget: 512, draft_tp: 1, gamma: 3, acceptance: 0.8, tpot_ms: 30, ttft_ms: 1000, gen_len: 256, price: 2 };
+  const START = { tp: 8, budget: 512, draft_tp: 1, gamma: 3, acceptance: 0.8, tpot_ms: 30, ttft_ms: 1000, gen_len: 256, price: 2, gpus: 8, temperature: 1 };
   const moved = (name, text, step) => {
     const value = Number(text);
     if (text.trim() === "" || !Number.isFinite(value)) return START[name] ?? text;

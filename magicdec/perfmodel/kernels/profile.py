@@ -85,7 +85,7 @@ KERNELS: tuple[type[Curve], ...] = (
 
 
 @lru_cache(maxsize=1)
-def _aliases() -> dict[str, str]:
+def hardware_aliases() -> dict[str, str]:
     """Catalog names and aliases."""
     names: dict[str, str] = {}
     for path in sorted(HARDWARE_DIRECTORY.glob("*.toml")):
@@ -97,7 +97,7 @@ def _aliases() -> dict[str, str]:
 
 def hardware_names() -> list[str]:
     """Names of the catalog, without aliases."""
-    return sorted(set(_aliases().values()))
+    return sorted(set(hardware_aliases().values()))
 
 
 def load_hardware(name_or_path: str | Path) -> HardwareProfile:
@@ -116,7 +116,7 @@ def _of_catalog(name: str, given: str) -> HardwareProfile:
     direct = HARDWARE_DIRECTORY / f"{name}.toml"
     if direct.is_file():
         return _load_file(direct)
-    stem = _aliases().get(name)
+    stem = hardware_aliases().get(name)
     if stem is None:
         raise unknown_choice("hardware", given, hardware_names())
     return _load_file(HARDWARE_DIRECTORY / f"{stem}.toml")
@@ -125,9 +125,9 @@ def _of_catalog(name: str, given: str) -> HardwareProfile:
 def _load_file(path: Path) -> HardwareProfile:
     profile = converted(read_toml(path, "hardware profile"), HardwareProfile, where=str(path))
     if profile.curves_from:
-        if profile.curves_from not in _aliases() or _aliases()[profile.curves_from] == path.stem:
+        if profile.curves_from not in hardware_aliases() or hardware_aliases()[profile.curves_from] == path.stem:
             raise ConfigError(
-                f"{path}: key 'curves_from': {unknown_choice('hardware', profile.curves_from, _aliases())}"
+                f"{path}: key 'curves_from': {unknown_choice('hardware', profile.curves_from, hardware_aliases())}"
             )
         profile = _borrow(profile, load_hardware(profile.curves_from))
     return profile

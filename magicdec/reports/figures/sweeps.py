@@ -217,8 +217,8 @@ def _place(record: Record) -> str:
 
 def speedup_by_budget(data: ReportData) -> Chart | None:
     """Speedup against the draft's budget, each at the gamma predicted best, for each way to keep a budget."""
-    reference = data.reference
-    if reference is None or not reference.is_speculative:
+    reference = _leading(data)
+    if reference is None:
         return None
     place = (reference.batch_size, reference.context_len, reference.hardware, reference.temperature)
 
@@ -242,8 +242,8 @@ def speedup_by_budget(data: ReportData) -> Chart | None:
 
 def speedup_by_batch(data: ReportData) -> Chart | None:
     """Speedup against the batch for several contexts, at the budget and gamma predicted best of each."""
-    reference = data.reference
-    if reference is None or not reference.is_speculative:
+    reference = _leading(data)
+    if reference is None:
         return None
     own = (reference.model, reference.draft, reference.draft_method, reference.temperature)
     every = [
@@ -261,6 +261,14 @@ def speedup_by_batch(data: ReportData) -> Chart | None:
         lines = [Line(name, found, measured.get(name, [])) for name, found in _of_table(data.plan.gamma_table)]
     draft = draft_name(reference.draft, reference.draft_method)
     return _chart(data, "speedup-by-batch", lines, "batch size", f"{reference.model}, {draft}", _batch_title)
+
+
+def _leading(data: ReportData) -> Record | None:
+    """The report's reference, or where that is no draft the fastest draft."""
+    if data.reference is not None and data.reference.is_speculative:
+        return data.reference
+    rows = [r for r in (*data.measured, *data.predicted) if r.is_speculative and r.speedup]
+    return max(rows, key=lambda r: r.speedup or 0.0, default=None)
 
 
 def _named(context: int) -> str:
