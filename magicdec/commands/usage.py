@@ -22,7 +22,7 @@ SECTIONS = {
     "Model and devices": "model hardware engine tp gpus pp ep dp_attention weights weight_dtype kv_dtype dtype device",
     "Load and limits": "batch context context_spread gen_len workload tpot_ms ttft_ms price prompts queue num_prompts",
     "Arrivals": "rate burstiness requests cached balance p95_ttft_ms p95_tpot_ms",
-    "Draft": "draft draft_method draft_budget draft_tp gamma draft_weight_dtype draft_kv_dtype acceptance "
+    "Draft": "draft draft_model draft_method draft_budget draft_tp gamma draft_weight_dtype draft_kv_dtype acceptance "
     "acceptance_rate simulate_acceptance adaptive",
     "Sampling": "temperature top_p top_k seed stop_at_eos",
     "A server": "server results concurrency prompt_len output_len rounds dry_run target",

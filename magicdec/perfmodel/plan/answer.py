@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def _candidate(
             "draft_budget": budget or None,
             "draft_tp_size": int(value["draft_tp_size"]),
             "acceptance_source": acceptance.source if acceptance is not None else "",
-            "draft_checkpoint": device.request.draft_model or (acceptance.checkpoint if acceptance is not None else ""),
+            "draft_checkpoint": _checkpoint(device, acceptance),
             "acceptance_extrapolated": is_extrapolated(acceptance, budget, value["context_len"], value["gamma"]),
             "break_even_gen_len": int(paid) if math.isfinite(paid) else None,
             "marks": _marks(setup, acceptance, value["context_len"]),
@@ -128,6 +129,13 @@ def _candidate(
         and (request.ttft_limit_s is None or first_s <= request.ttft_limit_s),
         cost_per_million_tokens_usd=price / SECONDS_PER_HOUR / per_second * MEGA if price else None,
     )
+
+
+def _checkpoint(device: Device, acceptance: AcceptanceProfile | None) -> str:
+    """The head that was named, as engines load it, else the one whose acceptance was published."""
+    if (named := device.request.draft_model) is not None:
+        return str(Path(named).parent if named.endswith(".json") else named)
+    return acceptance.checkpoint if acceptance is not None else ""
 
 
 def _marks(setup: Setup, acceptance: AcceptanceProfile | None, context: float) -> list[str]:
