@@ -12,14 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
-from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
+from magicdec.perfmodel.acceptance import AcceptanceProfile, Measurement, fit_profile
+from magicdec.perfmodel.acceptance.fit import measurements_of
 from magicdec.progress import Stages, Step
-from magicdec.runtime.generate import DecodeResult
 from magicdec.specs.speculation import MODEL_METHODS, SELF, SPARSE_METHODS, DraftMethod, SamplingSpec, SpeculationSpec
 
 DRAFTS_METHODS: dict[str, tuple[str, ...]] = {SELF: SPARSE_METHODS, "ngram": ("ngram",)}
@@ -64,7 +63,7 @@ class AcceptanceCounts:
     """`rows`: counts by (method, budget, context, sequence, position): blocks that reached the position, and accepted
     there. `prefill_s` by context, `decode_s` by (method, budget, context)."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Measurement] = field(default_factory=list)
     prefill_s: dict[int, float] = field(default_factory=dict)
     decode_s: dict[tuple[str, int, int], float] = field(default_factory=dict)
 
@@ -103,7 +102,12 @@ def measure_acceptance(
             result = session.run(speculation, run_to_end=True)
             key = (speculation.draft_method, speculation.draft_budget or context, context)
             counts.decode_s[key] = time.perf_counter() - started
-            counts.rows.extend(_rows(result, speculation, context=context, temperature=request.temperature))
+            cell = {
+                "budget": speculation.draft_budget or context,
+                "context": context,
+                "temperature": request.temperature,
+            }
+            counts.rows.extend(measurements_of(result.counts, draft_method=speculation.draft_method, **cell))
     return counts
 
 
@@ -124,34 +128,20 @@ def _benchmark_request(
     )
 
 
-def _rows(
-    result: DecodeResult, speculation: SpeculationSpec, *, context: int, temperature: float
-) -> list[dict[str, Any]]:
-    shared = {
-        "draft_method": speculation.draft_method, "budget": speculation.draft_budget or context, "context": context,
-        "temperature": temperature,
-    }  # fmt: skip
-    return [
-        # other contexts have other prompts
-        {**shared, "position": position, "trials": trials, "accepted": accepted, "sequence": f"{context}:{sequence}"}
-        for sequence, position, trials, accepted in result.counts.cells()
-    ]
-
-
 def fit_profiles(request: AcceptanceRequest, counts: AcceptanceCounts) -> list[AcceptanceProfile]:
     """One profile per draft method."""
     rows = counts.rows
 
     def num_blocks(method: str) -> int:
-        return sum(row["trials"] for row in rows if row["draft_method"] == method and row["position"] == 1)
+        return round(sum(row.trials for row in rows if row.draft_method == method and row.position == 1))
 
     return [
         fit_profile(
-            [row for row in rows if row["draft_method"] == method],
+            [row for row in rows if row.draft_method == method],
             model=request.model,
             draft=request.draft,
             dataset=request.prompts,
             source=f"measured on {num_blocks(method)} speculative blocks of {request.num_prompts} prompts per context",
         )
-        for method in dict.fromkeys(row["draft_method"] for row in rows)
+        for method in dict.fromkeys(row.draft_method for row in rows)
     ]

@@ -58,24 +58,24 @@ def test_counts_are_those_of_whole_blocks_of_every_prompt(counts: AcceptanceCoun
     """A block reaches position 2 when position 1 was accepted; every prompt emits at least gen_len tokens."""
     by_sequence: dict[tuple[object, ...], dict[int, tuple[int, int]]] = {}
     for row in counts.rows:
-        key = row["draft_method"], row["budget"], row["context"], row["sequence"]
-        by_sequence.setdefault(key, {})[row["position"]] = row["trials"], row["accepted"]
+        key = row.draft_method, row.budget, row.context, row.sequence
+        by_sequence.setdefault(key, {})[row.position] = row.trials, row.accepted
     assert len(by_sequence) == 2 * 3 * 2 * 3
     for positions in by_sequence.values():
         blocks, accepted = positions[1]
         deeper, accepted_deeper = positions.get(2, (0, 0))
         assert deeper == accepted
         assert blocks + accepted + accepted_deeper >= REQUEST.gen_len
-    assert len({row["sequence"] for row in counts.rows}) == 2 * 3  # a context's prompts are its own
+    assert len({row.sequence for row in counts.rows}) == 2 * 3  # a context's prompts are its own
 
 
 def test_a_profile_for_each_method_holds_the_counted_rates(counts: AcceptanceCounts) -> None:
     for profile in fit_profiles(REQUEST, counts):
-        rows = [r for r in counts.rows if r["draft_method"] == profile.draft_method and r["position"] == 1]
+        rows = [r for r in counts.rows if r.draft_method == profile.draft_method and r.position == 1]
         for measured in profile.measured:
-            cell = [r for r in rows if (r["budget"], r["context"]) == (measured.budget, measured.context)]
-            assert measured.trials[0] == sum(r["trials"] for r in cell)
-            assert measured.rates[0] == pytest.approx(sum(r["accepted"] for r in cell) / measured.trials[0])
+            cell = [r for r in rows if (r.budget, r.context) == (measured.budget, measured.context)]
+            assert measured.trials[0] == sum(r.trials for r in cell)
+            assert measured.rates[0] == pytest.approx(sum(r.accepted for r in cell) / measured.trials[0])
         assert profile.held_out_error is not None
 
 
@@ -137,9 +137,9 @@ def test_ngram_counts_are_those_of_lookups_in_the_emitted_text() -> None:
     assert any(lengths)
     rows = measure_acceptance(request).rows
     for position in (1, 2):
-        cell = [row for row in rows if row["position"] == position]
-        assert sum(row["trials"] for row in cell) == sum(each >= position - 1 for each in lengths)
-        assert sum(row["accepted"] for row in cell) == sum(each >= position for each in lengths)
+        cell = [row for row in rows if row.position == position]
+        assert sum(row.trials for row in cell) == sum(each >= position - 1 for each in lengths)
+        assert sum(row.accepted for row in cell) == sum(each >= position for each in lengths)
 
 
 def test_methods_that_do_not_go_with_a_draft_are_refused() -> None:

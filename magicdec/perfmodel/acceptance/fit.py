@@ -86,38 +86,18 @@ class HeldOut:
     noise: float
 
 
-def measurements_from_rows(rows: Any) -> list[Measurement]:
-    """Measurements from structs, mappings, or a mapping of columns; rows without trials are dropped.
-
-    Raises ConfigError naming the row.
-    """
-    if isinstance(rows, Mapping):
-        columns = {str(key): list(value) for key, value in rows.items()}
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+def measurements_from_rows(rows: Iterable[Measurement | Mapping[str, Any]]) -> list[Measurement]:
+    """Measurements of rows; those without trials are dropped. Raises ConfigError naming the row."""
     kept: list[Measurement] = []
-    known = set(Measurement.__struct_fields__)
     for number, row in enumerate(rows, 1):
-        fields = _fields(row, known)
-        if fields.get("budget") is None:
-            fields["budget"] = fields.get("context")
         try:
-            measurement = msgspec.convert(fields, Measurement, strict=False)
+            each = row if isinstance(row, Measurement) else msgspec.convert(row, Measurement, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"acceptance measurement {number}: {error}") from error
-        if measurement.trials > 0:
-            kept.append(measurement)
+        kept += [each] if each.trials > 0 else []
     if not kept:
         raise ConfigError("no acceptance measurement with at least one trial")
     return kept
-
-
-def _fields(row: Any, known: set[str]) -> dict[str, Any]:
-    items: Iterable[tuple[str, Any]]
-    if isinstance(row, Mapping):
-        items = row.items()
-    else:
-        items = ((name, getattr(row, name)) for name in known if hasattr(row, name))
-    return {key: value.item() if isinstance(value, np.generic) else value for key, value in items if key in known}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,12 +258,15 @@ def _errors(solution: Solution, cells: _Cells, factor: float) -> LawError:
     )
 
 
-def measurements_of(counts: Counts, *, draft_method: DraftMethod, budget: float, context: float) -> list[Measurement]:
-    """Counts at one budget and context as rows to fit; several clusters are told apart."""
+def measurements_of(
+    counts: Counts, *, draft_method: DraftMethod, budget: float, context: float, temperature: float | None = None
+) -> list[Measurement]:
+    """Counts at one budget and context as rows to fit; several clusters are told apart, and from other contexts'."""
     return [
         Measurement(
             draft_method=draft_method, budget=budget, context=context, position=position, trials=tried,
-            accepted=accepted, sequence=cluster if len(counts.steps) > 1 else None,
+            accepted=accepted, temperature=temperature,
+            sequence=f"{context:g}:{cluster}" if len(counts.steps) > 1 else None,
         )
         for cluster, position, tried, accepted in counts.cells()
     ]  # fmt: skip
