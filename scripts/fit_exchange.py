@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
-from scipy.optimize import least_squares
 
+from magicdec.fitting import Free, solve
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.kernels.links import Exchange, ExchangeCurve, exchange_time
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
@@ -25,7 +25,10 @@ from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 ROWS = Path(__file__).parents[1] / "tests" / "data" / "systems" / "exchange.csv.gz"
 NEAR = ("overhead_s", "link_efficiency")
 FAR = (*NEAR, "network_overhead_s", "network_efficiency")
-START = {"overhead_s": 1.5e-5, "link_efficiency": 0.6, "network_overhead_s": 1e-5, "network_efficiency": 0.9}
+START = {
+    name: Free(scale="linear", prior=value, spread=math.inf, limits=(0.01 * value, 6.0 * value), unit=value)
+    for name, value in zip(FAR, (1.5e-5, 0.6, 1e-5, 0.9), strict=True)
+}
 Table = dict[str, Array]
 
 
@@ -60,16 +63,12 @@ def mean_error(hw: HardwareProfile, curve: ExchangeCurve, table: Table) -> float
 
 def fitted(hw: HardwareProfile, table: Table) -> ExchangeCurve:
     """Least soft-L1 loss of the logarithms, as for the kernels' curves."""
-    names = FAR if table["num_ranks"].max() > hw.link.reach else NEAR
-    scale = np.array([START[name] for name in names])
-
-    def curve(x: Any) -> ExchangeCurve:
-        return msgspec.structs.replace(ExchangeCurve.of(hw), **dict(zip(names, (x * scale).tolist(), strict=True)))
-
-    found = least_squares(
-        lambda x: log_errors(hw, curve(x), table), np.ones(len(names)), bounds=(0.01, 6.0), loss="soft_l1", f_scale=0.1
+    free = {name: START[name] for name in (FAR if table["num_ranks"].max() > hw.link.reach else NEAR)}
+    own = ExchangeCurve.of(hw)
+    found = solve(
+        free, lambda values: log_errors(hw, msgspec.structs.replace(own, **values), table), loss="soft_l1", f_scale=0.1
     )
-    return curve(found.x)
+    return msgspec.structs.replace(own, **found.values)
 
 
 def without(table: Table, ranks: float) -> tuple[Table, Table]:

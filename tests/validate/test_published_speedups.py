@@ -119,6 +119,16 @@ def test_unusable_rows_are_refused_in_one_line(tmp_path: Path, line: str, messag
         validate_published([path])
 
 
+def test_a_row_that_cannot_be_used_is_one_line_and_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    good = "llama-3.1-8b,self,streamingllm,512,a100,8,32000,64,3,1.3"
+    path.write_text(HEADER + "\n".join((good, good.replace("streamingllm", "streamingl"), good.replace("1.3", ""))))
+    document = validate_published([path])
+    assert [group["rows"] for group in document["groups"]] == [2]  # one without a speedup
+    (line,) = document["refused"]
+    assert line.startswith(f"{path}:3: unknown draft method 'streamingl': did you mean streamingllm")
+
+
 def test_a_table_with_neither_speedup_nor_latency_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("target,draft,device,tp_size,context_len,batch_size\nllama-3.1-8b,self,a100,8,4000,8\n")

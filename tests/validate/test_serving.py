@@ -120,6 +120,14 @@ def test_a_bad_row_is_one_line_and_leaves_the_others(tmp_path, old, new, match):
     assert next(group for group in document["groups"] if "/tp " in group["name"])["rows"] == 1
 
 
+def test_names_of_publishers_and_engines_are_those_of_the_catalog(tmp_path):
+    theirs = LINE.replace("llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct").replace("vllm 0.12.0", "vLLM 0.12.0")
+    path = write(tmp_path / "x.csv", LINE, theirs.replace(",bf16,bf16,", ",float16,auto,"))
+    ours, same = read_rows([path], ServingRow)[0]
+    assert msgspec.structs.replace(same, where=ours.where, engine_version=ours.engine_version) == ours
+    assert predict_rows([ours]) == predict_rows([same])
+
+
 def test_a_file_without_a_column_is_refused(tmp_path):
     (tmp_path / "x.csv").write_text("source,model\na,b\n")
     with pytest.raises(ConfigError, match="lacks the column"):
