@@ -44,6 +44,8 @@ SOURCES = {
     "relative_error": "spread of the fitted rows, with each tp left out if that is wider; other_device_error and "
     "other_model_error with each left out in turn",
 }
+PAIRS_SCRIPT = "scripts/fit_speculation.py"
+"""The script whose constants of drafts stay as they are."""
 NO_DRAFTS_MEASURED = "vLLM's, on top of this engine's own step: nothing was measured"
 
 
@@ -106,6 +108,9 @@ def fit_drafts(profiles: list[EngineProfile], rows: list[ServingRow]) -> list[En
     result: list[EngineProfile] = []
     for profile in profiles:  # vLLM's first
         mine = [row for row in rows if row.engine == profile.name]
+        if PAIRS_SCRIPT in profile.sources.get("draft costs", ""):
+            result.append(profile)
+            continue
         if mine:
             fitted = fit_engines(mine, {profile.name: profile}, DRAFT_PRIORS)[profile.name]
             costs = {name: float(f"{getattr(fitted, name):.3g}") for name in DRAFT_PRIORS}

@@ -40,6 +40,7 @@ PRIORS = {
     "speculation_sequence_s": Free(prior=15e-6, spread=1.0),
     "greedy_accept_passes": Free(prior=5.0, spread=0.7),
     "uncaptured_pass_s": Free(prior=1.2e-3, spread=0.5),
+    "query_tile_reread": Free(prior=0.5, spread=0.5),
 }
 EXPANDS_BEFORE = "0.8"
 """The version before which a batch is expanded by its drafted tokens."""

@@ -177,4 +177,4 @@ def prefill(
 
 def _with_prefill_kernel(engine: EngineProfile) -> EngineProfile:
     """The engine with a prefill kernel, which reads KV once per tile of queries whatever its decode kernel does."""
-    return msgspec.structs.replace(engine, kv_reads="per_sequence", verify_attention_factor=1.0)
+    return msgspec.structs.replace(engine, kv_reads="per_sequence", verify_attention_factor=1.0, query_tile_reread=0.0)

@@ -55,6 +55,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     attention_factor: float = 1.0
     verify_attention_factor: float = 1.0
     """On top of `attention_factor`, where a pass has several query tokens per sequence."""
+    query_tile_reread: float = 0.0
+    """Share of the cache's reading that each further tile of query rows repeats, in verification."""
     draft_attention_factor: float = 1.0
     """On top of `attention_factor`, in the draft's steps over a sparse cache."""
     attention_blocks_per_multiprocessor: float | None = None

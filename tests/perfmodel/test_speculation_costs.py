@@ -79,6 +79,20 @@ def test_flash_attention_2_neither_packs_nor_splits_several_query_tokens():
     assert ratio[1] < 1.2 * ratio[0]
 
 
+def test_packed_heads_read_the_cache_again_for_each_further_tile_of_rows():
+    """Four heads share a KV head: 4 tokens are 16 rows, which one reading serves, 8 tokens take two."""
+    given = setup("h100")
+    one, four, eight = (
+        float(
+            step_terms(given, batch=64, kv_len=8192, draft_kv_len=8192, gamma=gamma).verify.group_seconds()["attention"]
+        )
+        for gamma in (0, 3, 7)
+    )
+    assert four == pytest.approx(one, rel=0.05)
+    assert eight / four == pytest.approx(1.0 + given.engine.query_tile_reread, rel=0.1)
+    assert given.engine.query_tile_reread > 0.2
+
+
 def test_an_8_bit_cache_leaves_captured_graphs_before_hopper():
     for device, is_slower in (("a100", True), ("l40s", True), ("h100", False), ("b200", False)):
         wide, narrow = step(setup(device)), step(setup(device, kv="fp8"))

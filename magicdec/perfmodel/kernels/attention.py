@@ -43,6 +43,8 @@ from magicdec.specs.engine import EngineProfile
 KvReads = Literal["per_sequence", "per_query"]
 AttentionKernel = Literal["measured", "split"]
 QUERY_ROWS_PER_BLOCK = 128
+QUERY_TILE_ROWS = 16
+"""Query rows (heads of one KV head times query tokens) that one reading of the cache serves at least."""
 HEAD_TILE_ROWS = 64.0
 """Query tokens of one head in a block of FlashAttention 2, which computes all of them however few there are. It packs
 the heads of a group together, and splits the context, for one query token only."""
@@ -78,6 +80,8 @@ class Attended(NamedTuple):
     kv_dtype: str = "bf16"
     kv_reads: KvReads = "per_sequence"
     kernel: AttentionKernel = "measured"
+    reread: float = 0.0
+    """Share of the cache's reading that each further `QUERY_TILE_ROWS` repeat, where a kernel packs heads."""
     window: Any = None
 
 
@@ -222,7 +226,10 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         speedup = cache_speedup(hw, self.l2_fraction, self.l2_bandwidth_ratio, kv_bytes, working_set)
         group = num_heads / np.maximum(num_kv_heads, 1.0)
         if tiles is None:
-            tiles = Tiles(np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK), 1.0, 1.0, 0.0)
+            further = np.ceil(query_len * group / QUERY_TILE_ROWS) - np.ceil(group / QUERY_TILE_ROWS)
+            reread = 0.0 if self.splits == "grouped" else work.reread
+            rows = np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK)
+            tiles = Tiles(rows, 1.0, 1.0 + reread * np.maximum(further, 0.0), 0.0)
         bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
         memory_s = (kv_bytes * tiles.reads + query_bytes) / bandwidth / speedup
         rate = self.flops_efficiency * hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
@@ -403,9 +410,10 @@ def attention(at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0)
     time = curve.seconds(
         hw,
         work._replace(
-            kv_len=kv_len, window=None, kv_dtype=kv_dtype, kv_reads=engine.kv_reads, kernel=engine.attention_kernel
+            kv_len=kv_len, window=None, kv_dtype=kv_dtype, kv_reads=engine.kv_reads, kernel=engine.attention_kernel,
+            reread=engine.query_tile_reread,
         ),
-    )
+    )  # fmt: skip
     factor = engine.attention_factor * factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
     return operation("attention", "attention", at, cost, time, kv_dtype, count=count, factor=factor)
 
