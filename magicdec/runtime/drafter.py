@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.runtime.drafters.base import Drafter
+from magicdec.runtime.drafters.compact import StreamingLLMDrafter
 from magicdec.runtime.drafters.draft_model import DraftModelDrafter
 from magicdec.runtime.drafters.fewer_ranks import FewerRanksDrafter
 from magicdec.runtime.drafters.ngram import NgramDrafter
-from magicdec.runtime.drafters.ring import StreamingLLMDrafter
 from magicdec.runtime.drafters.snapkv import SnapKVDrafter
 from magicdec.runtime.drafters.sparse_model import SparseModelDrafter
 from magicdec.runtime.drafters.top_k import TopKDrafter

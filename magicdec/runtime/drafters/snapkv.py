@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from magicdec.runtime.drafters.ring import RingDrafter
+from magicdec.runtime.drafters.compact import RingDrafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import SpeculationSpec

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from magicdec.errors import CapacityError
-from magicdec.runtime.attention import Scoring, Workspace, decode_attention, prefill_attention
+from magicdec.runtime.attention import Scoring, Workspace, prefill_attention
 from magicdec.runtime.drafters.base import Drafter, ProposalBuilder
+from magicdec.runtime.drafters.compact import SlotsPass, ring_slots
 from magicdec.runtime.drafters.draft_model import check_vocabulary
-from magicdec.runtime.drafters.ring import ring_slots
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kv_cache import KVCache, keys_and_values
@@ -50,29 +50,6 @@ class WindowedPrefillPass:
         return prefill_attention(
             query_BTAD, keys, values, num_past=0, scoring=replace(scoring, window=None, chunk=None)
         )
-
-
-class SparsePass:
-    """One or two tokens per sequence, each stored in a slot of its own, over all slots up to the block's last."""
-
-    def __init__(
-        self,
-        cache: KVCache,
-        *,
-        positions_BT: Tensor,
-        slots_BT: Tensor,
-        visible: Visible,
-        workspace: Workspace,
-    ) -> None:
-        self._cache, self._slots_BT = cache, slots_BT
-        self._visible, self._workspace = visible, workspace
-        self.positions_BT = positions_BT
-
-    def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
-        self._cache.write(layer, self._slots_BT, kv_BTPKD)
-        keys, values = self._cache.read(layer, len(query_BTAD))
-        workspace = self._workspace
-        return decode_attention(query_BTAD, keys, values, self._visible, scoring=scoring, workspace=workspace)[0]
 
 
 class SparseModelDrafter(Drafter):
@@ -176,7 +153,7 @@ class SparseModelDrafter(Drafter):
             tokens_BT = builder.step(tokens_BT, attention)
         return builder.build()
 
-    def _pass(self, step: int, *, is_catching_up: bool) -> SparsePass:
+    def _pass(self, step: int, *, is_catching_up: bool) -> SlotsPass:
         lengths_B1 = self.engine.lengths_B[:, None]
         positions_BT, num_slots = lengths_B1 + step, self.budget + step + 1
         slots_BT = self._slots_S[num_slots - 1].expand_as(positions_BT)
@@ -194,7 +171,7 @@ class SparseModelDrafter(Drafter):
             num_open=0 if is_unfilled or is_catching_up else num_slots,
             empty=(self.engine.lengths_B, self.budget) if is_unfilled else None,
         )
-        return SparsePass(
+        return SlotsPass(
             self.cache,
             positions_BT=positions_BT,
             slots_BT=slots_BT,
