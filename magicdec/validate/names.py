@@ -1,4 +1,4 @@
-"""What tables of measured servers call models, engines and number formats."""
+"""Names of models, engines and number formats in tables of measured servers, and the catalog's."""
 
 from __future__ import annotations
 

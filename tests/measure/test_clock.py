@@ -1,8 +1,9 @@
-"""A clock that is set while something is measured: durations come from one that nobody sets."""
+"""Clocks: durations come from one that nobody sets, or from processor time; and calls in a process of their own."""
 
 from __future__ import annotations
 
 import ast
+import os
 import time
 from datetime import datetime
 from itertools import count
@@ -13,8 +14,11 @@ import pytest
 pytest.importorskip("torch")
 
 import magicdec
+from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest
+from magicdec.measure.environment import prepare, seconds
 from magicdec.measure.rank import benchmark
+from magicdec.measure.vllm_session import in_own_process
 from magicdec.specs.speculation import SpeculationSpec
 
 STAMPS = {"records.py", "reports/data.py"}
@@ -54,3 +58,27 @@ def test_a_clock_that_jumps_changes_no_measurement(tmp_path: Path, monkeypatch: 
         assert samples
         assert all(0 < seconds < took_s for seconds in (record.tpot_s, record.prefill_s, *samples))
         assert datetime.fromisoformat(record.environment.created_utc).year >= 2024
+
+
+def fail(message: str) -> None:
+    raise ConfigError(message)
+
+
+def test_a_call_runs_in_another_process_and_its_exception_comes_back() -> None:
+    assert in_own_process(os.getpid) != os.getpid()
+    with pytest.raises(ConfigError, match="what was wrong"):
+        in_own_process(fail, "what was wrong")
+
+
+def test_processor_time_does_not_pass_while_a_process_sleeps() -> None:
+    wall, cpu = seconds("wall"), seconds("cpu")
+    time.sleep(0.2)
+    assert seconds("wall") - wall >= 0.2
+    assert seconds("cpu") - cpu < 0.1
+
+
+def test_processor_time_is_told_on_cpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    with pytest.raises(ConfigError, match="--clock cpu is for --device cpu"):
+        prepare("cpu", "cuda")
+    assert os.environ["OMP_NUM_THREADS"] == "8"

@@ -99,7 +99,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What was asked: arrivals, and limits on the 95th percentiles."""
+    """The question: arrivals, and limits on the 95th percentiles."""
 
     request: PlanRequest
     workload: WorkloadSpec

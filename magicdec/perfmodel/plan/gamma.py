@@ -143,8 +143,8 @@ def _reach_of(device: Device, option: DraftOption, best: Candidate, contexts: Ar
 def _reach(
     device: Device, option: DraftOption, best: Candidate, rows: Prediction, is_usable: BoolArray
 ) -> Reach | None:
-    """Of rows by context, up to the longest at which the draft can run: by whole requests where a length is generated,
-    else by decoding."""
+    """Where a draft pays, of rows by context up to the longest at which it can run: by whole requests where a length is
+    generated, else by decoding."""
     if not is_usable.any():
         return None
     bounds, gen_len = interval(rows, tokens_error(rows, option.acceptance)), device.request.gen_len
