@@ -49,7 +49,7 @@ def test_tokens_at_other_gammas_are_those_of_simulated_steps(a: float, k: float)
     assert runs is not None
     for gamma in (1, 2, 3, 5, 8, 12):
         steps = simulate(gamma, a=a, k=k, runs=20_000, seed=2)
-        assert runs.tokens(gamma) == pytest.approx(1 + np.mean(steps), rel=0.05), gamma
+        assert runs.tokens_per_step(gamma)[0] == pytest.approx(1 + np.mean(steps), rel=0.05), gamma
 
 
 def counts(rates: tuple[float, ...], steps: float = 4000.0) -> list[Measurement]:
@@ -76,7 +76,7 @@ def test_predictions_take_tokens_at_other_gammas_from_the_counts_runs() -> None:
     for batch in (4.0, 32.0, 96.0):
         found = predict(setup, profile, Points(batch=batch, context=2048.0, gamma=gammas))
         tokens = found.expected_tokens_per_step
-        assert tokens == pytest.approx([runs.tokens(int(gamma)) for gamma in gammas], rel=0.01)
+        assert tokens == pytest.approx([runs.tokens_per_step(int(gamma))[0] for gamma in gammas], rel=0.01)
         at = Situation(setup=setup, acceptance=profile, batch_size=batch, context_len=2048.0, gamma=3)
         assert advise(at).best.gamma == int(np.argmin(found.tpot_s))
     assert 2.55 < tokens[8] < 2.7
@@ -105,7 +105,7 @@ def test_where_tokens_are_alike_they_are_the_laws() -> None:
     runs = fit_runs((0.8, 0.8001, 0.8002), (1e-4,) * 3)
     assert runs is not None
     for gamma in (1, 4, 10):
-        assert runs.tokens(gamma) == pytest.approx((1 - 0.8 ** (gamma + 1)) / 0.2, rel=0.01)
+        assert runs.tokens_per_step(gamma)[0] == pytest.approx((1 - 0.8 ** (gamma + 1)) / 0.2, rel=0.01)
 
 
 def test_rates_that_fall_are_no_runs() -> None:

@@ -230,10 +230,6 @@ class Runs:
         where = row.reshape(shift.shape), column.reshape(gamma.shape)
         return (longer.sum(axis=-1)[:, None] / steps)[where], (whole / steps)[where]
 
-    def tokens(self, gamma: int) -> float:
-        """Expected tokens per step."""
-        return float(self.tokens_per_step(gamma)[0])
-
     def log_ratio_error(self, gamma: Any, over: Any) -> Array:
         """One standard deviation of log(E(gamma) / E(over)); arrays broadcast."""
         gamma, over = np.broadcast_arrays(gamma, over)
@@ -303,29 +299,6 @@ def sequence_rates(mean: float, spread: float) -> tuple[Array, Array]:
     return nodes, weights / weights.sum()
 
 
-def expected_steps_of_slowest(
-    law: Law, *, first_rate: float, gamma: int, batch_size: int, gen_len: int, spread: float
-) -> tuple[float, float]:
-    """E[max_j n_j] over a batch, and the expected tokens per step of all sequences together."""
-    from scipy.special import ndtr  # most plans need no drain, and need not wait for the import
-
-    nodes, weights = sequence_rates(first_rate, spread)
-    survivors = survival(law.rates_after(nodes, gamma))
-    accepted = survivors.sum(axis=-1)
-    variance = (survivors * (2.0 * np.arange(1, gamma + 1) - 1.0)).sum(axis=-1) - accepted**2
-    expected = 1.0 + float(survival(law.rates_after(first_rate, gamma)).sum())
-    mean = np.clip((1.0 + accepted) * expected / float(weights @ (1.0 + accepted)), 1.0, gamma + 1.0)
-    fewest = math.ceil(gen_len / (gamma + 1))
-    stride = max(1, math.ceil((gen_len - fewest) / MAX_STEPS_EVALUATED))
-    steps = np.arange(fewest, gen_len, stride, dtype=np.float64)
-    if not steps.size:
-        return float(fewest), expected
-    deviation = np.sqrt(np.maximum(steps[:, None] * np.maximum(variance, 0.0), 1e-9))
-    finished = ndtr((steps[:, None] * mean - gen_len + 0.5) / deviation) @ weights
-    unfinished = 1.0 - np.clip(finished, 0.0, 1.0) ** batch_size
-    return fewest + stride * float(unfinished.sum()), expected
-
-
 def static_batch_efficiency(
     profile: Any, *, budget: Any, context: float, gamma: int, batch_size: int, gen_len: int
 ) -> float:
@@ -335,12 +308,24 @@ def static_batch_efficiency(
 
     Raises ConfigError for a batch or a length below 1.
     """
+    from scipy.special import ndtr  # most plans need no drain, and need not wait for the import
+
     if batch_size < 1 or gen_len < 1 or gamma < 0:
         raise ConfigError("a static batch needs batch size and generated length of at least 1, and gamma of at least 0")
     if gamma == 0:
         return 1.0
-    first_rate = float(profile.law.first_rate(budget=budget, context=context))
-    slowest, expected = expected_steps_of_slowest(
-        profile.law, first_rate=first_rate, gamma=gamma, batch_size=batch_size, gen_len=gen_len, spread=profile.spread
-    )
+    law, first_rate = profile.law, float(profile.law.first_rate(budget=budget, context=context))
+    nodes, weights = sequence_rates(first_rate, profile.spread)
+    survivors = survival(law.rates_after(nodes, gamma))
+    accepted = survivors.sum(axis=-1)
+    variance = (survivors * (2.0 * np.arange(1, gamma + 1) - 1.0)).sum(axis=-1) - accepted**2
+    expected = 1.0 + float(survival(law.rates_after(first_rate, gamma)).sum())
+    mean = np.clip((1.0 + accepted) * expected / float(weights @ (1.0 + accepted)), 1.0, gamma + 1.0)
+    slowest = fewest = float(math.ceil(gen_len / (gamma + 1)))
+    stride = max(1, math.ceil((gen_len - fewest) / MAX_STEPS_EVALUATED))
+    steps = np.arange(fewest, gen_len, stride, dtype=np.float64)
+    if steps.size:
+        deviation = np.sqrt(np.maximum(steps[:, None] * np.maximum(variance, 0.0), 1e-9))
+        finished = ndtr((steps[:, None] * mean - gen_len + 0.5) / deviation) @ weights
+        slowest += stride * float(np.sum(1.0 - np.clip(finished, 0.0, 1.0) ** batch_size))
     return min(1.0, gen_len / (expected * slowest))

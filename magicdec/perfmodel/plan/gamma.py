@@ -27,6 +27,7 @@ from magicdec.perfmodel.step import idle_step_s
 from magicdec.plan_document import Candidate, GammaTable, Reach, Span, verdict_of
 
 NUM_BREAK_EVEN_CONTEXTS = 65
+ENDS = ("speedup_low", "speedup_high")
 VERDICTS = np.vectorize(lambda low, high: verdict_of(speedup_low=low, speedup_high=high))
 TABLE_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
 TABLE_CONTEXTS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
@@ -48,7 +49,8 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
     alone = predict(device.setup(None), None, every)
     shape, split = every.shape[:2], len(contexts)
     room = alone.full(alone.memory.fits).reshape(shape)
-    option = None if leading is None or leading.gamma == 0 else _option_of(device, leading)
+    named = None if leading is None or leading.gamma == 0 else (leading.draft, leading.draft_method)
+    option = next((each for each in device.options if (each.draft, each.method) == named), None)
     speedup, gamma, paid = np.zeros(shape), np.zeros(shape, dtype=np.int64), np.full(shape, np.inf)
     counted = np.ones(shape, dtype=bool)  # but where the draft alone has no room: a gap in the contexts it could pay at
     verdict, fits, set_up = np.full(shape, "does not pay"), room, {}
@@ -61,9 +63,7 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
         bounds = interval(rows, tokens_error(rows, option.acceptance))
         speedup = np.where(is_usable, rows.full(rows.speedup).reshape(shape), 0.0)
         counted = is_usable | ~rows.full(rows.valid).reshape(shape)
-        low, high = (
-            np.where(is_usable, each.reshape(shape), 0.0) for each in (bounds.speedup_low, bounds.speedup_high)
-        )
+        low, high = (np.where(is_usable, getattr(bounds, end).reshape(shape), 0.0) for end in ENDS)
         reaches.insert(0, _reach(device, option, best, rows.take(own * shape[1] + near), is_usable[own, near]))
         pays = speedup > 1.0
         chosen = rows.points.gamma.reshape(shape)
@@ -71,8 +71,7 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
         paid = np.where(pays, rows.full(rows.break_even_gen_len).reshape(shape), np.inf)
         fits = np.where(pays, rows.full(rows.memory.fits).reshape(shape), room)
         verdict = np.where(pays, VERDICTS(low, high), verdict)
-        ends = (each[:, usual].tolist() for each in (low, high))
-        set_up = dict(zip(("speedup_low", "speedup_high"), ends, strict=True))
+        set_up = dict(zip(ENDS, (each[:, usual].tolist() for each in (low, high)), strict=True))
         if best.is_speculative:
             idle = alone.full(_idle_speedup(device, option, leading, alone)).reshape(shape)[:, usual]
             followed = np.where(speedup[:, usual] > idle, chosen[:, usual], 0)
@@ -94,10 +93,6 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
         **set_up,
     )
     return table, [each for each in reaches if each is not None]
-
-
-def _option_of(device: Device, row: Candidate) -> DraftOption:
-    return next(each for each in device.options if (each.draft, each.method) == (row.draft, row.draft_method))
 
 
 def _best_gammas(

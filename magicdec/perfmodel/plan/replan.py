@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -134,9 +135,20 @@ def _request(
     unknown = set(asked.acceptance) - {*default_profile_names(), *(each.name or each.source for each in acceptance)}
     if unknown and asked.acceptance_rate is None and row.is_speculative and not acceptance:
         raise ConfigError(f"the plan used the acceptance profile '{min(unknown)}'; give its file with --acceptance")
-    own_ranks = row.draft_tp_size is not None and not load_engine(engine).draft_on_all_ranks
+    drafts: dict[str, Any] = {}
+    if row.is_speculative:
+        drafts = {
+            "draft_model": asked.draft_model, "draft_method": row.draft_method,
+            "draft_weight_dtype": formats.draft_weight_dtype, "draft_kv_dtype": formats.draft_kv_dtype,
+        }  # fmt: skip
+        if row.draft_budget and row.draft_method in SPARSE_METHODS:
+            drafts["draft_budgets"] = (row.draft_budget,)
+        if not load_engine(engine).draft_on_all_ranks:
+            drafts["draft_tp_size"] = row.draft_tp_size
+    kept = ("model", "gen_len", "temperature", "top_k", "top_p", "acceptance_rate")
     return PlanRequest(
-        model=asked.model,
+        **{name: getattr(asked, name) for name in kept},
+        **drafts,
         hardware=(device,),
         engine=engine,
         tp_size=row.tp_size,
@@ -145,19 +157,8 @@ def _request(
         dp_attention=row.dp_size > 1,
         batch_sizes=(row.batch_size,),
         context_lens=(row.context_len,),
-        gen_len=asked.gen_len,
         draft=row.draft,
-        draft_model=asked.draft_model if row.is_speculative else None,
-        draft_method=None if row.draft == "none" else row.draft_method,
-        draft_budgets=(row.draft_budget,) if row.draft_budget and row.draft_method in SPARSE_METHODS else (),
-        draft_tp_size=row.draft_tp_size if own_ranks else None,
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        top_p=asked.top_p,
-        acceptance_rate=asked.acceptance_rate,
         acceptance=acceptance,
         weight_dtype=formats.weight_dtype,
         kv_dtype=formats.kv_dtype,
-        draft_weight_dtype=formats.draft_weight_dtype if row.is_speculative else None,
-        draft_kv_dtype=formats.draft_kv_dtype if row.is_speculative else None,
     )
