@@ -53,6 +53,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     experts_factor: float = 1.0
     """Factor of fused experts."""
     attention_factor: float = 1.0
+    split_attention_factor: float | None = None
+    """`attention_factor` of kernels that split the context of any head over blocks (FlashAttention 3); None: alike."""
     verify_attention_factor: float = 1.0
     """On top of `attention_factor`, where a pass has several query tokens per sequence."""
     query_tile_reread: float = 0.0

@@ -200,11 +200,17 @@ def test_drafts_are_accepted_as_often_as_the_profile_says_whatever_requests_diff
         assert 400 * 399 / (outcome.replicas[0].iterations - 400) == pytest.approx(told, rel=0.02 + spread / 5)
 
 
-def test_least_loaded_replicas_serve_no_slower_than_those_that_take_turns() -> None:
-    requests = drawn(400, rate=30.0, workload=MIX, burstiness=4.0)
-    server = small(Server.of(AUTOREGRESSIVE, requests), 400)
-    turns, least = (simulate(server, requests, replicas=3, balance=each) for each in ("round-robin", "least-loaded"))
-    assert least.ttft_s.mean() <= turns.ttft_s.mean()
+def test_least_loaded_replicas_share_what_turns_do_not() -> None:
+    """Every other request is long, so turns give one of two replicas all of them."""
+    requests = alike(120, prompt_len=64, output_len=4)
+    requests.output_len[::2] = 300
+    requests.arrival_s[:] = 0.1 * np.arange(120)
+    server = Server.of(AUTOREGRESSIVE, requests, max_sequences=8)
+    turns, least = (simulate(server, requests, replicas=2, balance=each) for each in ("round-robin", "least-loaded"))
+    assert least.ttft_s.mean() < 0.5 * turns.ttft_s.mean()
+    served = [sum(~np.isnan(one.last_s[::2])) for one in turns.replicas]
+    assert served == [60, 0]
+    assert min(sum(~np.isnan(one.last_s[::2])) for one in least.replicas) >= 20
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:

@@ -414,7 +414,12 @@ def attention(at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0)
             reread=engine.query_tile_reread,
         ),
     )  # fmt: skip
-    factor = engine.attention_factor * factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
+    own = engine.split_attention_factor if curve.splits == "always" else None
+    factor = (
+        factor
+        * (engine.attention_factor if own is None else own)
+        * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
+    )
     return operation("attention", "attention", at, cost, time, kv_dtype, count=count, factor=factor)
 
 
