@@ -162,7 +162,7 @@ def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> tup
             continue
         is_best = (option.draft, option.method) == (best.draft, best.draft_method)
         if measured.trained_len is not None and best.context_len > measured.trained_len:
-            key.append(_on_length(option, measured, best.context_len))
+            (key if is_best else others).append(_on_length(option, measured, best.context_len))
         if measured.temperature not in (None, asked):
             (key if is_best else others).append(
                 f"acceptance of {name} was measured at temperature {measured.temperature:g}, not {asked:g}"

@@ -14,6 +14,7 @@ from magicdec.naming import describe, method_name
 from magicdec.records import Record
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import Chart
+from magicdec.reports.figures.sweeps import Line, Spot, draw
 from magicdec.reports.style import (
     GAMMA,
     MARKERS,
@@ -255,8 +256,8 @@ def acceptance_by_budget(data: ReportData) -> Chart | None:
     return Chart(
         title=_budget_title(curves, deepest),
         caption=(
-            "Share of first drafted tokens accepted, all γ of a budget pooled, with 90 % bands. Dashed: "
-            "predicted. Every draft reads the same number of KV slots per step at one budget."
+            "Share of first drafted tokens accepted, all γ of a budget pooled, with 90 % intervals. Line: predicted. "
+            "Every draft reads the same number of KV slots per step at one budget."
         ),
         figure=figure,
         marks=tips,
@@ -287,26 +288,13 @@ def _budget_series(
     axes: Axes, key: tuple[str, int], values: dict[int, Pooled], data: ReportData, index: int, tips: Tips
 ) -> list[tuple[Value, ...]]:
     method, context = key
-    colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
-    budgets = sorted(values)
-    rates = [values[b].rate for b in budgets]
-    bands = [rate_interval(values[b].rate, values[b].stderr) for b in budgets]
-    name = method_name(method)
-    band = axes.fill_between(budgets, [b[0] for b in bands], [b[1] for b in bands], color=colour, alpha=0.18, lw=0)
-    tips.belongs(name, band, *axes.plot(budgets, rates, color=colour))
-    table: list[tuple[Value, ...]] = []
-    for budget, rate, (low, high) in zip(budgets, rates, bands, strict=True):
-        (mark,) = axes.plot(budget, rate, marker, color=colour, mec=PAPER, mew=0.6)
-        trials = round(values[budget].tried)
-        tips.add(mark, f"{name}, budget {budget}: {100 * rate:.1f} % of {trials}", name)
-        table.append((name, context, budget, rate, low, high, trials))
-    guesses = {
-        r.draft_budget: r.acceptance_by_position[0]
+    colour, marker, name = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)], method_name(method)
+    measured = [Spot(b, each.rate, *rate_interval(each.rate, each.stderr)) for b, each in sorted(values.items())]
+    predicted = [
+        Spot(r.draft_budget, r.acceptance_by_position[0])
         for r in data.predicted
         if r.draft_method == method and r.context_len == context and r.draft_budget and r.acceptance_by_position
-    }
-    if len(guesses) > 1:
-        x = sorted(guesses)
-        tips.belongs(name, *axes.plot(x, [guesses[b] for b in x], color=colour, ls="--", lw=1.2))
+    ]
+    draw(axes, Line(name, sorted(set(predicted)), measured), tips, colour, marker, ", budget")
     axes.plot([], [], marker, color=colour, ls="-", label=f"{name}, context {context}")
-    return table
+    return [(name, context, int(s.x), s.value, s.low, s.high, round(values[int(s.x)].tried)) for s in measured]

@@ -26,7 +26,7 @@ from magicdec.reports.style import (
     new_figure,
     plain_ticks,
 )
-from magicdec.reports.tables import GAMMA_COLUMN, Column, Table, Value
+from magicdec.reports.tables import GAMMA_COLUMN, Column, Kind, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +65,7 @@ def spots(rows: Iterable[Record], x: str, field: str = "speedup") -> list[Spot]:
     return sorted(found)
 
 
-def _draw(axes: Axes, line: Line, tips: Tips, colour: str, marker: str, what: str, *, apart: bool = False) -> None:
+def draw(axes: Axes, line: Line, tips: Tips, colour: str, marker: str, what: str, *, apart: bool = False) -> None:
     """A line with its band, and points with bars; `apart` shows and hides predictions and measurements each."""
     guess, real = ("predicted", "measured") if apart else (line.name, line.name)
     if line.predicted:
@@ -150,12 +150,17 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
         (upper, "expected_tokens_per_step", BLUE, "tokens per step"), (lower, "speedup", RED, "speedup"),
     ):  # fmt: skip
         line = Line(name, spots(predicted, "gamma", field), spots(measured, "gamma", field))
-        _draw(axes, line, tips, colour, "o", ", γ =", apart=True)
+        draw(axes, line, tips, colour, "o", ", γ =", apart=True)
     lower.axhline(1, color=MUTED, lw=0.9, ls=":")
     upper.set(ylabel="tokens per step")
     lower.set(ylabel="speedup (×)", xlabel="γ, tokens drafted per step", xlim=(min(gammas) - 0.4, max(gammas) + 0.4))
     lower.set_xticks(gammas)
     _legend(upper, [line])
+    sides = [{row.gamma: row for row in side} for side in (predicted, measured)]
+    rows = tuple(
+        (gamma, *(getattr(side.get(gamma), field, None) for *_, field in _GAMMA_FIELDS for side in sides))
+        for gamma in gammas
+    )
     draft = draft_name(reference.draft, reference.draft_method)
     budget = f" with a budget of {reference.draft_budget}" if reference.draft_budget is not None else ""
     return Chart(
@@ -163,33 +168,20 @@ def speedup_by_gamma(data: ReportData) -> Chart | None:
         caption=_caption(f"{_place(reference)}: {draft}{budget}, temperature {reference.temperature:g}", [line]),
         figure=figure,
         marks=tips,
-        table=Table("gamma-values", "By γ", _GAMMA_COLUMNS, _gamma_rows(gammas, predicted, measured)),
+        table=Table("gamma-values", "By γ", _GAMMA_COLUMNS, rows),
     )
 
 
+_GAMMA_FIELDS: tuple[tuple[str, str, Kind, str], ...] = (
+    ("tokens", "Tokens/step", "number", "expected_tokens_per_step"),
+    ("step", "Step", "seconds", "step_s"),
+    ("speedup", "Speedup", "ratio", "speedup"),
+)
 _GAMMA_COLUMNS = (
     GAMMA_COLUMN,
-    Column("tokens_predicted", "Tokens/step predicted", "number"),
-    Column("tokens_measured", "measured", "number"),
-    Column("step_predicted", "Step predicted", "seconds"),
-    Column("step_measured", "measured", "seconds"),
-    Column("speedup_predicted", "Speedup predicted", "ratio"),
-    Column("speedup_measured", "measured", "ratio"),
-)
-
-
-def _gamma_rows(
-    gammas: Sequence[int], predicted: Sequence[Record], measured: Sequence[Record]
-) -> tuple[tuple[Value, ...], ...]:
-    rows = []
-    for gamma in gammas:
-        guess = next((r for r in predicted if r.gamma == gamma), None)
-        real = next((r for r in measured if r.gamma == gamma), None)
-        row: list[Value] = [gamma]
-        for field in ("expected_tokens_per_step", "step_s", "speedup"):
-            row += [getattr(guess, field, None), getattr(real, field, None)]
-        rows.append(tuple(row))
-    return tuple(rows)
+    *(Column(f"{name}_{side}", f"{title} {side}", kind) for name, title, kind, _ in _GAMMA_FIELDS
+      for side in ("predicted", "measured")),
+)  # fmt: skip
 
 
 def _swept_reference(data: ReportData) -> Record | None:
@@ -341,7 +333,7 @@ def _chart(
     tips = Tips(name)
     axes.set_xscale("log", base=2)
     for i, line in enumerate(lines):
-        _draw(axes, line, tips, SERIES[i], MARKERS[i], f", {xlabel.partition(' (')[0]}")
+        draw(axes, line, tips, SERIES[i], MARKERS[i], f", {xlabel.partition(' (')[0]}")
     axes.axhline(1, color=MUTED, lw=0.9, ls=":")
     places = sorted({spot.x for line in lines for spot in _all(line)})
     plain_ticks(axes.xaxis, places)
