@@ -87,10 +87,12 @@ COLUMNS: tuple[tuple[str, Callable[[TrafficLoad], str]], ...] = (
     ("preempted", lambda load: str(load.preemptions)),
 )
 """Percentiles are p50/p95/p99."""
+BRIEF = 7
+"""Columns up to which a table of one rate goes, so that it fits 80 characters."""
 
 
 def _print(console: Console, title: str, loads: list[TrafficLoad]) -> None:
-    columns = COLUMNS if len({load.rate_per_s for load in loads}) > 1 else COLUMNS[1:]
+    columns = COLUMNS if len({load.rate_per_s for load in loads}) > 1 else COLUMNS[1:BRIEF]
     if loads:
         console.print(f"[bold]{title}[/bold] (p50/p95/p99)")
         rows = [[read(load) for _, read in columns] for load in loads]
