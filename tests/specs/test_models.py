@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from magicdec.errors import ConfigError
+from magicdec.errors import CapacityError, ConfigError
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.specs.catalog import EMBEDDED, MODELS_DIRECTORY, load_model_spec, model_names
 from magicdec.specs.hf_config import model_from_hf_config
 from tests.specs.counted import counted_parameters
@@ -191,3 +193,44 @@ def test_a_file_without_a_name_has_that_of_its_directory_or_its_own(
 def test_sliding_window_belongs_to_mistral_v01_only() -> None:
     windows = {n: load_model_spec(n).attention.span for n in PUBLISHED_PARAMETERS}
     assert {n: w for n, w in windows.items() if w} == {"mistral-7b-v0.1": 4096}
+
+
+def sparse(model_type: str, **more: Any) -> dict[str, Any]:
+    return dense(
+        64, 96, 4, 4, 4, 128, model_type=model_type, n_routed_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=32, n_group=1, topk_group=1, **more,
+    )  # fmt: skip
+
+
+VALID: dict[str, tuple[dict[str, Any], str]] = {
+    "windows of a size, in no layer": (
+        dense(64, 96, 4, 4, 4, 128, model_type="gemma2", sliding_window=16, layer_types=["full_attention"] * 4),
+        "4 full, 4 mlp",
+    ),
+    "experts in every layer of deepseek_v2": (
+        sparse("deepseek_v2", first_k_dense_replace=0),
+        "4 latent, 4 2 of 8 experts",
+    ),
+    "experts in every layer of glm4_moe": (sparse("glm4_moe", first_k_dense_replace=0), "4 full, 4 2 of 8 experts"),
+    "dense layers that the class counts": (sparse("kimi_k2"), "4 latent, 3 mlp, 1 2 of 8 experts"),
+}
+"""Configurations that transformers loads, and their layers."""
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_keys_without_a_layer_that_they_concern_are_no_reason_to_refuse(name: str) -> None:
+    config, layers = VALID[name]
+    assert model_from_hf_config(config, name=name, where=name).summary() == layers
+
+
+def test_attention_to_chunks_is_planned_up_to_their_length_with_a_note(tmp_path: Path) -> None:
+    """Qwen2.5-1M's, as published."""
+    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    config = json.loads((MODELS_DIRECTORY / "qwen2.5-14b.json").read_text(encoding="utf-8"))
+    config |= {"max_position_embeddings": 1010000, "dual_chunk_attention_config": chunks}
+    file = tmp_path / "qwen2.5-14b-1m.json"
+    file.write_text(json.dumps(config))
+    request = PlanRequest(model=str(file), batch_sizes=(8,), context_lens=(131072,), acceptance_rate=0.8)
+    assert any("beyond 262144 tokens, is not modelled" in note for note in plan(request).notes)
+    with pytest.raises(CapacityError, match="reads at most 262144 tokens"):
+        plan(msgspec.structs.replace(request, context_lens=(300000,)))
