@@ -39,6 +39,8 @@ def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> Mo
     model_type = values.get("model_type")
     if not isinstance(model_type, str):
         raise ConfigError(f"{where}: key 'model_type' must be a string, not {model_type!r}")
+    if values is config and model_type == "mistral" and "layer_types" in config:
+        model_type = "ministral"  # as transformers' AutoConfig takes it
     row = architecture(model_type, where)
     keys = Keys(values, where, fields_of(model_type))
     for key, allowed in row.fixed.items():

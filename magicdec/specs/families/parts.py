@@ -32,8 +32,8 @@ KINDS = {
     "full_attention": "full", "attention": "full", "sliding_attention": "window", "chunked_attention": "chunk",
     "linear_attention": "linear", "mamba": "linear", "indexed_attention": "full", "deepseek_sparse_attention": "full",
 }  # fmt: skip
-INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 """transformers' names of kinds of layers, older ones included."""
+INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 
 
 def num_layers(keys: Keys) -> int:
