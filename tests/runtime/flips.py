@@ -151,6 +151,10 @@ def flips(name: str, seed: int) -> Iterator[Flip]:
             yield Flip(f"{form}: {key} null", {**config, key: None})
             for new in others(key, config[key], count):
                 yield Flip(f"{form}: {key} = {_short(new)}", {**config, key: new})
+    if "layer_types" in whole:
+        full = {"layer_types": ["full_attention"] * count}
+        yield Flip("all layers full", {**bare, **full})
+        yield Flip("all layers full, and no window", {**bare, **full, "sliding_window": None})
     for key in OTHERS:
         if key not in whole:
             yield from (Flip(f"{key} = {_short(new)}", {**bare, key: new}) for new in others(key, None, count))
@@ -182,7 +186,7 @@ def outcome(config: dict[str, Any], directory: Path, *, always: bool = False) ->
             return Outcome("different" if "\n" in refusal else "refused", refusal)
     except Exception as error:
         return Outcome("different", f"a traceback: {error!r}")
-    theirs = _theirs(directory, config, is_run=refusal is None and why_not_run(spec) is None)
+    theirs = _theirs(directory, config, is_run=refusal is not None or why_not_run(spec) is None)
     if refusal is not None:
         return Outcome("refused", refusal if isinstance(theirs, str) else f"valid: {refusal}")
     if isinstance(theirs, int):

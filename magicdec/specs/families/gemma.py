@@ -12,7 +12,7 @@ from magicdec.specs.families.parts import (
     Details,
     GroupedQuery,
     biased,
-    every_second,
+    every,
     in_every_layer,
     pattern_kinds,
 )
@@ -66,7 +66,7 @@ ROWS = {
     "gemma2": Architecture(
         mixer=capped(biased(), has_cap=True),
         mlp=MLP_OF_GEMMA,
-        kinds=every_second,
+        kinds=every(2),
         norm=AROUND,
         ignored="hidden_act",
         details=gemma_details,

@@ -18,6 +18,7 @@ from magicdec.specs.families.parts import (
     listed_kinds,
     mlp,
     num_layers,
+    sized_windows,
     wide_experts,
     windowed,
     zeros_and_ones,
@@ -25,12 +26,6 @@ from magicdec.specs.families.parts import (
 from magicdec.specs.families.rope import read_rope, rope_parameters
 from magicdec.specs.layers import Attention, Layer
 from magicdec.specs.model import TensorNames
-
-
-def window_or_listed(keys: Keys) -> list[str]:
-    """As `layer_types` says, or a window in every layer."""
-    window = keys.optional_size("sliding_window")
-    return listed_kinds(keys, windowed(lambda i: window is not None))
 
 
 def ministral3_attention(keys: Keys, kind: str) -> Attention:
@@ -67,6 +62,7 @@ def llama4_layers(keys: Keys) -> list[Layer]:
     if keys.raw("no_rope_layers", default=None) != []:  # an empty list says nothing
         rotated = zeros_and_ones(keys, "no_rope_layers", rotated.__getitem__)
     kinds = listed_kinds(keys, lambda i: "chunked_attention" if rotated[i] else "full_attention")
+    keys.ignore("attention_chunk_size")
     step = keys.size("interleave_moe_layer_step")
     sparse = keys.indices("moe_layers", count)
     sparse = frozenset(range(step - 1, count, step)) if sparse is None else sparse
@@ -96,7 +92,10 @@ ROWS = {
         mixer=GroupedQuery(), kinds=always_window, fixed=NO_BIAS, ignored="use_sliding_window max_window_layers"
     ),
     "ministral": Architecture(
-        mixer=GroupedQuery(), kinds=window_or_listed, fixed=NO_BIAS, ignored="use_sliding_window max_window_layers"
+        mixer=GroupedQuery(),
+        kinds=lambda keys: sized_windows(keys, lambda index: "sliding_attention"),
+        fixed=NO_BIAS,
+        ignored="use_sliding_window max_window_layers",
     ),
     "mixtral": Architecture(
         mixer=GroupedQuery(),

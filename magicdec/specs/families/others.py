@@ -15,9 +15,8 @@ from magicdec.specs.families.parts import (
     always_window,
     biased,
     dense,
-    every_fourth,
+    every,
     every_nth,
-    every_second,
     experts,
     in_every_layer,
     listed_kinds,
@@ -158,7 +157,7 @@ ROWS = {
     "olmo2": Architecture(mixer=biased(qk_norm="layer"), norm=AFTER, names=AFTER_NAMES),
     "olmo3": Architecture(
         mixer=biased(qk_norm="layer", has_ropes=True),
-        kinds=every_fourth,
+        kinds=every(4),
         norm=AFTER,
         names=AFTER_NAMES,
     ),
@@ -217,7 +216,7 @@ ROWS = {
     "gpt_oss": Architecture(
         mixer=biased(sinks=True),
         mlp=in_every_layer(gpt_oss_experts),
-        kinds=every_second,
+        kinds=every(2),
         ignored="initial_context_length",
         names=TensorNames(router="router", experts="stacked_in_turn"),
     ),

@@ -62,17 +62,20 @@ def every_nth(n: int, *, other: str = "sliding_attention") -> Callable[[int], st
     return lambda index: other if (index + 1) % n else "full_attention"
 
 
-def every_second(keys: Keys) -> list[str]:
-    return listed_kinds(keys, every_nth(2))
+def sized_windows(keys: Keys, default: Callable[[int], str]) -> list[str]:
+    """`listed_kinds` of architectures that need the size of a window even where no layer has one."""
+    keys.size("sliding_window")
+    return listed_kinds(keys, default)
 
 
-def every_fourth(keys: Keys) -> list[str]:
-    return listed_kinds(keys, every_nth(4))
+def every(n: int) -> Callable[[Keys], list[str]]:
+    """Windows but in layers n, 2n, …; or as `layer_types` says."""
+    return lambda keys: sized_windows(keys, every_nth(n))
 
 
 def pattern_kinds(keys: Keys) -> list[str]:
     """Every n-th layer attends fully, n given by `sliding_window_pattern`; or as `layer_types` says."""
-    return listed_kinds(keys, every_nth(keys.size("sliding_window_pattern")))
+    return sized_windows(keys, every_nth(keys.size("sliding_window_pattern")))
 
 
 def windowed(is_local: Callable[[int], bool]) -> Callable[[int], str]:
