@@ -10,7 +10,7 @@ with any of the METRICS. A closed loop is taken to send ROUNDS requests per user
 burst as so large a part. The largest load within limits is that of the last row of a shape that kept them, and in the
 simulation the most users that keep TTFT_P99_S and TPOT_P50_S (a median between tokens that no prompt delays).
 Prompts that a note calls shared ("shared-prefix") come again: they are cached, while the cache holds them all.
-Nothing is fitted to open loops.
+docs/traffic.md says which constants these tables informed.
 """
 
 from __future__ import annotations
