@@ -27,7 +27,7 @@ from magicdec.errors import MagicdecError
 from magicdec.files import write_atomic
 from magicdec.measure.environment import available_memory_bytes
 from magicdec.measure.rank import configuration_key
-from magicdec.measure.repetitions import measure, to_record
+from magicdec.measure.repetitions import measure
 from magicdec.measure.session import BenchmarkSession
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.records import append_record, current_environment, read_records
@@ -35,7 +35,6 @@ from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.speculation import AUTOREGRESSIVE
 from magicdec.validate.grid import freeze_predictions, run_grid
 
 MAIN_MODEL, SECOND_MODEL = "llama-3.1-8b", "llama-2-7b-32k"
@@ -213,9 +212,8 @@ def measure_item(job: Job, model: Transformer, item: Item, bandwidth: float) -> 
     if not missing:
         return 0.0
     session = BenchmarkSession(replace(request, speculations=missing), model=model)
-    for measurement in measure(session):
-        record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth)
-        if measurement.speculation != AUTOREGRESSIVE or record.key not in known:
+    for record in measure(session, bandwidth_bytes_per_s=bandwidth):
+        if record.is_speculative or record.key not in known:
             append_record(job.records, msgspec.structs.replace(record, notes=[*record.notes, "caches of seeded noise"]))
     del session
     release()

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from magicdec.measure.configuration import BenchmarkRequest
-from magicdec.measure.repetitions import measure, to_record
+from magicdec.measure.repetitions import measure
 from magicdec.measure.vllm_session import VllmSession
 from magicdec.records import append_record
 from magicdec.specs.catalog import MODELS_DIRECTORY
@@ -102,8 +102,7 @@ def main() -> None:
     )  # fmt: skip
     session = SimulatedSession(request, progress=lambda text: print(text, file=sys.stderr, flush=True))
     rows = []
-    for measurement in measure(session):
-        record = to_record(session, measurement)
+    for record in measure(session):
         append_record(options.output / "vllm.jsonl", record)
         rows.append({
             "gamma": record.gamma, "tokens_per_s": record.tokens_per_s, "speedup": record.speedup,

@@ -47,6 +47,14 @@ class Counts:
         return cls(steps=reached[:, 0], tried=tried, accepted=reached[:, 1:])
 
     @classmethod
+    def of_lists(cls, steps: Sequence[Any], tried: Sequence[Any], accepted: Sequence[Any]) -> Counts:
+        """From what `to_lists` gave."""
+        return cls(steps=np.array(steps), tried=np.array(tried), accepted=np.array(accepted))
+
+    def to_lists(self) -> tuple[Any, Any, Any]:
+        return self.steps.tolist(), self.tried.tolist(), self.accepted.tolist()
+
+    @classmethod
     def of_histograms(cls, histograms: Any) -> Counts:
         """From how often 0, 1, … drafts were accepted: [clusters, positions + 1]."""
         counted = np.asarray(histograms, dtype=np.float64)

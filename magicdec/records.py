@@ -12,14 +12,17 @@ import contextlib
 import fcntl
 import hashlib
 import io
+import operator
 import os
 import platform
 import stat
+import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -35,6 +38,8 @@ MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 BASELINE_MBU_FLOOR = 0.6
 """A speedup over an autoregressive run below this share of the memory's bandwidth is marked: it owes something to that
 run's overheads."""
+UNFINISHED = "the run was not finished"
+"""The note of a record from fewer repetitions than were wanted."""
 Source = Literal["analytical", "calibrated", "measured"]
 
 
@@ -155,6 +160,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_near_ties: int | None = None
     notes: list[str] = []
     environment: Environment = Environment()
+    # A row of one repetition, which is written when it ends; the record of a configuration is their summary
+    repetition: int | None = None
+    """Number, from 0, of the only run that this row is of."""
+    sequence_counts: tuple[list[float], list[list[float]], list[list[float]]] | None = None
+    """Steps of each sequence, and its drafts tried and accepted at each position."""
 
     @property
     def is_speculative(self) -> bool:
@@ -183,6 +193,38 @@ CONFIGURATION_FIELDS = (
     "top_p", "seed", "prompts", "weights", "simulated_acceptance", "adaptive", "gamma_table", "num_prompts",
     "context_spread", "stop_at_eos", "run_to_end", "cuda_graphs", "inputs_digest", *SPREAD_FIELDS,
 )  # fmt: skip
+
+
+def summary(rows: Sequence[Record]) -> Record:
+    """The record of a configuration from the rows of its repetitions: medians, every repetition's samples, and the
+    sequences' counts together."""
+    fields: dict[str, Any] = {}
+    for name in Record.__struct_fields__:
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        if name in CONFIGURATION_FIELDS or not values:
+            continue
+        if name.endswith(("_samples", "_samples_s")):
+            fields[name] = [sample for value in values for sample in value]
+        elif isinstance(values[0], float):
+            fields[name] = statistics.median(values)
+        elif name.startswith(("breakdown", "achieved")):
+            keys = dict.fromkeys(key for value in values for key in value)
+            fields[name] = {key: statistics.median(v[key] for v in values if key in v) for key in keys}
+    if rows[0].sequence_counts:
+        from magicdec.counts import Counts  # and with it numpy, which a list of records does not need
+
+        each = (row.sequence_counts for row in rows if row.sequence_counts)
+        counts = reduce(operator.add, (Counts.of_lists(*lists) for lists in each))
+        fields |= {"expected_tokens_per_step": counts.tokens_per_step, **counts.record_fields()}
+    speedups = [row.speedup or 0.0 for row in rows]
+    share, notes = fields.get("autoregressive_mbu"), list(rows[0].notes)
+    if share is not None and share < BASELINE_MBU_FLOOR and rows[0].is_speculative:
+        notes.append(f"the speedup is over a baseline at {share:.0%} MBU, below {BASELINE_MBU_FLOOR:.0%}")
+    for name in ("peak_memory_bytes", "num_divergences"):
+        fields[name] = max((value for row in rows if (value := getattr(row, name)) is not None), default=None)
+    fields |= {"speedup_low": min(speedups), "speedup_high": max(speedups), "repetitions": len(rows), "notes": notes}
+    fields |= {"environment": rows[-1].environment, "repetition": None, "sequence_counts": None}
+    return msgspec.structs.replace(rows[0], **fields)
 
 
 def current_environment() -> Environment:
@@ -336,11 +378,20 @@ def migrate(row: dict[str, Any], version: int) -> dict[str, Any]:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All whole records of a file, in order; lines that cannot be read are set aside with a warning.
+    """All records of a file, in order; last, those of configurations that were not finished, from the repetitions that
+    were. Lines that cannot be read are set aside with a warning.
 
     Raises:
         StorageError: the file cannot be opened, or holds no readable record although it is not empty.
     """
+    records = read_rows(path)
+    whole = [record for record in records if record.repetition is None]
+    begun = (summary(rows) for rows in unfinished(records).values())
+    return whole + [msgspec.structs.replace(each, notes=[*each.notes, UNFINISHED]) for each in begun]
+
+
+def read_rows(path: Path) -> list[Record]:
+    """Every line of a file, rows of single repetitions included, as `read_records`."""
     data = read_bytes(path, "records", limit_bytes=RESULTS_LIMIT_BYTES, error=StorageError)
     records: list[Record] = []
     damaged: list[int] = []
@@ -356,8 +407,22 @@ def read_records(path: Path) -> list[Record]:
     if damaged:
         if not records:
             raise StorageError(f"{path} holds no readable record (line {damaged[0]}: {reason})")
-        warnings.warn(f"{path}: set aside unreadable line(s) {', '.join(map(str, damaged))} ({reason})", stacklevel=2)
+        warnings.warn(f"{path}: set aside unreadable line(s) {', '.join(map(str, damaged))} ({reason})", stacklevel=3)
     return records
+
+
+def unfinished(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The rows of repetitions, by their configuration's key, that no record follows."""
+    begun: dict[str, list[Record]] = {}
+    for record in records:
+        if record.repetition is not None:
+            rows = begun.setdefault(record.key, [])
+            if record.repetition == 0:  # of another run, from the start
+                rows.clear()
+            rows.append(record)
+        elif begun:
+            begun.pop(record.key, None)
+    return begun
 
 
 def read_many(paths: Iterable[Path]) -> list[Record]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -17,18 +17,20 @@ from tokenizers import Tokenizer
 from magicdec.files import write_atomic
 from magicdec.measure.configuration import BenchmarkRequest, Outputs, check_devices, configuration_fields
 from magicdec.measure.environment import ReferenceKernels
-from magicdec.measure.repetitions import R, Session, measure, to_record
+from magicdec.measure.repetitions import R, Session, measure
 from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import all_ranks_bandwidth_bytes_per_s
 from magicdec.measure.vllm_session import in_own_process
 from magicdec.progress import Stages, shown_progress
-from magicdec.records import Record, append_record, read_records
+from magicdec.records import UNFINISHED, Record, append_record, read_records, read_rows, unfinished
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 
+Begun = Mapping[SpeculationSpec, Sequence[Record]]
+"""Rows of the repetitions that an earlier run finished."""
 GROUP_SIZE = 10
 """Configurations that are interleaved with each other, and recorded together."""
-UNFINISHED = "\ufffd"
+INCOMPLETE = "\ufffd"
 """A tokenizer's text for the first bytes of a character whose other bytes are still to come."""
 
 
@@ -70,25 +72,31 @@ def benchmark(
     """
     check_devices(request)
     known: dict[str, Record] = {}
+    rows: dict[str, list[Record]] = {}
     if tp.rank > 0:
         records = None
     if resume and records is not None and records.exists():
         known = known_records(records, request.repetitions)
+        rows = unfinished(read_rows(records))
     keys = {configuration_key(request, each): each for each in (AUTOREGRESSIVE, *request.speculations)}
     flags = torch.tensor([key in known for key in keys], dtype=torch.long, device=request.device)
     is_known = dict(zip(keys.values(), tp.broadcast(flags).tolist(), strict=True))
+    lengths = torch.tensor([len(rows.get(key, ())) for key in keys], dtype=torch.long, device=request.device)
+    counted = dict(zip(keys.items(), tp.broadcast(lengths).tolist(), strict=True))
+    empty = Record(source="measured", model="", batch_size=0, context_len=0)  # of other ranks, whose records none reads
+    begun = {each: rows.get(key, [empty] * count) for (key, each), count in counted.items() if count}
     todo = tuple(each for each in request.speculations if not is_known[each])
     is_done, wants_output = all(is_known.values()), outputs is not None and outputs.wants_decoding
     if request.engine == "vllm" and not is_done:
         progress(f"vLLM: batch {request.batch_size}, context {request.context_len}")
-        measured = in_own_process(_measure_in_vllm, replace(request, speculations=todo), known, records)
+        measured = in_own_process(_measure_in_vllm, replace(request, speculations=todo), known, records, begun)
         known = {**measured, **known}
     elif not is_done or wants_output:
         kept = todo + tuple(each for each in request.speculations[-1:] if wants_output and each not in todo)
         session = BenchmarkSession(replace(request, speculations=kept), tp=tp, progress=progress)
         if not is_done:
             _measure_groups(
-                session, todo, known, records,
+                session, todo, known, records, begun=begun,
                 bandwidth_bytes_per_s=bandwidth_bytes_per_s, references=references, progress=progress,
             )  # fmt: skip
         if outputs is not None and wants_output:
@@ -96,10 +104,12 @@ def benchmark(
     return [known[key] for key in keys if key in known]
 
 
-def _measure_in_vllm(request: BenchmarkRequest, known: dict[str, Record], records: Path | None) -> dict[str, Record]:
+def _measure_in_vllm(
+    request: BenchmarkRequest, known: dict[str, Record], records: Path | None, begun: Begun
+) -> dict[str, Record]:
     from magicdec.measure.vllm_session import VllmSession
 
-    _measure_groups(VllmSession(request), request.speculations, known, records)
+    _measure_groups(VllmSession(request), request.speculations, known, records, begun=begun)
     return known
 
 
@@ -109,26 +119,34 @@ def _measure_groups(
     known: dict[str, Record],
     records: Path | None,
     *,
+    begun: Begun,
     bandwidth_bytes_per_s: float | None = None,
     references: ReferenceKernels | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Adds the records of what is to do, and autoregressive decoding's, to those known, and to the file."""
+    """Adds the records of what is to do, and autoregressive decoding's, to those known, and to the file: a row of each
+    run, and the record of each configuration that is complete."""
+
+    def write(record: Record) -> None:
+        if records is not None and record.key not in known:
+            append_record(records, record)
+
     num_groups = max(1, ceil(len(todo) / GROUP_SIZE))
     stages = Stages(progress, [1.0] * num_groups)
     for number in range(num_groups):
         group, show = todo[number::num_groups], stages.stage(number)
-        for measurement in measure(session, speculations=group, references=references, progress=show):
-            record = to_record(session, measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-            if record.key not in known:
-                known[record.key] = record
-                if records is not None:
-                    append_record(records, record)
+        found = measure(
+            session, speculations=group, references=references, bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            begun=begun, write=write, progress=show,
+        )  # fmt: skip
+        for record in found:
+            write(record)
+            known.setdefault(record.key, record)
 
 
 def known_records(path: Path, repetitions: int = 1) -> dict[str, Record]:
-    """The measured records of a file by their configuration's key, of so many repetitions at least."""
-    found = (record for record in read_records(path) if record.source == "measured")
+    """The whole measured records of a file by their configuration's key, of so many repetitions at least."""
+    found = (each for each in read_records(path) if each.source == "measured" and UNFINISHED not in each.notes)
     return {record.key: record for record in found if (record.repetitions or 0) >= repetitions}
 
 
@@ -187,7 +205,7 @@ class TextStream:
 
     def _show(self, *, is_last: bool) -> None:
         text = self._tokenizer.decode(self._ids)
-        if text.endswith(UNFINISHED) and not is_last:
+        if text.endswith(INCOMPLETE) and not is_last:
             return
         self._write(text[len(self._shown) :])
         self._shown = text

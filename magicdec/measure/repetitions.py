@@ -7,9 +7,9 @@ every repetition's speedup, and the lowest and highest.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from magicdec.measure.configuration import NOISE, BenchmarkRequest, configuratio
 from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, median_times
 from magicdec.naming import describe
 from magicdec.progress import Step
-from magicdec.records import Record, current_environment
+from magicdec.records import Record, current_environment, summary
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
@@ -88,35 +88,29 @@ def prompts_of(request: BenchmarkRequest) -> tuple[Tokenizer | None, list[list[i
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Generic[R]):
-    """Runs of one configuration so far, each with its autoregressive run (itself where it is one)."""
+    """One run of a configuration with its autoregressive run (itself where it is one)."""
 
     speculation: SpeculationSpec
+    run: R
+    baseline: R
     warm_up: R | None = None
     """A run only for its phases, where the others do not time them."""
-    runs: list[R] = field(default_factory=list)
-    baseline_runs: list[R] = field(default_factory=list)
     references: list[ReferenceTimes] = field(default_factory=list)
     """The reference kernels' times before, between and after the runs; empty where they were not timed."""
 
     @property
-    def speedups(self) -> list[float]:
-        """Steady-state speedup of each repetition over its own autoregressive run."""
-        pairs = zip(self.runs, self.baseline_runs, strict=True)
-        return [run.steady_tokens_per_s / base.steady_tokens_per_s for run, base in pairs]
+    def speedup(self) -> float:
+        return self.run.steady_tokens_per_s / self.baseline.steady_tokens_per_s
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds of each phase of a step, median over the runs that timed them."""
-        found: dict[str, list[float]] = defaultdict(list)
-        for run in (self.warm_up, *self.runs):
-            for name, seconds in run.phases_s.items() if run is not None else ():
-                found[name].append(seconds)
-        return {name: statistics.median(values) for name, values in found.items()}
-
-    @property
-    def counts(self) -> Counts:
-        """Drafts tried and accepted by each sequence, all repetitions together."""
-        return sum((run.counts for run in self.runs[1:]), self.runs[0].counts)
+        """Seconds of each phase of a step."""
+        timed = [each.phases_s for each in (self.warm_up, self.run) if each is not None and each.phases_s]
+        return (
+            {name: statistics.median(each[name] for each in timed if name in each) for name in timed[0]}
+            if timed
+            else {}
+        )
 
 
 def measure(
@@ -124,10 +118,14 @@ def measure(
     *,
     speculations: Sequence[SpeculationSpec] | None = None,
     references: ReferenceKernels | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+    begun: Mapping[SpeculationSpec, Sequence[Record]] = MappingProxyType({}),
+    write: Callable[[Record], object] = lambda _: None,
     progress: Callable[[str], None] = lambda _: None,
-) -> Iterator[Measurement[R]]:
-    """Measures the request's configurations (or the given ones), and yields each as soon as it is complete: during the
-    last repetition, and last of all autoregressive decoding, whose runs are interleaved with all others.
+) -> Iterator[Record]:
+    """Measures the request's configurations (or the given ones), and yields the record of each as soon as it is
+    complete: during the last repetition, and last of all autoregressive decoding, whose runs are interleaved with all
+    others. `write` is given a row of each run when it ends; repetitions whose rows have `begun` are not run again.
 
     Each speculative run has an autoregressive run of its own just before it: the speed of memory on a shared machine
     changes within seconds, and hits autoregressive decoding harder. The reference kernels, where given, are timed
@@ -135,72 +133,81 @@ def measure(
     """
     request = session.request
     chosen = tuple(request.speculations if speculations is None else speculations)
-    found: dict[SpeculationSpec, Measurement[R]] = {}
+    warm: dict[SpeculationSpec, R | None] = {}
+    rows: dict[SpeculationSpec, list[Record]] = {}
     for speculation in (AUTOREGRESSIVE, *chosen):
         progress(f"warming up {describe(speculation)}")
-        found[speculation] = Measurement(speculation=speculation, warm_up=session.warm_up(speculation))
-    alone = found[AUTOREGRESSIVE]
+        warm[speculation] = session.warm_up(speculation)
+        rows[speculation] = list(begun.get(speculation, ()))
     measured = chosen or (AUTOREGRESSIVE,)
     for repetition in range(request.repetitions):
         for number, speculation in enumerate(measured):
-            message = f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}"
-            done, total = repetition * len(measured) + number, request.repetitions * len(measured)
-            progress(Step(message, done=done, total=total))
-            times, runs = [], []
-            for each in dict.fromkeys((AUTOREGRESSIVE, speculation)):
-                times += [references.times()] if references is not None else []
-                runs.append(session.run(each, seed=request.sampling.seed + repetition))
-            times += [references.times()] if references is not None else []
-            for measurement in dict.fromkeys((speculation, AUTOREGRESSIVE)):
-                found[measurement].runs.append(runs[0] if measurement.is_autoregressive else runs[-1])
-                found[measurement].baseline_runs.append(runs[0])
-                found[measurement].references.extend(times)
+            if len(rows[speculation]) <= repetition:
+                message = f"repetition {repetition + 1}/{request.repetitions}: {describe(speculation)}"
+                done, total = repetition * len(measured) + number, request.repetitions * len(measured)
+                progress(Step(message, done=done, total=total))
+                seed = request.sampling.seed + repetition
+                for found in _runs(session, speculation, warm, references, seed=seed):
+                    own = rows[found.speculation]
+                    own.append(_row(session, found, len(own), bandwidth_bytes_per_s))
+                    write(own[-1])
             if chosen and repetition == request.repetitions - 1:
-                yield found[speculation]
-    yield alone
+                yield summary(rows[speculation])
+    yield summary(rows[AUTOREGRESSIVE])
 
 
-def to_record(
-    session: Session[R], measurement: Measurement[R], *, bandwidth_bytes_per_s: float | None = None
-) -> Record:
-    """The measured row of one configuration: medians over the repetitions, with every repetition's speedup."""
+def _runs(
+    session: Session[R],
+    speculation: SpeculationSpec,
+    warm: Mapping[SpeculationSpec, R | None],
+    references: ReferenceKernels | None,
+    *,
+    seed: int,
+) -> list[Measurement[R]]:
+    """A run of a configuration, and the autoregressive one just before it."""
+    times: list[ReferenceTimes] = []
+    runs: dict[SpeculationSpec, R] = {}
+    for each in dict.fromkeys((AUTOREGRESSIVE, speculation)):
+        times += [references.times()] if references is not None else []
+        runs[each] = session.run(each, seed=seed)
+    times += [references.times()] if references is not None else []
+    return [
+        Measurement(speculation=each, run=run, baseline=runs[AUTOREGRESSIVE], warm_up=warm[each], references=times)
+        for each, run in reversed(runs.items())
+    ]
+
+
+def _row(session: Session[R], measurement: Measurement[R], number: int, bandwidth_bytes_per_s: float | None) -> Record:
+    """The measured row of one run of a configuration."""
     request, speculation, phases = session.request, measurement.speculation, measurement.phases
     speculative = not speculation.is_autoregressive
     is_fixed = speculative and not request.adaptive  # a draft step has a time of its own only while gamma is fixed
     speed = median_times(measurement.references) if measurement.references else None
     if speed is not None and request.device == "cpu":
         bandwidth_bytes_per_s = speed.memory_bytes_per_s  # during these runs: it changes within seconds
-    steps_s, baseline_steps_s = (
-        [run.steady_step_s for run in runs] for runs in (measurement.runs, measurement.baseline_runs)
-    )
-    tokens_per_s, baseline_tokens_per_s = (
-        statistics.median(run.steady_tokens_per_s for run in runs)
-        for runs in (measurement.runs, measurement.baseline_runs)
-    )
-    speedups = measurement.speedups
+    run, baseline, counts = measurement.run, measurement.baseline, measurement.run.counts
     fields: dict[str, Any] = {
         **configuration_fields(request, speculation),
-        "autoregressive_step_s": statistics.median(baseline_steps_s),
+        "autoregressive_step_s": baseline.steady_step_s,
         "draft_step_s": phases["draft"] / speculation.gamma if "draft" in phases and is_fixed else None,
         "verify_step_s": phases.get("verify") if speculative else None,
         "accept_step_s": phases.get("accept"),
-        "step_s": statistics.median(steps_s),
-        "autoregressive_step_samples_s": baseline_steps_s,
-        "step_samples_s": steps_s if speculative else None,
+        "step_s": run.steady_step_s,
+        "autoregressive_step_samples_s": [baseline.steady_step_s],
+        "step_samples_s": [run.steady_step_s] if speculative else None,
         "prefill_s": session.prefill_s,
         "breakdown_s": phases,
-        "expected_tokens_per_step": measurement.counts.tokens_per_step,
-        **(measurement.counts.record_fields() if speculative else {}),
-        "tpot_s": request.batch_size / tokens_per_s,
-        "tokens_per_s": tokens_per_s,
-        "autoregressive_tokens_per_s": baseline_tokens_per_s,
-        "speedup": statistics.median(speedups),
-        "speedup_low": min(speedups),
-        "speedup_high": max(speedups),
-        "speedup_samples": speedups if speculative else None,
-        "repetitions": len(measurement.runs),
+        "expected_tokens_per_step": counts.tokens_per_step,
+        "tpot_s": request.batch_size / run.steady_tokens_per_s,
+        "tokens_per_s": run.steady_tokens_per_s,
+        "autoregressive_tokens_per_s": baseline.steady_tokens_per_s,
+        "speedup": measurement.speedup,
+        "speedup_samples": [measurement.speedup] if speculative else None,
+        "repetitions": 1,
         "reference_s": speed.memory_s if speed else None,
         "compute_reference_s": speed.compute_s if speed else None,
+        "repetition": number,
+        "sequence_counts": counts.to_lists() if speculative else None,
     }
     fields |= session.record_fields(measurement, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
     return Record(source="measured", **fields, environment=current_environment())

@@ -7,7 +7,6 @@ stops at the end of the step in which the first sequence ends, autoregressive an
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,6 @@ import torch
 from magicdec.measure.configuration import NOISE, BenchmarkRequest, check_request
 from magicdec.measure.repetitions import Measurement, prompts_of
 from magicdec.measure.utilisation import MemoryMeter, phase_bytes, planned_memory_bytes
-from magicdec.records import BASELINE_MBU_FLOOR
 from magicdec.runtime.adaptive import AdaptiveGamma, GammaPolicy
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.drafter import build_drafter
@@ -194,59 +192,47 @@ class BenchmarkSession:
     def record_fields(
         self, measurement: Measurement[DecodeResult], *, bandwidth_bytes_per_s: float | None
     ) -> dict[str, Any]:
-        """A record's fields that only our runtime fills: whole batches, divergences and the use of memory."""
-        request, runs, baselines = self.request, measurement.runs, measurement.baseline_runs
-        speculative, pairs = not measurement.speculation.is_autoregressive, list(zip(runs, baselines, strict=True))
+        """A row's fields that only our runtime fills: whole batches, divergences and the use of memory."""
+        request, run, base = self.request, measurement.run, measurement.baseline
+        speculative = not measurement.speculation.is_autoregressive
         fields: dict[str, Any] = {
-            "ttft_s": self.prefill_s + statistics.median(run.steady_step_s for run in baselines),
+            "ttft_s": self.prefill_s + base.steady_step_s,
             "memory_bytes_per_gpu": planned_memory_bytes(request),
             "peak_memory_bytes": self.memory.peak_bytes(),
             **self._memory_use(measurement, bandwidth_bytes_per_s),
         }
         if speculative and request.sampling.is_greedy and request.simulate_acceptance is None:
-            fields["num_divergences"] = _num_divergences(pairs)
+            fields["num_divergences"] = _num_divergences(run, base)
         if request.run_to_end:
-            fields["static_batch_tokens_per_s"] = statistics.median(run.num_tokens / run.elapsed_s for run in runs)
-            if speculative:
-                ratios = (base.elapsed_s / run.elapsed_s for run, base in pairs)
-                fields["speedup_static_batch"] = statistics.median(ratios)
+            fields["static_batch_tokens_per_s"] = run.num_tokens / run.elapsed_s
+            fields["speedup_static_batch"] = base.elapsed_s / run.elapsed_s if speculative else None
         if request.num_prompts is not None:
-            fields["refilled_tokens_per_s"] = statistics.median(run.refilled_tokens_per_s for run in runs)
-            ratios = (run.refilled_tokens_per_s / base.refilled_tokens_per_s for run, base in pairs)
-            fields["speedup_refilled"] = statistics.median(ratios)
+            fields["refilled_tokens_per_s"] = run.refilled_tokens_per_s
+            fields["speedup_refilled"] = run.refilled_tokens_per_s / base.refilled_tokens_per_s
         return fields
 
     def _memory_use(self, measurement: Measurement[DecodeResult], bandwidth: float | None) -> dict[str, Any]:
-        """A record's fields on memory bandwidth, and the note that marks a speedup over a slow baseline."""
+        """A row's fields on memory bandwidth."""
         speculation, is_adaptive = measurement.speculation, self.request.adaptive
         needed = phase_bytes(self.request, [len(prompt) for prompt in self.prompts], speculation)
-        baseline_step_s, step_s = (
-            statistics.median(run.steady_step_s for run in runs)
-            for runs in (measurement.baseline_runs, measurement.runs)
-        )
-        achieved = {"autoregressive": needed.pop("autoregressive") / baseline_step_s}
+        achieved = {"autoregressive": needed.pop("autoregressive") / measurement.baseline.steady_step_s}
         if not speculation.is_autoregressive and not is_adaptive:
             times_s = measurement.phases
             achieved |= {phase: needed[phase] / times_s[phase] for phase in needed if times_s.get(phase)}
-            achieved["step"] = sum(needed.values()) / step_s
+            achieved["step"] = sum(needed.values()) / measurement.run.steady_step_s
         fields: dict[str, Any] = {"achieved_bytes_per_s": achieved, "memory_bytes_per_s": bandwidth}
         if bandwidth is None:
             return fields
-        share = achieved["autoregressive"] / bandwidth
-        if share < BASELINE_MBU_FLOOR and not speculation.is_autoregressive:
-            fields["notes"] = [f"the speedup is over a baseline at {share:.0%} MBU, below {BASELINE_MBU_FLOOR:.0%}"]
         mbu = achieved.get("step", None if is_adaptive else achieved["autoregressive"])
-        return {**fields, "mbu": mbu / bandwidth if mbu is not None else None, "autoregressive_mbu": share}
+        fields["mbu"] = mbu / bandwidth if mbu is not None else None
+        return {**fields, "autoregressive_mbu": achieved["autoregressive"] / bandwidth}
 
 
-def _num_divergences(pairs: list[tuple[DecodeResult, DecodeResult]]) -> int:
+def _num_divergences(run: DecodeResult, baseline: DecodeResult) -> int:
     """Sequences whose tokens differ from those of their autoregressive run, as far as both go. Greedy decoding in
     exact arithmetic has none; rounding decides between logits that are nearly equal."""
-    differing = set()
-    for run, baseline in pairs:
-        sequences = enumerate(zip(run.tokens, baseline.tokens, strict=True))
-        differing |= {i for i, (own, other) in sequences if any(a != b for a, b in zip(own, other, strict=False))}
-    return len(differing)
+    pairs = zip(run.tokens, baseline.tokens, strict=True)
+    return sum(any(a != b for a, b in zip(own, other, strict=False)) for own, other in pairs)
 
 
 def _clock(device: str) -> float:

@@ -13,7 +13,6 @@ outputs.
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -230,18 +229,17 @@ class VllmSession:
     def record_fields(
         self, measurement: Measurement[VllmRun], *, bandwidth_bytes_per_s: float | None = None
     ) -> dict[str, Any]:
-        """A record's fields on process CPU time: on a machine that others use too, that is what repeats."""
-        runs, baselines = measurement.runs, measurement.baseline_runs
+        """A row's fields on process CPU time: on a machine that others use too, that is what repeats."""
+        run, baseline = measurement.run, measurement.baseline
         is_speculative = not measurement.speculation.is_autoregressive
-        speedups = [b.cpu_s_per_token / r.cpu_s_per_token for r, b in zip(runs, baselines, strict=True)]
-        median = statistics.median
+        speedup = baseline.cpu_s_per_token / run.cpu_s_per_token
         return {
             "accept_step_s": measurement.phases["sample"] if is_speculative else None,
-            "autoregressive_step_cpu_s": median(run.step_cpu_s for run in baselines),
-            "step_cpu_s": median(run.step_cpu_s for run in runs),
-            "breakdown_cpu_s": {p: median(run.phases_cpu_s[p] for run in runs) for p in runs[0].phases_cpu_s},
-            "speedup_cpu": median(speedups),
-            "speedup_cpu_samples": speedups if is_speculative else None,
+            "autoregressive_step_cpu_s": baseline.step_cpu_s,
+            "step_cpu_s": run.step_cpu_s,
+            "breakdown_cpu_s": run.phases_cpu_s,
+            "speedup_cpu": speedup,
+            "speedup_cpu_samples": [speedup] if is_speculative else None,
         }
 
     def _send(self, prompts: list[list[int]], sampling: SamplingSpec, *, seed: int, gen_len: int) -> None:

@@ -24,7 +24,7 @@ from magicdec.measure.rank import (
     write_outputs,
 )
 from magicdec.measure.session import BenchmarkSession
-from magicdec.records import Record, append_record, read_records
+from magicdec.records import UNFINISHED, Record, append_record, read_records
 from magicdec.runtime.distributed import SINGLE
 from magicdec.runtime.prompts import generation_eos_token_ids, load_tokenizer
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, load_model_spec
@@ -76,17 +76,39 @@ def test_records_hold_what_was_measured_and_resume_skips_it(tmp_path: Path) -> N
     assert len(read_records(records)) == 4
 
 
-def test_each_record_is_written_as_soon_as_it_is_complete(tmp_path: Path) -> None:
-    """When the last repetition's second configuration is measured, the first one's record is in the file."""
+def test_every_repetition_is_written_when_it_ends_and_none_is_measured_twice(tmp_path: Path) -> None:
+    """Stopped before its last run: the file holds a record of each configuration from what was measured, and another
+    run measures that one alone. Its records have every sample, and greedy ones the counts of a run in one piece."""
+
+    class Stop(Exception):
+        pass
+
     records = tmp_path / "r.jsonl"
-    seen: dict[str, list[int]] = {}
+    request = replace(REQUEST, sampling=SamplingSpec())
+    said: list[str] = []
 
-    def look(message: str) -> None:
-        seen[message] = [record.gamma for record in read_records(records)] if records.exists() else []
+    def stop(message: str) -> None:
+        said.append(str(message))
+        if message == "repetition 2/2: StreamingLLM 64, gamma 4":
+            raise Stop
 
-    benchmark(REQUEST, records=records, progress=look)
-    assert seen["repetition 1/2: StreamingLLM 64, gamma 4"] == []
-    assert seen["repetition 2/2: StreamingLLM 64, gamma 4"] == [2]
+    with pytest.raises(Stop):
+        benchmark(request, records=records, progress=stop)
+    left = {(record.gamma, record.repetitions, UNFINISHED in record.notes) for record in read_records(records)}
+    assert left == {(2, 2, False), (0, 3, True), (4, 1, True)}
+    said.clear()
+    resumed = benchmark(request, records=records, resume=True, progress=lambda message: said.append(str(message)))
+    assert [each for each in said if each.startswith("repetition")] == ["repetition 2/2: StreamingLLM 64, gamma 4"]
+    assert [(row.gamma, row.repetitions, len(row.speedup_samples or ())) for row in resumed] == [
+        (0, 4, 0), (2, 2, 2), (4, 2, 2),
+    ]  # fmt: skip
+    assert {record.key: record for record in read_records(records)} == {record.key: record for record in resumed}
+    whole = benchmark(request, records=tmp_path / "whole.jsonl")
+    for one, other in zip(resumed, whole, strict=True):
+        for name in ("acceptance_histogram", "acceptance_by_position", "acceptance_stderr_by_position", "repetitions"):
+            assert getattr(one, name) == getattr(other, name)
+        if one.gamma:
+            assert one.speedup == np.median(one.speedup_samples or ())
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def test_acceptance_is_that_of_our_own_runtime(served: Any) -> None:
     from cases import MODEL, PAGE_SIZE
     from serving import counters, serve
 
+    from magicdec.counts import Counts
     from magicdec.measure.configuration import BenchmarkRequest
     from magicdec.measure.repetitions import measure
     from magicdec.measure.session import BenchmarkSession
@@ -140,8 +141,10 @@ def test_acceptance_is_that_of_our_own_runtime(served: Any) -> None:
         sampling=SamplingSpec(temperature=1.0), run_to_end=True,
     )  # fmt: skip
     session = BenchmarkSession(request)
-    (measurement,) = [each for each in measure(session) if not each.speculation.is_autoregressive]
-    counts = measurement.counts
+    rows: list[Any] = []
+    assert len(list(measure(session, write=rows.append))) == 2
+    (counted,) = [row.sequence_counts for row in rows if row.is_speculative]
+    counts = Counts.of_lists(*counted)
     rates, trials = counts.rates, counts.trials
     served.configure(budget=budget + PAGE_SIZE // 2, gamma=gamma)
     before = counters(served.llm)
