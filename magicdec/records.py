@@ -392,7 +392,7 @@ def read_records(path: Path) -> list[Record]:
 
 def read_rows(path: Path) -> list[Record]:
     """Every line of a file, rows of single repetitions included, as `read_records`."""
-    data = read_bytes(path, "records", limit_bytes=RESULTS_LIMIT_BYTES, error=StorageError)
+    data = read_bytes(path, "records from", limit_bytes=RESULTS_LIMIT_BYTES, error=StorageError)
     records: list[Record] = []
     damaged: list[int] = []
     reason = ""
