@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from magicdec import plan_request
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import hardware_names
-from magicdec.perfmodel.plan.capacity import simulated
 from magicdec.perfmodel.plan.drafts import load_profiles
 from magicdec.perfmodel.plan.planner import plan as answer
 from magicdec.perfmodel.plan.request import PlanRequest
@@ -144,6 +143,8 @@ def simulate(*, replicas: int = 1, policy: str = "by batch", seed: int = 0, **op
         ConfigError: an option or combination that cannot be, or a draft whose acceptance is unknown.
         CapacityError: a request that does not fit.
     """
+    from magicdec.perfmodel.plan.capacity import simulated  # most callers need no simulator
+
     request = request_of(**options)
     if not request.has_arrivals:
         raise ConfigError("a simulation needs a rate, or requests")

@@ -22,7 +22,6 @@ from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step
 from magicdec.perfmodel.acceptance.law import static_batch_efficiency
 from magicdec.perfmodel.plan.answer import breakdown, candidates, ceilings
-from magicdec.perfmodel.plan.capacity import Load, plan_traffic
 from magicdec.perfmodel.plan.device import (
     DEFAULT_MAX_GAMMA,
     Device,
@@ -99,6 +98,8 @@ def plan(request: PlanRequest) -> Plan:
 
 def _under_arrivals(request: PlanRequest, model: ModelSpec) -> Plan:
     """The plan of the layout and devices that a rate of arrivals takes."""
+    from magicdec.perfmodel.plan.capacity import Load, plan_traffic  # most plans need no simulator
+
     traffic = plan_traffic(request, model)
     settled = plan(
         msgspec.structs.replace(
