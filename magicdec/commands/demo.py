@@ -23,7 +23,7 @@ Examples:
   magicdec demo
   magicdec demo --quick -o elsewhere
 """
-WHOLE, QUICK = "about 4 minutes on two cores", "about a minute on two cores"
+WHOLE, QUICK = "about 5 minutes on two cores", "about 2 minutes on two cores"
 
 
 def demo_command(
@@ -31,7 +31,7 @@ def demo_command(
         "demo-output"
     ),
     quick: Annotated[
-        bool, option("Fewer shapes, prompts and configurations: about a minute.", None, "--quick")
+        bool, option("Fewer shapes, prompts and configurations: about two minutes.", None, "--quick")
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:
