@@ -55,7 +55,7 @@ def test_one_rank_and_two_generate_the_same(launcher: str, tmp_path: Path, progr
         files = ("--records", str(records), "--save-output", str(output))
         rows.append(rows_of(run("run", *arguments, *files)))
         outputs.append(generated(output))
-        assert len(records.read_text().splitlines()) == 2
+        assert len(read_records(records)) == 2
     assert outputs[0] == outputs[1]
     assert [row.get("tp_size", 1) for _, row in rows] == [1, 2]
     assert [row.get("draft_tp_size") for _, row in rows] == [None, 1]
@@ -292,13 +292,13 @@ def test_each_format_of_a_drafts_weights_is_measured_and_recorded(tmp_path: Path
     done = program("run", *DRAFTED, *options, "--save-output", str(output))
     assert done.returncode == 0, done.stderr
     assert "int8 draft" in done.stdout
-    rows = [json.loads(line) for line in records.read_text().splitlines()]
-    assert {row.get("draft_weight_dtype") for row in rows} == {None, "fp8", "int8", "int4"}
+    rows = read_records(records)
+    assert {row.draft_weight_dtype for row in rows} == {None, "fp8", "int8", "int4"}
     assert len(rows) == 4
-    assert all(row["memory_bytes_per_gpu"] > 0 for row in rows)
+    assert all((row.memory_bytes_per_gpu or 0) > 0 for row in rows)
     again = program("run", *DRAFTED, *options, "--resume")
     assert again.returncode == 0, again.stderr
-    assert len(records.read_text().splitlines()) == len(rows)
+    assert read_records(records) == rows
 
 
 @pytest.mark.slow

@@ -73,14 +73,17 @@ def test_counts_that_none_can_have_are_refused(
     assert said in observed(BEFORE, after, *more).refusal
 
 
-def test_what_a_server_calls_itself_cannot_act_on_the_terminal(observed: Callable[..., Any], program: Program) -> None:
+def test_what_a_server_calls_itself_cannot_act_on_the_terminal(
+    observed: Callable[..., Any], program: Program, tmp_path: Path
+) -> None:
     """In a table of results, in an error, and in a line of records."""
+    records = str(tmp_path / "records.jsonl")
     after = scrape(accepted=[160, 120, 80], drafts=200, tokens=900, model=ESCAPE)
-    done = observed(scrape(accepted=[80, 60, 40], model=ESCAPE), after, "--records", "records.jsonl")
+    done = observed(scrape(accepted=[80, 60, 40], model=ESCAPE), after, "--records", records)
     assert done.returncode == 0
     assert "?[2J?]0;owned?" in done.stdout
     refused = observed(BEFORE, after + 'vllm:num_requests_running{model_name="\x1b[1mb"} 1\n', "--target", "x")
-    for text in (done.stdout, done.stderr, refused.stderr, program("records", "ls", "records.jsonl").stdout):
+    for text in (done.stdout, done.stderr, refused.stderr, program("records", "ls", records).stdout):
         assert all(each.isprintable() or each == "\n" for each in text), text
 
 
