@@ -159,7 +159,7 @@ def _defaults() -> dict[str, str]:
     ConfigError."""
     settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     for path in (Path("magicdec.toml"), settings / "magicdec" / "config.toml"):
-        if not path.is_file():
+        if not os.path.isfile(path):  # False too where it may not be looked at
             continue
         from magicdec.files import read_toml
 

@@ -6,6 +6,7 @@ Those that measure take minutes: by default they are not run, and in the slow te
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -98,6 +99,10 @@ def prepare(directory: Path) -> None:
     (directory / "path" / "to").mkdir(parents=True)
     (directory / "path" / "to" / "checkpoint").symlink_to(EMBEDDED_DIRECTORY)
     shutil.copy(MODELS_DIRECTORY / "qwen3-8b.json", directory / "path" / "to" / "config.json")
+    head = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "hidden_size": 4096}
+    head["max_position_embeddings"] = 4096
+    (directory / "path" / "to" / "head").mkdir()
+    (directory / "path" / "to" / "head" / "config.json").write_text(json.dumps(head))
     for name in ("texts", "path/to/texts"):
         (directory / name).mkdir()
         text = "".join(path.read_text() for path in Path(os.__file__).parent.glob("a*.py"))

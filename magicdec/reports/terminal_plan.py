@@ -163,6 +163,8 @@ def _setting(answer: Plan, case: Case) -> list[str]:
 
 def _whole_requests(best: Candidate) -> str:
     prefill = f"prefill takes {best.prefill_share:.0%} of the devices' time"
+    if best.gpu_hours_per_million_requests is not None:
+        prefill += f", {best.gpu_hours_per_million_requests:.4g} GPU-hours per million requests"
     if not best.is_speculative:
         return prefill
     paid = best.break_even_gen_len

@@ -202,6 +202,7 @@ def plan(**changes: Any) -> Plan:
     request = dict.fromkeys(Request.__struct_fields__) | {
         "model": "embedded", "hardware": ["local-cpu"], "batch_sizes": [32], "context_lens": [4096], "gen_len": 0,
         "draft_budgets": [], "temperature": 1.0, "acceptance": [], "dp_attention": False,
+        "burstiness": 1.0, "cached_len": 0, "balance": "round-robin",
     }  # fmt: skip
     whole = Plan(
         model="embedded",

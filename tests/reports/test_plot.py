@@ -80,7 +80,7 @@ def test_export_prints_or_writes(files: tuple[Path, Path], tmp_path: Path) -> No
     planned = tmp_path / "planned.json"
     planned.write_text(magicdec.plan(batch=64, context=32768).to_json())
     text = run("export", "vllm", planned)
-    assert "vllm serve llama-3.1-8b" in text
+    assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in text
     run("export", "vllm", planned, "-o", tmp_path / "flags.sh")
     assert (tmp_path / "flags.sh").read_text() == text
     with pytest.raises(ConfigError, match="'local-cpu' is not in the catalog; give its profile with --hardware"):
