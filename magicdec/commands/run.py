@@ -136,7 +136,7 @@ def _not_in(explicit: set[str], row: dict[str, Any]) -> dict[str, Any]:
 
 def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
     from magicdec.measure.configuration import BenchmarkRequest
-    from magicdec.runtime.weights import resolve_hub_name
+    from magicdec.specs.catalog import resolve_hub_name
 
     weights = given["weights"]
     model, draft = (resolve_hub_name(given[k], with_weights=weights == "checkpoint") for k in ("model", "draft"))

@@ -3,7 +3,6 @@ be names on the Hugging Face hub, where there is a network and the hub's client 
 
 from __future__ import annotations
 
-import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,14 +19,11 @@ from magicdec.runtime.layers import MLP, ColumnParallelLinear, RowParallelLinear
 from magicdec.runtime.mixers import GroupedAttention, LatentAttention
 from magicdec.runtime.quantized import quantize
 from magicdec.runtime.transformer import Layer, Transformer
-from magicdec.specs.catalog import checkpoint_directory, load_model_spec
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec, resolve_hub_name
 from magicdec.specs.model import ModelSpec, why_not_run
 from magicdec.specs.parallel import check_tp
 from magicdec.specs.precision import PROFILE_DTYPES
 
-WANTED = ["config.json", "tokenizer.json", "tokenizer_config.json"]
-"""Files of a checkpoint on the Hugging Face hub besides its weights."""
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float64", *PROFILE_DTYPES)}
 
 
@@ -106,27 +102,3 @@ def check_divisible(spec: ModelSpec, tp_size: int) -> None:
     if reason := why_not_run(spec):
         raise ConfigError(f"{spec.name} has {reason}, which can be planned but not run")
     check_tp(spec, tp_size)
-
-
-def resolve_hub_name(model: str, *, with_weights: bool) -> str:
-    """The local directory of `owner/name`, downloaded on first use; any other model argument as it is.
-
-    Raises ConfigError when it looks like a hub name but cannot be fetched.
-    """
-    if Path(model).exists() or not _HUB_NAME.fullmatch(model) or model.startswith("."):
-        return model
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ConfigError(
-            f"{model} is no local directory, and fetching it from the hub needs the package huggingface_hub"
-        ) from error
-    patterns = [*WANTED, "*.safetensors", "*.safetensors.index.json"] if with_weights else WANTED
-    try:
-        return str(snapshot_download(model, allow_patterns=patterns))
-    except Exception as error:  # the client raises its own, the transport's and OSError
-        reason = str(error).strip().splitlines()
-        raise ConfigError(
-            f"{model} is no local directory and cannot be fetched from the hub: "
-            f"{reason[0] if reason else type(error).__name__}"
-        ) from error

@@ -5,6 +5,7 @@ A model argument is, in this order: a directory with a `config.json`, a JSON fil
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,9 @@ PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
 MODELS_DIRECTORY = PACKAGE_DIRECTORY / "specs" / "data" / "models"
 ARCHITECTURES_FILE = PACKAGE_DIRECTORY / "specs" / "data" / "architectures.json"
 """Facts of every architecture, written by scripts/architectures_table.py."""
+WANTED = ["config.json", "tokenizer.json", "tokenizer_config.json"]
+"""Files of a checkpoint on the Hugging Face hub besides its weights."""
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 EMBEDDED = "embedded"
 EMBEDDED_DIRECTORY = PACKAGE_DIRECTORY / "data" / "embedded"
 
@@ -78,6 +82,30 @@ def served_names(*models: str) -> dict[str, str]:
     """The checkpoint that an engine loads for each model argument, a directory or a repository, where one is known."""
     found = {name: checkpoint_directory(name) or _checkpoints().get(name) for name in models}
     return {name: str(checkpoint) for name, checkpoint in found.items() if checkpoint}
+
+
+def resolve_hub_name(model: str, *, with_weights: bool) -> str:
+    """The local directory of `owner/name`, downloaded on first use; any other model argument as it is.
+
+    Raises ConfigError when it looks like a hub name but cannot be fetched.
+    """
+    if Path(model).exists() or not _HUB_NAME.fullmatch(model) or model.startswith("."):
+        return model
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ConfigError(
+            f"{model} is no local directory, and fetching it from the hub needs the package huggingface_hub"
+        ) from error
+    patterns = [*WANTED, "*.safetensors", "*.safetensors.index.json"] if with_weights else WANTED
+    try:
+        return str(snapshot_download(model, allow_patterns=patterns))
+    except Exception as error:  # the client raises its own, the transport's and OSError
+        reason = str(error).strip().splitlines()
+        raise ConfigError(
+            f"{model} is no local directory and cannot be fetched from the hub: "
+            f"{reason[0] if reason else type(error).__name__}"
+        ) from error
 
 
 @lru_cache(maxsize=1)
