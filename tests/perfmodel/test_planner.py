@@ -476,6 +476,21 @@ def test_a_small_batch_is_less_certain_where_sequences_differ() -> None:
     assert widths[4096] < 0.002
 
 
+def test_where_a_draft_surely_pays_lies_inside_where_it_pays_and_that_inside_where_it_may() -> None:
+    """With prompts in every pass the speedup crosses 1 several times; what pays lies within its reach."""
+    for context in (2048, 32_768):
+        answer = plan(PlanRequest(gen_len=200, context_lens=(context,)))
+        for each in answer.reach:
+            spans = [span for span in (each.surely, each.pays, each.possibly) if span is not None]
+            assert all(o[0] <= i[0] <= i[1] <= o[1] for i, o in itertools.pairwise(spans)), each
+        pays = next(
+            e.pays for e in answer.reach if (e.draft, e.draft_method) == (answer.best.draft, answer.best.draft_method)
+        )
+        assert answer.best.request_speedup >= 1.0
+        assert pays is not None
+        assert pays[0] <= context <= pays[1]
+
+
 def test_a_draft_pays_within_its_reach_and_not_beyond_it() -> None:
     """Plans on either side of where a head stops paying and a sparse cache starts, each at its best gamma."""
     case = {"model": "qwen3-8b", "hardware": ("h100-sxm-80gb",), "tp_size": 1, "batch_sizes": (8,), "draft": "eagle3"}

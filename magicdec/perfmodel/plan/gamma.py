@@ -20,9 +20,9 @@ from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.plan.device import Device
 from magicdec.perfmodel.plan.drafts import DraftOption
-from magicdec.perfmodel.serving import whole_requests
+from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points, draft_kv_tokens
-from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
+from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.perfmodel.step import idle_step_s
 from magicdec.plan_document import Candidate, GammaTable, Reach, Span, verdict_of
 
@@ -56,15 +56,15 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
     verdict, fits, set_up = np.full(shape, "does not pay"), room, {}
     own, usual = batches.index(best.batch_size), slice(split)
     near = split + np.flatnonzero(room[own, split:])
-    others = [each for each in device.options if each is not option and device.gammas_of(each) != (0,)]
-    reaches = [_reach_of(device, each, best, fine[near - split][::2]) for each in others if len(near)]
+    drafting = [each for each in device.options if device.gammas_of(each) != (0,)]
+    drafting.sort(key=lambda each: each is not option)
+    reaches = [_reach(device, each, best, fine[near - split][::2]) for each in drafting if len(near)]
     if option is not None and leading is not None:
         rows, is_usable = _best_gammas(device, option, leading, every, room)
         bounds = interval(rows, tokens_error(rows, option.acceptance))
         speedup = np.where(is_usable, rows.full(rows.speedup).reshape(shape), 0.0)
         counted = is_usable | ~rows.full(rows.valid).reshape(shape)
         low, high = (np.where(is_usable, getattr(bounds, end).reshape(shape), 0.0) for end in ENDS)
-        reaches.insert(0, _reach(device, option, best, rows.take(own * shape[1] + near), is_usable[own, near]))
         pays = speedup > 1.0
         chosen = rows.points.gamma.reshape(shape)
         gamma = np.where(pays, chosen, 0)
@@ -122,34 +122,34 @@ def _idle_speedup(device: Device, option: DraftOption, leading: Candidate, alone
     return speedup
 
 
-def _reach_of(device: Device, option: DraftOption, best: Candidate, contexts: Array) -> Reach | None:
-    """Where a draft pays at the best candidate's batch and tp, with its best gamma and budget at each context."""
+def _reach(device: Device, option: DraftOption, best: Candidate, contexts: Array) -> Reach | None:
+    """Where a draft pays at the best candidate's batch and tp, with its best gamma and budget at each context up to the
+    longest at which it can run: by whole requests where a length is generated, else by decoding."""
     points = Points.grid(
         batch=(best.batch_size,), context=contexts, tp=(best.tp_size,), budget=option.budgets,
         gamma=device.gammas_of(option), gen_len=float(device.request.gen_len),
     )  # fmt: skip
     result = predict(device.setup(option), option.acceptance, points)
     usable = result.full(result.valid & result.memory.fits).reshape(len(contexts), -1)
-    where = np.argmax(np.where(usable, result.full(result.speedup).reshape(usable.shape), 0.0), axis=1)
-    rows = result.take(np.arange(len(contexts)) * usable.shape[1] + where)
-    return _reach(device, option, best, rows, np.take_along_axis(usable, where[:, None], axis=1)[:, 0])
-
-
-def _reach(
-    device: Device, option: DraftOption, best: Candidate, rows: Prediction, is_usable: BoolArray
-) -> Reach | None:
-    """Where a draft pays, of rows by context up to the longest at which it can run: by whole requests where a length is
-    generated, else by decoding."""
-    if not is_usable.any():
+    if not usable.any():
         return None
-    bounds, gen_len = interval(rows, tokens_error(rows, option.acceptance)), device.request.gen_len
+
+    def whole(rows: Prediction) -> WholeRequests | None:
+        gen_len = device.request.gen_len
+        return whole_requests(rows, output_len=float(gen_len)) if gen_len else None
+
+    requests = whole(result)
+    speedup = result.speedup if requests is None else requests.speedup_at(result.speedup)
+    where = np.argmax(np.where(usable, result.full(speedup).reshape(usable.shape), 0.0), axis=1)
+    rows = result.take(np.arange(len(contexts)) * usable.shape[1] + where)
+    is_usable = usable.any(axis=1)
+    bounds = interval(rows, tokens_error(rows, option.acceptance))
     speedups = (rows.speedup, bounds.speedup_low, bounds.speedup_high)
-    if gen_len:
-        whole = whole_requests(rows, output_len=float(gen_len))
-        speedups = (whole.speedup_at(rows.speedup), *whole.speedup_bounds(bounds))
+    if (requests := whole(rows)) is not None:
+        speedups = (requests.speedup_at(rows.speedup), *requests.speedup_bounds(bounds))
     upto = slice(int(np.flatnonzero(is_usable)[-1]) + 1)
-    contexts = rows.points.context[upto]
-    pays, surely, possibly = (_stretch(contexts, np.where(is_usable, each, 0.0)[upto]) for each in speedups)
+    contexts = contexts[upto]
+    pays, surely, possibly = _spans(contexts, *(np.where(is_usable, each, 0.0)[upto] for each in speedups))
     return Reach(
         draft=option.draft, draft_method=option.method, batch_size=best.batch_size, pays=pays, surely=surely,
         possibly=possibly, contexts=(round(float(contexts[0])), round(float(contexts[-1]))),
@@ -158,17 +158,34 @@ def _reach(
 
 def _break_even(contexts: Array, speedups: Array) -> int | None:
     """The context from which on, to the longest, the speedup is at least 1."""
-    found = _stretch(contexts, speedups)
-    return None if found is None or found[1] < contexts[-1] else found[0]
+    runs = _runs(speedups)
+    return _span(contexts, speedups, runs[-1])[0] if runs and runs[-1][1] == len(contexts) - 1 else None
 
 
-def _stretch(contexts: Array, speedups: Array) -> Span | None:
-    """The last contexts from and to which the speedup is at least 1, by interpolation in log(context)."""
-    pays = np.flatnonzero(speedups >= 1.0)
-    if not len(pays):
-        return None
-    last = int(pays[-1])
-    first = int(np.flatnonzero(speedups[: last + 1] < 1.0)[-1] + 1) if (speedups[:last] < 1.0).any() else 0
+def _spans(contexts: Array, speedups: Array, low: Array, high: Array) -> tuple[Span | None, Span | None, Span | None]:
+    """The widest stretch of contexts that pays, the widest in it that surely does, and the one around it that possibly
+    does, so each lies inside the next."""
+
+    def widest(runs: list[Span]) -> Span | None:
+        return max(runs, key=lambda run: contexts[run[1]] / contexts[run[0]], default=None)
+
+    pays = widest(_runs(speedups))
+    surely = widest([run for run in _runs(low) if pays is not None and pays[0] <= run[0] <= pays[1]])
+    possibly = widest([run for run in _runs(high) if pays is None or run[0] <= pays[0] <= run[1]])
+    found = ((speedups, pays), (low, surely), (high, possibly))
+    first, second, third = (None if run is None else _span(contexts, values, run) for values, run in found)
+    return first, second, third
+
+
+def _runs(speedups: Array) -> list[Span]:
+    """First and last index of each run of contexts with a speedup of at least 1."""
+    pays = np.concatenate(([False], speedups >= 1.0, [False]))
+    starts, ends = np.flatnonzero(pays[1:] & ~pays[:-1]), np.flatnonzero(pays[:-1] & ~pays[1:]) - 1
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def _span(contexts: Array, speedups: Array, run: Span) -> Span:
+    """The contexts at which a run begins and ends, by interpolation in log(context)."""
 
     def edge(inside: int, outside: int) -> int:
         if not 0 <= outside < len(contexts) or speedups[outside] <= 0.0:  # 0: the draft cannot run there at all
@@ -176,4 +193,4 @@ def _stretch(contexts: Array, speedups: Array) -> Span | None:
         share = (speedups[inside] - 1.0) / (speedups[inside] - speedups[outside])
         return round(float(contexts[inside] * (contexts[outside] / contexts[inside]) ** share))
 
-    return edge(first, first - 1), edge(last, last + 1)
+    return edge(run[0], run[0] - 1), edge(run[1], run[1] + 1)
