@@ -58,7 +58,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     verify_attention_factor: float = 1.0
     """On top of `attention_factor`, where a pass has several query tokens per sequence."""
     query_tile_reread: float = 0.0
-    """Share of the cache's reading that each further tile of query rows repeats, in verification."""
+    """Share of reading the cache that each 16 query rows of a KV head beyond the first 16 repeat, in verification."""
     draft_attention_factor: float = 1.0
     """On top of `attention_factor`, in the draft's steps over a sparse cache."""
     attention_blocks_per_multiprocessor: float | None = None

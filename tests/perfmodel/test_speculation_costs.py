@@ -79,17 +79,18 @@ def test_flash_attention_2_neither_packs_nor_splits_several_query_tokens():
     assert ratio[1] < 1.2 * ratio[0]
 
 
-def test_packed_heads_read_the_cache_again_for_each_further_tile_of_rows():
-    """Four heads share a KV head: 4 tokens are 16 rows, which one reading serves, 8 tokens take two."""
+def test_packed_heads_read_the_cache_again_for_rows_beyond_a_tile():
+    """Four heads share a KV head: 4 tokens are 16 rows, which one reading serves; 6 tokens are half as many more."""
     given = setup("h100")
-    one, four, eight = (
+    one, four, six, eight = (
         float(
             step_terms(given, batch=64, kv_len=8192, draft_kv_len=8192, gamma=gamma).verify.group_seconds()["attention"]
         )
-        for gamma in (0, 3, 7)
+        for gamma in (0, 3, 5, 7)
     )
     assert four == pytest.approx(one, rel=0.05)
     assert eight / four == pytest.approx(1.0 + given.engine.query_tile_reread, rel=0.1)
+    assert six / four == pytest.approx(1.0 + given.engine.query_tile_reread / 2, rel=0.1)
     assert given.engine.query_tile_reread > 0.2
 
 

@@ -81,7 +81,7 @@ class Attended(NamedTuple):
     kv_reads: KvReads = "per_sequence"
     kernel: AttentionKernel = "measured"
     reread: float = 0.0
-    """Share of the cache's reading that each further `QUERY_TILE_ROWS` repeat, where a kernel packs heads."""
+    """Share of reading the cache that each `QUERY_TILE_ROWS` beyond the first repeat, where a kernel packs heads."""
     window: Any = None
 
 
@@ -226,10 +226,10 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         speedup = cache_speedup(hw, self.l2_fraction, self.l2_bandwidth_ratio, kv_bytes, working_set)
         group = num_heads / np.maximum(num_kv_heads, 1.0)
         if tiles is None:
-            further = np.ceil(query_len * group / QUERY_TILE_ROWS) - np.ceil(group / QUERY_TILE_ROWS)
+            further = np.maximum(query_len * group, QUERY_TILE_ROWS) - np.maximum(group, QUERY_TILE_ROWS)
             reread = 0.0 if self.splits == "grouped" else work.reread
             rows = np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK)
-            tiles = Tiles(rows, 1.0, 1.0 + reread * np.maximum(further, 0.0), 0.0)
+            tiles = Tiles(rows, 1.0, 1.0 + reread * np.maximum(further, 0.0) / QUERY_TILE_ROWS, 0.0)
         bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
         memory_s = (kv_bytes * tiles.reads + query_bytes) / bandwidth / speedup
         rate = self.flops_efficiency * hw.compute_rate("fp32" if kv_dtype == "fp32" else "bf16")
