@@ -184,7 +184,9 @@ def test_axe_finds_no_serious_fault(
 ) -> None:
     page = settled(opened(driver, server.url, size, dark=dark))
     page.find_element(By.ID, "pin").click()
-    WebDriverWait(page, PATIENCE_S).until(lambda p: "batch 64" in p.find_element(By.ID, "beside").text)
+    WebDriverWait(page, PATIENCE_S).until(
+        lambda p: "batch 64" in str(p.find_element(By.ID, "beside").get_attribute("textContent"))
+    )
     page.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true })")
     assert accessibility_faults(settled(page)) == []
     field = page.find_element(By.NAME, "context")

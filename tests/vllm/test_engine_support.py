@@ -82,6 +82,8 @@ def test_the_v2_runner_takes_this_draft_only(config: Any) -> None:
 
 def test_asynchronous_scheduling_is_refused_on_v1_only(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for, it reaches the draft, which refuses it on V1; test_engine_v2.py runs it on V2."""
+    from vllm.envs import disable_envs_cache
+
     from magicdec.vllm.support import check_supported
 
     speculation = {"method": "custom_class", "model": DRAFT_CLASS, "num_speculative_tokens": 3}
@@ -89,6 +91,7 @@ def test_asynchronous_scheduling_is_refused_on_v1_only(config: Any, monkeypatch:
     with pytest.raises(ConfigError, match="asynchronous scheduling on the V1 model runner"):
         check_supported(asked)
     assert config.scheduler_config.async_scheduling is False
+    disable_envs_cache()  # an engine that started in this process has stopped vLLM from reading the environment
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     check_supported(asked)
 
