@@ -23,10 +23,9 @@ from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.files import read_json, write_atomic
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.perfmodel.acceptance import constant_profile
-from magicdec.perfmodel.forward import forward_pass
-from magicdec.perfmodel.kernels.base import Where
+from magicdec.perfmodel.forward import Pass, forward_pass
+from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.layer_ops import Pass
 from magicdec.records import Record
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine

@@ -15,9 +15,8 @@ from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.comparison import Comparison, pair_records
 from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance import expected_tokens_per_step
-from magicdec.perfmodel.forward import forward_pass
-from magicdec.perfmodel.kernels.base import Where
-from magicdec.perfmodel.layer_ops import Pass
+from magicdec.perfmodel.forward import Pass, forward_pass
+from magicdec.perfmodel.kernels.op import Where
 from magicdec.records import Record, read_records
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.precision import PROFILE_DTYPES, Precision

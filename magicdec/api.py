@@ -28,8 +28,8 @@ from magicdec.perfmodel.kernels.profile import hardware_names
 from magicdec.perfmodel.plan.drafts import load_profiles
 from magicdec.perfmodel.plan.planner import plan as answer
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.plan.sensitivity import Sensitivity
-from magicdec.perfmodel.plan.sensitivity import sensitivity as vary
+from magicdec.perfmodel.plan.variations import Sensitivity
+from magicdec.perfmodel.plan.variations import sensitivity as vary
 from magicdec.perfmodel.traffic.simulate import Outcome
 from magicdec.plan_document import Candidate, Plan
 from magicdec.plan_document import load_plan as read_plan

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from magicdec.counts import Array
 from magicdec.fitting import Free, solve
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.kernels.links import Exchange, ExchangeCurve, exchange_time
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 

@@ -18,10 +18,23 @@ import numpy as np
 
 from magicdec.errors import MagicdecError
 from magicdec.perfmodel.kernels.attention import AttentionCurve
-from magicdec.perfmodel.kernels.latent import LatentCurve
+from magicdec.perfmodel.kernels.base import Table
+from magicdec.perfmodel.kernels.latents import LatentCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve
-from magicdec.perfmodel.kernels.profile import HARDWARE_DIRECTORY, HardwareProfile, lent, load_hardware, save_hardware
-from magicdec.perfmodel.kernels.tables import CURVES, Group, Table, curve_of, held_out, read_table, refit, row_seconds
+from magicdec.perfmodel.kernels.profile import (
+    CURVES,
+    HARDWARE_DIRECTORY,
+    Group,
+    HardwareProfile,
+    curve_of,
+    held_out,
+    lent,
+    load_hardware,
+    read_table,
+    refit,
+    row_seconds,
+    save_hardware,
+)
 from magicdec.units import KIB, MIB
 from magicdec.validate.kernels import extrapolation_error, refit_error
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from magicdec.counts import Array
 from magicdec.errors import MagicdecError
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.engine import ENGINES_DIRECTORY, SERVING_ENGINES, EngineProfile, load_engine, save_engine
 from magicdec.validate.csv_rows import read_rows
 from magicdec.validate.serving_fit import (

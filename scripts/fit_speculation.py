@@ -24,9 +24,9 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
+from magicdec.counts import Array
 from magicdec.errors import MagicdecError
 from magicdec.fitting import Free
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.speedup import BoolArray
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, load_engine, save_engine, version_number
 from magicdec.specs.speculation import HEAD_METHODS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from magicdec.perfmodel.kernels import attention, elementwise, experts, gemm, indexing, links, prefill, recurrence
-from magicdec.perfmodel.kernels.fit import columns
+from magicdec.perfmodel.kernels import attention, experts, gemm, latents, links, recurrence
+from magicdec.perfmodel.kernels.base import columns
 
 
 def gemm_time(hw: Any, *, working_set_bytes: Any = None, **work: Any) -> Any:
@@ -20,11 +20,11 @@ def attention_time(hw: Any, *, curve: Any = None, working_set_bytes: Any = None,
 
 
 def latent_attention_time(hw: Any, *, curve: Any, **work: Any) -> Any:
-    return curve.latent_seconds(hw, attention.Latents(**work))
+    return latents.latent_seconds(curve, hw, latents.Latents(**work))
 
 
 def prefill_attention_time(hw: Any, **work: Any) -> Any:
-    return prefill.PrefillCurve.of(hw).seconds(hw, prefill.Prompts(**work))
+    return attention.PrefillCurve.of(hw).seconds(hw, attention.Prompts(**work))
 
 
 def moe_time(hw: Any, curve: Any, **work: Any) -> Any:
@@ -32,7 +32,7 @@ def moe_time(hw: Any, curve: Any, **work: Any) -> Any:
 
 
 def elementwise_time(hw: Any, **work: Any) -> Any:
-    return elementwise.ElementwiseCurve.of(hw).seconds(hw, elementwise.Stream(**work))
+    return gemm.ElementwiseCurve.of(hw).seconds(hw, gemm.Stream(**work))
 
 
 def linear_time(hw: Any, curve: Any, **work: Any) -> Any:
@@ -44,15 +44,15 @@ def linear_prefill_time(hw: Any, curve: Any, *, channels: Any, **work: Any) -> A
 
 
 def indexer_time(hw: Any, curve: Any, **work: Any) -> Any:
-    return curve.seconds(hw, indexing.Scores(**work))
+    return curve.seconds(hw, latents.Scores(**work))
 
 
 def top_k_time(hw: Any, curve: Any, **work: Any) -> Any:
-    return curve.seconds(hw, indexing.Choice(**work))
+    return curve.seconds(hw, latents.Choice(**work))
 
 
 def sparse_time(hw: Any, curve: Any, **work: Any) -> Any:
-    return curve.seconds(hw, indexing.Chosen(**work))
+    return curve.seconds(hw, latents.Chosen(**work))
 
 
 def all_reduce_time(hw: Any, *, message_bytes: Any, tp_size: Any, kernels: str = "") -> Any:
@@ -91,5 +91,5 @@ def fit_allreduce(rows: Any, hw: Any, **options: Any) -> Any:
 
 
 def fit_elementwise(rows: Any, hw: Any, **options: Any) -> Any:
-    stream = elementwise.Stream(*columns(rows, ("num_bytes", "num_kernels"), num_kernels=1.0))
-    return elementwise.ElementwiseCurve().refitted(hw, stream, rows, **options)
+    stream = gemm.Stream(*columns(rows, ("num_bytes", "num_kernels"), num_kernels=1.0))
+    return gemm.ElementwiseCurve().refitted(hw, stream, rows, **options)

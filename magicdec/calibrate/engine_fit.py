@@ -16,9 +16,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from magicdec.calibrate.points import Point
+from magicdec.counts import Array
 from magicdec.fitting import Free, solve
 from magicdec.perfmodel.intervals import relative_errors
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import StepTerms, step_terms

@@ -36,8 +36,7 @@ from magicdec.measure.environment import (
     spread_of_times,
 )
 from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
-from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve, Stream
-from magicdec.perfmodel.kernels.gemm import GemmCurve, Product
+from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve, Product, Stream
 from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
 from magicdec.progress import Stages, Step
 from magicdec.records import current_environment

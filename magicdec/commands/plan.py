@@ -14,7 +14,7 @@ from magicdec.commands.options import OutputFormat, list_of, option, parse_ints,
 from magicdec.plan_request import Asked
 
 if TYPE_CHECKING:
-    from magicdec.perfmodel.plan.sensitivity import Sensitivity
+    from magicdec.perfmodel.plan.variations import Sensitivity
     from magicdec.plan_document import Plan
 
 OFFERS = {
@@ -150,7 +150,7 @@ def sensitivity_command(
     And so what is best measured next.
     """
     from magicdec.api import request_of
-    from magicdec.perfmodel.plan.sensitivity import sensitivity
+    from magicdec.perfmodel.plan.variations import sensitivity
 
     read = {name: _read(name, value) for name, value in given.items()}
     result = sensitivity(request_of(hardware=hardware, batch=batch, context=context, **read))

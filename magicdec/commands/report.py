@@ -211,7 +211,7 @@ def export_command(
     """
     from magicdec.files import write_atomic
     from magicdec.perfmodel.acceptance import load_profile
-    from magicdec.perfmodel.plan.replan import for_engine
+    from magicdec.perfmodel.plan.variations import for_engine
     from magicdec.plan_document import load_plan
     from magicdec.reports.exports import check_engine, export
 

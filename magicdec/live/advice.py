@@ -25,8 +25,8 @@ from magicdec.live.profile import MIN_DRAFTS, acceptance_profile
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.intervals import engine_error, interval, ratio_variance, tokens_error
-from magicdec.perfmodel.plan.device import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.plan.drafts import check_profiles
+from magicdec.perfmodel.plan.request import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.plan_document import Site, verdict_of

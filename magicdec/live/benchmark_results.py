@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.files import RESULTS_LIMIT_BYTES, json_documents, read_text
 from magicdec.live.calibration import ServerPoint
 from magicdec.live.drive import MIN_STEPS, Load, Measured, check_enough
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.units import GIGA, MILLI
 
 MAX_PREFILL_SHARE = 0.1

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from magicdec.counts import Array
 from magicdec.errors import ConfigError, ServerError
 from magicdec.files import decode_json, write_atomic
 from magicdec.fitting import Free, solve
@@ -33,7 +34,6 @@ from magicdec.live.drive import Load, LoadPlan, Measured, WindowTooShort, check_
 from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
 from magicdec.live.observation import Counts, Draft, agreed, observe
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import looked_up_terms, step_terms

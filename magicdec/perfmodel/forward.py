@@ -2,110 +2,329 @@
 
     layers × (norms, projections, what mixes tokens, feed-forward, all-reduces) + final norm + lm_head + fixed costs
 
-A `Pass` (perfmodel/layer_ops.py) says for how many sequences and tokens, on what, and how split.
+A `Pass` says for how many sequences and tokens, on what, and how split.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from magicdec.perfmodel.kernels.base import (
-    BOUNDS,
-    GROUPS,
-    SECONDS,
-    Array,
-    BoundBy,
-    Cost,
-    Group,
-    Op,
-    Where,
-    fixed,
-    merged,
-    total,
+from magicdec.counts import Array
+from magicdec.perfmodel.kernels.attention import (
+    Attended,
+    AttentionCurve,
+    PrefillCurve,
+    Prompts,
+    attention,
+    expanded_attention,
+    prefill_attention,
 )
-from magicdec.perfmodel.kernels.elementwise import streaming
-from magicdec.perfmodel.kernels.gemm import linear
-from magicdec.perfmodel.kernels.links import Message, all_reduce
-from magicdec.perfmodel.layer_ops import Pass, elementwise_size, expert_ops, mixer_ops, num_reduced, projection_ops
+from magicdec.perfmodel.kernels.base import Curve
+from magicdec.perfmodel.kernels.experts import Experts, experts
+from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype, streaming
+from magicdec.perfmodel.kernels.latents import (
+    IndexerCurve,
+    LatentCurve,
+    Latents,
+    Scores,
+    SparseCurve,
+    indexer,
+    latent_attention,
+    sparse_attention,
+)
+from magicdec.perfmodel.kernels.links import Exchange, Message, all_reduce, exchange
+from magicdec.perfmodel.kernels.op import FP32_BYTES, ForwardTime, Op, Where, fixed, merged
+from magicdec.perfmodel.kernels.recurrence import LinearCurve, Recurrence, recurrence
 from magicdec.specs.engine import EngineProfile
+from magicdec.specs.layers import (
+    Attention,
+    GatedDeltaNet,
+    LatentAttention,
+    LightningAttention,
+    Mamba2,
+    Mixer,
+    MixtureOfExperts,
+    Part,
+    Projection,
+)
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
+from magicdec.specs.precision import Precision
 
-BLOCK_COLUMNS = 128
+EXPERT_IMBALANCE = 1.2
+"""Tokens of the fullest rank of whole experts, over the mean: an estimate. 1 is what routing that is balanced with
+copies of busy experts comes near to; intervals.py has its error."""
+PROJECTED: tuple[Literal["mixer"], Literal["mlp"]] = ("mixer", "mlp")
+FP8_SCALES = 1.0 + 4.0 / 128.0
+"""Bytes of a dispatched number in fp8, with a scale in 32 bits per 128 of them."""
 
 
-@dataclass(frozen=True)
-class ForwardTime:
-    """The operations of a pass (or of several: they concatenate), with totals."""
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A forward pass's sequences and tokens, where it runs, and how it is split; numbers broadcast."""
 
-    ops: tuple[Op, ...]
+    at: Where
+    batch: Any
+    query_len: Any
+    """New tokens of each sequence: 1 in decoding and drafting, gamma + 1 in verification, the prompt in prefill."""
+    kv_len: Any
+    """Tokens of a sequence in the cache, the new ones included."""
+    full_kv_len: Any = None
+    """Tokens that layers of full attention see, in a sparse draft's pass; None: all."""
+    tp: Any = 1
+    num_passes: Any = 1.0
+    """Passes that the whole is cut into (chunked prefill): fixed costs and weights are paid by each."""
+    logit_rows: Any = None
+    """Tokens whose logits are computed; None: all."""
+    attention_factor: Any = 1.0
+    is_prefill: bool = False
+    """Whether attention is causal over whole prompts, by the prefill kernel where the device has its curve."""
+    spread: Parallelism = TENSOR_PARALLEL
 
-    @cached_property
-    def total_s(self) -> Array:
-        seconds: Array = np.asarray(0.0)
-        for op in sorted(self.ops, key=lambda op: op.time_s.size):
-            seconds = seconds + op.time_s
-        return seconds
+    def in_arrays(self) -> Pass:
+        """The pass with every number as an array."""
+        seen = self.kv_len if self.full_kv_len is None else self.full_kv_len
+        given = {name: getattr(self, name) for name in ("batch", "query_len", "kv_len", "tp", "num_passes")}
+        given |= {"full_kv_len": seen, "attention_factor": self.attention_factor}
+        arrays: dict[str, Any] = {name: np.asarray(value, dtype=np.float64) for name, value in given.items()}
+        return replace(self, **arrays)
 
     @property
-    def cost(self) -> Cost:
-        return total([op.cost for op in self.ops])
+    def tokens(self) -> Array:
+        """Tokens in each of the passes that the whole is cut into."""
+        tokens: Array = self.batch * self.query_len / self.num_passes
+        return tokens
 
-    def group_seconds(self) -> dict[Group, Array]:
-        """Seconds by kind of term: what the calibration's errors are stated for."""
-        seconds: dict[Group, Array] = {group: np.asarray(0.0) for group in GROUPS}
-        for op in self.ops:
-            seconds[op.group] = seconds[op.group] + op.time_s
-        return seconds
+    def size(self, *parts: Part) -> Array:
+        """One rank's share of these dimensions."""
+        return size(parts, self.tp)
 
-    def bound_seconds(self) -> dict[BoundBy, Array]:
-        """Seconds by what binds: an operation's fixed part is overhead, the rest belongs to its higher ceiling."""
-        seconds: dict[BoundBy, Array] = {bound: np.asarray(0.0) for bound in BOUNDS}
-        for op in self.ops:
-            if op.group in ("elementwise", "overhead"):
-                seconds["overhead"] = seconds["overhead"] + op.time_s
-            elif op.group == "link":
-                seconds["link"] = seconds["link"] + op.time_s
+
+def share(num_heads: int, tp_size: Any) -> Array:
+    """A rank's share of some heads; at least one, so replicated where there are more ranks than heads."""
+    heads: Array = np.maximum(np.ceil(num_heads / np.asarray(tp_size, dtype=np.float64)), 1.0)
+    return heads
+
+
+def size(parts: Iterable[Part], tp_size: Any) -> Array:
+    """One rank's share of one side of a matrix."""
+    return sum((share(part.num_heads, tp_size) * part.size for part in parts), np.asarray(0.0))
+
+
+def attended(mixer: Attention, p: Pass) -> Any:
+    """Tokens that a query sees on average (in decoding, the last of the pass's queries).
+
+    A chunk is seen up to the query's place in it. The contexts of a batch lie half a chunk around their mean, or down
+    to nothing, so that place is the context at first, and half a chunk on average beyond.
+    """
+    if mixer.span is None:
+        return (p.kv_len + 1.0) / 2.0 if p.is_prefill else p.full_kv_len
+    span = float(mixer.span)
+    if mixer.mask == "chunk":
+        return (np.minimum(span, p.kv_len) + 1.0) / 2.0 if p.is_prefill else np.minimum(p.kv_len, (span + 1.0) / 2.0)
+    if p.is_prefill:
+        window = np.minimum(span, p.kv_len)
+        return window * (1.0 - (window - 1.0) / (2.0 * np.maximum(p.kv_len, 1.0)))
+    return np.minimum(p.kv_len, span + p.query_len - 1.0)
+
+
+def projection_ops(model: ModelSpec, p: Pass) -> list[Op]:
+    """The matrix products that every token passes; those of one shape are timed once."""
+    counts: Counter[tuple[Projection, Precision]] = Counter()
+    mixers, mlps = (model.part_precision(kind, p.at.precision) for kind in PROJECTED)
+    for parts, precision in ((model.mixers, mixers), (model.feed_forwards, mlps)):
+        for part, count in parts:
+            for projection in _joined(part.projections(model.hidden_size)):
+                counts[projection, precision] += count
+    return [_linear(*each, p, count=count * p.num_passes) for each, count in counts.items()]
+
+
+def _joined(projections: Sequence[Projection]) -> list[Projection]:
+    """The projections to the latents of queries and of the cache, which have one input, as one product."""
+    latent = [each for each in projections if each.name in ("q_a", "kv_a")]
+    if len(latent) < 2:
+        return list(projections)
+    outputs = tuple(part for each in latent for part in each.outputs)
+    rest = [each for each in projections if each not in latent]
+    return [Projection("qkv_a", outputs, latent[0].inputs), *rest]
+
+
+def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any) -> Op:
+    """Routers stay in 16 bits. Where experts are fused, shared ones are one more of them or run in a stream beside
+    them: their work is paid, their launches are not."""
+    n, k = p.size(*projection.outputs), p.size(projection.inputs)
+    at = p.at._replace(precision=precision.tables if projection.name == "router" else precision)
+    is_beside = p.at.engine.fused_experts and projection.name.startswith("shared_")
+    return linear(projection.name, at, m=p.tokens, n=n, k=k, count=count, is_beside=is_beside)
+
+
+def mixer_ops(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
+    """The operations that mix tokens in `count` layers, projections apart."""
+    function: Callable[..., list[Op]] = MIXER_OPS[type(mixer)]
+    return function(mixer, p, count=count)
+
+
+def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
+    found = [_norm_exchange(p, count=count)] if mixer.qk_norm == "layer" else []
+    if p.is_prefill and (curve := PrefillCurve.known(p.at.hw)) is not None:
+        return [*found, _prefill(mixer, p, curve, count=count)]
+    several = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0)
+    factor = several * (p.attention_factor if mixer.mask == "full" else 1.0)
+    read, is_window = attended(mixer, p), mixer.mask == "window"
+    work = Attended(
+        p.batch, p.query_len, p.kv_len if is_window else read, mixer.num_heads / p.tp,
+        share(mixer.num_kv_heads, p.tp), mixer.head_dim, window=read if is_window else None,
+    )  # fmt: skip
+    return [*found, attention(p.at, work, count=count, factor=factor)]
+
+
+def _norm_exchange(p: Pass, *, count: int) -> Op:
+    """A norm over all heads adds up the squares of queries and keys over the ranks: two numbers per token."""
+    return all_reduce(p.at, Message(p.tokens * 2.0 * FP32_BYTES, p.tp), count=count * p.num_passes)
+
+
+def _prefill(mixer: Attention, p: Pass, curve: PrefillCurve, *, count: int) -> Op:
+    """Attention by the prefill kernel's own curve. Chunks of the context are prompts of their own."""
+    batch, prompt = p.batch, p.query_len
+    if mixer.mask == "chunk" and mixer.span is not None:
+        prompt = np.minimum(p.query_len, float(mixer.span))
+        batch = p.batch * p.query_len / np.maximum(prompt, 1e-9)
+    work = Prompts(batch, prompt, prompt, mixer.num_heads / p.tp, share(mixer.num_kv_heads, p.tp), mixer.head_dim)
+    window = mixer.span if mixer.mask == "window" else None
+    return prefill_attention(p.at, work, curve, num_chunks=p.num_passes, window=window, count=count)
+
+
+def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
+    """Decoding attends to the latents themselves; prefill expands them and attends head by head. With an indexer each
+    query reads the tokens that are chosen for it."""
+    heads, kv_len = mixer.num_heads / p.tp, attended(Attention(num_heads=1, num_kv_heads=1, head_dim=1), p)
+    factor = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0) * p.attention_factor
+    row, pairs = mixer.latent_size, 2.0 * (mixer.latent_size + mixer.kv_lora_rank)
+    if mixer.indexer is not None:
+        index, found = mixer.indexer, []
+        if not index.is_shared:
+            scores = Scores(p.batch, p.query_len, kv_len, index.num_heads, index.head_dim)
+            found = indexer(p.at, scores, top_k=index.top_k, count=count)
+        chosen = Latents(p.batch, p.query_len, np.minimum(kv_len, float(index.top_k)), heads, row, pairs)
+        return [*found, sparse_attention(p.at, chosen, count=count, factor=factor)]
+    if not p.is_prefill:
+        work = Latents(p.batch, p.query_len, kv_len, heads, row, pairs)
+        return [latent_attention(p.at, work, count=count, factor=factor)]
+    size = mixer.qk_head_dim + mixer.v_head_dim
+    if (curve := PrefillCurve.known(p.at.hw)) is not None:
+        expanded = Attention(num_heads=mixer.num_heads, num_kv_heads=mixer.num_heads, head_dim=size // 2)
+        return [_prefill(expanded, p, curve, count=count)]
+    by_head = Attended(p.batch, p.query_len, kv_len, heads, heads, size / 2.0)
+    return [expanded_attention(p.at, by_head, key_value_dim=size, count=count, factor=factor)]
+
+
+def _recurrence(mixer: GatedDeltaNet | LightningAttention | Mamba2, p: Pass, *, count: int) -> list[Op]:
+    """The state is read and written once per pass in prefill; verification keeps the state after every token, so a
+    rejection can go back to the one it needs, and in some engines copies that one."""
+    states = mixer.states()
+    recurrent = sum((share(each.num_heads, p.tp) * each.recurrent_elements for each in states), np.asarray(0.0))
+    conv = sum((share(each.num_heads, p.tp) * each.conv_elements for each in states), np.asarray(0.0))
+    kernel = 1 if isinstance(mixer, LightningAttention) else mixer.conv_kernel
+    work = Recurrence(p.batch, p.query_len, recurrent, conv, kernel)
+    if p.is_prefill:
+        work = work._replace(query_len=p.query_len / p.num_passes)
+        return [recurrence(p.at, work, is_prefill=True, count=count * p.num_passes)]
+    copied = np.where(p.query_len > 1, 2.0 * p.at.engine.states_beside, 0.0)  # read and written
+    return [recurrence(p.at, work._replace(states_written=p.query_len + copied), count=count)]
+
+
+MIXER_OPS: dict[type, Callable[..., list[Op]]] = {
+    Attention: _attention,
+    LatentAttention: _latent,
+    GatedDeltaNet: _recurrence,
+    LightningAttention: _recurrence,
+    Mamba2: _recurrence,
+}
+MIXER_CURVES: dict[type, tuple[type[Curve] | None, ...]] = {
+    Attention: (AttentionCurve,),
+    LatentAttention: (LatentCurve,),
+    GatedDeltaNet: (LinearCurve,),
+    LightningAttention: (None,),
+    Mamba2: (None,),
+}
+"""The curves of what mixes tokens; None: kernels that no table holds, which another's curve stands for."""
+
+
+def mixer_curves(mixer: Mixer) -> tuple[type[Curve] | None, ...]:
+    chooses = getattr(mixer, "indexer", None) is not None
+    return MIXER_CURVES[type(mixer)] + ((IndexerCurve, SparseCurve) if chooses else ())
+
+
+def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
+    """The routed experts of every layer that has them."""
+    found: list[Op] = []
+    at = p.at._replace(precision=model.part_precision("experts", p.at.precision))
+    for mlp, count in model.feed_forwards:
+        if isinstance(mlp, MixtureOfExperts):
+            work = Experts(
+                p.tokens, mlp.inner_size(model.hidden_size), mlp.width / p.tp, mlp.num_experts,
+                mlp.num_experts_per_tok, num_matrices=mlp.expert.num_inner + 1.0,
+            )  # fmt: skip
+            if p.spread.whole_experts:
+                found += _whole_experts(work._replace(width=mlp.width), at, p, count=count * p.num_passes)
             else:
-                memory: BoundBy = "kv" if op.group == "attention" else "weights"
-                work = np.maximum(op.time_s - op.overhead_s, 0.0)
-                by_compute = op.compute_s > op.memory_s
-                seconds["overhead"] = seconds["overhead"] + (op.time_s - work)
-                seconds["compute"] = seconds["compute"] + np.where(by_compute, work, 0.0)
-                seconds[memory] = seconds[memory] + np.where(by_compute, 0.0, work)
-        return seconds
+                found += experts(at, work, count=count * p.num_passes)
+    return found
 
-    def times(self, count: Any) -> ForwardTime:
-        """A share of the pass, or several of them."""
-        return ForwardTime(tuple(op.times(count) for op in self.ops))
 
-    def by(self, factor: Any) -> ForwardTime:
-        """The pass run so many times slower, each operation within its limits."""
-        return ForwardTime(tuple(op.by(factor) for op in self.ops))
+def _whole_experts(work: Experts, at: Where, p: Pass, *, count: Any) -> list[Op]:
+    """Experts divided over the ranks of a stage: one rank has ceil(E / ranks) of them, and of all groups' tokens k /
+    ranks copies each, EXPERT_IMBALANCE times as many on the fullest. With one group its ranks have the tokens already;
+    with more, tokens are sent to their experts and back, each rank of a group sending its part of the group's."""
+    ranks = np.asarray(p.spread.ep_size(p.tp), dtype=np.float64)
+    uneven = np.where(ranks > 1, EXPERT_IMBALANCE, 1.0)
+    held, chosen = np.ceil(work.num_experts / ranks), work.num_experts_per_tok
+    of_rank = work._replace(
+        tokens=p.tokens * p.spread.dp, num_experts=held, num_experts_per_tok=np.minimum(uneven * chosen / ranks, held),
+        own_tokens=p.tokens,
+    )  # fmt: skip
+    found = experts(at, of_rank, count=count)
+    if p.spread.dp > 1:
+        is_narrow = matrix_dtype(at.hw, at.engine, at.precision) != at.precision.compute_dtype
+        sent = Exchange(p.tokens / p.tp, chosen, ranks, once_per_node=p.is_prefill)
+        element = FP8_SCALES if is_narrow else 2.0
+        found += exchange(at, sent, hidden_size=work.hidden_size, dispatch_element=element, count=count)
+    return found
 
-    def summed(self, weight: Array) -> ForwardTime:
-        """The operations summed over the last axis with these weights."""
 
-        def over(value: Any) -> Any:
-            return np.sum(weight * value, axis=-1)
+def num_reduced(model: ModelSpec, spread: Parallelism) -> int:
+    """Sublayers whose outputs a group of tp ranks adds up. Where tokens are sent to whole experts, scattering before
+    and gathering after them take the place of two such sums: one is left per layer."""
+    sublayers = sum(layer.num_sublayers for layer in model.layers)
+    exchanged = sum(count for mlp, count in model.feed_forwards if mlp.num_experts)
+    return sublayers - (exchanged if spread.dp > 1 else 0)
 
-        return ForwardTime(
-            tuple(
-                replace(op, cost=Cost(*map(over, op.cost)), **{name: over(getattr(op, name)) for name in SECONDS})
-                for op in self.ops
-            )
-        )
 
-    def plus(self, *others: ForwardTime | Op) -> ForwardTime:
-        extra: list[Op] = []
-        for other in others:
-            extra.extend(other.ops if isinstance(other, ForwardTime) else [other])
-        return ForwardTime((*self.ops, *extra))
+def elementwise_size(model: ModelSpec, p: Pass) -> Array:
+    """Numbers that norms, rotations and activations move per token, on average over the layers: 6 times the hidden
+    state, twice what is rotated, three times the feed-forward's width."""
+    moved: Array = np.asarray(6.0 * model.hidden_size * model.num_hidden_layers)
+    for mixer, count in model.mixers:
+        moved = moved + count * 2.0 * _mixed_size(mixer, p)
+    for mlp, count in model.feed_forwards:
+        moved = moved + count * 3.0 * mlp.active_width / p.tp
+    return moved / model.num_hidden_layers
+
+
+def _mixed_size(mixer: Mixer, p: Pass) -> Array:
+    if isinstance(mixer, Attention):
+        return p.size(Part(mixer.num_heads, mixer.head_dim), Part(mixer.num_kv_heads, mixer.head_dim))
+    inner = [projection for projection in mixer.projections(1) if projection.name != "o"]
+    return sum((p.size(*projection.outputs) for projection in inner), np.asarray(0.0))
+
+
+BLOCK_COLUMNS = 128
 
 
 def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:

@@ -13,17 +13,17 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from magicdec.counts import Z_90
+from magicdec.counts import Z_90, Array
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.forward import mixer_curves
 from magicdec.perfmodel.kernels.attention import AttentionCurve
-from magicdec.perfmodel.kernels.base import Array, Curve, Where
-from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
+from magicdec.perfmodel.kernels.base import Curve
 from magicdec.perfmodel.kernels.experts import MoeCurve, experts_curve
-from magicdec.perfmodel.kernels.gemm import GemmCurve, matrix_dtype
-from magicdec.perfmodel.kernels.indexing import IndexerCurve
+from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve, matrix_dtype
+from magicdec.perfmodel.kernels.latents import IndexerCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve
+from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import HardwareProfile
-from magicdec.perfmodel.layer_ops import mixer_curves
 from magicdec.perfmodel.setup import Setup, draft_kv_tokens
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import StepTerms

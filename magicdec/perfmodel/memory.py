@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from magicdec.perfmodel.kernels.base import FP32_BYTES, Array
+from magicdec.counts import Array
+from magicdec.perfmodel.forward import share, size
+from magicdec.perfmodel.kernels.op import FP32_BYTES
 from magicdec.perfmodel.kernels.profile import HardwareProfile
-from magicdec.perfmodel.layer_ops import share, size
 from magicdec.perfmodel.setup import ModelSetup, draft_kv_tokens, draft_tp
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec

@@ -32,16 +32,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from magicdec.counts import Z_90
+from magicdec.counts import Z_90, Array
 from magicdec.perfmodel import memory
-from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
+from magicdec.perfmodel.forward import Pass, forward_pass, prefill
 from magicdec.perfmodel.intervals import Interval, engine_error
-from magicdec.perfmodel.kernels.base import Array
-from magicdec.perfmodel.layer_ops import Pass
+from magicdec.perfmodel.kernels.op import ForwardTime
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
-from magicdec.perfmodel.stages import send_op
-from magicdec.perfmodel.step import step_terms
+from magicdec.perfmodel.step import send_op, step_terms
 from magicdec.specs.engine import EngineProfile
 
 

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.attention import AttentionCurve
-from magicdec.perfmodel.kernels.base import Array, Where
+from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
@@ -237,3 +238,9 @@ class Points:
     def shape(self) -> tuple[int, ...]:
         given = (self.batch, self.context, self.tp, self.budget, self.gamma, self.gen_len)
         return np.broadcast_shapes(*(np.shape(each) for each in given if each is not None))
+
+
+def microbatch(setup: Setup, batch: Any) -> Array:
+    """Sequences of the fullest group of ranks in one microbatch."""
+    each: Array = np.asarray(batch, dtype=np.float64)
+    return np.ceil(each / setup.spread.groups) if setup.spread.groups > 1 else each

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.memory import Memory, capacity_bytes, memory_need
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.step import StepTerms, looked_up_terms, prefill_terms, step_terms
@@ -169,9 +169,7 @@ def _whole(setup: Setup, points: Points) -> Points:
     speculation = setup.speculation
     gamma = np.asarray(speculation.gamma if points.gamma is None else points.gamma)
     given = dataclasses.replace(
-        points,
-        gamma=gamma,
-        budget=speculation.draft_budget if points.budget is None else points.budget,
+        points, gamma=gamma, budget=speculation.draft_budget if points.budget is None else points.budget
     )
     _check(given)
     gamma = gamma.astype(np.int64)

@@ -15,15 +15,14 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from magicdec.perfmodel import memory, stages
-from magicdec.perfmodel.forward import ForwardTime, forward_pass, prefill
-from magicdec.perfmodel.kernels.base import FP32_BYTES, Array, Op, fixed
-from magicdec.perfmodel.kernels.elementwise import streaming
-from magicdec.perfmodel.kernels.gemm import linear
-from magicdec.perfmodel.kernels.links import Message, all_gather, all_reduce, broadcast
+from magicdec.counts import Array
+from magicdec.perfmodel import memory
+from magicdec.perfmodel.forward import Pass, forward_pass, prefill, size
+from magicdec.perfmodel.kernels.gemm import linear, streaming
+from magicdec.perfmodel.kernels.links import Message, all_gather, all_reduce, broadcast, send
+from magicdec.perfmodel.kernels.op import FP32_BYTES, ForwardTime, Op, fixed
 from magicdec.perfmodel.kernels.profile import HardwareProfile
-from magicdec.perfmodel.layer_ops import Pass, size
-from magicdec.perfmodel.setup import ModelSetup, Setup, draft_kv_tokens, draft_tp
+from magicdec.perfmodel.setup import ModelSetup, Setup, draft_kv_tokens, draft_tp, microbatch
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.parallel import TENSOR_PARALLEL
 from magicdec.specs.speculation import PARALLEL_METHODS, SPARSE_METHODS
@@ -96,7 +95,7 @@ def step_terms(
         np.asarray(value, dtype=np.float64) for value in (batch, kv_len, draft_kv_len, gamma, tp_size)
     )
     step = _Step(
-        setup=setup, whole=whole, batch=stages.microbatch(setup, whole), kv_len=kv_len, draft_kv_len=draft_kv_len,
+        setup=setup, whole=whole, batch=microbatch(setup, whole), kv_len=kv_len, draft_kv_len=draft_kv_len,
         gamma=gamma, tp=tp,
     )  # fmt: skip
     autoregressive = step.autoregressive()
@@ -322,13 +321,11 @@ class _Step:
         layers_s: Array = np.asarray(0.0)
         sends: list[Op] = []
         for time, count, tokens in passes:
-            send = stages.send_op(self.setup, tokens=self.batch * tokens, tp_size=self.tp)
-            layers_s = layers_s + count * (time.total_s - stages.head_s(time))
+            send = send_op(self.setup, tokens=self.batch * tokens, tp_size=self.tp)
+            layers_s = layers_s + count * (time.total_s - head_s(time))
             sends.append(fixed("send", "link", count * send.time_s, send.cost.times(count)))
         sends_s: Array = sum((op.time_s for op in sends), np.asarray(0.0))
-        waiting = stages.waiting_op(
-            self.setup, batch=self.whole, layers_s=layers_s, last_s=step_s - layers_s, sends_s=sends_s
-        )
+        waiting = waiting_op(self.setup, batch=self.whole, layers_s=layers_s, last_s=step_s - layers_s, sends_s=sends_s)
         return [*sends, waiting]
 
 
@@ -434,7 +431,7 @@ def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1
     batch, prompt = np.asarray(batch, dtype=np.float64), np.asarray(prompt_len, dtype=np.float64)
     time = prefill(setup.model, setup.at, batch=batch, prompt_len=prompt, tp=tp, spread=setup.spread)
     if setup.spread.pp > 1:
-        time = time.plus(stages.send_op(setup, tokens=batch * prompt, tp_size=tp))
+        time = time.plus(send_op(setup, tokens=batch * prompt, tp_size=tp))
     if setup.speculation.draft_method in PARALLEL_METHODS:
         time = time.plus(*_features(setup, tokens=batch * prompt, tp=tp))
     elif setup.kind in ("standalone", "eagle"):
@@ -451,3 +448,36 @@ def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1
             scores = batch * prompt * window * setup.model.num_attention_heads / tp * FP32_BYTES
             time = time.plus(streaming("selection", setup.at, num_bytes=4.0 * scores, num_kernels=4.0, count=layers))
     return time
+
+
+TENSORS_SENT = 2.0
+"""Hidden states and the residual beside them (as vLLM sends them)."""
+
+
+def head_s(time: ForwardTime) -> Array:
+    """Seconds of a pass that only the last stage works."""
+    seconds: Array = sum((op.time_s for op in time.ops if op.name == "lm_head"), np.asarray(0.0))
+    return seconds
+
+
+def send_op(setup: Setup, *, tokens: Any, tp_size: Any) -> Op:
+    """The sends of `tokens` per group, over all stages."""
+    ranks, spread, link = np.asarray(tp_size, dtype=np.float64), setup.spread, setup.hardware.link
+    element = setup.precision.activation_bytes
+    is_far = ranks * spread.groups > link.reach
+    message = tokens * setup.model.hidden_size * element * TENSORS_SENT
+    one = send(setup.at, Message(message, ranks), is_far=is_far)
+    return fixed("send", "link", spread.pp * one.time_s, one.cost.times(spread.pp))
+
+
+def waiting_op(setup: Setup, *, batch: Any, layers_s: Any, last_s: Any, sends_s: Any) -> Op:
+    """The time that a step of all microbatches takes beyond one of them passing all stages: `layers_s` and `sends_s`,
+    spread over the stages, and `last_s` on the last."""
+    spread = setup.spread
+    counts = np.asarray(spread.stage_layers(setup.model.num_hidden_layers), dtype=np.float64)
+    shares = counts / counts.sum()
+    slowest = np.maximum(shares[:-1].max() * layers_s, shares[-1] * layers_s + last_s) + sends_s / spread.pp
+    per_group = np.ceil(np.asarray(batch, dtype=np.float64) / spread.dp)
+    num_microbatches = np.minimum(per_group, float(spread.pp))
+    through = layers_s + last_s + sends_s
+    return fixed("waiting", "overhead", np.maximum(num_microbatches * slowest - through, 0.0))

@@ -45,7 +45,7 @@ PROMPT_LOOKUP_MAX = 4
 def export(engine: str, plan: Plan, *, reason: str = "", site: Site = UNKNOWN_SITE) -> str:
     """The text to paste for `engine`: comments, then a command or a configuration file.
 
-    `plan` is priced on this engine (perfmodel/plan/replan.py); `reason` says why its best is not the first plan's.
+    `plan` is priced on this engine (perfmodel/plan/variations.py); `reason` says why its best is not the first plan's.
     Raises ConfigError for an unknown engine, and for a plan that does not fit in memory.
     """
     return write_settings(engine, read_deployment(plan, reason=reason, site=site))

@@ -13,16 +13,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from magicdec.specs.layers import (
-    MLP,
-    Attention,
-    Cache,
-    FeedForward,
-    Layer,
-    Mixer,
-    RopeScaling,
-    State,
-)
+from magicdec.specs.layers import MLP, Attention, Cache, FeedForward, Layer, Mixer, RopeScaling, State
 from magicdec.specs.precision import Precision
 from magicdec.specs.quantization import PartFormat, Quantization
 

@@ -1,6 +1,6 @@
 """How right the shipped hardware profiles are on tables of timed kernels, and how well their form predicts new shapes.
 
-Groups are device × table (× number format or engine); perfmodel/kernels/tables.py says what tables hold. `mape` is the
+Groups are device × table (× number format or engine); perfmodel/kernels/profile.py says what tables hold. `mape` is the
 shipped profile's error on the rows that matter (`counted`): GEMM with m ≤ 1024 and n, k ≥ 512; decode attention with
 kv_len ≥ 1024 and batch ≥ 8; prefill attention of 512 tokens and more with heads of at most 128; all-reduce up to 16 MB.
 `mape_held_out` refits the same form on three quarters of the file's shapes and scores it on the others;
@@ -22,8 +22,18 @@ import numpy as np
 from magicdec.comparison import ErrorSummary
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.base import Columns, Table
-from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
-from magicdec.perfmodel.kernels.tables import Group, Mask, curve_of, held_out, read_table, refit, row_seconds, select
+from magicdec.perfmodel.kernels.profile import (
+    Group,
+    HardwareProfile,
+    Mask,
+    curve_of,
+    held_out,
+    load_hardware,
+    read_table,
+    refit,
+    row_seconds,
+    select,
+)
 
 
 def refit_errors(

@@ -12,8 +12,8 @@ import msgspec
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.errors import ConfigError
 from magicdec.measure.configuration import BenchmarkRequest, configuration_fields
-from magicdec.perfmodel.plan.device import DEFAULT_MAX_GAMMA
 from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
+from magicdec.perfmodel.plan.request import DEFAULT_MAX_GAMMA
 from magicdec.plan_document import Candidate
 from magicdec.records import Record, current_environment
 from magicdec.specs.precision import PROFILE_DTYPES

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from magicdec.comparison import ErrorSummary
+from magicdec.counts import Array
 from magicdec.perfmodel.intervals import step_errors
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.engine import load_engine
 from magicdec.validate.csv_rows import read_rows
 from magicdec.validate.serving_fit import LEFT_OUT, left_out_predictions, nested_deviations

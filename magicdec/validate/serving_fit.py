@@ -20,9 +20,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from magicdec.counts import Z_90
+from magicdec.counts import Z_90, Array
 from magicdec.fitting import Free
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile
 from magicdec.validate.serving_rows import ServingRow, predict_rows

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from magicdec.calibrate.local_profile import LocalProfile
-from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
+from magicdec.perfmodel.kernels.gemm import ElementwiseCurve
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.records import Record, append_record
 from magicdec.specs.engine import EngineProfile, load_engine

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from magicdec.perfmodel import forward
-from magicdec.perfmodel.forward import ForwardTime
-from magicdec.perfmodel.kernels.base import Where
+from magicdec.perfmodel.forward import Pass
+from magicdec.perfmodel.kernels.op import ForwardTime, Where
 from magicdec.perfmodel.kernels.profile import HardwareProfile
-from magicdec.perfmodel.layer_ops import Pass
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import Precision

@@ -10,11 +10,10 @@ import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free
-from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
+from magicdec.perfmodel.kernels.base import MAX_PARAMETERS, minimise
 from magicdec.perfmodel.kernels.experts import _of_rows
-from magicdec.perfmodel.kernels.fit import MAX_PARAMETERS, minimise
-from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
-from magicdec.perfmodel.kernels.tables import curve_of, read_table, refit, row_seconds
+from magicdec.perfmodel.kernels.gemm import ElementwiseCurve
+from magicdec.perfmodel.kernels.profile import HardwareProfile, curve_of, load_hardware, read_table, refit, row_seconds
 from magicdec.specs.device import WEIGHT_ONLY, Link
 from tests.kernels import (
     all_reduce_time,

@@ -266,15 +266,7 @@ LAWS = st.builds(
     weights=st.sampled_from(["bf16", "fp8", "int4", "fp32"]),
 )
 def test_no_input_gives_a_nan_or_a_negative_time(
-    batch: int,
-    context: int,
-    tp: int,
-    budget: int,
-    gamma: int,
-    method: Any,
-    temperature: float,
-    law: Any,
-    weights: str,
+    batch: int, context: int, tp: int, budget: int, gamma: int, method: Any, temperature: float, law: Any, weights: str
 ) -> None:
     spec = SpeculationSpec(draft="self", draft_method=method, draft_budget=budget, gamma=gamma)
     p = step(

@@ -10,7 +10,7 @@ import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.perfmodel.plan.replan import for_engine
+from magicdec.perfmodel.plan.variations import for_engine
 from magicdec.plan_document import Plan, plan_of
 from magicdec.reports.exports import export
 from magicdec.specs.engine import load_engine

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.base import soft_max
-from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve
-from magicdec.perfmodel.kernels.gemm import GemmCurve
+from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve
 from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
 from magicdec.specs.device import Link
 from tests.kernels import attention_time, elementwise_time, gemm_time

@@ -10,7 +10,7 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
-from magicdec.perfmodel.plan.sensitivity import sensitivity
+from magicdec.perfmodel.plan.variations import sensitivity
 from magicdec.specs.engine import load_engine
 
 HARDWARE, ENGINE = load_hardware("a100-sxm-80gb"), load_engine("magicdec-2024")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.kernels.attention import HEAD_TILE_RATE
-from magicdec.perfmodel.kernels.base import Where
 from magicdec.perfmodel.kernels.experts import experts_curve
+from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.serving import prefill_seconds
 from magicdec.perfmodel.setup import Setup

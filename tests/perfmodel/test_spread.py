@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel import layer_ops
+from magicdec.perfmodel import forward
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.memory import memory_need, weights_bytes
 from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.setup import Setup
-from magicdec.perfmodel.stages import waiting_op
-from magicdec.perfmodel.step import step_terms
+from magicdec.perfmodel.step import step_terms, waiting_op
 from magicdec.reports.terminal_plan import print_plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
@@ -108,7 +107,7 @@ def test_each_group_caches_its_own_sequences_only() -> None:
 
 def test_a_rank_reads_the_experts_that_all_groups_tokens_choose_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn: 8 ranks of 8 of 64 experts; 6 groups' tokens choose 4 each."""
-    monkeypatch.setattr(layer_ops, "EXPERT_IMBALANCE", 1.0)
+    monkeypatch.setattr(forward, "EXPERT_IMBALANCE", 1.0)
     model = load_model_spec("qwen3-30b-a3b")
     mlp, count = next((mlp, count) for mlp, count in model.feed_forwards)
     engine = msgspec.structs.replace(VLLM, fused_experts=False)

@@ -20,7 +20,7 @@ from magicdec.errors import ConfigError
 from magicdec.naming import ENGINE_TITLES
 from magicdec.perfmodel.plan.planner import PlanRequest
 from magicdec.perfmodel.plan.planner import plan as make_plan
-from magicdec.perfmodel.plan.replan import for_engine
+from magicdec.perfmodel.plan.variations import for_engine
 from magicdec.plan_document import plan_of
 from magicdec.reports.deployment import batch_bands, reachable
 from magicdec.reports.exports import draft_len_schedule, export

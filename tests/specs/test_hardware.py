@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError, MagicdecError, StorageError
 from magicdec.perfmodel.kernels.attention import AttentionCurve
-from magicdec.perfmodel.kernels.fit import Fit
+from magicdec.perfmodel.kernels.base import Fit
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.profile import (
     HARDWARE_DIRECTORY,
@@ -213,7 +213,7 @@ def test_predicting_imports_neither_scipy_nor_pandas_nor_torch():
     code = (
         "import sys\n"
         "from magicdec.perfmodel.kernels.profile import load_hardware\n"
-        "from magicdec.perfmodel.kernels import fit, tables\n"
+        "from magicdec.perfmodel.plan import planner\n"
         "load_hardware('h100')\n"
         "print([module for module in ('scipy', 'pandas', 'torch') if module in sys.modules])"
     )

@@ -10,8 +10,7 @@ import pytest
 
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.plan.device import layouts
-from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.plan.request import PlanRequest, layouts
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.parallel import (

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.kernels.profile import load_hardware
-from magicdec.perfmodel.kernels.tables import TABLES, held_out, read_table
+from magicdec.perfmodel.kernels.profile import TABLES, held_out, load_hardware, read_table
 from magicdec.validate.kernels import validate_kernels
 from tests.kernels import gemm_time
 

@@ -17,26 +17,25 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 import msgspec
 import numpy as np
 
+from magicdec.counts import Array
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
-    Array,
     Columns,
-    Cost,
     Curve,
-    Op,
-    OpTime,
+    Parameters,
+    Rows,
     Table,
-    Where,
     WorkingSet,
     arrays,
     as_array,
     cache_speedup,
-    operation,
+    minimise,
     soft_max,
     waves,
+    with_fit,
 )
-from magicdec.perfmodel.kernels.fit import Parameters, Rows, minimise, with_fit
 from magicdec.perfmodel.kernels.gemm import cache_parameters
+from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 from magicdec.specs.engine import EngineProfile
 
@@ -51,7 +50,6 @@ the heads of a group together, and splits the context, for one query token only.
 HEAD_TILE_RATE = 0.8
 """Rate of such blocks relative to `flops_efficiency`: self-speculation on an RTX A6000 at 32k to 128k tokens, whose
 verification they are most of."""
-PARTIAL_BYTES = 4.0
 GROUPED_MAX_SPLITS = 128.0
 """FlashAttention 2's constant."""
 BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
@@ -85,20 +83,6 @@ class Attended(NamedTuple):
     window: Any = None
 
 
-class Latents(NamedTuple):
-    """One layer's attention of many heads over one row of `row` numbers per cached token, with `flops_per_pair` of a
-    head and a token."""
-
-    batch: Any
-    query_len: Any
-    kv_len: Any
-    num_heads: Any
-    row: Any
-    flops_per_pair: Any
-    kv_dtype: str = "bf16"
-    kv_reads: KvReads = "per_sequence"
-
-
 class Tiles(NamedTuple):
     """How query rows are cut in tiles: their number per KV head, the padded rows over the real ones, how often the
     cache is read from memory, and the fp32 bytes that each part of a split context writes for another kernel to add.
@@ -129,8 +113,6 @@ def _full_attention(rows: dict[str, Array]) -> dict[str, Array]:
 
 
 ATTENTION_COLUMNS = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "kv_len")
-
-
 SomeCurve = TypeVar("SomeCurve", bound=Curve)
 
 
@@ -251,32 +233,6 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
             busy_s = busy_s * np.interp(query_len * group, np.arange(len(self.row_factors)) + 1.0, self.row_factors)
         overhead_s = self.overhead_s + np.where(kv_bytes > 0, splitting_s, 0.0)
         return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
-
-    def latent_seconds(self, hw: Device, work: Latents, working_set: WorkingSet = None) -> OpTime:
-        """Grouped-query attention over one KV head, of the same bytes and FLOPs. Several query tokens are to the kernel
-        what as many times the heads are."""
-        heads = as_array(work.num_heads) * as_array(work.flops_per_pair) / (2.0 * as_array(work.row))
-        alike = Attended(
-            work.batch, work.query_len, work.kv_len, heads, 1.0, as_array(work.row) / 2.0, work.kv_dtype, work.kv_reads
-        )
-        return AttentionCurve.seconds(self, hw, alike, working_set, self._latent_tiles(work))
-
-    def _latent_tiles(self, work: Latents) -> Tiles | None:
-        """Rows are padded to whole tiles, but not in a kernel of narrow ones."""
-        if self.tile_rows <= 0:
-            return None
-        heads, query_len, value_dim = (as_array(value) for value in (work.num_heads, work.query_len, work.row))
-        rows = np.maximum(heads * query_len, 1e-9)
-        if self.narrow_heads > 0:
-            is_narrow = heads <= self.narrow_heads
-            size = np.where(is_narrow, self.narrow_tile_rows, self.tile_rows)
-            count = query_len * np.ceil(heads / size)
-            padding = np.where(is_narrow, 1.0, count * size / rows)
-        else:
-            count = np.ceil(rows / self.tile_rows)
-            padding = count * self.tile_rows / rows
-        reads = 1.0 + self.tile_traffic * np.maximum(count - 1.0, 0.0)
-        return Tiles(count, padding, reads, np.minimum(rows, self.tile_rows) * value_dim * PARTIAL_BYTES)
 
     def _splits(self, hw: Device, blocks: Array, kv_len: Array) -> Array:
         """Parts that each of so many blocks is split into, to fill the device."""
@@ -438,3 +394,111 @@ def expanded_attention(at: Where, work: Attended, *, key_value_dim: int, count: 
     )
     factor = engine.attention_factor * factor
     return operation("attention", "attention", at, cost, time, kv_dtype, count=count, factor=factor)
+
+
+BLOCK_RIDGE_POWER = 4.0
+
+
+class Prompts(NamedTuple):
+    """One layer's `query_len` new tokens per sequence, the last of the `kv_len` that are cached. `pairs` of a query and
+    a key that it sees, where a window leaves fewer than all before it."""
+
+    batch: Any
+    query_len: Any
+    kv_len: Any
+    num_heads: Any
+    num_kv_heads: Any
+    head_dim: Any
+    kv_dtype: str = "bf16"
+    pairs: Any = None
+
+
+def causal_pairs(query_len: Any, kv_len: Any) -> Array:
+    """Pairs of a query, one of the last `query_len` of `kv_len` tokens, and a key up to it."""
+    query_len, kv_len = as_array(query_len), as_array(kv_len)
+    pairs: Array = query_len * np.maximum(kv_len - query_len, 0.0) + query_len * (query_len + 1.0) / 2.0
+    return pairs
+
+
+class PrefillCurve(Curve, frozen=True, kw_only=True):
+    """Time of one layer's causal attention of whole prompts, or chunks of them."""
+
+    key: ClassVar[str] = "prefill"
+    tables: ClassVar[tuple[Table, ...]] = (
+        Table(
+            kind="prefill",
+            columns=("batch_size", "num_heads", "num_kv_heads", "head_dim", "prompt_len"),
+            shape=("num_heads", "num_kv_heads", "head_dim"),
+            variant="kv_dtype",
+            work=lambda rows, dtype: Prompts(
+                rows["batch_size"], rows["prompt_len"], rows["prompt_len"], rows["num_heads"], rows["num_kv_heads"],
+                rows["head_dim"],
+            ),
+            counted=lambda rows: (rows["prompt_len"] >= 512) & (rows["head_dim"] <= 128),
+            is_near=lambda rows: rows["prompt_len"] <= 4096,
+        ),
+    )  # fmt: skip
+    overhead_s: Annotated[float, Free(spread=1.0)] = 1e-5
+    flops_efficiency: Annotated[float, Free(spread=0.3)] = 0.6
+    narrow_head_efficiency: Annotated[float, Free(spread=0.3)] = 0.7
+    """Rate with heads of 64 dimensions and fewer, relative to 128."""
+    wide_head_efficiency: Annotated[float, Free(spread=0.3)] = 1.0
+    """Rate with heads of more than 128 dimensions, relative to 128."""
+    block_weight: Annotated[float, Free(spread=0.7)] = 0.9
+    """Time of the longest block (128 queries over all keys) relative to its share of the device's rate."""
+    bandwidth_efficiency: Annotated[float, Free(spread=0.7)] = 0.4
+    ridge_power: Annotated[float, Free(scale="above_one")] = 1.2
+
+    def seconds(self, hw: Device, work: Prompts, working_set: WorkingSet = None) -> OpTime:
+        batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = arrays(*work[:6])
+        element = bytes_per_element(work.kv_dtype)
+        activation = 4.0 if work.kv_dtype == "fp32" else 2.0
+        of_head = np.where(
+            head_dim <= 64, self.narrow_head_efficiency, np.where(head_dim <= 128, 1.0, self.wide_head_efficiency)
+        )
+        rate = self.flops_efficiency * of_head * hw.compute_rate("fp32" if work.kv_dtype == "fp32" else "bf16")
+        kv_len = np.maximum(kv_len, query_len)
+        tile = np.minimum(query_len, QUERY_ROWS_PER_BLOCK)
+        seen = causal_pairs(query_len, kv_len) if work.pairs is None else as_array(work.pairs)
+        whole_tiles = seen + query_len * np.maximum(tile - 1.0, 0.0) / 2.0
+        compute_s = 4.0 * batch * whole_tiles * num_heads * head_dim / rate
+        block_s = 4.0 * QUERY_ROWS_PER_BLOCK * kv_len * head_dim / rate * hw.num_multiprocessors
+        num_bytes = 2.0 * batch * (query_len * num_heads * activation + kv_len * num_kv_heads * element) * head_dim
+        memory_s = num_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
+        longest_s = np.where(compute_s > 0, self.block_weight * block_s, 0.0)
+        busy_s = soft_max(memory_s, soft_max(compute_s, longest_s, BLOCK_RIDGE_POWER), self.ridge_power)
+        return self.at_overhead(busy_s, memory_s, compute_s, self.overhead_s)
+
+    def refitted(
+        self, hw: Device, work: Prompts, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False
+    ) -> Self:
+        parameters = self.free()
+        if not np.any(as_array(work.head_dim) > 128):
+            del parameters["wide_head_efficiency"]
+        if not np.any(as_array(work.head_dim) <= 64):
+            del parameters["narrow_head_efficiency"]
+        curve, _ = minimise(type(self)(), parameters, lambda each: each.table_seconds(hw, work), rows)
+        return with_fit(curve, len(parameters), rows, curve.table_seconds(hw, work), fitted_on)
+
+
+def prefill_attention(
+    at: Where, work: Prompts, curve: PrefillCurve, *, num_chunks: Any, window: int | None = None, count: Any = 1.0
+) -> Op:
+    """`count` layers of causal attention of whole prompts (`query_len`), in `num_chunks` equal chunks, each of which
+    reads the keys before it; at most `window` of them."""
+    precision = at.precision
+    batch, prompt = (np.asarray(value, dtype=np.float64) for value in work[:2])
+    pairs = causal_pairs(prompt, prompt)
+    chunk = prompt / num_chunks
+    seen = (prompt + chunk) / 2.0  # the mean of the chunks
+    if window is not None:
+        beyond = np.maximum(prompt - window, 0.0)
+        pairs = pairs - causal_pairs(beyond, beyond)
+        seen = np.minimum(seen, window + chunk)
+    cost = Cost(
+        flops=4.0 * batch * pairs / num_chunks * work.num_heads * work.head_dim,
+        kv_bytes=2.0 * batch * seen * work.num_kv_heads * work.head_dim * precision.kv_bytes,
+    )
+    work = work._replace(query_len=chunk, kv_len=seen, kv_dtype=precision.kv_dtype, pairs=pairs / num_chunks)
+    time, dtype = curve.seconds(at.hw, work), precision.kv_dtype
+    return operation("attention", "attention", at, cost, time, dtype, count=count * num_chunks)

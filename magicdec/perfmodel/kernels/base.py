@@ -19,35 +19,34 @@ over numpy arrays; NaN and negative inputs count as 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from magicdec.fitting import Free
-from magicdec.perfmodel.kernels.fit import Fit, Rows, minimise, with_fit
-from magicdec.specs.device import Device, Spec
-from magicdec.specs.engine import EngineProfile
-from magicdec.specs.precision import Precision
+from magicdec.counts import Array
+from magicdec.errors import ConfigError
+from magicdec.fitting import Free, solve
+from magicdec.perfmodel.kernels.op import OpTime
+from magicdec.specs.device import LIMITS, Device, Spec
 
-Array = npt.NDArray[np.float64]
 Columns = Mapping[str, Array]
 WorkingSet = Any
 """Bytes (an array), "own" or None; see the module's docstring."""
 LARGEST = 1e15
-FP32_BYTES = 4.0
 CACHE_SHARPNESS = 8.0
 BORROWED_ERROR_FACTOR = 2.0
-REACHED_BANDWIDTH = 0.95
-"""Share of the memory's peak that the best kernels reach: no engine's factor makes an operation faster."""
-
-Group = Literal["gemm", "experts", "attention", "elementwise", "link", "overhead"]
-BoundBy = Literal["weights", "kv", "compute", "link", "overhead"]
-GROUPS: tuple[Group, ...] = ("gemm", "experts", "attention", "elementwise", "link", "overhead")
-BOUNDS: tuple[BoundBy, ...] = ("weights", "kv", "compute", "link", "overhead")
+Rows = Mapping[str, Any]
+Parameters = Mapping[str, Free]
+Constants = TypeVar("Constants", bound=msgspec.Struct)
+MAX_PARAMETERS = 12
+LOSS_SCALE = 0.05
+PRIOR_WEIGHT = 0.006
+"""Weight of one prior per square root of a row: 0.6 % of a residual, negligible wherever rows speak."""
+DEFAULT_RELATIVE_ERROR = 0.3
 
 
 def as_array(value: Any, *, least: float = 0.0) -> Array:
@@ -60,46 +59,6 @@ def as_array(value: Any, *, least: float = 0.0) -> Array:
 def arrays(*values: Any) -> tuple[Array, ...]:
     """The values as clean arrays of one shape."""
     return np.broadcast_arrays(*(as_array(value) for value in values))
-
-
-class Cost(NamedTuple):
-    """FLOPs and bytes per rank, whatever the device; fields broadcast, costs add. A multiply-add is two FLOPs."""
-
-    flops: Any = 0.0
-    weight_bytes: Any = 0.0
-    kv_bytes: Any = 0.0
-    activation_bytes: Any = 0.0
-    collective_bytes: Any = 0.0
-    """Payload of collectives (not bytes on the wire, which depend on the algorithm)."""
-
-    @property
-    def memory_bytes(self) -> Any:
-        return self.weight_bytes + self.kv_bytes + self.activation_bytes
-
-    def plus(self, other: Cost) -> Cost:
-        return Cost(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
-    def times(self, count: Any) -> Cost:
-        return Cost(*(value * count for value in self))
-
-
-def total(costs: list[Cost]) -> Cost:
-    result = Cost()
-    for cost in costs:
-        result = result.plus(cost)
-    return result
-
-
-class OpTime(NamedTuple):
-    """Seconds. `time_s` is the prediction; the others say what it is made of (no sum: the ridge is soft).
-
-    `memory_s` and `compute_s` are the two ceilings at the fitted efficiencies, `overhead_s` the fixed cost.
-    """
-
-    time_s: Array
-    memory_s: Array
-    compute_s: Array
-    overhead_s: Array
 
 
 def soft_max(first: Array, second: Array, power: float) -> Array:
@@ -152,6 +111,21 @@ class Table:
 def borrowed_error(error: float) -> float:
     """The error of a curve that was fitted to another device's or another format's kernel with this error."""
     return min(10.0, max(0.1, BORROWED_ERROR_FACTOR * error))
+
+
+class Fit(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where a curve comes from and how right it is."""
+
+    fitted_on: str = ""
+    """Source of the measurements; empty for a generic curve."""
+    num_rows: int = 0
+    num_parameters: int = 0
+    error: float | None = None
+    """Mean absolute relative error on shapes left out of the fit, over the rows that matter."""
+    relative_error: float = DEFAULT_RELATIVE_ERROR
+    """One standard deviation of a prediction, relative; intervals are built from it."""
+    borrowed_from: str = ""
+    """The device that the curve was measured on, when it was another one."""
 
 
 class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -266,89 +240,87 @@ def cache_speedup(
     return speedup
 
 
-class Where(NamedTuple):
-    """The device, engine and formats that every operation of a pass shares."""
-
-    hw: Device
-    engine: EngineProfile
-    precision: Precision
-
-
-SECONDS = ("time_s", "memory_s", "compute_s", "overhead_s", "least_s")
-"""The fields of an operation that are seconds."""
+def with_priors(parameters: Parameters, generic: msgspec.Struct) -> dict[str, Free]:
+    """The parameters, with the generic curve's values where they have no prior of their own."""
+    return {
+        name: replace(free, prior=getattr(generic, name)) if free.prior is None else free
+        for name, free in parameters.items()
+    }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Op:
-    """A named operation: its cost and its time, over all of its repetitions in the pass."""
+def minimise(
+    start: Constants,
+    parameters: Parameters,
+    predict: Callable[[Constants], Array],
+    rows: Rows,
+    *,
+    starts: Sequence[Mapping[str, float]] = ({},),
+) -> tuple[Constants, float]:
+    """The curve with `parameters` fitted to the rows' `time_s` (and `weight`), and its loss; other fields stay as in
+    `start`.
 
-    name: str
-    group: Group
-    cost: Cost
-    time_s: Array
-    memory_s: Array
-    compute_s: Array
-    overhead_s: Array
-    least_s: Array
-    """The limit that no factor passes: its bytes and FLOPs at the device's peaks, or the time that it has."""
-
-    def times(self, count: Any) -> Op:
-        """A share of the operation, or several of it."""
-        return replace(self, cost=self.cost.times(count), **{name: getattr(self, name) * count for name in SECONDS})
-
-    def by(self, factor: Any) -> Op:
-        """The operation run so many times slower, within its limits."""
-        return replace(self, time_s=np.maximum(self.time_s * factor, self.least_s))
-
-
-def operation(
-    name: str, group: Group, at: Where, cost: Cost, time: OpTime, dtype: str, *, count: Any = 1.0, factor: Any = 1.0
-) -> Op:
-    """`count` times some work, and an engine's `factor` on its time.
-
-    No factor makes an operation faster than the memory moves its bytes and the processor's peak in `dtype` does its
-    FLOPs (the curve itself may be, out of a cache). Activations count where they are all that moves: what a matrix
-    product reads of them a cache may hold.
+    Raises ConfigError when there are too few rows, or times that are not positive numbers.
     """
-    moved = cost.activation_bytes if group == "elementwise" else cost.weight_bytes + cost.kv_bytes
-    least_s = np.maximum(moved / (REACHED_BANDWIDTH * at.hw.memory_bytes_per_s), cost.flops / at.hw.compute_rate(dtype))
-    least_s = np.minimum(time.time_s, least_s)
-    scale = count * factor
-    return Op(
-        name=name,
-        group=group,
-        cost=cost.times(count),
-        time_s=np.maximum(time.time_s * factor, least_s) * count,
-        memory_s=time.memory_s * scale,
-        compute_s=time.compute_s * scale,
-        overhead_s=time.overhead_s * scale,
-        least_s=least_s * count,
+    (seconds,) = columns(rows, ("time_s",))
+    weights = np.asarray(rows["weight"], dtype=np.float64) if "weight" in rows else np.ones(seconds.size)
+    parameters = with_priors(parameters, type(start)())
+    if len(parameters) > MAX_PARAMETERS:
+        raise ValueError(f"{len(parameters)} free parameters, at most {MAX_PARAMETERS}")
+    if seconds.size < 3 or not np.all(np.isfinite(seconds) & (seconds > 0)):
+        raise ConfigError(f"cannot fit {type(start).__name__}: needs at least 3 rows with positive times")
+    log_seconds = np.log(seconds)
+    limits = {name: LIMITS.get(name, (0.0, 1.0 if name.endswith("_s") else 1e18)) for name in parameters}
+    codes = [
+        (each.encode(limits[name][0]), each.encode(limits[name][1]), each.center, each.spread)
+        for name, each in parameters.items()
+    ]
+    low, high, center, spread = np.array(codes).T
+    solution = solve(
+        parameters,
+        lambda values: (
+            weights * (np.log(np.maximum(predict(msgspec.structs.replace(start, **values)), 1e-12)) - log_seconds)
+        ),
+        pull=PRIOR_WEIGHT * math.sqrt(seconds.size),
+        starts=starts,
+        bounds=(np.maximum(low, center - 8 * spread), np.minimum(high, center + 8 * spread)),
+        loss="soft_l1",
+        f_scale=LOSS_SCALE,
+        max_nfev=120,
     )
+    return msgspec.structs.replace(start, **solution.values), solution.cost
 
 
-def fixed(name: str, group: Group, seconds: Any, cost: Cost | None = None, *, least_s: Any = 0.0) -> Op:
-    """An operation of known duration: overheads and collectives."""
-    time = np.asarray(seconds, dtype=np.float64)
-    zero = np.zeros_like(time)
-    return Op(
-        name=name, group=group, cost=cost or Cost(), time_s=time, memory_s=zero, compute_s=zero, overhead_s=time,
-        least_s=zero + least_s,
-    )  # fmt: skip
+def columns(rows: Rows, names: Sequence[str], **defaults: float) -> list[Array]:
+    """Float arrays of the named columns; ConfigError for a missing one."""
+    arrays = []
+    length = len(np.asarray(rows["time_s"])) if "time_s" in rows else 0
+    for name in names:
+        if name not in rows and name not in defaults:
+            raise ConfigError(f"rows to fit lack the column '{name}' (they have {', '.join(rows)})")
+        arrays.append(np.asarray(rows.get(name, np.full(length, defaults.get(name, 0.0))), dtype=np.float64))
+    return arrays
 
 
-def merged(operations: list[Op]) -> tuple[Op, ...]:
-    """One operation for those of one name."""
-    by_name: dict[str, list[Op]] = {}
-    for op in operations:
-        by_name.setdefault(op.name, []).append(op)
-    return tuple(each[0] if len(each) == 1 else _sum(each) for each in by_name.values())
+def with_fit(curve: Constants, num_parameters: int, rows: Rows, predicted: Array, fitted_on: str) -> Constants:
+    """The curve with a note of its fit and the spread of its errors."""
+    (seconds,) = columns(rows, ("time_s",))
+    rms = float(np.sqrt(np.mean(np.log(predicted / seconds) ** 2)))
+    fit = Fit(
+        fitted_on=fitted_on,
+        num_rows=seconds.size,
+        num_parameters=num_parameters,
+        relative_error=min(max(rms, 0.02), 10.0),
+    )
+    return msgspec.structs.replace(curve, fit=fit)
 
 
-def _sum(operations: list[Op]) -> Op:
-    def added(key: str) -> Array:
-        result: Array = sum((getattr(op, key) for op in operations), np.asarray(0.0))
-        return result
-
-    seconds = {key: added(key) for key in SECONDS}
-    first = operations[0]
-    return Op(name=first.name, group=first.group, cost=total([op.cost for op in operations]), **seconds)
+def that_matter(parameters: Parameters, curve: Constants, predict: Callable[[Constants], Array]) -> dict[str, Free]:
+    """The parameters that some row's prediction depends on."""
+    known = with_priors(parameters, type(curve)())
+    generic = msgspec.structs.replace(curve, **{name: free.prior for name, free in known.items()})
+    usual = predict(generic)
+    return {
+        name: free
+        for name, free in known.items()
+        if np.any(predict(msgspec.structs.replace(generic, **{name: free.decode(free.center + 0.4)})) != usual)
+    }

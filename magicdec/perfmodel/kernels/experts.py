@@ -15,23 +15,11 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from magicdec.counts import Array
 from magicdec.fitting import Free
-from magicdec.perfmodel.kernels.base import (
-    Array,
-    Columns,
-    Curve,
-    Op,
-    OpTime,
-    Table,
-    Where,
-    WorkingSet,
-    arrays,
-    as_array,
-    operation,
-    soft_max,
-    total,
-)
+from magicdec.perfmodel.kernels.base import Columns, Curve, Table, WorkingSet, arrays, as_array, soft_max
 from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype
+from magicdec.perfmodel.kernels.op import Op, OpTime, Where, operation, total
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 
 FULL_ROWS = 16.0

@@ -14,23 +14,22 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
+from magicdec.counts import Array
 from magicdec.fitting import Free
 from magicdec.perfmodel.kernels.base import (
-    Array,
-    Cost,
     Curve,
-    Op,
-    OpTime,
+    Parameters,
+    Rows,
     Table,
-    Where,
     WorkingSet,
     arrays,
     cache_speedup,
-    operation,
+    minimise,
     soft_max,
     waves,
+    with_fit,
 )
-from magicdec.perfmodel.kernels.fit import Parameters, Rows, minimise, with_fit
+from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.precision import Precision
@@ -269,3 +268,32 @@ def linear(name: str, at: Where, *, m: Any, n: Any, k: Any, count: Any = 1.0, is
         time = time._replace(time_s=work_s, overhead_s=np.zeros_like(time.overhead_s))
     factor = engine.narrow_gemm_factor if dtype != precision.compute_dtype else engine.gemm_factor
     return operation(name, "gemm", at, cost, time, dtype, count=count, factor=factor)
+
+
+class Stream(NamedTuple):
+    """`num_kernels` kernels that stream `num_bytes` in all (reads and writes)."""
+
+    num_bytes: Any
+    num_kernels: Any = 1.0
+
+
+class ElementwiseCurve(Curve, frozen=True, kw_only=True):
+    """Time of kernels that stream their operands once."""
+
+    key: ClassVar[str] = "elementwise"
+    overhead_s: Annotated[float, Free(spread=2.0)] = 3e-6
+    bandwidth_efficiency: Annotated[float, Free(spread=1.0)] = 0.75
+
+    def seconds(self, hw: Device, work: Stream, working_set: WorkingSet = None) -> OpTime:
+        num_bytes, num_kernels = arrays(*work)
+        memory_s = num_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
+        overhead_s = num_kernels * self.overhead_s
+        return OpTime(memory_s + overhead_s, memory_s, np.zeros_like(memory_s), overhead_s)
+
+
+def streaming(name: str, at: Where, *, num_bytes: Any, num_kernels: Any = 1.0, count: Any = 1.0) -> Op:
+    """`count` times `num_kernels` kernels that stream `num_bytes` in all."""
+    num_bytes = np.asarray(num_bytes, dtype=np.float64)
+    time = ElementwiseCurve.of(at.hw).seconds(at.hw, Stream(num_bytes, num_kernels))
+    cost, factor = Cost(activation_bytes=num_bytes), at.engine.elementwise_factor
+    return operation(name, "elementwise", at, cost, time, at.precision.compute_dtype, count=count, factor=factor)

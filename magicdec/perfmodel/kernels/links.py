@@ -38,18 +38,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from magicdec.counts import Array
 from magicdec.fitting import Free
-from magicdec.perfmodel.kernels.base import (
-    Array,
-    Cost,
-    Curve,
-    Op,
-    Table,
-    Where,
-    as_array,
-    fixed,
-)
-from magicdec.perfmodel.kernels.fit import Parameters, Rows, minimise, that_matter, with_fit
+from magicdec.perfmodel.kernels.base import Curve, Parameters, Rows, Table, as_array, minimise, that_matter, with_fit
+from magicdec.perfmodel.kernels.op import Cost, Op, Where, fixed
 from magicdec.specs.device import Device
 from magicdec.units import KIB, MIB
 

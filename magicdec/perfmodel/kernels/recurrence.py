@@ -13,23 +13,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 
 from magicdec.fitting import Free
-from magicdec.perfmodel.kernels.base import (
-    FP32_BYTES,
-    Columns,
-    Cost,
-    Curve,
-    Op,
-    OpTime,
-    Table,
-    Where,
-    WorkingSet,
-    arrays,
-    cache_speedup,
-    operation,
-    soft_max,
-    waves,
-)
-from magicdec.perfmodel.kernels.elementwise import ElementwiseCurve, Stream
+from magicdec.perfmodel.kernels.base import Columns, Curve, Table, WorkingSet, arrays, cache_speedup, soft_max, waves
+from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, Stream
+from magicdec.perfmodel.kernels.op import FP32_BYTES, Cost, Op, OpTime, Where, operation
 from magicdec.specs.device import Device
 
 CHUNK_TOKENS = 64

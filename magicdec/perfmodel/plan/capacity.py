@@ -25,10 +25,9 @@ from joblib import Parallel, delayed
 
 from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
-from magicdec.perfmodel.plan.device import Device, Lengths, lengths_of, resolve
-from magicdec.perfmodel.plan.drafts import DraftOption, draft_options
+from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.gamma import gamma_table
-from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.plan.request import Device, DraftOption, Lengths, PlanRequest, lengths_of, resolve
 from magicdec.perfmodel.plan.search import search
 from magicdec.perfmodel.traffic.requests import Requests, drawn, read_requests
 from magicdec.perfmodel.traffic.simulate import WARM_UP, Balance, Outcome, Server, simulate

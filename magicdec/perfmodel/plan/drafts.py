@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import msgspec
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.plan.request import DraftOption, PlanRequest
 from magicdec.plan_document import NeedsAcceptance
 from magicdec.specs.catalog import load_model_spec, model_names, models_of_vocabulary
 from magicdec.specs.engine import EngineProfile, engines_that_run
@@ -28,7 +27,6 @@ from magicdec.specs.speculation import (
     SPARSE_METHODS,
     DraftMethod,
     HeadSpec,
-    SpeculationSpec,
     draft_kind,
     draft_model_name,
     load_head,
@@ -41,30 +39,6 @@ LARGEST_DRAFT_SHARE = 0.25
 """Share of the target's parameters that such a draft model has at most."""
 RATE_BUDGET = 512
 """The budget that a single acceptance rate is taken to belong to when none is given."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftOption:
-    """One draft and method with its budgets (0: the full cache) and its acceptance (None: it needs one)."""
-
-    draft: str
-    method: DraftMethod
-    model: ModelSpec | None
-    budgets: tuple[int, ...]
-    acceptance: AcceptanceProfile | None
-    draft_tp_size: int | None = None
-    head: HeadSpec | None = None
-    """A trained head that was named; None: one as they are usually published."""
-
-    def speculation(self, *, budget: int | None = None) -> SpeculationSpec:
-        chosen = budget if budget is not None else self.budgets[0]
-        return SpeculationSpec(
-            draft=self.draft,
-            draft_method=self.method,
-            draft_budget=chosen if self.method in SPARSE_METHODS else None,
-            draft_tp_size=self.draft_tp_size,
-            head=self.head,
-        )
 
 
 def draft_options(

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from magicdec.counts import Array
 from magicdec.perfmodel.intervals import interval, tokens_error
-from magicdec.perfmodel.kernels.base import Array
-from magicdec.perfmodel.plan.device import Device
-from magicdec.perfmodel.plan.drafts import DraftOption
+from magicdec.perfmodel.plan.request import Device, DraftOption
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points, draft_kv_tokens
 from magicdec.perfmodel.speedup import Prediction, predict

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.forward import EXPERT_IMBALANCE
 from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many, untimed
-from magicdec.perfmodel.layer_ops import EXPERT_IMBALANCE
-from magicdec.perfmodel.plan.device import Device
-from magicdec.perfmodel.plan.drafts import DraftOption
+from magicdec.perfmodel.plan.request import Device, DraftOption
 from magicdec.plan_document import Candidate, Case
 from magicdec.specs.speculation import draft_kind
 from magicdec.units import GIGA
@@ -17,11 +16,7 @@ def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candi
     """The notes on a plan whose first case is answered on `device`, out of `drafted`: those that may change what to do,
     and the others, which the intervals hold. `devices` of all cases."""
     best = case.best
-    key = [
-        *_on_spread(device, case),
-        *_on_kernels(devices),
-        *_on_engine(device, best),
-    ]
+    key = [*_on_spread(device, case), *_on_kernels(devices), *_on_engine(device, best)]
     of_drafts, others = _on_drafts(device, best, drafted)
     rest = [*_on_engine_fit(devices), *_on_measured(device, best), *_on_table(device, case)]
     return [*key, *of_drafts], [*rest, *others]

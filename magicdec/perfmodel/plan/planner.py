@@ -21,20 +21,20 @@ from magicdec.counts import Z_90
 from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step
 from magicdec.perfmodel.acceptance.law import static_batch_efficiency
-from magicdec.perfmodel.plan.answer import breakdown, candidates, ceilings
-from magicdec.perfmodel.plan.device import (
+from magicdec.perfmodel.plan.drafts import RATE_BUDGET, draft_options
+from magicdec.perfmodel.plan.gamma import gamma_table
+from magicdec.perfmodel.plan.notes import notes
+from magicdec.perfmodel.plan.request import (
     DEFAULT_MAX_GAMMA,
     Device,
+    DraftOption,
     Lengths,
+    PlanRequest,
     engine_of,
     lengths_of,
     resolve,
 )
-from magicdec.perfmodel.plan.drafts import RATE_BUDGET, DraftOption, draft_options
-from magicdec.perfmodel.plan.gamma import gamma_table
-from magicdec.perfmodel.plan.notes import notes
-from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.perfmodel.plan.search import Found, best_autoregressive, search
+from magicdec.perfmodel.plan.search import Found, best_autoregressive, breakdown, candidates, ceilings, search
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.plan_document import Candidate, Case, Formats, MemoryUse, NeedsAcceptance, Plan

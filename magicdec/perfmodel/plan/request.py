@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import msgspec
+import numpy as np
 
 from magicdec import plan_request
+from magicdec.counts import Array
 from magicdec.errors import ConfigError
+from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
-from magicdec.perfmodel.kernels.profile import HardwareProfile
+from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
+from magicdec.perfmodel.setup import Setup, precision_of
 from magicdec.plan_request import Request
-from magicdec.specs.engine import EngineProfile
+from magicdec.specs.engine import DEFAULT_CPU_ENGINE, DEFAULT_ENGINE, EngineProfile, load_engine
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import MAX_GAMMA, SamplingSpec
+from magicdec.specs.parallel import (
+    TENSOR_PARALLEL,
+    Parallelism,
+    check_tp,
+    largest_tp_at_most,
+    spread_for,
+    valid_tp_sizes,
+)
+from magicdec.specs.precision import PROFILE_DTYPES, Precision
+from magicdec.specs.speculation import MAX_GAMMA, SPARSE_METHODS, DraftMethod, HeadSpec, SamplingSpec, SpeculationSpec
 from magicdec.specs.workload import WorkloadSpec
 
 
@@ -53,3 +69,277 @@ class PlanRequest(Request, frozen=True, kw_only=True):
         for key, spec in (("model", self.model), ("engine", self.engine)):
             values[key] = spec.name if isinstance(spec, ModelSpec | EngineProfile) else spec
         return msgspec.convert(values, Request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOption:
+    """One draft and method with its budgets (0: the full cache) and its acceptance (None: it needs one)."""
+
+    draft: str
+    method: DraftMethod
+    model: ModelSpec | None
+    budgets: tuple[int, ...]
+    acceptance: AcceptanceProfile | None
+    draft_tp_size: int | None = None
+    head: HeadSpec | None = None
+    """A trained head that was named; None: one as they are usually published."""
+
+    def speculation(self, *, budget: int | None = None) -> SpeculationSpec:
+        chosen = budget if budget is not None else self.budgets[0]
+        return SpeculationSpec(
+            draft=self.draft,
+            draft_method=self.method,
+            draft_budget=chosen if self.method in SPARSE_METHODS else None,
+            draft_tp_size=self.draft_tp_size,
+            head=self.head,
+        )
+
+
+DEFAULT_MAX_GAMMA = 12
+DEFAULT_BATCH = 64
+USUAL_TP = 8
+"""Up to this many ranks share a layer where a link reaches beyond a node, before anything else is considered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Tokens of a slot of the batch: a prompt, over time half of `growth` more on average, at most `max_len`."""
+
+    prompt_len: float
+    growth: float
+    workload: WorkloadSpec | None = None
+
+    @property
+    def output_len(self) -> float:
+        """Tokens that a request generates, on average; 0: not said."""
+        return self.growth if self.workload is None else self.workload.mean_gen_len
+
+    @property
+    def prompts(self) -> list[tuple[float, float]]:
+        """(length, share) of a mix of requests; none: all are as long as the context."""
+        return [] if self.workload is None else self.workload.prompt_groups()
+
+    def max_len(self, batch: Any) -> Array:
+        """Tokens per slot that memory must hold for a batch: all generated, or the tail of a mix of requests."""
+        batch = np.asarray(batch, dtype=np.float64)
+        if self.workload is None:
+            return np.full(batch.shape, self.prompt_len + self.growth)
+        tail: Array = np.vectorize(self.workload.tail_len, otypes=[np.float64])(batch)
+        return tail
+
+
+def lengths_of(request: PlanRequest) -> list[Lengths]:
+    """The lengths of each case on a device: one for each context, or one of a workload."""
+    workload = request.workload
+    if workload is None:
+        return [Lengths(prompt_len=float(c), growth=float(request.gen_len)) for c in request.context_lens]
+    prompt = workload.mean_prompt_len
+    return [Lengths(prompt_len=prompt, growth=2.0 * (workload.mean_kv_len - prompt), workload=workload)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device's share of a request, resolved."""
+
+    request: PlanRequest
+    model: ModelSpec
+    hardware: HardwareProfile
+    engine: EngineProfile
+    tp_sizes: tuple[int, ...]
+    precision: Precision
+    searches_batch: bool
+    options: tuple[DraftOption, ...] = ()
+    spread: Parallelism = TENSOR_PARALLEL
+
+    @property
+    def spread_name(self) -> str:
+        """For messages: nothing for tensor parallelism alone."""
+        parts = [f"{name} {size}" for name, size in (("pp", self.spread.pp), ("dp", self.spread.dp)) if size > 1]
+        return f" ({', '.join(parts)})" if parts else ""
+
+    def setup(self, option: DraftOption | None) -> Setup:
+        common: dict[str, Any] = {
+            "model": self.model,
+            "hardware": self.hardware,
+            "engine": self.engine,
+            "sampling": self.request.sampling,
+            "precision": self.precision,
+            "spread": self.spread,
+        }
+        if option is None:
+            return Setup(**common)
+        setup = Setup(**common, speculation=option.speculation(), draft_model=option.model)
+        return replace(setup, draft_precision=self.drafting_precision(setup))
+
+    def drafting_precision(self, setup: Setup) -> Precision:
+        """The draft's formats: those that were asked for, else the usual ones of such a draft."""
+        given = {"weight_dtype": self.request.draft_weight_dtype, "kv_dtype": self.request.draft_kv_dtype}
+        named = {key: PROFILE_DTYPES.get(dtype, dtype) for key, dtype in given.items() if dtype is not None}
+        return msgspec.structs.replace(setup.drafting_precision, **named)
+
+    @property
+    def tp(self) -> Array:
+        return np.asarray(self.tp_sizes, dtype=np.float64)
+
+    def largest_batches(
+        self, lengths: Lengths, *, option: DraftOption | None = None, budget: Any = None, gamma: int = 0
+    ) -> Array:
+        """The largest batch that fits, per tp size; autoregressive unless a draft is given. Groups of ranks hold as
+        many sequences each."""
+        setup, held, groups = self.setup(option), lengths.max_len(1.0), self.spread.dp
+        capacity = memory.capacity_bytes(self.hardware, self.engine)
+        batch = np.ones(len(self.tp_sizes))
+        for _ in range(3 if lengths.workload is not None else 1):  # the tail of a batch shrinks as it grows
+
+            def need(count: float, held: Array = held) -> Array:
+                return memory.memory_need(
+                    setup, batch=count * groups, max_len=held, budget=budget, gamma=gamma, tp_size=self.tp
+                ).total_bytes
+
+            batch = groups * memory.largest_batch(need(0.0), need(1.0), capacity)
+            held = lengths.max_len(np.maximum(batch, 1.0))
+        per_tp: Array = np.broadcast_to(batch, (len(self.tp_sizes),))
+        return per_tp
+
+    def gammas_of(self, option: DraftOption | None) -> tuple[int, ...]:
+        """The gammas to search: as asked, else as deep as the draft's acceptance is good for; (0,) drafts nothing."""
+        if option is None:
+            return (0,)
+        if self.request.gamma is not None:
+            return (self.request.gamma,)
+        deepest = option.acceptance.max_gamma if option.acceptance is not None else None
+        return tuple(range(1, min(DEFAULT_MAX_GAMMA, deepest or DEFAULT_MAX_GAMMA) + 1))
+
+
+def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EngineProfile:
+    """The engine that a request means on one device."""
+    hw = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
+    engine = request.engine or (DEFAULT_CPU_ENGINE if hw.kind == "cpu" else DEFAULT_ENGINE)
+    return engine if isinstance(engine, EngineProfile) else load_engine(engine)
+
+
+def resolve(
+    request: PlanRequest, model: ModelSpec, hardware: str | HardwareProfile, options: list[DraftOption]
+) -> list[Device]:
+    """Resolve a request on one device, for each way to spread a replica that it compares.
+
+    Raises ConfigError for what cannot be split, or a draft that does not go with the target or the engine.
+    """
+    hw = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
+    engine = engine_of(request, hw)
+    ways = layouts(request, model, hw, engine)
+    if hw.link.usual_num_gpus is not None and len(ways) == 1 and (request.tp_size, request.num_gpus) == (None, None):
+        few = valid_tp_sizes(model, max(*ways[0].tp_sizes, hw.link.usual_num_gpus), engine.vocabulary_multiple)
+        tried = [_resolved(request, model, hw, engine, options, Layout(tp_sizes=(size,))) for size in few]
+        batch = max(request.batch_sizes, default=1)
+        holding = [
+            each for each in tried if all(each.largest_batches(every)[0] >= batch for every in lengths_of(request))
+        ]
+        return [next((each for each in holding if each.tp_sizes[0] >= hw.link.usual_num_gpus), tried[-1])]
+    return [_resolved(request, model, hw, engine, options, layout) for layout in ways]
+
+
+def _resolved(
+    request: PlanRequest,
+    model: ModelSpec,
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    options: list[DraftOption],
+    layout: Layout,
+) -> Device:
+    """One of them: formats, and whether the batch is to be found."""
+    if request.price_per_hour_usd is not None:
+        hw = msgspec.structs.replace(hw, price_per_hour_usd=request.price_per_hour_usd)
+    if request.tp_size is not None and request.draft_tp_size is not None and request.draft_tp_size > request.tp_size:
+        raise ConfigError(f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}")
+    if options and engine.draft_on_all_ranks and request.draft_tp_size not in (None, *layout.tp_sizes):
+        raise ConfigError(
+            f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp out, or plan for --engine "
+            f"{DEFAULT_CPU_ENGINE}"
+        )
+    staged = [each for each in options if engine.runs_staged(each.draft, each.method, layout.spread.pp)]
+    if request.draft not in (None, "none") and options and not staged and request.pp_size is not None:
+        able = ", ".join(engine.staged_drafts) or "no draft"
+        raise ConfigError(f"engine {engine.name} runs {able} with pp {request.pp_size}, not {request.draft}")
+    limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
+    limited = any(limit is not None for limit in limits)
+    device = Device(
+        request=request,
+        model=model,
+        hardware=hw,
+        engine=engine,
+        tp_sizes=layout.tp_sizes,
+        spread=layout.spread,
+        precision=precision_of(model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype),
+        searches_batch=not request.batch_sizes and limited,
+        options=tuple(staged),
+    )
+    for option in options:
+        device.setup(option)  # a draft of another vocabulary is refused here
+    return device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """tp sizes to search, and how groups of so many ranks make a replica."""
+
+    tp_sizes: tuple[int, ...]
+    spread: Parallelism = TENSOR_PARALLEL
+
+
+def layouts(request: PlanRequest, model: ModelSpec, hw: HardwareProfile, engine: EngineProfile) -> list[Layout]:
+    """The usual one first. Raises ConfigError for what the model, engine or number of devices does not allow."""
+    multiple = engine.vocabulary_multiple
+    node = 1 if hw.kind == "cpu" else hw.link.num_gpus_per_node
+    if request.pp_size not in (None, 1) or request.ep_size not in (None, 1) or request.dp_attention:
+        return [_asked_for(request, model, engine, node)]
+    if request.tp_size is not None:
+        check_tp(model, request.tp_size, multiple)
+        if request.num_gpus is not None and request.tp_size > request.num_gpus:
+            raise ConfigError(f"tp {request.tp_size} needs more than the {request.num_gpus} GPUs given")
+        return [Layout(tp_sizes=(request.tp_size,))]
+    if request.num_gpus is None:
+        return [Layout(tp_sizes=(largest_tp_at_most(model, node, multiple),))]
+    node = max(node, min(USUAL_TP, hw.link.reach)) if hw.kind == "gpu" else node
+    usual = Layout(tp_sizes=tuple(valid_tp_sizes(model, min(request.num_gpus, node), multiple)))
+    is_known = hw.link.between_nodes_bytes_per_s is not None or request.num_gpus <= hw.link.reach
+    spreads = hw.kind == "gpu" and engine.spreads and is_known
+    return [usual, *(_others(request.num_gpus, model, node, multiple) if spreads else [])]
+
+
+def _asked_for(request: PlanRequest, model: ModelSpec, engine: EngineProfile, node: int) -> Layout:
+    if not engine.spreads:
+        raise ConfigError(f"engine {engine.name} has neither stages nor data-parallel attention; try --engine vllm")
+    multiple = engine.vocabulary_multiple
+    pp = request.pp_size or 1
+    tp = request.tp_size
+    if tp is None:
+        tp = 1 if request.dp_attention else request.ep_size or largest_tp_at_most(model, node, multiple)
+    check_tp(model, tp, multiple)
+    ep = request.ep_size
+    if request.dp_attention and ep is None:
+        ep = max(tp, (request.num_gpus or node) // pp)
+    spread = spread_for(tp_size=tp, pp_size=pp, ep_size=ep, dp_attention=request.dp_attention)
+    spread.check(model, tp)
+    needed = tp * spread.groups
+    if request.num_gpus is not None and needed > request.num_gpus:
+        raise ConfigError(f"{needed} devices are needed, more than the {request.num_gpus} GPUs given")
+    return Layout(tp_sizes=(tp,), spread=spread)
+
+
+def _others(num_gpus: int, model: ModelSpec, node: int, multiple: int) -> list[Layout]:
+    found: list[Layout] = []
+    if num_gpus > node:
+        across = tuple(size for size in valid_tp_sizes(model, num_gpus, multiple) if size > node)
+        found += [Layout(tp_sizes=across)] if across else []
+        tp = largest_tp_at_most(model, node, multiple)
+        stages = min(num_gpus // tp, model.num_hidden_layers)
+        found += [Layout(tp_sizes=(tp,), spread=Parallelism(pp=stages))] if stages > 1 else []
+    for ranks in dict.fromkeys((min(num_gpus, node), num_gpus)):
+        if model.is_moe and 1 < ranks <= model.most_experts and model.most_experts % ranks == 0:
+            found += [
+                Layout(tp_sizes=(tp,), spread=Parallelism(dp=ranks // tp, whole_experts=True))
+                for tp in valid_tp_sizes(model, ranks // 2, multiple)
+                if ranks % tp == 0
+            ]
+    return found

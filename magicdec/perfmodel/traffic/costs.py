@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from magicdec.counts import survival
+from magicdec.counts import Array, survival
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.serving import pass_seconds, prompt_time
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.speedup import predict

@@ -21,7 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from magicdec.perfmodel.kernels.base import Array
+from magicdec.counts import Array
 from magicdec.perfmodel.traffic.costs import Costs, Drafts
 from magicdec.perfmodel.traffic.requests import Requests, Whole
 from magicdec.specs.gamma_table import TableGamma

@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.files import LIMIT_BYTES, read_text
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.specs.workload import WorkloadSpec
 from magicdec.units import MILLI
 

@@ -15,9 +15,9 @@ from typing import Literal
 
 import numpy as np
 
+from magicdec.counts import Array
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
-from magicdec.perfmodel.kernels.base import Array
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.traffic.costs import Costs, Drafts, num_blocks, tabulate
 from magicdec.perfmodel.traffic.replica import Limits, Replica

@@ -15,16 +15,7 @@ from magicdec.records import Record
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures.chart import Chart
 from magicdec.reports.figures.sweeps import Line, Spot, draw
-from magicdec.reports.style import (
-    GAMMA,
-    MARKERS,
-    PAPER,
-    SERIES,
-    Tips,
-    new_figure,
-    percent,
-    plain_ticks,
-)
+from magicdec.reports.style import GAMMA, MARKERS, PAPER, SERIES, Tips, new_figure, percent, plain_ticks
 from magicdec.reports.tables import BUDGET, CONTEXT, Column, Table, Value
 
 if TYPE_CHECKING:

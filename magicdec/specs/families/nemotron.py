@@ -7,15 +7,7 @@ import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.specs.families.keys import Keys
-from magicdec.specs.families.parts import (
-    Architecture,
-    Details,
-    GroupedQuery,
-    biased,
-    deepseek_experts,
-    mlp,
-    num_layers,
-)
+from magicdec.specs.families.parts import Architecture, Details, GroupedQuery, biased, deepseek_experts, mlp, num_layers
 from magicdec.specs.layers import MLP, Layer, Mamba2
 from magicdec.specs.model import Norm
 

@@ -1,0 +1,222 @@
+"""Operations: what some work costs, in FLOPs and bytes, and how long it takes on a device with an engine.
+
+A pass is a list of them (`ForwardTime`). Functions are pure and broadcast over numpy arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from magicdec.counts import Array
+from magicdec.specs.device import Device
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.precision import Precision
+
+FP32_BYTES = 4.0
+REACHED_BANDWIDTH = 0.95
+"""Share of the memory's peak that the best kernels reach: no engine's factor makes an operation faster."""
+Group = Literal["gemm", "experts", "attention", "elementwise", "link", "overhead"]
+BoundBy = Literal["weights", "kv", "compute", "link", "overhead"]
+GROUPS: tuple[Group, ...] = ("gemm", "experts", "attention", "elementwise", "link", "overhead")
+BOUNDS: tuple[BoundBy, ...] = ("weights", "kv", "compute", "link", "overhead")
+
+
+class Cost(NamedTuple):
+    """FLOPs and bytes per rank, whatever the device; fields broadcast, costs add. A multiply-add is two FLOPs."""
+
+    flops: Any = 0.0
+    weight_bytes: Any = 0.0
+    kv_bytes: Any = 0.0
+    activation_bytes: Any = 0.0
+    collective_bytes: Any = 0.0
+    """Payload of collectives (not bytes on the wire, which depend on the algorithm)."""
+
+    @property
+    def memory_bytes(self) -> Any:
+        return self.weight_bytes + self.kv_bytes + self.activation_bytes
+
+    def plus(self, other: Cost) -> Cost:
+        return Cost(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def times(self, count: Any) -> Cost:
+        return Cost(*(value * count for value in self))
+
+
+def total(costs: list[Cost]) -> Cost:
+    result = Cost()
+    for cost in costs:
+        result = result.plus(cost)
+    return result
+
+
+class OpTime(NamedTuple):
+    """Seconds. `time_s` is the prediction; the others say what it is made of (no sum: the ridge is soft).
+
+    `memory_s` and `compute_s` are the two ceilings at the fitted efficiencies, `overhead_s` the fixed cost.
+    """
+
+    time_s: Array
+    memory_s: Array
+    compute_s: Array
+    overhead_s: Array
+
+
+class Where(NamedTuple):
+    """The device, engine and formats that every operation of a pass shares."""
+
+    hw: Device
+    engine: EngineProfile
+    precision: Precision
+
+
+SECONDS = ("time_s", "memory_s", "compute_s", "overhead_s", "least_s")
+"""The fields of an operation that are seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """A named operation: its cost and its time, over all of its repetitions in the pass."""
+
+    name: str
+    group: Group
+    cost: Cost
+    time_s: Array
+    memory_s: Array
+    compute_s: Array
+    overhead_s: Array
+    least_s: Array
+    """The limit that no factor passes: its bytes and FLOPs at the device's peaks, or the time that it has."""
+
+    def times(self, count: Any) -> Op:
+        """A share of the operation, or several of it."""
+        return replace(self, cost=self.cost.times(count), **{name: getattr(self, name) * count for name in SECONDS})
+
+    def by(self, factor: Any) -> Op:
+        """The operation run so many times slower, within its limits."""
+        return replace(self, time_s=np.maximum(self.time_s * factor, self.least_s))
+
+
+def operation(
+    name: str, group: Group, at: Where, cost: Cost, time: OpTime, dtype: str, *, count: Any = 1.0, factor: Any = 1.0
+) -> Op:
+    """`count` times some work, and an engine's `factor` on its time.
+
+    No factor makes an operation faster than the memory moves its bytes and the processor's peak in `dtype` does its
+    FLOPs (the curve itself may be, out of a cache). Activations count where they are all that moves: what a matrix
+    product reads of them a cache may hold.
+    """
+    moved = cost.activation_bytes if group == "elementwise" else cost.weight_bytes + cost.kv_bytes
+    least_s = np.maximum(moved / (REACHED_BANDWIDTH * at.hw.memory_bytes_per_s), cost.flops / at.hw.compute_rate(dtype))
+    least_s = np.minimum(time.time_s, least_s)
+    scale = count * factor
+    return Op(
+        name=name,
+        group=group,
+        cost=cost.times(count),
+        time_s=np.maximum(time.time_s * factor, least_s) * count,
+        memory_s=time.memory_s * scale,
+        compute_s=time.compute_s * scale,
+        overhead_s=time.overhead_s * scale,
+        least_s=least_s * count,
+    )
+
+
+def fixed(name: str, group: Group, seconds: Any, cost: Cost | None = None, *, least_s: Any = 0.0) -> Op:
+    """An operation of known duration: overheads and collectives."""
+    time = np.asarray(seconds, dtype=np.float64)
+    zero = np.zeros_like(time)
+    return Op(
+        name=name, group=group, cost=cost or Cost(), time_s=time, memory_s=zero, compute_s=zero, overhead_s=time,
+        least_s=zero + least_s,
+    )  # fmt: skip
+
+
+def merged(operations: list[Op]) -> tuple[Op, ...]:
+    """One operation for those of one name."""
+    by_name: dict[str, list[Op]] = {}
+    for op in operations:
+        by_name.setdefault(op.name, []).append(op)
+    return tuple(each[0] if len(each) == 1 else _sum(each) for each in by_name.values())
+
+
+def _sum(operations: list[Op]) -> Op:
+    def added(key: str) -> Array:
+        result: Array = sum((getattr(op, key) for op in operations), np.asarray(0.0))
+        return result
+
+    seconds = {key: added(key) for key in SECONDS}
+    first = operations[0]
+    return Op(name=first.name, group=first.group, cost=total([op.cost for op in operations]), **seconds)
+
+
+@dataclass(frozen=True)
+class ForwardTime:
+    """The operations of a pass (or of several: they concatenate), with totals."""
+
+    ops: tuple[Op, ...]
+
+    @cached_property
+    def total_s(self) -> Array:
+        seconds: Array = np.asarray(0.0)
+        for op in sorted(self.ops, key=lambda op: op.time_s.size):
+            seconds = seconds + op.time_s
+        return seconds
+
+    @property
+    def cost(self) -> Cost:
+        return total([op.cost for op in self.ops])
+
+    def group_seconds(self) -> dict[Group, Array]:
+        """Seconds by kind of term: what the calibration's errors are stated for."""
+        seconds: dict[Group, Array] = {group: np.asarray(0.0) for group in GROUPS}
+        for op in self.ops:
+            seconds[op.group] = seconds[op.group] + op.time_s
+        return seconds
+
+    def bound_seconds(self) -> dict[BoundBy, Array]:
+        """Seconds by what binds: an operation's fixed part is overhead, the rest belongs to its higher ceiling."""
+        seconds: dict[BoundBy, Array] = {bound: np.asarray(0.0) for bound in BOUNDS}
+        for op in self.ops:
+            if op.group in ("elementwise", "overhead"):
+                seconds["overhead"] = seconds["overhead"] + op.time_s
+            elif op.group == "link":
+                seconds["link"] = seconds["link"] + op.time_s
+            else:
+                memory: BoundBy = "kv" if op.group == "attention" else "weights"
+                work = np.maximum(op.time_s - op.overhead_s, 0.0)
+                by_compute = op.compute_s > op.memory_s
+                seconds["overhead"] = seconds["overhead"] + (op.time_s - work)
+                seconds["compute"] = seconds["compute"] + np.where(by_compute, work, 0.0)
+                seconds[memory] = seconds[memory] + np.where(by_compute, 0.0, work)
+        return seconds
+
+    def times(self, count: Any) -> ForwardTime:
+        """A share of the pass, or several of them."""
+        return ForwardTime(tuple(op.times(count) for op in self.ops))
+
+    def by(self, factor: Any) -> ForwardTime:
+        """The pass run so many times slower, each operation within its limits."""
+        return ForwardTime(tuple(op.by(factor) for op in self.ops))
+
+    def summed(self, weight: Array) -> ForwardTime:
+        """The operations summed over the last axis with these weights."""
+
+        def over(value: Any) -> Any:
+            return np.sum(weight * value, axis=-1)
+
+        return ForwardTime(
+            tuple(
+                replace(op, cost=Cost(*map(over, op.cost)), **{name: over(getattr(op, name)) for name in SECONDS})
+                for op in self.ops
+            )
+        )
+
+    def plus(self, *others: ForwardTime | Op) -> ForwardTime:
+        extra: list[Op] = []
+        for other in others:
+            extra.extend(other.ops if isinstance(other, ForwardTime) else [other])
+        return ForwardTime((*self.ops, *extra))
