@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import warnings
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from magicdec import __version__
-from magicdec.commands.usage import Command, CommandGroup, describe
-from magicdec.errors import ConfigError, MagicdecError, unknown_choice
+from magicdec.commands.options import Command, CommandGroup
+from magicdec.errors import ConfigError, MagicdecError, nearest, unknown_choice
 from magicdec.units import printable
 
 USER_ERROR_EXIT_CODE = 2
@@ -27,6 +28,7 @@ LONGEST_MESSAGE = 800
 WIDEST_HELP = 120
 EXTRAS = {"typst": ("pdf", "a PDF"), "pandas": ("frame", "this command")}
 """Packages that only some commands need: the extra that brings each, and what needs it."""
+EXTRA_ARGUMENTS = re.compile(r"Got unexpected extra argument\S* \((.*?)[ )]")
 RUN_PACKAGES = ("torch", "tokenizers", "safetensors")
 
 _terminated: list[int] = []
@@ -68,12 +70,12 @@ COMMANDS = {
     "export": ("report", "export_command", "EXPORT_EPILOG"),
     "observe": ("server", "observe_command", "OBSERVE_EPILOG"),
     "tune": ("server", "tune_command", "TUNE_EPILOG"),
-    "explore": ("explore", "explore_command", "EPILOG"),
+    "explore": ("plan", "explore_command", "EXPLORE_EPILOG"),
     "sensitivity": ("plan", "sensitivity_command", "SENSITIVITY_EPILOG"),
     "models": ("catalog", "models_command", "MODELS_EPILOG"),
     "hardware": ("catalog", "hardware_command", "HARDWARE_EPILOG"),
     "engines": ("catalog", "engines_command", "ENGINES_EPILOG"),
-    "demo": ("demo", "demo_command", "EPILOG"),
+    "demo": ("validate", "demo_command", "DEMO_EPILOG"),
 }
 """By name: module in commands/, function, and what its help ends with. In the order that the help shows."""
 TAKE_DEFAULTS = ("plan", "sensitivity", "explore")
@@ -194,3 +196,83 @@ def _fail(message: str) -> NoReturn:
     if line:
         print(f"magicdec: {line}", file=sys.stderr)
     sys.exit(USER_ERROR_EXIT_CODE)
+
+
+def describe(error: Any) -> str:
+    """The line for an error of typer's, told by the name of its class, whose place depends on typer's version."""
+    writers = {
+        "NoSuchOption": _unknown_option,
+        "BadOptionUsage": _option_value,
+        "MissingParameter": _missing,
+        "BadParameter": _bad_value,
+        "UsageError": _extra_arguments,
+    }
+    writer = writers.get(type(error).__name__)
+    return writer(error) if writer else str(error.format_message())
+
+
+def _unknown_option(error: Any) -> str:
+    options = _options(error.ctx)
+    close = nearest(error.option_name.lstrip("-"), options)
+    hint = f"did you mean {options[close]}?" if close else _see_help(error.ctx)
+    return f"unknown option '{error.option_name}': {hint}"
+
+
+def _options(ctx: Any) -> dict[str, str]:
+    """Options of a command by their names without dashes."""
+    names = (name for param in ctx.command.get_params(ctx) for name in (*param.opts, *param.secondary_opts))
+    return {name.lstrip("-"): name for name in names if name.startswith("-")}
+
+
+def _see_help(ctx: Any) -> str:
+    return f"see {ctx.command_path} --help"
+
+
+def _option_value(error: Any) -> str:
+    what = "takes no value" if "does not" in error.format_message() else "needs a value"
+    return f"{error.option_name} {what}"
+
+
+def _missing(error: Any) -> str:
+    return f"{error.ctx.command_path} needs {_name(error.param)}{_help(error.param)}"
+
+
+def _bad_value(error: Any) -> str:
+    """A number that is none or out of range, or none of a closed set; typer's own words for anything else."""
+    described = getattr(error.param, "type_descriptor", None)
+    reasons = getattr(error.__cause__, "errors", None)
+    if described is None or reasons is None:
+        return str(error.format_message())
+    name, value = _name(error.param), reasons()[0]["input"]
+    if described.choices:
+        return str(unknown_choice(name, value, map(str, described.choices)))
+    if described.annotation not in (int, float):
+        return str(error.format_message())
+    number = "a whole number" if described.annotation is int else "a number"
+    return f"{name} must be {number}{_limits(described.parameter_info)}, not '{value}'"
+
+
+def _limits(info: Any) -> str:
+    if info.min is not None and info.max is not None:
+        return f" from {info.min} to {info.max}"
+    if info.min is not None:
+        return f" of at least {info.min}"
+    return f" of at most {info.max}" if info.max is not None else ""
+
+
+def _extra_arguments(error: Any) -> str:
+    found = EXTRA_ARGUMENTS.match(error.format_message())
+    if found is None:
+        return str(error.format_message())
+    option = _options(error.ctx).get(found[1])
+    hint = f"did you mean {option}?" if option else _see_help(error.ctx)
+    return f"{error.ctx.command_path} takes no argument '{found[1]}': {hint}"
+
+
+def _name(param: Any) -> str:
+    return max(param.opts, key=len) if param.param_type_name == "option" else f"'{param.name}'"
+
+
+def _help(param: Any) -> str:
+    text = (getattr(param, "help", None) or "").strip().rstrip(".")
+    return f": {text}" if text else ""

@@ -1,4 +1,5 @@
-"""Options that several commands share, each declared once: type, help, and the values that a shell may offer.
+"""Options that several commands share, each declared once: type, help, and the values that a shell may offer; and how a
+command's help groups them.
 
 The names are the catalogs' own. Nothing here loads torch, and catalogs are read only when a value is completed.
 """
@@ -15,8 +16,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
-from magicdec.errors import ConfigError
+from magicdec.errors import ConfigError, unknown_choice
 from magicdec.specs.speculation import DRAFT_METHODS, DRAFT_WEIGHT_DTYPES, NOT_RUN, OWN_METHOD, SELF, SPARSE_METHODS
 from magicdec.units import parse_count
 
@@ -122,6 +124,48 @@ Quiet = Annotated[bool, option("No progress display.", None, "--quiet", "-q")]
 Format = Annotated[OutputFormat, option("table, json or csv.", None, "--format")]
 Output = Annotated[Path | None, option("Write to this file, not to stdout.", None, "--output", "-o")]
 PlanFile = Annotated[Path | None, option("A plan document (magicdec plan --format json).")]
+
+
+FEW_OPTIONS = 9
+"""Up to so many options are one list."""
+SECTIONS = {
+    "Model and devices": "model hardware engine tp gpus pp ep dp_attention weights weight_dtype kv_dtype dtype device",
+    "Load and limits": "batch context context_spread gen_len workload tpot_ms ttft_ms price prompts queue num_prompts",
+    "Arrivals": "rate burstiness requests cached balance p95_ttft_ms p95_tpot_ms",
+    "Draft": "draft draft_model draft_method draft_budget draft_tp gamma draft_weight_dtype draft_kv_dtype acceptance "
+    "acceptance_rate simulate_acceptance adaptive",
+    "Sampling": "temperature top_p top_k seed stop_at_eos",
+    "A server": "server results concurrency prompt_len output_len rounds dry_run target",
+    "Output": "record records output output_format why every quiet resume save_output stream help",
+}
+"""Options of the long commands by their headings in --help; the others stand under "Other"."""
+
+
+class Command(TyperCommand):
+    """A command whose options are listed in groups, where they are many."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        listed = [(param, param.get_help_record(ctx)) for param in self.get_params(ctx)]
+        found = [(str(param.name), record) for param, record in listed if record is not None]
+        if len(found) <= FEW_OPTIONS or any(param.param_type_name == "argument" for param in self.params):
+            super().format_options(ctx, formatter)
+            return
+        grouped = {head: names.split() for head, names in SECTIONS.items()}
+        known = {name for names in grouped.values() for name in names}
+        for head, names in (*grouped.items(), ("Other", [name for name, _ in found if name not in known])):
+            if records := [record for name, record in found if name in names]:
+                with formatter.section(head):
+                    formatter.write_dl(records)
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands that refuses an unknown one with the nearest."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        is_name = not ctx.resilient_parsing and not args[0].startswith("-")
+        if is_name and self.get_command(ctx, args[0]) is None:
+            raise unknown_choice("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
 
 
 def parse_ints(text: str, option: str) -> list[int]:

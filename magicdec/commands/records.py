@@ -11,8 +11,7 @@ import msgspec
 import typer
 
 from magicdec.commands import options
-from magicdec.commands.options import option, table_console
-from magicdec.commands.usage import CommandGroup
+from magicdec.commands.options import CommandGroup, option, table_console
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
 from magicdec.naming import draft_id

@@ -1,7 +1,13 @@
-"""`magicdec validate`: compare predictions with measurements: this machine's, published ones, or a user's files."""
+"""`magicdec validate`: compare predictions with measurements: this machine's, published ones, or a user's files.
+`magicdec demo`: the whole path on this machine, ending with a report."""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,12 +15,13 @@ import typer
 from msgspec import to_builtins
 
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, console, option, print_as, require
-from magicdec.commands.usage import CommandGroup
-from magicdec.progress import shown_progress
+from magicdec.commands.options import CommandGroup, OutputFormat, console, option, print_as, require
+from magicdec.progress import Done, shown_progress
+from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
     from magicdec.comparison import Comparison
+    from magicdec.validate.demo import DemoResult
     from magicdec.validate.grid_spec import Thresholds
 
 app = typer.Typer(help="Compare predictions with measurements.", no_args_is_help=True, cls=CommandGroup)
@@ -42,6 +49,12 @@ Examples:
   magicdec validate records predicted.jsonl measured.jsonl --format json
   magicdec validate records results/vllm-2-cores.jsonl --clock cpu
 """
+DEMO_EPILOG = """\b
+Examples:
+  magicdec demo
+  magicdec demo --quick -o elsewhere
+"""
+WHOLE, QUICK = "about 5 minutes on two cores", "about 2 minutes on two cores"
 OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")]
 Clock = Annotated[Literal["wall", "cpu"] | None, option(options.CLOCK_HELP)]
 
@@ -214,3 +227,88 @@ def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None
     for line in by_cause(document.get("refused", ())):
         typer.echo(f"skipped: {line}", err=True)
     print_as(output_format, document, document["groups"], lambda: print_groups(document["groups"], console()))
+
+
+def demo_command(
+    output: Annotated[Path, option("Directory for profile, plan, records and report.", None, "--output", "-o")] = Path(
+        "demo-output"
+    ),
+    quick: Annotated[
+        bool, option("Fewer shapes, prompts and configurations: about two minutes.", None, "--quick")
+    ] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Calibrate, plan, run, compare, report: a few minutes.
+
+    The whole path on this machine, with the embedded model.
+    """
+    from magicdec.measure.environment import bind_threads
+
+    bind_threads()
+    from magicdec.files import check_writable, write_atomic
+    from magicdec.reports.data import ReportData
+    from magicdec.reports.html import write_html
+    from magicdec.reports.pdf import write_pdf
+    from magicdec.validate.demo import run_demo
+
+    started = time.monotonic()
+    check_writable(output / "report.html")
+    records = output / "records.jsonl"
+    records.unlink(missing_ok=True)  # a demo is of this machine, now
+    with shown_progress(quiet) as show, _kept(records):
+        loads, long = ("two", QUICK) if quick else ("three", WHOLE)
+        show(Done(f"calibrate, plan, decode at {loads} loads, check greedy output, report: {long}"))
+        result = run_demo(output, progress=show, quick=quick)
+        show("writing the report")
+        write_atomic(output / "plan.json", result.plan.to_json())
+        data = ReportData.from_records(
+            [*result.predicted, *result.measured],
+            plan=result.plan,
+            title="magicdec demo",
+            sources=[str(records)],
+        )
+        write_html(data, output / "report.html")
+        if has_pdf := find_spec("typst") is not None:
+            write_pdf(data, output / "report.pdf")
+    _print_summary(result, output, time.monotonic() - started, has_pdf=has_pdf)
+
+
+@contextmanager
+def _kept(records: Path) -> Iterator[None]:
+    """Says what is kept of an interrupted demo."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if records.exists():
+            print(f"kept what was measured; magicdec report {records} -o report.html shows it", file=sys.stderr)
+        raise
+
+
+def _print_summary(result: DemoResult, output: Path, elapsed_s: float, *, has_pdf: bool) -> None:
+    small = next(r for r in result.measured if r.batch_size == 1 and r.gamma > 0)
+    verdict = "does not pay" if result.small_plan.best.gamma == 0 else "pays"
+    print(
+        f"batch 1, context {small.context_len}: the plan says speculation {verdict}; "
+        f"gamma {small.gamma} measured {small.speedup:.2f}x"
+    )
+    for check in result.greedy:
+        print(f"greedy output against autoregressive, {check}")
+    if result.plan.best.gamma == 0:
+        print("batch 32, context 4096: the plan says speculation does not pay on this machine")
+    else:
+        chosen = result.chosen
+        best = result.plan.best
+        print(
+            f"batch {chosen.batch_size}, context {chosen.context_len}, temperature {chosen.temperature:g}: planned "
+            f"{chosen.draft_method} {chosen.draft_budget}, gamma {chosen.gamma}"
+        )
+        samples = ", ".join(f"{sample:.2f}" for sample in chosen.speedup_samples or [])
+        print(
+            f"speedup: predicted {best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f}), "
+            f"measured {chosen.speedup:.2f}x (repetitions {samples})"
+        )
+        pair = next(pair for pair in result.comparison.pairs if pair.measured.key == chosen.key)
+        if (at_that_speed := pair.normalised("speedup")) is not None:
+            print(f"rescaled to the speed of memory and processor during the runs: predicted {at_that_speed:.2f}x")
+    pdf = f" and {output / 'report.pdf'}" if has_pdf else "; as a PDF too with pip install 'magicdec[pdf]'"
+    print(f"report: {output / 'report.html'}{pdf} ({format_seconds(elapsed_s)})")

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, fields
 from typing import get_args
 
 from magicdec.errors import ConfigError, ServerError, unknown_choice
-from magicdec.live.metrics import Scrape, Target, cache_tokens, restarted
-from magicdec.live.series import DRAFT_INFO
+from magicdec.live.metrics import DRAFT_INFO, Scrape, Target, cache_tokens, restarted
 from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance.law import MAX_POSITIONS
 from magicdec.specs.speculation import LOOKUP_METHODS, OWN_METHOD, SELF, SPARSE_METHODS, DraftMethod

@@ -18,9 +18,8 @@ from statistics import median
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.advice import Advice
 from magicdec.live.http import Address
-from magicdec.live.metrics import Scrape, choose_target, read_address, scrapes
+from magicdec.live.metrics import PROCESS_START, Scrape, choose_target, read_address, scrapes
 from magicdec.live.observation import Observation, observe
-from magicdec.live.series import PROCESS_START
 from magicdec.units import format_seconds
 
 MAX_GAMMAS = 3
