@@ -14,10 +14,9 @@ import secrets
 from pathlib import Path
 
 from magicdec.live.advice import Serving
-from magicdec.live.calibration import describe_server, fit_server, save_fit, send_plan, sent
+from magicdec.live.calibration import describe_server, fit_server, save_fit, send_plan
 from magicdec.live.drive import drive, plan_loads
 from magicdec.live.http import parse_address
-from magicdec.live.observation import parse_draft
 from magicdec.specs.catalog import load_model_spec
 
 
@@ -42,7 +41,7 @@ def main() -> None:
     address, spec = parse_address(given.server), load_model_spec("embedded")
     server = describe_server(address, spec)
     serving = Serving(model="embedded", hardware=given.hardware, temperature=0.0, weight_dtype="fp32", kv_dtype="fp32")
-    setup = serving.setup(parse_draft("ngram") if server.gamma else None, server.engine)
+    setup = serving.setup(server.draft, server.engine)
     plan = plan_loads(
         concurrencies=[int(each) for each in given.concurrency.split(",")],
         prompt_lens=[int(each) for each in given.prompt_len.split(",")],
@@ -52,7 +51,7 @@ def main() -> None:
         gamma=server.gamma,
         seed=secrets.randbits(31),
     )
-    points = send_plan(
+    found = send_plan(
         address,
         plan,
         lambda load, seed: drive(
@@ -63,14 +62,19 @@ def main() -> None:
             seed=seed,
             clock=lambda: processor_clock(pids),
         ),
+        max_len=server.max_len,
         progress=lambda text: print(text, flush=True),
     )
-    fit = fit_server(points, setup=setup, tp_size=1, gamma=server.gamma, name=given.output.stem)
+    points = found.points
+    print(found.noise_line, found.stopped)
+    fit = fit_server(
+        points, setup=setup, tp_size=1, gamma=server.gamma, name=given.output.stem, noise=found.noise or 0.0
+    )
     for point, error in zip(points, fit.errors, strict=True):
-        role = "judges" if point.measured.load.is_judge else "fitted"
-        print(f"{point.measured.load}: {role}, {point.measured.tpot_s * 1e3:.1f} ms ± {point.spread:.0%}, {error:+.1%}")
+        role = "judges" if point.load.is_judge else "fitted"
+        print(f"{point.load}: {role}, {point.tpot_s * 1e3:.1f} ms ± {point.spread or 0.0:.0%}, {error:+.1%}")
     print(f"median error {fit.fitted_error:.1%} fitted, {fit.held_out_error:.1%} held out: {fit.constants}")
-    print(*save_fit(fit, points, sent(plan), given.output))
+    print(*save_fit(fit, points, plan.about, given.output))
 
 
 if __name__ == "__main__":

@@ -1,29 +1,38 @@
-"""`magicdec calibrate` and `magicdec profile-acceptance`: measure this machine, and a model on it."""
+"""`magicdec calibrate` and `magicdec profile-acceptance`: measure this machine or a server, and a model on it."""
 
 from __future__ import annotations
 
+import secrets
 import shlex
-from dataclasses import fields
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from magicdec.commands import options
 from magicdec.commands.options import option, parse_ints, require
-from magicdec.errors import unknown_choice
+from magicdec.errors import ConfigError, ServerError, unknown_choice
 from magicdec.progress import shown_progress
 from magicdec.specs.speculation import SELF
-from magicdec.units import format_bytes, format_rate, format_seconds
+from magicdec.units import format_bytes, format_rate, format_seconds, printable
 
 if TYPE_CHECKING:
+    from magicdec.calibrate.machine import Calibration
+    from magicdec.live.advice import Serving
+    from magicdec.live.calibration import ServerFit
+    from magicdec.live.drive import LoadPlan, Measured
+    from magicdec.live.http import Address
     from magicdec.perfmodel.acceptance import AcceptanceProfile
-    from magicdec.specs.engine import EngineProfile
 
-LOCAL_PROFILE = Path("local.toml")
+LOCAL_PROFILE, SERVER_PROFILE = Path("local.toml"), Path("server.engine.toml")
 RUNTIMES: dict[str, Literal["ours", "vllm"]] = {"ours": "ours", "vllm": "vllm"}
 DRIFT_TO_WARN_OF = 0.1
 NOISE_TO_WARN_OF = 0.3
+SEVERAL_TOKENS = 1.05
+UNTOLD = 100.0
+"""A factor whose interval spans so much says nothing."""
 
 CALIBRATE_EPILOG = """\b
 Examples:
@@ -42,7 +51,6 @@ Examples:
 
 
 def calibrate_command(
-    context_: typer.Context,
     output: Annotated[Path, option("Profile to write (TOML).", None, "--output", "-o")] = LOCAL_PROFILE,
     model: options.Checkpoint = "embedded",
     weights: Annotated[Literal["checkpoint", "random"], option("checkpoint, or random.")] = "checkpoint",
@@ -80,12 +88,28 @@ def calibrate_command(
     """
     require(server is None or not results, "--server is timed, --results are read: give one of them")
     if server is not None or results:
-        from magicdec.commands.server import DEFAULT_OUTPUT, ServerOptions, calibrate_results, calibrate_server
+        from magicdec.live.advice import Serving
+        from magicdec.live.drive import plan_loads
+        from magicdec.live.http import parse_address
+        from magicdec.specs.precision import PROFILE_DTYPES
 
         require(hardware is not None, "--server and --results need the server's device: give --hardware")
-        given = {each.name: context_.params[each.name] for each in fields(ServerOptions)}
-        given["output"] = output if output != LOCAL_PROFILE else DEFAULT_OUTPUT
-        (calibrate_results if results else calibrate_server)(ServerOptions(**given))
+        require(not (results and dry_run), "--dry-run goes with --server: nothing is sent for --results")
+        if dtype not in (None, *PROFILE_DTYPES):
+            raise unknown_choice("dtype", dtype or "", PROFILE_DTYPES)
+        serving = Serving(
+            model=model, hardware=hardware or "", engine=engine, tp_size=tp, temperature=0.0,
+            weight_dtype=weight_dtype or dtype, kv_dtype=kv_dtype or dtype,
+        )  # fmt: skip
+        to = output if output != LOCAL_PROFILE else SERVER_PROFILE
+        if results:
+            calibrate_results(results, serving, to)
+            return
+        plan = partial(
+            plan_loads, concurrencies=parse_ints(concurrency, "--concurrency"), output_len=output_len, rounds=rounds,
+            prompt_lens=parse_ints(prompt_len, "--prompt-len") if prompt_len else (),
+        )  # fmt: skip
+        calibrate_server(parse_address(server or ""), serving, to, plan=plan, dry_run=dry_run, quiet=quiet)
         return
     require(not dry_run, "--dry-run goes with --server")
     require(weight_dtype is None and kv_dtype is None, "--weight-dtype and --kv-dtype are a server's; give --dtype")
@@ -110,6 +134,115 @@ def calibrate_command(
         )  # fmt: skip
     files = LocalProfile(hardware=result.hardware, engine=result.engine, acceptance=()).save(output)
     files.append(save_points(result.points, output))
+    _print_machine(result)
+    print("wrote " + ", ".join(map(str, files)))
+    print(f"next: magicdec profile-acceptance --model {model} -o {output}")
+
+
+def calibrate_server(
+    address: Address, serving: Serving, output: Path, *, plan: Callable[..., LoadPlan], dry_run: bool, quiet: bool
+) -> None:
+    """Fits an engine profile to a running server, as a black box, by the loads that `plan` gives for it."""
+    from magicdec.files import check_writable
+    from magicdec.live.calibration import (
+        describe_server,
+        estimated_seconds,
+        fit_server,
+        save_fit,
+        save_loads,
+        send_plan,
+    )
+    from magicdec.live.drive import Load, drive
+    from magicdec.specs.catalog import load_model_spec
+
+    spec, tp = load_model_spec(serving.model), serving.tp_size
+    require(not address.path, "--server is the server's own address, without a path: http://localhost:8000")
+    check_writable(output)
+    server = describe_server(address, spec)
+    setup = serving.setup(server.draft, server.engine)
+    # prompts that were sent before would be cached, so the seed is new
+    loads = plan(max_len=server.max_len, gamma=server.gamma, seed=secrets.randbits(31))
+    drafts = f"gamma {server.gamma} by {server.draft}" if server.gamma else "no draft"
+    print(f"{address}: {printable(server.model)}, {server.engine or 'an unknown engine'}, {drafts}")
+    print(
+        f"{len(loads.loads)} loads x {loads.rounds} rounds, {sum(load.is_judge for load in loads.loads)} loads only to "
+        f"judge, the smallest once more first and last: {loads.num_requests} requests, {loads.num_tokens} tokens, "
+        f"about {format_seconds(estimated_seconds(loads, setup, tp_size=tp))} by the {setup.engine.name} profile"
+    )
+    for load in loads.loads:
+        print(f"  {load}" + ("  (judges)" if load.is_judge else ""))
+    if dry_run:
+        print("nothing was sent")
+        return
+
+    def send(load: Load, seed: int) -> Measured:
+        return drive(address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed)
+
+    with shown_progress(quiet) as show, ended_by_signals():
+        found = send_plan(address, loads, send, max_len=server.max_len, progress=show)
+    for line in found.skipped:
+        print(f"left out: {line}")
+    print(found.noise_line)
+    try:
+        fit = fit_server(
+            found.points, setup=setup, tp_size=tp, gamma=server.gamma, name=output.stem, noise=found.noise or 0.0
+        )
+    except ConfigError as error:
+        print(f"kept what was measured: {save_loads(found.points, loads.about, output)}")
+        raise (ServerError(f"{found.stopped}; {error}") if found.stopped else error) from None
+    _print_fit(fit, found.points)
+    print("wrote " + ", ".join(map(str, save_fit(fit, found.points, loads.about, output))))
+    if found.stopped:
+        raise ServerError(f"{found.stopped}; fitted to the {len(found.points)} loads that were measured before")
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """A signal that asks to end is taken as the user's own interruption, so that what was measured is kept."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def calibrate_results(paths: Sequence[Path], serving: Serving, output: Path) -> None:
+    """Fits an engine profile to the result files of a load generator."""
+    from magicdec.files import check_writable
+    from magicdec.live.benchmark_results import points_of, read_runs, tokens_per_event
+    from magicdec.live.calibration import NOISE_LIMIT, fit_server, noise, save_fit
+
+    check_writable(output)
+    runs = [run for path in paths for run in read_runs(path)]
+    points, num_requests = points_of(runs), sum(map(len, runs))
+    fit = fit_server(points, setup=serving.setup(None), tp_size=serving.tp_size, gamma=0, name=output.stem)
+    print(f"{num_requests} requests in {len(runs)} runs, {len(points)} loads by batch and prompt length")
+    if (per_event := tokens_per_event(runs)) > SEVERAL_TOKENS:
+        print(f"{per_event:.2f} tokens came with each event: were these runs without a draft? The fit is of such")
+    _print_fit(fit, points, between="requests")
+    if (noise(points) or 0.0) > NOISE_LIMIT:
+        print("the requests differ much: the server or its machine did other work; measure again when it is quieter")
+    origin = {"read": {"files": [path.name for path in paths], "requests": num_requests}}
+    print("wrote " + ", ".join(map(str, save_fit(fit, points, origin, output))))
+
+
+def _print_fit(fit: ServerFit, points: Sequence[Measured], *, between: str = "rounds") -> None:
+    """Every load with its error, the constants with their intervals, and the two medians."""
+    for point, error in zip(points, fit.errors, strict=True):
+        role = "judges" if point.load.is_judge else "fitted"
+        spread = "sent once" if point.spread is None else f"± {point.spread:.0%} between {between}"
+        print(
+            f"  {point.load!s:<16} {role}: {format_seconds(point.tpot_s)} per token measured ({spread}), predicted "
+            f"{error:+.1%}"
+        )
+    for name, (value, low, high) in fit.constants.items():
+        told = "" if not name.endswith("_factor") or high < UNTOLD * low else ": these loads do not tell it"
+        print(f"  {name}: {value:.4g} (90 % interval {low:.4g} to {high:.4g}){told}")
+    print(f"median error {fit.fitted_error:.1%} of the fitted loads, {fit.held_out_error:.1%} of those that judge")
+
+
+def _print_machine(result: Calibration) -> None:
+    """What was fitted and how well, the engine's times beyond the device's kernels, and how quiet the machine was."""
     machine = result.hardware
     rates = ", ".join(f"{format_rate(rate, 'FLOP')} {name}" for name, rate in machine.flops_per_s.items())
     memory = f"{format_bytes(machine.memory_bytes)} at {format_rate(machine.memory_bytes_per_s, 'B')}"
@@ -122,19 +255,7 @@ def calibrate_command(
     launches = [point for point in result.points if point.table == "launch"]
     for point, what in zip(launches, ("launched from Python", "a graph alone", "one of a graph's 200"), strict=False):
         print(f"a small kernel, {what}: {format_seconds(point.time_s)}")
-    _print_costs(result.engine)
-    drifts = ", ".join(f"{what} {drift:+.1%}" for what, drift in result.drift.items())
-    print(f"noise between rounds {result.noise:.1%}; from the first pass to the second: {drifts}")
-    if result.noise > NOISE_TO_WARN_OF:
-        print("the machine is too noisy for predictions to be trusted; calibrate again when it is quieter")
-    elif max(map(abs, result.drift.values())) > DRIFT_TO_WARN_OF:
-        print("the machine's speed changed while it was measured; calibrate again when it is quieter")
-    print("wrote " + ", ".join(map(str, files)))
-    print(f"next: magicdec profile-acceptance --model {model} -o {output}")
-
-
-def _print_costs(engine: EngineProfile) -> None:
-    """Prints the times of the engine's passes and steps beyond the device's kernels."""
+    engine = result.engine
     factors = {"linear layers": engine.gemm_factor, "attention": engine.attention_factor}
     factors |= {"of verification": engine.verify_attention_factor, "of drafts": engine.draft_attention_factor}
     print(f"{engine.name}, times its kernels: " + ", ".join(f"{name} {value:.2f}" for name, value in factors.items()))
@@ -147,6 +268,12 @@ def _print_costs(engine: EngineProfile) -> None:
         "sequence of a step": engine.sequence_overhead_s,
     }
     print("fixed costs per " + ", ".join(f"{name} {format_seconds(value)}" for name, value in costs.items()))
+    drifts = ", ".join(f"{what} {drift:+.1%}" for what, drift in result.drift.items())
+    print(f"noise between rounds {result.noise:.1%}; from the first pass to the second: {drifts}")
+    if result.noise > NOISE_TO_WARN_OF:
+        print("the machine is too noisy for predictions to be trusted; calibrate again when it is quieter")
+    elif max(map(abs, result.drift.values())) > DRIFT_TO_WARN_OF:
+        print("the machine's speed changed while it was measured; calibrate again when it is quieter")
 
 
 def profile_acceptance_command(

@@ -1,14 +1,9 @@
-"""`magicdec observe`, `magicdec tune`, and what `magicdec calibrate --server` and `--results` do."""
+"""`magicdec observe` and `magicdec tune`: a running server's acceptance and load, and the gamma that suits it."""
 
 from __future__ import annotations
 
 import dataclasses
-import secrets
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,16 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, option, parse_ints, print_as, require
+from magicdec.commands.options import OutputFormat, option, print_as, require
 from magicdec.progress import shown_progress
-from magicdec.units import format_seconds, printable
+from magicdec.units import format_seconds
 
 if TYPE_CHECKING:
-    from magicdec.live.calibration import ServerFit, ServerPoint
     from magicdec.live.http import Address
     from magicdec.live.observation import Draft, Observation
     from magicdec.live.show import View
-    from magicdec.perfmodel.setup import Setup
 
 OBSERVE_EPILOG = """\b
 Examples:
@@ -40,10 +33,6 @@ Examples:
   magicdec tune http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --restart "./serve.sh {gamma}"
 """
 USUAL_INTERVAL_S = 5.0
-DEFAULT_OUTPUT = Path("server.engine.toml")
-SEVERAL_TOKENS = 1.05
-UNTOLD = 100.0
-"""A factor whose interval spans so much says nothing."""
 
 
 def observe_command(
@@ -293,173 +282,3 @@ def tune_command(
     gammas = [dataclasses.asdict(each) | {"spread": each.spread} for each in found]
     document = {"planned": order, "advised": chosen[0], "trials": rows, "outcomes": gammas, "regret": regret(found)}
     print_as(output_format, document, rows, lambda: print("\n".join(outcome_lines(trials, order))))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """The options of `calibrate` that describe a server, by their names."""
-
-    server: str | None
-    results: list[Path] | None
-    output: Path
-    model: str
-    hardware: str | None
-    engine: str | None
-    tp: int
-    dtype: str | None
-    weight_dtype: str | None
-    kv_dtype: str | None
-    concurrency: str
-    prompt_len: str | None
-    output_len: int
-    rounds: int
-    dry_run: bool
-    quiet: bool
-
-
-def calibrate_server(given: ServerOptions) -> None:
-    """Fits an engine profile to a running server, as a black box."""
-    from magicdec.errors import ConfigError, ServerError
-    from magicdec.files import check_writable
-    from magicdec.live.calibration import (
-        describe_server,
-        estimated_seconds,
-        fit_server,
-        save_fit,
-        save_loads,
-        send_plan,
-        sent,
-    )
-    from magicdec.live.drive import Load, Measured, drive, plan_loads
-    from magicdec.live.http import parse_address
-    from magicdec.specs.catalog import load_model_spec
-
-    address, spec = parse_address(given.server or ""), load_model_spec(given.model)
-    require(not address.path, "--server is the server's own address, without a path: http://localhost:8000")
-    check_writable(given.output)
-    server = describe_server(address, spec)
-    setup = _setup(given, server.engine, server.draft)
-    plan = plan_loads(
-        concurrencies=parse_ints(given.concurrency, "--concurrency"),
-        prompt_lens=parse_ints(given.prompt_len, "--prompt-len") if given.prompt_len else (),
-        output_len=given.output_len,
-        rounds=given.rounds,
-        max_len=server.max_len,
-        gamma=server.gamma,
-        seed=secrets.randbits(31),  # prompts that were sent before would be cached
-    )
-    expected = estimated_seconds(plan, setup, tp_size=given.tp)
-    judges = sum(load.is_judge for load in plan.loads)
-    print(
-        f"{address}: {printable(server.model)}, {server.engine or 'an unknown engine'}, "
-        + (f"gamma {server.gamma} by {server.draft}" if server.gamma else "no draft")
-    )
-    print(
-        f"{len(plan.loads)} loads x {plan.rounds} rounds, {judges} loads only to judge, the smallest once more "
-        f"first and last: {plan.num_requests} requests, {plan.num_tokens} tokens, about {format_seconds(expected)} by "
-        f"the {setup.engine.name} profile"
-    )
-    for load in plan.loads:
-        print(f"  {load}" + ("  (judges)" if load.is_judge else ""))
-    if given.dry_run:
-        print("nothing was sent")
-        return
-
-    def send(load: Load, seed: int) -> Measured:
-        return drive(address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed)
-
-    with shown_progress(given.quiet) as show, ended_by_signals():
-        found = send_plan(address, plan, send, max_len=server.max_len, progress=show)
-    for line in found.skipped:
-        print(f"left out: {line}")
-    print(found.noise_line)
-    try:
-        fit = fit_server(
-            found.points,
-            setup=setup,
-            tp_size=given.tp,
-            gamma=server.gamma,
-            name=given.output.stem,
-            noise=found.noise or 0.0,
-        )
-    except ConfigError as error:
-        print(f"kept what was measured: {save_loads(found.points, sent(plan), given.output)}")
-        raise (ServerError(f"{found.stopped}; {error}") if found.stopped else error) from None
-    _print_fit(fit, found.points)
-    files = save_fit(fit, found.points, sent(plan), given.output)
-    print("wrote " + ", ".join(map(str, files)))
-    if found.stopped:
-        raise ServerError(f"{found.stopped}; fitted to the {len(found.points)} loads that were measured before")
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """A signal that asks to end is taken as the user's own interruption, so that what was measured is kept."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def calibrate_results(given: ServerOptions) -> None:
-    """Fits an engine profile to the result files of a load generator."""
-    from magicdec.files import check_writable
-    from magicdec.live.benchmark_results import points_of, read_runs, tokens_per_event
-    from magicdec.live.calibration import NOISE_LIMIT, fit_server, noise, save_fit
-
-    require(not given.dry_run, "--dry-run goes with --server: nothing is sent for --results")
-    check_writable(given.output)
-    runs = [run for path in given.results or () for run in read_runs(path)]
-    points = points_of(runs)
-    setup = _setup(given, "", None)
-    fit = fit_server(points, setup=setup, tp_size=given.tp, gamma=0, name=given.output.stem)
-    num_requests = sum(map(len, runs))
-    print(f"{num_requests} requests in {len(runs)} runs, {len(points)} loads by batch and prompt length")
-    if (per_event := tokens_per_event(runs)) > SEVERAL_TOKENS:
-        print(f"{per_event:.2f} tokens came with each event: were these runs without a draft? The fit is of such")
-    _print_fit(fit, points, between="requests")
-    if (noise(points) or 0.0) > NOISE_LIMIT:
-        print("the requests differ much: the server or its machine did other work; measure again when it is quieter")
-    origin = {"read": {"files": [path.name for path in given.results or () or ()], "requests": num_requests}}
-    files = save_fit(fit, points, origin, given.output)
-    print("wrote " + ", ".join(map(str, files)))
-
-
-def _setup(given: ServerOptions, engine: str, draft: Draft | None) -> Setup:
-    from magicdec.errors import unknown_choice
-    from magicdec.live.advice import Serving
-    from magicdec.specs.precision import PROFILE_DTYPES
-
-    if given.dtype not in (None, *PROFILE_DTYPES):
-        raise unknown_choice("dtype", given.dtype or "", PROFILE_DTYPES)
-    serving = Serving(
-        model=given.model,
-        hardware=given.hardware or "",
-        engine=given.engine,
-        tp_size=given.tp,
-        temperature=0.0,
-        weight_dtype=given.weight_dtype or given.dtype,
-        kv_dtype=given.kv_dtype or given.dtype,
-    )
-    return serving.setup(draft, engine)
-
-
-def _print_fit(fit: ServerFit, points: list[ServerPoint], *, between: str = "rounds") -> None:
-    """Every load with its error, the constants with their intervals, and the two medians."""
-    for point, error in zip(points, fit.errors, strict=True):
-        measured = point.measured
-        role = "judges" if measured.load.is_judge else "fitted"
-        spread = "sent once" if point.spread is None else f"± {point.spread:.0%} between {between}"
-        print(
-            f"  {measured.load!s:<16} {role}: {format_seconds(measured.tpot_s)} per token measured "
-            f"({spread}), predicted {error:+.1%}"
-        )
-    for name, (value, low, high) in fit.constants.items():
-        told = "" if not name.endswith("_factor") or high < UNTOLD * low else ": these loads do not tell it"
-        print(f"  {name}: {value:.4g} (90 % interval {low:.4g} to {high:.4g}){told}")
-    print(f"median error {fit.fitted_error:.1%} of the fitted loads, {fit.held_out_error:.1%} of those that judge")

@@ -24,7 +24,6 @@ import numpy as np
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.files import RESULTS_LIMIT_BYTES, json_documents, read_text
-from magicdec.live.calibration import ServerPoint
 from magicdec.live.drive import MIN_STEPS, Load, Measured, check_enough
 from magicdec.units import GIGA, MILLI
 
@@ -148,7 +147,7 @@ def _seconds(metric: dict[str, Any]) -> float:
     return float(metric["value"]) * UNITS_S[metric["unit"]]
 
 
-def points_of(runs: Sequence[Sequence[Request]]) -> list[ServerPoint]:
+def points_of(runs: Sequence[Sequence[Request]]) -> list[Measured]:
     """One point for each load: the median over its requests. As in a planned calibration a chequerboard of them judges.
 
     Raises ConfigError: several tokens per event (a draft), prefill in every decoding, too few loads.
@@ -169,7 +168,7 @@ def points_of(runs: Sequence[Sequence[Request]]) -> list[ServerPoint]:
         _point(found, is_judge=(rows.index(row) + columns.index(column)) % 2 == 1)
         for (row, column), found in sorted(cells.items())
     ]
-    check_enough([point.measured.load for point in points])
+    check_enough([point.load for point in points])
     return points
 
 
@@ -227,7 +226,7 @@ def _shared(before: Array, after: Array, start: float, end: float) -> Array:
     return shared
 
 
-def _point(found: Sequence[_Decoding], *, is_judge: bool) -> ServerPoint:
+def _point(found: Sequence[_Decoding], *, is_judge: bool) -> Measured:
     def median(name: str) -> float:
         return float(np.median([getattr(each, name) for each in found]))
 
@@ -237,8 +236,8 @@ def _point(found: Sequence[_Decoding], *, is_judge: bool) -> ServerPoint:
         concurrency=round(median("batch")), prompt_len=round(prompt), output_len=round(output), is_judge=is_judge
     )
     step = median("step_s")
-    measured = Measured(
+    return Measured(
         load=load, step_s=step, tpot_s=step, tokens_per_step=1.0, context_len=prompt + output / 2.0,
         ttft_s=median("ttft_s"), num_steps=sum(each.num_steps for each in found),
+        spread=float(high - low) / 2.0 / step,
     )  # fmt: skip
-    return ServerPoint(measured=measured, spread=float(high - low) / 2.0 / step)

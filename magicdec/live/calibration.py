@@ -17,6 +17,7 @@ of its sequences (both at least 0). Two files are written:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,13 +28,13 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.errors import ConfigError, ServerError
+from magicdec.errors import ConfigError, MagicdecError, ServerError
 from magicdec.files import decode_json, write_atomic
 from magicdec.fitting import Free, solve
 from magicdec.live.drive import Load, LoadPlan, Measured, WindowTooShort, check_enough
 from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
-from magicdec.live.observation import Counts, Draft, agreed, observe
+from magicdec.live.observation import Draft, agreed, observe
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import looked_up_terms, step_terms
@@ -60,17 +61,6 @@ Sender = Callable[[Load, int], Measured]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
-    """A load's window, with what the server's own counters say of it."""
-
-    measured: Measured
-    drafted_share: float = 0.0
-    """The share of steps that verified a draft."""
-    tokens_per_step: float | None = None
-    """None: the server does not count steps; an event is taken as one then."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Server:
     """A server as its own answers describe it."""
 
@@ -84,10 +74,7 @@ class Server:
 
 
 def describe_server(address: Address, spec: ModelSpec) -> Server:
-    """Asks for its models and metrics.
-
-    Raises ServerError where it serves no model, or does not speak OpenAI's protocol.
-    """
+    """Asks for its models and metrics. Raises ServerError where it does not speak OpenAI's protocol."""
     where = address.at("/v1/models")
     try:
         listed = decode_json(get(where))["data"]
@@ -106,20 +93,17 @@ def describe_server(address: Address, spec: ModelSpec) -> Server:
 
 def estimated_seconds(plan: LoadPlan, setup: Setup, *, tp_size: int) -> float:
     """How long the loads take by the profiles as they are: prefills one after another, then the decoding."""
-    total = 0.0
-    for load in plan.loads:
-        at = Points(batch=float(load.concurrency), context=float(load.prompt_len), tp=float(tp_size), gamma=0)
-        prediction = predict(setup, None, at)
-        total += load.concurrency * float(prediction.ttft_s)
-        total += load.output_len * float(prediction.autoregressive_step_s)
-    return plan.rounds * total
+    sizes = [(float(each.concurrency), float(each.prompt_len), float(each.output_len)) for each in plan.loads]
+    batch, context, outputs = np.array(sizes).T
+    took = predict(setup, None, Points(batch=batch, context=context, tp=float(tp_size), gamma=0))
+    return plan.rounds * float(np.sum(batch * took.full(took.ttft_s) + outputs * took.full(took.autoregressive_step_s)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
     """The result of a plan, whether it was sent to its end or not."""
 
-    points: list[ServerPoint]
+    points: list[Measured]
     drift: float | None
     """How far the load that came first and last differs, relatively; None where it did not come last."""
     skipped: list[str]
@@ -155,7 +139,7 @@ def send_plan(
 
     A load whose window is too short is sent again with twice the output, where that fits, and is else left out.
     """
-    rounds: dict[Load, list[Round]] = {load: [] for load in plan.loads}
+    rounds: dict[Load, list[Measured]] = {load: [] for load in plan.loads}
     skipped: dict[Load, str] = {}
     order, stopped = plan.order, ""
     try:
@@ -167,32 +151,38 @@ def send_plan(
                 rounds[load].append(_timed(address, load, plan.seed + number, send, max_len=max_len))
             except WindowTooShort as error:
                 skipped[load] = str(error)
-    except (ServerError, KeyboardInterrupt) as error:
+    except (MagicdecError, KeyboardInterrupt) as error:
         stopped = str(error) or "interrupted"
     probe = rounds[order[0]]
     whole = not stopped and order[0] not in skipped
-    drift = abs(math.log(probe[-1].measured.tpot_s / probe[0].measured.tpot_s)) if whole else None
+    drift = abs(math.log(probe[-1].tpot_s / probe[0].tpot_s)) if whole else None
     points = [median_of(rounds[load]) for load in plan.loads if rounds[load]]
     return Sent(points=points, drift=drift, skipped=[skipped[each] for each in skipped if not rounds[each]],
                 stopped=stopped)  # fmt: skip
 
 
-def _timed(address: Address, load: Load, seed: int, send: Sender, *, max_len: int) -> Round:
-    longer = dataclasses.replace(load, output_len=2 * load.output_len)
+def _timed(address: Address, load: Load, seed: int, send: Sender, *, max_len: int) -> Measured:
+    """One round of a load. A step of a server that drafts is as many tokens as it counts: its stream may send several
+    steps in one event."""
     before = _scrape(address)
     try:
         measured = send(load, seed)
     except WindowTooShort:
+        longer = dataclasses.replace(load, output_len=2 * load.output_len)
         if longer.prompt_len + longer.output_len > max_len:
             raise
         before = _scrape(address)
         measured = dataclasses.replace(send(longer, seed), load=load)
     after = _scrape(address)
     if before is None or after is None:
-        return Round(measured=measured)
-    counts: Counts = observe([before, after], choose_target(after, None)).counts
-    share = (counts.drafts or 0.0) / counts.steps if counts.steps else 0.0
-    return Round(measured=measured, drafted_share=share, tokens_per_step=counts.tokens_per_step)
+        return measured
+    seen = observe([before, after], choose_target(after, None))
+    share, tokens = seen.drafted_share, seen.counts.tokens_per_step
+    if not share or tokens is None:
+        return measured
+    return dataclasses.replace(
+        measured, step_s=measured.tpot_s * tokens, tokens_per_step=tokens, drafted_share=share
+    )  # fmt: skip
 
 
 def _scrape(address: Address) -> Scrape | None:
@@ -203,33 +193,17 @@ def _scrape(address: Address) -> Scrape | None:
         return None
 
 
-def median_of(rounds: Sequence[Round]) -> ServerPoint:
-    """The round with the median time per token, and the range of all. A step of a server that drafts is as many tokens
-    as it counts: its stream may send several steps in one event."""
-    ordered = sorted(rounds, key=lambda each: each.measured.tpot_s)
-    chosen, low, high = ordered[len(ordered) // 2], ordered[0].measured.tpot_s, ordered[-1].measured.tpot_s
-    measured = chosen.measured
-    if chosen.tokens_per_step is not None and chosen.drafted_share:
-        tokens = chosen.tokens_per_step
-        measured = dataclasses.replace(measured, step_s=measured.tpot_s * tokens, tokens_per_step=tokens)
-    spread = (high - low) / 2.0 / measured.tpot_s if len(rounds) > 1 else None
-    return ServerPoint(measured=measured, spread=spread, drafted_share=chosen.drafted_share)
+def median_of(rounds: Sequence[Measured]) -> Measured:
+    """The round with the median time per token, and the range of all."""
+    ordered = sorted(rounds, key=lambda each: each.tpot_s)
+    chosen, low, high = ordered[len(ordered) // 2], ordered[0].tpot_s, ordered[-1].tpot_s
+    return dataclasses.replace(chosen, spread=(high - low) / 2.0 / chosen.tpot_s if len(rounds) > 1 else None)
 
 
-def sent(plan: LoadPlan) -> dict[str, Any]:
-    """How a calibration's file describes the loads that were sent."""
-    told = {"requests": plan.num_requests, "tokens": plan.num_tokens, "rounds": plan.rounds, "seed": plan.seed}
-    return {"sent": told}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerPoint:
-    """The median of a load's rounds, and how far they differ."""
-
-    measured: Measured
-    spread: float | None
-    """Half the range of the rounds' times per token, over their median; None: it was sent once."""
-    drafted_share: float = 0.0
+def noise(points: Sequence[Measured]) -> float | None:
+    """The median spread of what was sent more than once; None: nothing was."""
+    spreads = [point.spread for point in points if point.spread is not None]
+    return float(np.median(spreads)) if spreads else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,20 +220,20 @@ class ServerFit:
 
 
 def fit_server(
-    points: Sequence[ServerPoint], *, setup: Setup, tp_size: int, gamma: int, name: str, noise: float = 0.0
+    points: Sequence[Measured], *, setup: Setup, tp_size: int, gamma: int, name: str, noise: float = 0.0
 ) -> ServerFit:
     """Fits the constants of `setup.engine` to the points that do not judge. No error or interval of it is smaller than
     the measurements' own `noise` makes them.
 
     Raises ConfigError for too few points, and for noise in which a fit would tell nothing.
     """
-    check_enough([point.measured.load for point in points])
+    check_enough([point.load for point in points])
     if noise > NOISE_LIMIT:
         raise ConfigError(
             f"the loads' times vary by {noise:.0%} by themselves, too much to fit anything (limit {NOISE_LIMIT:.0%}): "
             "the server or its machine does other work; calibrate again when it is quieter"
         )
-    chosen = [point for point in points if not point.measured.load.is_judge]
+    chosen = [point for point in points if not point.load.is_judge]
     measured = np.log(_measured_steps(chosen, gamma))
 
     def residuals(values: dict[str, float]) -> Array:
@@ -270,7 +244,7 @@ def fit_server(
     engine = _engine(solved.values, setup)
     predicted = predicted_steps(points, setup, engine, tp_size=tp_size, gamma=gamma)
     missed = np.log(predicted) - np.log(_measured_steps(points, gamma))
-    judges = np.array([point.measured.load.is_judge for point in points])
+    judges = np.array([point.load.is_judge for point in points])
     unexplained = float(np.sqrt(np.sum(missed[~judges] ** 2) / max(len(chosen) - len(FREE), 1)))
     intervals = solved.intervals(max(unexplained, noise, 1e-6))
     constants = {name: (value, max(low, 0.0), high) for name, (value, low, high) in intervals.items()}
@@ -296,18 +270,18 @@ def fit_server(
     )
 
 
-def _measured_steps(points: Sequence[ServerPoint], gamma: int) -> list[float]:
+def _measured_steps(points: Sequence[Measured], gamma: int) -> list[float]:
     """Without drafts a step makes one token, and an event of two is two steps that came together."""
-    return [point.measured.step_s if gamma else point.measured.tpot_s for point in points]
+    return [point.step_s if gamma else point.tpot_s for point in points]
 
 
 def predicted_steps(
-    points: Sequence[ServerPoint], setup: Setup, engine: EngineProfile, *, tp_size: int, gamma: int
+    points: Sequence[Measured], setup: Setup, engine: EngineProfile, *, tp_size: int, gamma: int
 ) -> Array:
     """Seconds of each point's step, in which the share that was counted has a draft."""
     setup = dataclasses.replace(setup, engine=engine)
-    batch = np.array([float(point.measured.load.concurrency) for point in points])
-    kv_len = np.array([point.measured.context_len for point in points])
+    batch = np.array([float(point.load.concurrency) for point in points])
+    kv_len = np.array([point.context_len for point in points])
     share, gammas = np.array([point.drafted_share for point in points]), np.full(len(points), gamma)
     steps: Array
     if setup.kind == "ngram" or not gamma:  # each sequence has one or not; else all of a step have
@@ -336,7 +310,7 @@ def _engine(values: dict[str, float], setup: Setup) -> EngineProfile:
     )
 
 
-def save_fit(fit: ServerFit, points: Sequence[ServerPoint], origin: dict[str, Any], path: Path) -> list[Path]:
+def save_fit(fit: ServerFit, points: Sequence[Measured], origin: dict[str, Any], path: Path) -> list[Path]:
     """Writes the profile, and the loads next to it with their origin; returns the files."""
     about = {
         "median_error": {"fitted": fit.fitted_error, "held_out": fit.held_out_error},
@@ -348,24 +322,14 @@ def save_fit(fit: ServerFit, points: Sequence[ServerPoint], origin: dict[str, An
     return [path, save_loads(points, {**origin, **about}, path, fit.errors)]
 
 
-def save_loads(points: Sequence[ServerPoint], about: dict[str, Any], path: Path, errors: Sequence[float] = ()) -> Path:
+def save_loads(points: Sequence[Measured], about: dict[str, Any], path: Path, errors: Sequence[float] = ()) -> Path:
     """Writes the loads next to where the profile is, or would be; without errors where nothing was fitted."""
-    rows = [_row(point) for point in points]
-    for row, error in zip(rows, errors, strict=False):
-        row["error"] = error
+    rows = []
+    for point, error in itertools.zip_longest(points, errors):
+        row = dataclasses.asdict(point)
+        load = row.pop("load")
+        judges = load.pop("is_judge")
+        rows.append({**load, "judges": judges, **row} | ({} if error is None else {"error": error}))
     beside = path.with_suffix(".loads.json")
     write_atomic(beside, msgspec.json.format(msgspec.json.encode({**about, "loads": rows}), indent=2) + b"\n")
     return beside
-
-
-def _row(point: ServerPoint) -> dict[str, Any]:
-    row = dataclasses.asdict(point.measured)
-    load = row.pop("load")
-    judges = load.pop("is_judge")
-    return {**load, "judges": judges, **row, "drafted_share": point.drafted_share, "spread": point.spread}
-
-
-def noise(points: Sequence[ServerPoint]) -> float | None:
-    """The median spread of what was sent more than once; None: nothing was."""
-    spreads = [point.spread for point in points if point.spread is not None]
-    return float(np.median(spreads)) if spreads else None

@@ -3,16 +3,13 @@
 A load is `concurrency` requests sent at once, of one prompt length and one output length. While all of them decode, the
 batch and the lengths are known: that window alone is timed, so neither prefill nor queueing is in it.
 
-Prompts are random token ids: lengths are exact without the model's tokenizer, and no prefix is cached. Answers
-are streamed; an engine that streams sends one event per sequence and step, or several steps' tokens in one where its
-stream lags: tokens are counted by the usage that it is asked to send along. Sent: what the plan says, and a load whose
-window was too short once more, with twice the output; an error stops everything. No redirects, no proxies; answers are
-bounded in size and time.
+Prompts are random token ids: lengths are exact without the model's tokenizer, and no prefix is cached. Answers are
+streamed, an event per sequence and step, or several steps' tokens in one where the stream lags: tokens are counted by
+the usage that is asked for along with them. No redirects, no proxies; answers are bounded in size and time.
 
 Why a driver of our own: GuideLLM (0.8) depends on torch and on another click than ours, AIPerf (0.13) on another pandas
-and rich, and each takes 5 to 15 s to start, for every load. AIPerf's windows fit as well (held out 5.8 % against 6.1 %
-here, results/LOG.md), with times per token that are 11 % longer where it shares the server's cores. Where a server
-drafts it cannot tell a step, for which events without text are needed too.
+and rich, and each takes 5 to 15 s to start, for every load. Where a server drafts they cannot tell a step, which needs
+events without text too (results/LOG.md compares their fits).
 """
 
 from __future__ import annotations
@@ -88,6 +85,12 @@ class LoadPlan:
         return sum(load.concurrency for load in self.order)
 
     @property
+    def about(self) -> dict[str, Any]:
+        """How a calibration's file describes the loads that were sent."""
+        told = {"requests": self.num_requests, "tokens": self.num_tokens, "rounds": self.rounds, "seed": self.seed}
+        return {"sent": told}
+
+    @property
     def order(self) -> list[Load]:
         """The smallest load comes first and last as well: what it differs by is the machine's own."""
         generator = random.Random(self.seed)
@@ -109,49 +112,38 @@ def plan_loads(
     """All pairs of concurrency and prompt length; of a chequerboard over them one colour judges, the other is fitted.
 
     `output_len` is what a sequence decodes while all do; it generates more while the others' prompts are taken in, with
-    drafts up to `gamma` + 1 tokens in a step.
-
-    Without prompt lengths they are `default_prompts`. Raises ConfigError for loads that cannot be sent, and for too few
-    to fit and to judge.
+    drafts up to `gamma` + 1 tokens in a step. Without prompt lengths they are `USUAL_PROMPTS`, or as far apart below
+    what fits. Raises ConfigError for loads that cannot be sent, and for too few to fit and to judge.
     """
-    prompt_lens = prompt_lens or default_prompts(max_len, output_len, max(concurrencies, default=1), gamma)
-    pairs = [
-        (i, c, j, p) for i, c in enumerate(sorted(set(concurrencies))) for j, p in enumerate(sorted(set(prompt_lens)))
-    ]
 
-    for _, concurrency, _, prompt_len in pairs:
-        if not 1 <= concurrency <= MAX_CONCURRENCY:
-            raise ConfigError(f"concurrency must be between 1 and {MAX_CONCURRENCY}, not {concurrency}")
-        longest = output_len + meanwhile(concurrency, prompt_len, gamma)
-        if prompt_len < 1 or prompt_len + longest > max_len:
+    def outputs(concurrency: int, prompt_len: int) -> int:
+        return output_len + (gamma + 1) * (concurrency * prompt_len // PREFILL_TOKENS)
+
+    if not prompt_lens:
+        longest, most = USUAL_PROMPTS[-1], max(concurrencies, default=1)
+        while longest > 8 and longest + outputs(most, longest) > max_len:
+            longest = longest * 3 // 4
+        prompt_lens = tuple(length * longest // USUAL_PROMPTS[-1] for length in USUAL_PROMPTS)
+    loads = tuple(
+        Load(concurrency=c, prompt_len=p, output_len=outputs(c, p), is_judge=(i + j) % 2 == 1)
+        for i, c in enumerate(sorted(set(concurrencies)))
+        for j, p in enumerate(sorted(set(prompt_lens)))
+    )
+    for load in loads:
+        if not 1 <= load.concurrency <= MAX_CONCURRENCY:
+            raise ConfigError(f"concurrency must be between 1 and {MAX_CONCURRENCY}, not {load.concurrency}")
+        if load.prompt_len < 1 or load.prompt_len + load.output_len > max_len:
             raise ConfigError(
-                f"a prompt of {prompt_len} and {longest} output tokens do not fit {max_len} tokens; "
-                f"the longest prompt is {max(max_len - longest, 1)}"
+                f"a prompt of {load.prompt_len} and {load.output_len} output tokens do not fit {max_len} tokens; "
+                f"the longest prompt is {max(max_len - load.output_len, 1)}"
             )
     if output_len < 8 or not 1 <= rounds <= 100:
         raise ConfigError("loads need at least 8 output tokens, and 1 to 100 rounds")
-    loads = tuple(
-        Load(concurrency=c, prompt_len=p, output_len=output_len + meanwhile(c, p, gamma), is_judge=(i + j) % 2 == 1)
-        for i, c, j, p in pairs
-    )
     check_enough(loads)
     plan = LoadPlan(loads=loads, rounds=rounds, seed=seed)
     if plan.num_tokens > MAX_TOKENS:
         raise ConfigError(f"the loads would send {plan.num_tokens} tokens, more than the {MAX_TOKENS} of a calibration")
     return plan
-
-
-def meanwhile(concurrency: int, prompt_len: int, gamma: int) -> int:
-    """Tokens that a sequence generates at most while the others' prompts are taken in."""
-    return (gamma + 1) * (concurrency * prompt_len // PREFILL_TOKENS)
-
-
-def default_prompts(max_len: int, output_len: int, concurrency: int, gamma: int) -> tuple[int, ...]:
-    """USUAL_PROMPTS where they fit, else as far apart below what fits."""
-    longest = USUAL_PROMPTS[-1]
-    while longest > 8 and longest + output_len + meanwhile(concurrency, longest, gamma) > max_len:
-        longest = longest * 3 // 4
-    return tuple(length * longest // USUAL_PROMPTS[-1] for length in USUAL_PROMPTS)
 
 
 def check_enough(loads: Sequence[Load]) -> None:
@@ -164,25 +156,30 @@ def check_enough(loads: Sequence[Load]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One load's window. Seconds by the clock that was given. `step_s` is the time between events."""
+    """A load's window, in seconds by the clock that was given; or the median of its rounds."""
 
     load: Load
     step_s: float
+    """Time between events, or as many tokens' as the server counts in a step where it drafts."""
     tpot_s: float
     tokens_per_step: float
     context_len: float
     """Mean tokens that a sequence held in the window."""
     ttft_s: float
     num_steps: int
+    drafted_share: float = 0.0
+    """Share of steps that verified a draft, by the server's counters."""
+    spread: float | None = None
+    """Half the range of the rounds' times per token, over their median; None: it was sent once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One request's answer, by the clock of its load."""
+    """One request's answer, by the clock of its load. An event holds the tokens of one step, or of several where the
+    stream lags."""
 
     sent_s: float
     events_s: list[float]
-    """The times of its events; each holds the tokens of one step, or of several where the stream lags."""
     num_tokens: int
     tokens: list[int] = field(default_factory=list)
     """Tokens up to each event, as the server counts them; empty: it does not, and they are taken as evenly spread."""
@@ -204,35 +201,15 @@ def drive(
 
     Raises ServerError for the first answer that is an error, ends early or stays silent.
     """
-    answers = asyncio.run(send_all(address, load, model=model, vocab_size=vocab_size, seed=seed, clock=clock))
-    return measure(load, answers)
+    return measure(load, asyncio.run(_send_all(address, load, model, vocab_size, random.Random(seed), clock)))
 
 
-async def send_all(
-    address: Address, load: Load, *, model: str, vocab_size: int, seed: int, clock: Clock
+async def _send_all(
+    address: Address, load: Load, model: str, vocab_size: int, generator: random.Random, clock: Clock
 ) -> list[Answer]:
-    """Sends one load. Raises ServerError."""
     import httpx
 
-    limits = httpx.Limits(max_connections=load.concurrency, max_keepalive_connections=0)
-    async with client(address, timeout_s=SILENCE_S, limits=limits) as session:
-        tasks = [
-            asyncio.create_task(_send(session, address, body, clock=clock))
-            for body in bodies(load, model=model, vocab_size=vocab_size, seed=seed)
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        except httpx.HTTPError as error:
-            raise ServerError(f"{address}: {str(error) or type(error).__name__}; nothing more was sent") from None
-        finally:
-            for task in tasks:
-                task.cancel()
-
-
-def bodies(load: Load, *, model: str, vocab_size: int, seed: int) -> list[dict[str, Any]]:
-    """The bodies to post to /v1/completions, one for each request of the load."""
-    generator = random.Random(seed)
-    return [
+    bodies: list[dict[str, Any]] = [
         {
             "model": model, "prompt": [generator.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(load.prompt_len)],
             "max_tokens": load.output_len, "min_tokens": load.output_len, "ignore_eos": True,
@@ -241,6 +218,16 @@ def bodies(load: Load, *, model: str, vocab_size: int, seed: int) -> list[dict[s
         }
         for _ in range(load.concurrency)
     ]  # fmt: skip
+    limits = httpx.Limits(max_connections=load.concurrency, max_keepalive_connections=0)
+    async with client(address, timeout_s=SILENCE_S, limits=limits) as session:
+        tasks = [asyncio.create_task(_send(session, address, body, clock=clock)) for body in bodies]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except httpx.HTTPError as error:
+            raise ServerError(f"{address}: {str(error) or type(error).__name__}; nothing more was sent") from None
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 async def _send(session: httpx.AsyncClient, address: Address, body: dict[str, Any], *, clock: Clock) -> Answer:

@@ -139,14 +139,14 @@ def test_step_batch_and_lengths_are_those_of_the_server(tool: str, runs: list[li
             path.write_text(aiperf(run))
             found += read_runs(path)
     points = points_of(found)
-    seen = {(p.measured.load.concurrency, p.measured.load.prompt_len): p for p in points}
+    seen = {(p.load.concurrency, p.load.prompt_len): p for p in points}
     for concurrency, prompt in LOADS:
-        measured = seen[concurrency, prompt].measured
+        measured = seen[concurrency, prompt]
         slack = 1e-6 if tool == "aiperf" else 0.08  # GuideLLM has no times of events: some prefill is in them
         assert measured.step_s == pytest.approx(true_step(concurrency, prompt + 100), rel=slack)
         assert measured.context_len == prompt + 100
         assert measured.load.output_len == 200
-    judges = {key for key, point in seen.items() if point.measured.load.is_judge}
+    judges = {key for key, point in seen.items() if point.load.is_judge}
     assert 3 <= len(judges) <= 5
 
 

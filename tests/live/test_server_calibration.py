@@ -13,18 +13,15 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from magicdec.commands.server import ended_by_signals
+from magicdec.commands.calibrate import ended_by_signals
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import drive as drive_module
 from magicdec.live.calibration import (
-    Round,
-    ServerPoint,
     estimated_seconds,
     fit_server,
     median_of,
     save_fit,
     send_plan,
-    sent,
 )
 from magicdec.live.drive import Answer, Load, Measured, WindowTooShort, drive, measure, plan_loads
 from magicdec.live.http import TOKEN_VARIABLE
@@ -34,6 +31,7 @@ from magicdec.perfmodel.step import step_terms
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
+from tests.live.servers import Vllm, random_requests
 
 PLAN = {"concurrencies": (1, 4, 16, 64), "prompt_lens": (512, 4096, 16384), "output_len": 64, "rounds": 3}
 
@@ -52,7 +50,7 @@ def setup_of(gamma: int = 0, draft: SpeculationSpec | None = None) -> Setup:
     )
 
 
-def true_points(gamma: int = 0, share: float = 0.0, *, noise: float, seed: int = 0) -> list[ServerPoint]:
+def true_points(gamma: int = 0, share: float = 0.0, *, noise: float, seed: int = 0) -> list[Measured]:
     """Loads on a made-up engine: other kernels, other fixed costs, and noise."""
     engine = EngineProfile(
         name="truth", gemm_factor=1.3, attention_factor=0.8, forward_overhead_s=4e-3, sequence_overhead_s=50e-6
@@ -69,11 +67,10 @@ def true_points(gamma: int = 0, share: float = 0.0, *, noise: float, seed: int =
         )  # fmt: skip
         step = float(np.sum(binom.pmf(numbers, load.concurrency, share) * true.step_s))
         step *= float(np.exp(noise * rng.standard_normal()))
-        measured = Measured(
+        points.append(Measured(
             load=load, step_s=step, tpot_s=step, tokens_per_step=1.0, context_len=load.prompt_len + 32.0, ttft_s=1.0,
-            num_steps=60,
-        )  # fmt: skip
-        points.append(ServerPoint(measured=measured, spread=noise, drafted_share=share))
+            num_steps=60, spread=noise, drafted_share=share,
+        ))  # fmt: skip
     return points
 
 
@@ -112,11 +109,12 @@ def test_a_server_that_drafts_for_itself_is_fitted_as_such():
     truth = dataclasses.replace(truth, engine=engine)
     points = []
     for point in true_points(noise=0.0):
-        held = point.measured.context_len
-        at = {"batch": float(point.measured.load.concurrency), "kv_len": held, "draft_kv_len": min(held, 512.0)}
+        held = point.context_len
+        at = {"batch": float(point.load.concurrency), "kv_len": held, "draft_kv_len": min(held, 512.0)}
         step = float(step_terms(truth, **at, gamma=np.array(3.0)).step_s)
-        measured = dataclasses.replace(point.measured, step_s=step, tpot_s=step / 2.5, tokens_per_step=2.5)
-        points.append(ServerPoint(measured=measured, spread=0.0, drafted_share=1.0))
+        points.append(
+            dataclasses.replace(point, step_s=step, tpot_s=step / 2.5, tokens_per_step=2.5, drafted_share=1.0)
+        )
     fit = fit_server(points, setup=setup_of(draft=SPARSE), tp_size=1, gamma=3, name="x")
     assert fit.held_out_error < 0.01
     looked_up = fit_server(points, setup=setup_of(3), tp_size=1, gamma=3, name="x")
@@ -139,17 +137,14 @@ def test_intervals_of_constants_hold_the_truth_and_judges_do_not_move_the_fit():
     value, low, high = fit.constants["forward_overhead_s"]
     assert low <= 4e-3 <= high
     assert low < value < high
-    spoilt = [
-        dataclasses.replace(p, measured=dataclasses.replace(p.measured, step_s=9.0)) if p.measured.load.is_judge else p
-        for p in points
-    ]
+    spoilt = [dataclasses.replace(p, step_s=9.0) if p.load.is_judge else p for p in points]
     assert fit_server(spoilt, setup=setup_of(), tp_size=1, gamma=0, name="x").constants == fit.constants
 
 
 def test_the_file_holds_every_load_with_its_error_and_role(tmp_path):
     points = true_points(noise=0.03)
     fit = fit_server(points, setup=setup_of(), tp_size=1, gamma=0, name="x")
-    profile, loads = save_fit(fit, points, sent(plan_loads(**PLAN, max_len=131072)), tmp_path / "server.engine.toml")
+    profile, loads = save_fit(fit, points, plan_loads(**PLAN, max_len=131072).about, tmp_path / "server.engine.toml")
     assert load_engine(profile).gemm_factor == fit.profile.gemm_factor
     assert "90 % interval" in load_engine(profile).sources["gemm_factor"]
     document = json.loads(loads.read_text())
@@ -276,7 +271,7 @@ def test_a_load_that_is_too_short_is_sent_longer_and_else_left_out(engine):
 
     found = sent_by(engine[1], send)
     assert len(found.points) == 8
-    assert all(point.measured.load in SMALL_PLAN.loads for point in found.points)
+    assert all(point.load in SMALL_PLAN.loads for point in found.points)
     assert found.skipped == ["of a load of 4 x 256 too few steps"]
     assert (found.stopped, found.drift, found.noise) == ("", 0.0, 0.0)
     assert seen.count(32) >= 3
@@ -320,14 +315,25 @@ def test_a_window_with_hardly_a_step_is_refused():
 
 
 def test_the_median_of_rounds_is_taken_with_their_range():
-    of = true_points(noise=0.0)[0].measured
-    rounds = [
-        Round(measured=dataclasses.replace(of, step_s=t, tpot_s=t), drafted_share=0.5, tokens_per_step=2.0)
-        for t in (1.0, 3.0, 1.2)
-    ]
-    point = median_of(rounds)
-    assert (point.measured.tpot_s, point.spread, point.drafted_share) == (1.2, pytest.approx(1.0 / 1.2), 0.5)
-    assert point.measured.step_s == 2.4, "a step of two tokens, by the server's counters"
+    of = true_points(noise=0.0)[0]
+    point = median_of([dataclasses.replace(of, tpot_s=t) for t in (1.0, 3.0, 1.2)])
+    assert (point.tpot_s, point.spread) == (1.2, pytest.approx(1.0 / 1.2))
+
+
+def test_a_step_has_the_tokens_that_the_server_counts(serve):
+    """Events of several steps: the server's counters between two scrapes say how long a step of it took."""
+    server = Vllm()
+    requests = [request for seed in range(5) for request in random_requests(seed)]
+    _, address = serve({"/metrics": lambda handler: handler.reply(server.scrape().encode())})
+
+    def send(load, seed):
+        server.serve(requests)
+        return timed(load)
+
+    point = send_plan(address, SMALL_PLAN, send, max_len=4096).points[0]
+    tokens = 1.0 + sum(map(sum, (each.accepted for each in requests))) / sum(len(each.accepted) for each in requests)
+    assert (point.drafted_share, point.tokens_per_step) == (1.0, pytest.approx(tokens))
+    assert point.step_s == pytest.approx(0.1 * tokens)
 
 
 LOAD = Load(concurrency=3, prompt_len=20, output_len=16)
