@@ -1,7 +1,9 @@
 """Where the program begins. From here on an interrupt or a termination ends it without a word, while it loads too."""
 
+import contextlib
 import os
 import signal
+import sys
 
 
 def main() -> None:
@@ -10,7 +12,14 @@ def main() -> None:
             signal.signal(number, lambda got, _: os._exit(128 + got))
     from magicdec.cli import main as program
 
-    program()
+    try:
+        program()
+    except SystemExit as ended:
+        if ended.code not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            raise
+        with contextlib.suppress(OSError, ValueError):  # a reader that is gone
+            sys.stdout.flush()
+        os._exit(int(ended.code))  # an orderly exit unloads torch, which takes seconds on a loaded machine
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from typing import Any, TypeVar
 from magicdec.errors import MagicdecError
 
 GRACE_S = 5.0
+KILLED_S = 1.0
+"""Time in which killed ranks are waited for: on a loaded machine they may take longer to give their memory back."""
 ECHO_S = 1.0
 """Time after one rank's failure in which another's, which may be its cause, is waited for."""
 HEARTBEAT_S = 1.0
@@ -72,8 +74,9 @@ def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_typ
             process.join(max(0.0, deadline_s - time.monotonic()))
         for process in ranks.values():
             process.kill()
+        deadline_s = time.monotonic() + KILLED_S
         for process in ranks.values():
-            process.join()
+            process.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def _start(tp_size: int, work: bytes, ranks: dict[Connection, SpawnProcess]) -> None:

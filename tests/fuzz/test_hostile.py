@@ -182,3 +182,16 @@ def test_a_signal_while_the_program_loads_ends_it_without_a_word(number: signal.
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (128 + number, "", "")
+
+
+def test_an_ended_program_leaves_at_once_with_all_that_it_printed() -> None:
+    """Without what an orderly exit would wait for: on a loaded machine torch alone takes seconds to go."""
+    script = (
+        "import atexit, sys, time, magicdec.__main__, magicdec.cli\n"
+        "def ended():\n    print('measured')\n    sys.exit(143)\n"
+        "atexit.register(time.sleep, 600)\n"
+        "magicdec.cli.main = ended\n"
+        "magicdec.__main__.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "measured\n", "")
