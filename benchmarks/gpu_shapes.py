@@ -10,7 +10,8 @@ import msgspec
 from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.measure.configuration import NOISE, BenchmarkRequest
 from magicdec.naming import describe
-from magicdec.perfmodel.acceptance import AcceptanceProfile, LawError, constant_profile, default_profile
+from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile, default_profile
+from magicdec.perfmodel.acceptance.law import LawError
 from magicdec.specs.device import bytes_per_element
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES

@@ -13,8 +13,8 @@ from gpu_shapes import NARROW_DRAFT, SNAPKV_RATE, STREAMING_RATE
 
 from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
 from magicdec.comparison import Comparison, pair_records
+from magicdec.counts import expected_tokens_per_step
 from magicdec.files import write_atomic
-from magicdec.perfmodel.acceptance import expected_tokens_per_step
 from magicdec.perfmodel.forward import Pass, forward_pass
 from magicdec.perfmodel.kernels.op import Where
 from magicdec.records import Record, read_records

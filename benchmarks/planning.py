@@ -21,7 +21,8 @@ import numpy as np
 
 from magicdec.explore.page import Explorer
 from magicdec.explore.state import Catalog
-from magicdec.perfmodel.acceptance import AcceptanceProfile, Law
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict

@@ -26,7 +26,8 @@ import msgspec
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, Law, LawError, save_profile
+from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, save_profile
+from magicdec.perfmodel.acceptance.law import Law, LawError
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, save_engine
 from magicdec.validate import published_acceptance as depth
 from magicdec.validate.csv_rows import PUBLISHED_DIRECTORY, read_rows

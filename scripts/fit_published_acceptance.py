@@ -28,16 +28,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq, least_squares
 
-from magicdec.perfmodel.acceptance import (
-    PROFILES_DIRECTORY,
-    AcceptanceProfile,
-    Law,
-    LawError,
-    expected_tokens_per_step,
-    save_profile,
-)
-from magicdec.perfmodel.acceptance.law import LARGEST
-from magicdec.perfmodel.acceptance.profile import WINDOWED_CONTEXT_ERROR
+from magicdec.counts import expected_tokens_per_step
+from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, WINDOWED_CONTEXT_ERROR, AcceptanceProfile, save_profile
+from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
 from magicdec.specs.speculation import LOOKUP_METHODS, SELF
 
 TABLE = PROFILES_DIRECTORY / "published.csv"

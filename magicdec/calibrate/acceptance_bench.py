@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
-from magicdec.perfmodel.acceptance import AcceptanceProfile, Measurement, fit_profile
-from magicdec.perfmodel.acceptance.fit import measurements_of
+from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
+from magicdec.perfmodel.acceptance.fit import Measurement, measurements_of
 from magicdec.progress import Stages, Step
 from magicdec.specs.speculation import MODEL_METHODS, SELF, SPARSE_METHODS, DraftMethod, SamplingSpec, SpeculationSpec
 

@@ -98,8 +98,8 @@ class Pass:
     @property
     def tokens(self) -> Array:
         """Tokens in each of the passes that the whole is cut into."""
-        tokens: Array = self.batch * self.query_len / self.num_passes
-        return tokens
+        found: Array = self.batch * self.query_len / self.num_passes
+        return found
 
     def size(self, *parts: Part) -> Array:
         """One rank's share of these dimensions."""
@@ -108,8 +108,7 @@ class Pass:
 
 def share(num_heads: int, tp_size: Any) -> Array:
     """A rank's share of some heads; at least one, so replicated where there are more ranks than heads."""
-    heads: Array = np.maximum(np.ceil(num_heads / np.asarray(tp_size, dtype=np.float64)), 1.0)
-    return heads
+    return np.maximum(np.ceil(num_heads / np.asarray(tp_size, dtype=np.float64)), 1.0)
 
 
 def size(parts: Iterable[Part], tp_size: Any) -> Array:

@@ -46,8 +46,7 @@ class Memory:
     @property
     def total_bytes(self) -> Array:
         parts = (self.weights_bytes, self.kv_bytes, self.draft_weights_bytes, self.draft_kv_bytes, self.workspace_bytes)
-        total: Array = sum(parts, np.asarray(0.0))
-        return total
+        return sum(parts, np.asarray(0.0))
 
     @property
     def fits(self) -> Any:
@@ -77,8 +76,8 @@ def weights_bytes(model: ModelSpec, precision: Precision, tp_size: Any, spread: 
     layers = narrow + others / tp * wide + model.expert_parameters * expert_share(model, tp, spread) * experts
     has_both = not model.tie_word_embeddings and spread.pp == 1
     rows = tables / tp * (wide + (head if has_both else 0.0))
-    held_bytes: Array = layers * (spread.stage_share(model.num_hidden_layers) if spread.pp > 1 else 1.0) + rows
-    return held_bytes
+    found: Array = layers * (spread.stage_share(model.num_hidden_layers) if spread.pp > 1 else 1.0) + rows
+    return found
 
 
 def expert_share(model: ModelSpec, tp_size: Any, spread: Parallelism) -> Any:
@@ -91,8 +90,7 @@ def expert_share(model: ModelSpec, tp_size: Any, spread: Parallelism) -> Any:
 def exchange_bytes(model: ModelSpec, *, tokens: Any) -> Array:
     """The buffers in which a rank's `tokens` are sent to all experts and received from all ranks, two of each, as
     DeepEP's low-latency kernels have them, in 16 bits."""
-    size: Array = 4.0 * model.most_experts * np.asarray(tokens, dtype=np.float64) * model.hidden_size * 2.0
-    return size
+    return 4.0 * model.most_experts * np.asarray(tokens, dtype=np.float64) * model.hidden_size * 2.0
 
 
 def kv_bytes(
@@ -152,16 +150,15 @@ def workspace_bytes(
     width = model.widest_feed_forward
     element = precision.activation_bytes
     activations = engine.prefill_tokens * (4.0 * model.hidden_size + 3.0 * width / tp) * element
-    needed: Array = engine.workspace_bytes + activations + choosing
-    return needed
+    found: Array = engine.workspace_bytes + activations + choosing
+    return found
 
 
 def attention_scores_bytes(model: ModelSpec, *, batch: Any, length: Any, gamma: Any, tp_size: Any) -> Array:
     """The fp32 attention of each verified token, by layer and KV head, which top-k chooses by."""
     heads = sum(count * share(each.num_heads, tp_size) for each, count in model.caches if each.is_sparsifiable)
     tokens = np.asarray(batch, dtype=np.float64) * (np.asarray(gamma, dtype=np.float64) + 1.0)
-    scores: Array = heads * tokens * np.asarray(length, dtype=np.float64) * FP32_BYTES
-    return scores
+    return heads * tokens * np.asarray(length, dtype=np.float64) * FP32_BYTES
 
 
 def memory_need(

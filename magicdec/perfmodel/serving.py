@@ -63,49 +63,44 @@ class Cycle:
     @property
     def _spread_s(self) -> Array:
         """The others' prefills that fall evenly over the time."""
-        spread: Array = (self.active - 1.0) * self.between_share * self.prompt_s
-        return spread
+        return (self.active - 1.0) * self.between_share * self.prompt_s
 
     @cached_property
     def _rest_s(self) -> Array:
         """The request's own part of its time: D · t + F in the equations above."""
         first = self.prompt_s * (self.groups + (self.active - 1.0) * (1.0 - self.between_share)) + 1.5 * self.step_s
-        rest: Array = self.gaps * self.token_s + first
-        return rest
+        found: Array = self.gaps * self.token_s + first
+        return found
 
     @cached_property
     def in_slot_s(self) -> Array:
-        seconds: Array = self._rest_s + self._spread_s
-        return seconds
+        return self._rest_s + self._spread_s
 
     @cached_property
     def tpot_s(self) -> Array:
         share = np.where(np.asarray(self.gaps) > 0, self._spread_s / self._rest_s, 0.0)
-        tpot: Array = self.token_s * (1.0 + share)
-        return tpot
+        return self.token_s * (1.0 + share)
 
     @property
     def request_s(self) -> Array:
         """From being sent to the last token."""
-        seconds: Array = self.in_slot_s * self.rounds
-        return seconds
+        found: Array = self.in_slot_s * self.rounds
+        return found
 
     @property
     def ttft_s(self) -> Array:
         """From being sent to the first token."""
-        first: Array = self.request_s - self.gaps * self.tpot_s
-        return first
+        found: Array = self.request_s - self.gaps * self.tpot_s
+        return found
 
     @property
     def requests_per_s(self) -> Array:
-        rate: Array = self.active / self.in_slot_s
-        return rate
+        return self.active / self.in_slot_s
 
     @property
     def prefill_share(self) -> Array:
         """The prompts' share of the time in the slot."""
-        share: Array = self.active * self.prompt_s / self.in_slot_s
-        return share
+        return self.active * self.prompt_s / self.in_slot_s
 
 
 def largest_active(setup: Setup, *, prompt_len: Any, output_len: Any, tp_size: Any, budget: Any, gamma: Any) -> Array:
@@ -121,8 +116,7 @@ def largest_active(setup: Setup, *, prompt_len: Any, output_len: Any, tp_size: A
         ).total_bytes
 
     capacity = memory.capacity_bytes(setup.hardware, setup.engine)
-    batch: Array = np.maximum(groups * memory.largest_batch(need(0.0), need(1.0), capacity), 1.0)
-    return batch
+    return np.maximum(groups * memory.largest_batch(need(0.0), need(1.0), capacity), 1.0)
 
 
 def pass_seconds(setup: Setup, *, tokens: Any, tp_size: Any, logit_rows: Any = 1.0) -> Array:
@@ -137,8 +131,7 @@ def pass_seconds(setup: Setup, *, tokens: Any, tp_size: Any, logit_rows: Any = 1
         logit_rows=logit_rows, spread=setup.spread,
     )  # fmt: skip
     time = forward_pass(setup.model, one).by(engine.prefill_factor)
-    seconds: Array = time.total_s - time.group_seconds()["attention"]
-    return seconds
+    return time.total_s - time.group_seconds()["attention"]
 
 
 def prompt_time(setup: Setup, *, prompt_len: Any, tp_size: Any) -> ForwardTime:
@@ -208,8 +201,7 @@ class WholeRequests:
         speedup. At the ends of its interval it gives theirs: an error of the prefill moves both times alike."""
         prefills_s = self.drafted.active * self.drafted.prompt_s
         decoding_s = (self.drafted.in_slot_s - prefills_s) * self.prediction.speedup / decoding
-        speedup: Array = self.alone.in_slot_s / (prefills_s + decoding_s)
-        return speedup
+        return self.alone.in_slot_s / (prefills_s + decoding_s)
 
     def speedup_bounds(self, decoding: Interval) -> tuple[Array, Array]:
         """The 90 % interval, of decoding's: no narrower than what the engine's constants leave, since prompts share
@@ -221,8 +213,8 @@ class WholeRequests:
     @cached_property
     def output_tokens_per_s(self) -> Array:
         """Output tokens per second of one replica."""
-        rate: Array = self.drafted.active * self.output_len / self.drafted.in_slot_s
-        return rate
+        found: Array = self.drafted.active * self.output_len / self.drafted.in_slot_s
+        return found
 
 
 def whole_requests(
@@ -238,8 +230,7 @@ def whole_requests(
             return prefill_seconds(setup, prompt_len=points.context, **at)
         lengths, shares = np.asarray(prompts, dtype=np.float64).T
         lengths = lengths.reshape(-1, *[1] * len(points.shape))
-        mean: Array = np.tensordot(shares / shares.sum(), prefill_seconds(setup, prompt_len=lengths, **at), axes=1)
-        return mean
+        return np.tensordot(shares / shares.sum(), prefill_seconds(setup, prompt_len=lengths, **at), axes=1)
 
     common: dict[str, Any] = {
         "active": points.batch, "gaps": np.maximum(output_len - 1.0, 0.0), "between_share": setup.engine.prefill_share,

@@ -76,33 +76,30 @@ class Prediction:
     @cached_property
     def tpot_s(self) -> Array:
         """Seconds per emitted token of one sequence."""
-        tpot: Array = self.step_s / self.expected_tokens_per_step
-        return tpot
+        return self.step_s / self.expected_tokens_per_step
 
     @cached_property
     def tokens_per_s(self) -> Array:
         """Tokens per second of the whole batch, in steady state."""
-        rate: Array = self.points.batch / self.tpot_s
-        return rate
+        found: Array = self.points.batch / self.tpot_s
+        return found
 
     @cached_property
     def speedup(self) -> Array:
         """Over autoregressive decoding at the same batch, in steady state."""
-        ratio: Array = self.autoregressive_step_s / self.tpot_s
-        return ratio
+        return self.autoregressive_step_s / self.tpot_s
 
     @property
     def num_gpus(self) -> Array:
         """Devices of one replica."""
-        gpus: Array = self.points.tp * self.setup.spread.groups
-        return gpus
+        found: Array = self.points.tp * self.setup.spread.groups
+        return found
 
     @property
     def valid(self) -> BoolArray:
         """False where a sparse draft's budget is not below the context."""
         is_sparse = self.setup.speculation.draft_method in SPARSE_METHODS
-        below: BoolArray = np.asarray(not is_sparse or self.points.budget < self.points.context)
-        return below
+        return np.asarray(not is_sparse or self.points.budget < self.points.context)
 
     @cached_property
     def ttft_s(self) -> Array:
@@ -124,8 +121,7 @@ class Prediction:
         infinite where a step saves nothing."""
         extra = self.points.batch * self.draft_prefill_s / self.setup.spread.groups
         saved = self.autoregressive_step_s - self.tpot_s
-        paid: Array = np.where(saved > 0, np.ceil(extra / np.where(saved > 0, saved, 1.0)), np.inf)
-        return paid
+        return np.where(saved > 0, np.ceil(extra / np.where(saved > 0, saved, 1.0)), np.inf)
 
     def full(self, values: Any) -> Any:
         """`values` at every point."""

@@ -51,8 +51,7 @@ class StepTerms:
     def step_s(self) -> Array:
         """The whole speculative step."""
         once = self.verify.total_s + self.accept.total_s + self.upkeep.total_s
-        step: Array = np.where(self.gamma > 0, self.gamma * self.draft.total_s + once, self.autoregressive.total_s)
-        return step
+        return np.where(self.gamma > 0, self.gamma * self.draft.total_s + once, self.autoregressive.total_s)
 
     def step_seconds(self, by: Literal["group", "bound"]) -> dict[str, Array]:
         """The step's seconds by kind of term, or by what binds."""
@@ -130,8 +129,7 @@ class _Step:
     @property
     def verified(self) -> Array:
         """Tokens that are verified."""
-        tokens: Array = self.batch * (self.gamma + 1.0)
-        return tokens
+        return self.batch * (self.gamma + 1.0)
 
     def autoregressive(self) -> ForwardTime:
         """The target's pass over one token of each sequence, and the choice of the next."""
@@ -456,8 +454,7 @@ TENSORS_SENT = 2.0
 
 def head_s(time: ForwardTime) -> Array:
     """Seconds of a pass that only the last stage works."""
-    seconds: Array = sum((op.time_s for op in time.ops if op.name == "lm_head"), np.asarray(0.0))
-    return seconds
+    return sum((op.time_s for op in time.ops if op.name == "lm_head"), np.asarray(0.0))
 
 
 def send_op(setup: Setup, *, tokens: Any, tp_size: Any) -> Op:

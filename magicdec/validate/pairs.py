@@ -26,9 +26,9 @@ import msgspec
 import numpy as np
 
 from magicdec.comparison import ErrorSummary
-from magicdec.counts import Z_90, Array, constant_rate
+from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
-from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile, expected_tokens_per_step
+from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile
 from magicdec.perfmodel.acceptance.law import sequence_rates
 from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.kernels.profile import load_hardware

@@ -21,7 +21,7 @@ import numpy as np
 from magicdec.comparison import ErrorSummary
 from magicdec.counts import Array, expected_tokens_per_step, survival
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import Law
+from magicdec.perfmodel.acceptance.law import Law
 from magicdec.validate.csv_rows import Size, published, read_lines, read_rows
 
 DEFAULT_TABLES = ("acceptance_snapkv.csv", "acceptance_llama31_8b_streamingllm512_pg19.csv")

@@ -23,9 +23,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from magicdec.counts import Array
+from magicdec.counts import Array, expected_tokens_per_step
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import expected_tokens_per_step
 from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.serving import serving_time

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicdec.counts import Z_90
+from magicdec.counts import Z_90, expected_tokens_per_step, survival
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import acceptance
-from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, LawError, expected_tokens_per_step, fit_profile
-from magicdec.perfmodel.acceptance.fit import measured_rates, measurements_from_rows
+from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
+from magicdec.perfmodel.acceptance.fit import Measurement, measured_rates, measurements_from_rows
+from magicdec.perfmodel.acceptance.law import Law, LawError
 from tests.pace import slowness
 
 FOUR_SIGMA_FALSE_ALARM = 6.4e-5
@@ -74,7 +75,7 @@ def test_without_drift_the_law_is_a_mixture_over_sequences() -> None:
     rng = np.random.default_rng(3)
     rate = rng.beta(alpha * concentration, (1 - alpha) * concentration, blocks)
     alive = np.cumprod(rng.random((blocks, gamma)) < rate[:, None], axis=1).mean(axis=0)
-    predicted = acceptance.survival(Law(rejection=1 - alpha, concentration=concentration).rates_after(alpha, gamma))
+    predicted = survival(Law(rejection=1 - alpha, concentration=concentration).rates_after(alpha, gamma))
     assert np.all(np.abs(alive - predicted) < 4 * np.sqrt(predicted * (1 - predicted) / blocks))
 
 
@@ -218,7 +219,7 @@ def test_the_error_on_budgets_left_out_shows_a_law_that_does_not_hold() -> None:
 
 def test_structs_and_mappings_are_the_same_measurements() -> None:
     rows = sampled_counts(Law(rejection=0.2), blocks=50, gamma=2, seed=5)
-    assert acceptance.fit_profile(rows) == acceptance.fit_profile([acceptance.Measurement(**row) for row in rows])
+    assert acceptance.fit_profile(rows) == acceptance.fit_profile([Measurement(**row) for row in rows])
 
 
 @pytest.mark.parametrize(

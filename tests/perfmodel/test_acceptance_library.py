@@ -7,8 +7,9 @@ import csv
 import msgspec
 import pytest
 
+from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, default_profile, expected_tokens_per_step
+from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, default_profile
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 
 with (PROFILES_DIRECTORY / "published.csv").open(encoding="utf-8", newline="") as file:

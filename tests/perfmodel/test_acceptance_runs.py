@@ -8,10 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from magicdec.counts import expected_tokens_per_step
 from magicdec.live.advice import Serving, Situation, advise
 from magicdec.live.observation import parse_draft
-from magicdec.perfmodel.acceptance import Law, Measurement, expected_tokens_per_step, fit_profile
-from magicdec.perfmodel.acceptance.law import fit_runs
+from magicdec.perfmodel.acceptance import fit_profile
+from magicdec.perfmodel.acceptance.fit import Measurement
+from magicdec.perfmodel.acceptance.law import Law, fit_runs
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import predict
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, constant_profile
+from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
+from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict

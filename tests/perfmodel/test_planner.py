@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.perfmodel.acceptance import AcceptanceProfile, Law, constant_profile
+from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
+from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.intervals import tokens_error
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.planner import PlanRequest, plan

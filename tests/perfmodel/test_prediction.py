@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import Law, constant_profile, default_profile
+from magicdec.perfmodel.acceptance import constant_profile, default_profile
+from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.intervals import interval, relative_errors, untimed
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.perfmodel.memory import memory_need

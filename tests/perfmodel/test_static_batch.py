@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import AcceptanceProfile, Law
-from magicdec.perfmodel.acceptance.law import static_batch_efficiency
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance.law import Law, static_batch_efficiency
 
 
 def profile_with(spread: float, rate: float = 0.8) -> AcceptanceProfile:

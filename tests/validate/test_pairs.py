@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from magicdec.commands.validate import app
+from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import expected_tokens_per_step
 from magicdec.perfmodel.step import step_terms
 from magicdec.validate.csv_rows import published
 from magicdec.validate.pairs import REQUEST_SPREAD, median_request, predict_pairs, read_pairs, validate_pairs

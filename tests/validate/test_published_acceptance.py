@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from magicdec.counts import survival
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import Law, survival
+from magicdec.perfmodel.acceptance.law import Law
 from magicdec.validate.published_acceptance import Observation, fit_and_predict, split_rows, validate_acceptance
 
 HEADER = "model,dataset,draft_method,context_len,draft_budget_tokens,gamma,accepted_over_drafted,tokens_per_step\n"

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -33,6 +33,7 @@ FREE = {
     "drift_depth": Free(prior=2.0, spread=0.5, limits=(0.3, 20.0)),
     "floor": Free(prior=0.1, spread=1.5, limits=(1e-4, 0.9)),
 }
+MEAN_ABSOLUTE_NORMAL = math.sqrt(2.0 / math.pi)
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,14 +59,6 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"accepted must be between 0 and trials, not {self.accepted} of {self.trials}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LawFit:
-    law: Law
-    error: LawError
-    spread: float
-    rms: float
-
-
 class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Counted rates of one (budget, context) by position, as they are before any law."""
 
@@ -75,15 +68,6 @@ class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stderr: list[float]
     """Standard errors, clustered by sequence where the counts name it; ± 1.645 of them is a 90 % interval."""
     trials: list[float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldOut:
-    """How far the law misses rates of budgets that it was not fitted on (mean absolute, weighted by trials, positions
-    apart and contexts together), and how far it would on average if it were right, from the rates' standard errors."""
-
-    error: float
-    noise: float
 
 
 def measurements_from_rows(rows: Iterable[Measurement | Mapping[str, Any]]) -> list[Measurement]:
@@ -100,6 +84,15 @@ def measurements_from_rows(rows: Iterable[Measurement | Mapping[str, Any]]) -> l
     return kept
 
 
+def _grouped(rows: Iterable[Measurement], *names: str) -> dict[Any, list[Measurement]]:
+    """Rows by what these fields hold, in order."""
+    key = attrgetter(*names)
+    found: dict[Any, list[Measurement]] = {}
+    for row in sorted(rows, key=key):
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Cells:
     """Counts by (budget, context, position), with the reference point about which the law is centred."""
@@ -112,48 +105,32 @@ class _Cells:
     reference_budget: float
     reference_context: float
 
-    @property
-    def gamma(self) -> int:
-        return int(self.position.max())
-
 
 def _cells(rows: Sequence[Measurement]) -> _Cells:
-    counts: dict[tuple[float, float, int], list[float]] = {}
-    for row in rows:
-        cell = counts.setdefault((row.budget, row.context, row.position), [0.0, 0.0])
-        cell[0] += row.trials
-        cell[1] += row.accepted
-    keys = np.array(sorted(counts), dtype=np.float64)
-    values = np.array([counts[key] for key in sorted(counts)])
-    sparse = keys[:, 0] < keys[:, 1]
-    weights = values[:, 0] * np.where(sparse, 1.0, 1e-6)
-    return _Cells(
-        budget=keys[:, 0],
-        context=keys[:, 1],
-        position=keys[:, 2].astype(np.int64),
-        trials=values[:, 0],
-        accepted=values[:, 1],
-        reference_budget=float(np.exp(np.average(np.log(keys[:, 0]), weights=weights))),
-        reference_context=float(np.exp(np.average(np.log(keys[:, 1]), weights=weights))),
+    groups = _grouped(rows, "budget", "context", "position")
+    budget, context, position = np.array(list(groups), dtype=np.float64).T
+    trials, accepted = (
+        np.array([sum(getattr(row, name) for row in cell) for cell in groups.values()], dtype=np.float64)
+        for name in ("trials", "accepted")
     )
+    weights = trials * np.where(budget < context, 1.0, 1e-6)
+    centers = (float(np.exp(np.average(np.log(each), weights=weights))) for each in (budget, context))
+    return _Cells(
+        budget=budget, context=context, position=position.astype(np.int64), trials=trials, accepted=accepted,
+        reference_budget=next(centers), reference_context=next(centers),
+    )  # fmt: skip
 
 
 def _law_of(values: Mapping[str, float], cells: _Cells) -> Law:
     """The law whose `rejection` is that at the cells' reference point."""
     left_out = max(1.0 - cells.reference_budget / cells.reference_context, 1e-3)
-    return Law(
-        **{
-            "floor": 0.0,
-            **values,
-            "rejection": min(values["rejection"] * left_out ** -values["fill_exponent"], 1e3),
-            "reference_budget": cells.reference_budget,
-            "reference_context": cells.reference_context,
-        }
-    )
+    rejection = min(values["rejection"] * left_out ** -values["fill_exponent"], 1e3)
+    reference = {name: getattr(cells, name) for name in ("reference_budget", "reference_context")}
+    return Law(**{"floor": 0.0, **values, "rejection": rejection, **reference})
 
 
 def _predicted(law: Law, cells: _Cells) -> Array:
-    rates = law.conditional_rates(budget=cells.budget, context=cells.context, gamma_max=cells.gamma)
+    rates = law.conditional_rates(budget=cells.budget, context=cells.context, gamma_max=int(cells.position.max()))
     chosen: Array = np.take_along_axis(rates, cells.position[:, None] - 1, axis=1)[:, 0]
     return np.clip(chosen, 1e-9, 1.0 - 1e-9)
 
@@ -165,18 +142,14 @@ def _deviance_residuals(predicted: Array, trials: Array, accepted: Array) -> Arr
         hit = np.where(accepted > 0, accepted * np.log(observed / predicted), 0.0)
         missed = trials - accepted
         miss = np.where(missed > 0, missed * np.log((1.0 - observed) / (1.0 - predicted)), 0.0)
-    residuals: Array = np.sign(observed - predicted) * np.sqrt(np.maximum(2.0 * (hit + miss), 0.0))
-    return residuals
+    return np.sign(observed - predicted) * np.sqrt(np.maximum(2.0 * (hit + miss), 0.0))
 
 
 def fit_law(
-    rows: Sequence[Measurement],
-    *,
-    is_self: bool = True,
-    spread: float | None = None,
-    cluster_factor: float | None = None,
-) -> LawFit:
-    """The law of one method's counts, with errors. `cluster_factor` is the variance inflation when it is known."""
+    rows: Sequence[Measurement], *, is_self: bool, spread: float | None = None, cluster_factor: float | None = None
+) -> tuple[Law, LawError, float, float]:
+    """The law of one method's counts, its errors, the spread between sequences, and the rates' root mean square misfit.
+    `cluster_factor` is the variance inflation when it is known."""
     cells = _cells(rows)
     free = {name: each for name, each in FREE.items() if name != "floor" or not is_self}
     solution = _fitted(cells, free, inflation=1.0)
@@ -190,7 +163,7 @@ def fit_law(
     clustering = max(clustering if cluster_factor is None else cluster_factor, 1.0)
     error = _errors(solution, cells, math.sqrt(max(clustering / max(inflation, 1.0), 1.0)))
     misfit = float(np.average((cells.accepted / cells.trials - predicted) ** 2, weights=cells.trials))
-    return LawFit(law=law, error=error, spread=between if spread is None else spread, rms=math.sqrt(misfit))
+    return law, error, between if spread is None else spread, math.sqrt(misfit)
 
 
 def _fitted(cells: _Cells, free: Mapping[str, Free], *, inflation: float) -> Solution:
@@ -238,7 +211,7 @@ def _between_sequences(rows: Sequence[Measurement], law: Law) -> tuple[float, fl
 
 def _errors(solution: Solution, cells: _Cells, factor: float) -> LawError:
     """Standard errors in the form of LawError, by the delta method about the reference point."""
-    deepest = max(cells.gamma, 2)
+    deepest = max(int(cells.position.max()), 2)
 
     def log_hazard(values: dict[str, float], position: int) -> float:
         rates = _law_of(values, cells).conditional_rates(
@@ -275,11 +248,8 @@ def measurements_of(
 def measured_rates(rows: Sequence[Measurement]) -> list[MeasuredRates]:
     """The counts as rates with standard errors, by budget and context."""
     tables = []
-    for budget, context in sorted({(row.budget, row.context) for row in rows}):
-        cell = [row for row in rows if (row.budget, row.context) == (budget, context)]
-        by_position = [
-            _rate([row for row in cell if row.position == position]) for position in sorted({r.position for r in cell})
-        ]
+    for (budget, context), cell in _grouped(rows, "budget", "context").items():
+        by_position = map(_rate, _grouped(cell, "position").values())
         rates, stderr, trials = (list(values) for values in zip(*by_position, strict=True))
         tables.append(MeasuredRates(budget=budget, context=context, rates=rates, stderr=stderr, trials=trials))
     return tables
@@ -295,28 +265,20 @@ def _rate(rows: Sequence[Measurement]) -> tuple[float, float, float]:
     return *rate_and_error(accepted, tried), float(tried.sum())
 
 
-MEAN_ABSOLUTE_NORMAL = math.sqrt(2.0 / math.pi)
-
-
-def held_out(rows: Sequence[Measurement], *, is_self: bool = True) -> HeldOut | None:
-    """Leaves out each budget between the smallest and the largest, and predicts it from the others.
-
-    None with fewer than three budgets: there is nothing to interpolate.
-    """
-    budgets = sorted({row.budget for row in rows})
-    errors, noises, weights = [], [], []
-    for budget in budgets[1:-1]:
-        law = fit_law([row for row in rows if row.budget != budget], is_self=is_self).law
-        left_out = [row for row in rows if row.budget == budget]
-        for position in sorted({row.position for row in left_out}):
-            chosen = [row for row in left_out if row.position == position]
+def held_out(rows: Sequence[Measurement], *, is_self: bool) -> tuple[float, float] | None:
+    """How far the law misses rates of budgets that it was not fitted on, each between the smallest and the largest left
+    out in turn (mean absolute, weighted by trials, positions apart and contexts together); and how far it would on
+    average if it were right, from the rates' standard errors. None with fewer than three budgets."""
+    misses = []
+    for budget in sorted({row.budget for row in rows})[1:-1]:
+        law = fit_law([row for row in rows if row.budget != budget], is_self=is_self)[0]
+        for position, chosen in _grouped((row for row in rows if row.budget == budget), "position").items():
             rate, stderr, trials = _rate(chosen)
             contexts = np.array([row.context for row in chosen])
             rates = law.conditional_rates(budget=budget, context=contexts, gamma_max=position)[:, -1]
             predicted = float(np.average(rates, weights=[row.trials for row in chosen]))
-            errors.append(abs(rate - predicted))
-            noises.append(MEAN_ABSOLUTE_NORMAL * stderr)
-            weights.append(trials)
-    if not errors:
+            misses.append((abs(rate - predicted), MEAN_ABSOLUTE_NORMAL * stderr, trials))
+    if not misses:
         return None
-    return HeldOut(error=float(np.average(errors, weights=weights)), noise=float(np.average(noises, weights=weights)))
+    errors, noises, weights = zip(*misses, strict=True)
+    return float(np.average(errors, weights=weights)), float(np.average(noises, weights=weights))

@@ -1,53 +1,30 @@
-"""How many drafted tokens are accepted: by position in the block, by draft budget, by context.
+"""How many drafted tokens are accepted: by position in the block, by draft budget, by context (docs/model.md).
 
     1 − α(b, S) = floor + (1 − floor) · grown[ A · (b/b₀)^−c · (1 − b/S)^d, (S/S₀)^e ]     position 1
     rate_i      = [ (α·k + i − 1) / (k + i − 1) ] ^ D_i ,  D_i = 1 + G·(1 − exp(−(i − 1)/τ))   position i
+    grown[r, g] = r·g · [ (1 + r⁸) / (1 + (r·g)⁸) ]^⅛      the product up to near 1, which it nears but does not reach
 
-grown[r, g] = r·g · [ (1 + r⁸) / (1 + (r·g)⁸) ]^⅛: the product up to near 1, which it nears but does not reach; a head
-far beyond what it was trained on still hits a tenth of its first tokens (1.09 tokens per step at 16k to 20k).
+b = draft budget (KV slots read per draft step), S = context, k = `concentration` (α is a Beta variable of αk and
+(1 − α)k over sequences; ∞: all alike), G = `drift`, τ = `drift_depth` (the draft drifts over its own tokens).
+With b ≥ S only the floor is left. Contexts below `flat_below` count as that long. Rates given by position are the law
+where there are some: the last one for all further positions, and for another α each to the power log α / log(given_1).
 
-b = draft budget (KV slots read per draft step), S = context, k = `concentration`, G = `drift`, τ = `drift_depth`.
-
-Two effects pull apart. The base is the beta-geometric law: α differs between sequences and passages as a Beta
-distribution of parameters α·k and (1 − α)·k, so that those which survive are easier, and the rate rises with i (k =
-∞: all alike). The exponent is the draft's drift away from the target over its own tokens: it multiplies −log(rate),
-so that a draft that never errs does not drift, and levels off at 1 + G after about τ positions, because published
-rates fall over the first few positions and then no further. With b ≥ S the draft sees all that the target sees: only
-the floor (another model, other weights) is left. Contexts below `flat_below` count as that long: a head loses
-acceptance only beyond about the length that it was trained at.
-
-Where rates by position are given instead, they are the law: rate_i = given_i, the last one for all further positions,
-and for another rate at position 1 (another budget, context) each to the power log(that rate) / log(given_1).
-
-Ignored: the content of the block, and that the rates after a rejection differ from those after a full block.
-
-Tokens per step at another gamma than the one that rates were counted at: runs of text that the draft knows.
-
-Where text is easy it stays easy for a while. A run has L tokens that the draft gets right, and one that it misses; it
-is gone through in steps of gamma + 1 tokens, each of which begins where the last one ended, so that a larger gamma
-takes fewer steps for the easy part and the same for the misses:
+Tokens per step at another gamma than the one that rates were counted at: runs of L tokens that the draft gets right and
+one that it misses, gone through in steps of γ + 1 tokens.
 
     R_j = P(L ≥ j) = Π_{i ≤ j} (a·k + i − 1) / (k + i − 1)      beta-geometric: runs differ in how easy they are
     E(γ) = Σ_j R_j / Σ_m R_{m(γ+1)}                             tokens of a run over its steps
     S_i(γ) = Σ_m R_{m(γ+1)+i} / Σ_m R_{m(γ+1)}                  share of steps that accept at least i drafts
 
-With k = ∞ all tokens are alike and these are α^i. The law by position takes the rates of a step's positions as given
-whatever gamma is: too few tokens below the gamma that was measured, too many above it.
-
 At another budget or context logit(a) moves by as much as the law's logit of the first position's rate; k stays.
 
-Ignored: drafts that get worse over their own tokens. Rates that fall with the position show that, and are no runs.
+What a static batch loses while its last sequences finish: n_j steps take sequence j through gen_len tokens; its rate is
+drawn from a Beta distribution of mean α and standard deviation `spread`, and the tokens of t steps are taken as normal.
 
-What a static batch loses while its last sequences finish: the drain.
+    efficiency = (gen_len / E[max_j n_j]) / expected_tokens_per_step      P(n_j ≤ t) = Φ((t·μ − gen_len + ½)/√(t·v))
 
-    efficiency = (gen_len / E[max_j n_j]) / expected_tokens_per_step
-
-n_j = speculative steps that sequence j takes for gen_len tokens. Its own rate p_j comes from a Beta distribution with
-mean α and standard deviation `spread`; given p_j, the tokens of a step are independent, and their sum over t steps is
-taken as normal, so P(n_j ≤ t) = Φ((t·μ − gen_len + ½)/√(t·v)), μ and v being the mean and variance of the tokens per
-step. A batch is done when its slowest sequence is; autoregressive sequences all take gen_len steps and lose nothing.
-Assumed: a step takes as long with idle slots as without. Ignored: correlation between the steps of a sequence beyond
-p_j.
+Ignored: the content of the block, that rates after a rejection differ from those after a full block, drafts that get
+worse over their own tokens in runs, correlation between the steps of a sequence beyond its rate.
 """
 
 from __future__ import annotations
@@ -120,8 +97,7 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     def first_rate(self, *, budget: Any, context: Any) -> Array:
         """α: P(first drafted token accepted), of shape broadcast(budget, context)."""
         rejected, growth = self.rejected(budget=budget, context=context)
-        rate: Array = (1.0 - self.floor) * (1.0 - _grown(np.minimum(rejected, 1.0), growth))
-        return rate
+        return (1.0 - self.floor) * (1.0 - _grown(np.minimum(rejected, 1.0), growth))
 
     def rejected(self, *, budget: Any, context: Any) -> tuple[Array, Array]:
         """r and g of the equations above."""
@@ -144,16 +120,15 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         if self.concentration is not None:
             alpha = (alpha * self.concentration + before) / (self.concentration + before)
         exponent = 1.0 + self.drift * -np.expm1(-before / self.drift_depth)
-        rates: Array = alpha**exponent
-        return rates
+        return alpha**exponent
 
     def _given_rates(self, alpha: Array, gamma_max: int) -> Array:
         last = len(self.by_position) - 1
         given = np.array([self.by_position[min(position, last)] for position in range(gamma_max)])
         first = np.clip(given[:1], 1e-12, 1.0 - 1e-12)
         power = np.log(np.clip(alpha, 1e-12, 1.0 - 1e-12)) / np.log(first)
-        rates: Array = given**power
-        return rates
+        found: Array = given**power
+        return found
 
 
 class LawError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -179,15 +154,13 @@ class LawError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         by_context = self.context_exponent * np.log(np.maximum(context, law.flat_below) / law.reference_context)
         variance = np.asarray(self.log_rejection**2 + by_budget**2 + by_context**2)[..., None]
         by_depth = self.depth * np.log(np.arange(1, gamma_max + 1, dtype=np.float64))
-        deviation: Array = np.sqrt(variance + by_depth**2)
-        return deviation
+        return np.sqrt(variance + by_depth**2)
 
 
 def _grown(rejected: Array, growth: Array) -> Array:
     x = np.minimum(rejected * growth, 1e6)
     held = (1.0 + rejected**SATURATION) / (1.0 + x**SATURATION)
-    share: Array = np.minimum(np.where(growth == 1.0, x, x * held ** (1.0 / SATURATION)), 1.0)
-    return share
+    return np.minimum(np.where(growth == 1.0, x, x * held ** (1.0 / SATURATION)), 1.0)
 
 
 def rejected_before(share: float, growth: float) -> float:
@@ -205,8 +178,7 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 def sanitize(value: Any, low: float) -> Array:
     """A float array without NaN, infinity, or values below `low`. None is "all": as large as can be."""
     array = np.asarray(LARGEST if value is None else value, dtype=np.float64)
-    clean: Array = np.clip(np.nan_to_num(array, nan=low, posinf=LARGEST, neginf=low), low, LARGEST)
-    return clean
+    return np.clip(np.nan_to_num(array, nan=low, posinf=LARGEST, neginf=low), low, LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +208,8 @@ class Runs:
         ratio = self._log_tokens[:, gamma] - self._log_tokens[:, over]
         gradient = (ratio[1:3] - ratio[3:5]) / (2 * STEP)
         counted = np.einsum("i...,ij,j...", gradient, self.covariance, gradient)
-        error: Array = np.sqrt(np.maximum(counted, 0.0) + (SHAPE_ERROR * ratio[0]) ** 2)
-        return error
+        found: Array = np.sqrt(np.maximum(counted, 0.0) + (SHAPE_ERROR * ratio[0]) ** 2)
+        return found
 
     @cached_property
     def _log_tokens(self) -> Array:
@@ -273,16 +245,15 @@ def _longer(logit: Any, log_k: float) -> Array:
     a, k = 1.0 / (1.0 + np.exp(-np.asarray(logit))), math.exp(log_k)
     i = np.arange(1, LONGEST)
     later = np.cumprod((a * k + i - 1.0) / (k + i - 1.0), axis=-1)
-    longer: Array = np.concatenate([np.ones((*later.shape[:-1], 1)), later], axis=-1)
-    return longer
+    return np.concatenate([np.ones((*later.shape[:-1], 1)), later], axis=-1)
 
 
 def _survivors(x: Array, gamma: int) -> Array:
     """S_i of i = 0..gamma."""
     longer = _longer(x[0], x[1])
     steps = np.append(longer, np.zeros(-len(longer) % (gamma + 1))).reshape(-1, gamma + 1)
-    survivors: Array = steps.sum(axis=0) / steps[:, 0].sum()
-    return survivors
+    found: Array = steps.sum(axis=0) / steps[:, 0].sum()
+    return found
 
 
 def sequence_rates(mean: float, spread: float) -> tuple[Array, Array]:

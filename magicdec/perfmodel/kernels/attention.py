@@ -238,8 +238,7 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         """Parts that each of so many blocks is split into, to fill the device."""
         slots = hw.num_multiprocessors * self.blocks_per_multiprocessor
         most = np.minimum(self.max_splits, np.maximum(kv_len / self.min_split_tokens, 1.0))
-        splits: Array = np.clip(slots / np.maximum(blocks, 1e-9), 1.0, most)
-        return splits
+        return np.clip(slots / np.maximum(blocks, 1e-9), 1.0, most)
 
     def _blocks(
         self, hw: Device, blocks: Array, kv_len: Array, row_bytes: Array, *, can_split: Any, memory_s: Array
@@ -346,8 +345,7 @@ def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Array:
     if per_multiprocessor is None:
         return np.ones(())
     filling = np.maximum(np.asarray(blocks, dtype=np.float64) / (per_multiprocessor * hw.num_multiprocessors), 1.0)
-    longer: Array = 1.0 + engine.attention_wave_weight * (np.ceil(filling) / filling - 1.0)
-    return longer
+    return 1.0 + engine.attention_wave_weight * (np.ceil(filling) / filling - 1.0)
 
 
 def attention(at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0) -> Op:
@@ -416,8 +414,8 @@ class Prompts(NamedTuple):
 def causal_pairs(query_len: Any, kv_len: Any) -> Array:
     """Pairs of a query, one of the last `query_len` of `kv_len` tokens, and a key up to it."""
     query_len, kv_len = as_array(query_len), as_array(kv_len)
-    pairs: Array = query_len * np.maximum(kv_len - query_len, 0.0) + query_len * (query_len + 1.0) / 2.0
-    return pairs
+    found: Array = query_len * np.maximum(kv_len - query_len, 0.0) + query_len * (query_len + 1.0) / 2.0
+    return found
 
 
 class PrefillCurve(Curve, frozen=True, kw_only=True):

@@ -52,8 +52,7 @@ DEFAULT_RELATIVE_ERROR = 0.3
 def as_array(value: Any, *, least: float = 0.0) -> Array:
     """Floats with NaN and everything below `least` replaced by it, and huge values cut to a finite one."""
     # fmax and fmin take the number where the other is NaN
-    clipped: Array = np.fmin(np.fmax(np.asarray(value, dtype=np.float64), least), LARGEST)
-    return clipped
+    return np.fmin(np.fmax(np.asarray(value, dtype=np.float64), least), LARGEST)
 
 
 def arrays(*values: Any) -> tuple[Array, ...]:
@@ -65,14 +64,12 @@ def soft_max(first: Array, second: Array, power: float) -> Array:
     """The p-norm of two ceilings, without overflow; 0 where both are."""
     high, low = np.maximum(first, second), np.minimum(first, second)
     ratio = low / np.maximum(high, 1e-300)
-    result: Array = high * (1.0 + ratio**power) ** (1.0 / power)
-    return result
+    return high * (1.0 + ratio**power) ** (1.0 / power)
 
 
 def waves(filling: Array, weight: float) -> Array:
     """Time in waves for work that fills the device `filling` times; a part of one wave takes a whole one's time."""
-    passed: Array = np.where(filling <= 1.0, 1.0, filling + weight * (np.ceil(filling) - filling))
-    return passed
+    return np.where(filling <= 1.0, 1.0, filling + weight * (np.ceil(filling) - filling))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +233,7 @@ def cache_speedup(
     if hw.l2_bytes * fraction <= 0:
         return 1.0
     hit = 1.0 / (1.0 + np.minimum(touched / (hw.l2_bytes * fraction), 1e9) ** CACHE_SHARPNESS)
-    speedup: Array = 1.0 / (1.0 - hit * (1.0 - 1.0 / ratio))
-    return speedup
+    return 1.0 / (1.0 - hit * (1.0 - 1.0 / ratio))
 
 
 def with_priors(parameters: Parameters, generic: msgspec.Struct) -> dict[str, Free]:

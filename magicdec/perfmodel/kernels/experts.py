@@ -67,8 +67,7 @@ def _of_three_matrices(rows: dict[str, Array]) -> dict[str, Array]:
 def experts_touched(num_experts: Any, num_experts_per_tok: Any, tokens: Any, independence: float = 1.0) -> Array:
     """How many experts `tokens` tokens choose: E·(1 − (1 − k/E)^(tokens^c)). c = 1: each chooses evenly, alone."""
     share = np.minimum(as_array(num_experts_per_tok) / np.maximum(as_array(num_experts), 1.0), 1.0)
-    touched: Array = as_array(num_experts) * (1.0 - (1.0 - share) ** (as_array(tokens) ** independence))
-    return touched
+    return as_array(num_experts) * (1.0 - (1.0 - share) ** (as_array(tokens) ** independence))
 
 
 class MoeCurve(Curve, frozen=True, kw_only=True):

@@ -147,8 +147,7 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         if self.gemv_efficiency <= 0:
             return np.where(m > 0, matrix, 0.0)
         one_by_one = m * self.flops_efficiency / self.gemv_efficiency
-        faster: Array = one_by_one / (1.0 + (one_by_one / np.maximum(matrix, 1e-300)) ** 4) ** 0.25
-        return faster
+        return one_by_one / (1.0 + (one_by_one / np.maximum(matrix, 1e-300)) ** 4) ** 0.25
 
     def _tile_choices(self, m: Array) -> tuple[Array, Array, Array]:
         """Splits of k, rows and columns of output tiles that the library chooses from; axes: tiles, splits, m's."""
@@ -178,8 +177,8 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         tiles_s = np.min(waves(filling, self.wave_weight) * k_per_split * per_k_s, axis=0)
         reduction_s = self.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
         splitting_s = np.where(splits > 1, self.split_overhead_s + splits * reduction_s, 0.0)
-        best: Array = np.min(soft_max(memory_s, tiles_s, self.ridge_power) + splitting_s, axis=0)
-        return best
+        found: Array = np.min(soft_max(memory_s, tiles_s, self.ridge_power) + splitting_s, axis=0)
+        return found
 
     def refitted(
         self, hw: Device, work: Product, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False

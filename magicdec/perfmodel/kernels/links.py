@@ -169,8 +169,7 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
         ring_s = np.where(is_bulk, bulk_s, two_way * widening / (self.two_shot_efficiency * link))
         ring = RING_BASE_S + 2.0 * others * self.ring_hop_s + ring_s
         time = np.where(ranks > max(self.direct_ranks, 1), ring, time)
-        result: Array = np.where(ranks > 1, time, 0.0)
-        return result
+        return np.where(ranks > 1, time, 0.0)
 
     def refitted(
         self, hw: Device, work: Message, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False
@@ -238,8 +237,7 @@ def _across_nodes(hw: Device, size: Array, ranks: Array) -> Array:
         return np.zeros(())
     nodes = np.ceil(ranks / local)
     added = RING_BASE_S + 2.0 * (nodes - 1.0) * NETWORK_HOP_S + 2.0 * (nodes - 1.0) / nodes * size / (local * rate)
-    across: Array = np.where(nodes > 1, added, 0.0)
-    return across
+    return np.where(nodes > 1, added, 0.0)
 
 
 def _inputs(work: Message) -> tuple[Array, Array]:
@@ -285,8 +283,7 @@ def _one_way(hw: Device, work: Message, *, share: Any) -> Array:
     latency = all_reduce_time(hw, Message(0.0, ranks))
     latency = latency + (_across_nodes(hw, size, ranks) - _across_nodes(hw, np.zeros(()), ranks)) / 2.0
     widening = (np.maximum(ranks, 2.0) / 2.0) ** curve.rank_exponent
-    result: Array = latency + np.where(ranks > 1, share(ranks) * size * widening / (curve.bulk_efficiency * link), 0.0)
-    return result
+    return latency + np.where(ranks > 1, share(ranks) * size * widening / (curve.bulk_efficiency * link), 0.0)
 
 
 class Exchange(NamedTuple):
@@ -312,8 +309,7 @@ def exchange_time(hw: Device, work: Exchange, token_bytes: float) -> Array:
             copies = np.minimum(copies, (nodes - 1.0) * (1.0 - (1.0 - 1.0 / nodes) ** chosen))
         network_s = copies * sent / (curve.network_efficiency * link.between_nodes_bytes_per_s)
         seconds = np.maximum(seconds, network_s) + np.where(near < 1, curve.network_overhead_s, 0.0)
-    result: Array = np.where(ranks > 1, curve.overhead_s + seconds, 0.0)
-    return result
+    return np.where(ranks > 1, curve.overhead_s + seconds, 0.0)
 
 
 def _sent(name: str, at: Where, work: Message, seconds: Array, *, wire: Any = 1.0, count: Any = 1.0) -> Op:

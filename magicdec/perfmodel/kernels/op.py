@@ -145,8 +145,7 @@ def merged(operations: list[Op]) -> tuple[Op, ...]:
 
 def _sum(operations: list[Op]) -> Op:
     def added(key: str) -> Array:
-        result: Array = sum((getattr(op, key) for op in operations), np.asarray(0.0))
-        return result
+        return sum((getattr(op, key) for op in operations), np.asarray(0.0))
 
     seconds = {key: added(key) for key in SECONDS}
     first = operations[0]

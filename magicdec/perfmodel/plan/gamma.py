@@ -115,10 +115,9 @@ def _idle_speedup(device: Device, option: DraftOption, leading: Candidate, alone
     setup, at = device.setup(option), alone.points
     kv_len = at.context + at.gen_len / 2.0
     read = draft_kv_tokens(setup, kv_len, leading.draft_budget)
-    speedup: Array = alone.autoregressive_step_s / idle_step_s(
+    return alone.autoregressive_step_s / idle_step_s(
         setup, batch=at.batch, kv_len=kv_len, draft_kv_len=read, tp_size=at.tp
     )
-    return speedup
 
 
 def _reach(device: Device, option: DraftOption, best: Candidate, contexts: Array) -> Reach | None:

@@ -17,9 +17,9 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from magicdec.counts import Z_90
+from magicdec.counts import Z_90, expected_tokens_per_step
 from magicdec.errors import CapacityError
-from magicdec.perfmodel.acceptance import constant_profile, expected_tokens_per_step
+from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.acceptance.law import static_batch_efficiency
 from magicdec.perfmodel.plan.drafts import RATE_BUDGET, draft_options
 from magicdec.perfmodel.plan.gamma import gamma_table

@@ -124,8 +124,8 @@ class Lengths:
         batch = np.asarray(batch, dtype=np.float64)
         if self.workload is None:
             return np.full(batch.shape, self.prompt_len + self.growth)
-        tail: Array = np.vectorize(self.workload.tail_len, otypes=[np.float64])(batch)
-        return tail
+        found: Array = np.vectorize(self.workload.tail_len, otypes=[np.float64])(batch)
+        return found
 
 
 def lengths_of(request: PlanRequest) -> list[Lengths]:
@@ -198,8 +198,7 @@ class Device:
 
             batch = groups * memory.largest_batch(need(0.0), need(1.0), capacity)
             held = lengths.max_len(np.maximum(batch, 1.0))
-        per_tp: Array = np.broadcast_to(batch, (len(self.tp_sizes),))
-        return per_tp
+        return np.broadcast_to(batch, (len(self.tp_sizes),))
 
     def gammas_of(self, option: DraftOption | None) -> tuple[int, ...]:
         """The gammas to search: as asked, else as deep as the draft's acceptance is good for; (0,) drafts nothing."""

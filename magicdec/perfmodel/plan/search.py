@@ -368,8 +368,7 @@ class SeenByUsers:
     @property
     def rate_per_gpu(self) -> Array:
         replica = self.prediction.tokens_per_s if self.whole is None else self.whole.output_tokens_per_s
-        rate: Array = replica / self.prediction.num_gpus
-        return rate
+        return replica / self.prediction.num_gpus
 
 
 def seen_by_users(lengths: Lengths, result: Prediction) -> SeenByUsers:
@@ -389,8 +388,7 @@ def within_limits(device: Device, seen: SeenByUsers) -> BoolArray:
 def _fastest(result: Prediction) -> npt.NDArray[np.int64]:
     """Flat indices of the points that can be drafted, fastest first."""
     flat = np.flatnonzero(result.full(result.valid))
-    fastest: npt.NDArray[np.int64] = flat[np.argsort(-result.full(result.speedup).ravel()[flat], kind="stable")]
-    return fastest
+    return flat[np.argsort(-result.full(result.speedup).ravel()[flat], kind="stable")]
 
 
 def _leading(device: Device, lengths: Lengths, result: Prediction, tokens: Array) -> npt.NDArray[np.int64]:
@@ -421,14 +419,13 @@ def _worth_a_look(device: Device, lengths: Lengths, result: Prediction) -> npt.N
     latency = result.full(seen.between_s).ravel()[flat]
     order = np.lexsort((-rate, latency))
     highest = np.maximum.accumulate(np.concatenate([[0.0], rate[order][:-1]]))
-    unbeaten: npt.NDArray[np.int64] = flat[order[rate[order] > highest]]
-    return unbeaten
+    found: npt.NDArray[np.int64] = flat[order[rate[order] > highest]]
+    return found
 
 
 def _used(result: Prediction, num_gpus: int | None) -> Array:
     """Devices that all replicas use."""
-    used: Array = result.num_gpus * np.maximum(1.0, (num_gpus or 1) // result.num_gpus)
-    return used
+    return result.num_gpus * np.maximum(1.0, (num_gpus or 1) // result.num_gpus)
 
 
 def _check_capacity(device: Device, lengths: Lengths, batches: Array) -> None:
