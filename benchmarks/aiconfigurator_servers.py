@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from magicdec.validate.csv_rows import read_rows
-from magicdec.validate.serving_fit import is_fitted_on, without_copies
-from magicdec.validate.serving_rows import ServingRow, predict_rows
+from magicdec.validate.rows import read_rows
+from magicdec.validate.serving import ServingRow, predict_rows, without_copies
 
 MODELS = {
     "llama-3.1-8b": "meta-llama/Meta-Llama-3.1-8B",
@@ -94,7 +93,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=60)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    rows = without_copies([row for row in read_rows(arguments.files, ServingRow)[0] if is_fitted_on(row)])
+    rows = without_copies([row for row in read_rows(arguments.files, ServingRow)[0] if row.is_fitted_on])
     rows = chosen([row for row in rows if row.model in MODELS and row.hardware in DEVICES], arguments.rows)
     theirs = estimates(rows, arguments.python)
     ours = predict_rows(rows) * 1e3

@@ -24,7 +24,7 @@ import torch
 from magicdec.calibrate.machine import device_in_catalog
 from magicdec.errors import MagicdecError
 from magicdec.files import write_atomic
-from magicdec.measure.ceilings import elapsed_s, is_cuda
+from magicdec.measure.utilisation import elapsed_s, is_cuda
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.graphs import capture
 from magicdec.runtime.launch import launch

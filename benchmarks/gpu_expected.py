@@ -32,7 +32,7 @@ from magicdec.specs.engine import load_engine
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SpeculationSpec
 from magicdec.units import GIGA
-from magicdec.validate.predicted_records import predict_records
+from magicdec.validate.grid import predict_records
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 DTYPE = "bfloat16"

@@ -16,8 +16,7 @@ from magicdec.specs.device import bytes_per_element
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.speculation import MAX_GAMMA, DraftMethod, SamplingSpec, SpeculationSpec
-from magicdec.validate.grid_spec import GridSpec
-from magicdec.validate.predicted_records import predict_records
+from magicdec.validate.grid import GridSpec, predict_records
 
 PUBLISHED_PROFILE_OF = "llama-3.1-8b"
 """No acceptance of a self-draft is published by position for Llama-2-7B-32K: this model's stands in."""

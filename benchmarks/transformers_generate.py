@@ -26,10 +26,9 @@ import torch
 from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationConfig, StaticCache, StoppingCriteria
 from transformers.utils import logging
 
-from magicdec.measure.ceilings import bandwidth_bytes_per_s
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
-from magicdec.measure.utilisation import phase_bytes
+from magicdec.measure.utilisation import bandwidth_bytes_per_s, phase_bytes
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 

@@ -30,7 +30,6 @@ from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile,
 from magicdec.perfmodel.acceptance.law import Law, LawError
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, save_engine
 from magicdec.validate import published_acceptance as depth
-from magicdec.validate.csv_rows import PUBLISHED_DIRECTORY, read_rows
 from magicdec.validate.published_speedups import (
     FITTED_DEVICE,
     PublishedRow,
@@ -41,6 +40,7 @@ from magicdec.validate.published_speedups import (
     read_published,
     summarize,
 )
+from magicdec.validate.rows import PUBLISHED_DIRECTORY, read_rows
 
 LATENCY = "latency_8xa100_llama2_tinyllama.csv"
 SPEEDUP = "speedup_8xa100.csv"

@@ -3,7 +3,7 @@
     python scripts/fit_serving_engines.py [FILE.csv…]
 
 FILEs (without any: those of tests/data/serving) have the columns of `magicdec validate serving`. What an engine can do
-and how it is built stays as it stands in its profile; the constants of magicdec/validate/serving_fit.py are fitted,
+and how it is built stays as it stands in its profile; the constants of magicdec/validate/serving.py are fitted,
 from the same start whatever the profiles hold. Intervals are set by fits without each tp, device and model in turn.
 Nothing is written before the end.
 """
@@ -11,6 +11,7 @@ Nothing is written before the end.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -18,22 +19,21 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.errors import MagicdecError
+from magicdec.fitting import Free
 from magicdec.specs.engine import ENGINES_DIRECTORY, SERVING_ENGINES, EngineProfile, load_engine, save_engine
-from magicdec.validate.csv_rows import read_rows
-from magicdec.validate.serving_fit import (
-    DRAFT_PRIORS,
+from magicdec.validate.rows import read_rows
+from magicdec.validate.serving import (
     LEFT_OUT,
     PRIORS,
     UNSEEN_SHARE,
     Engines,
-    Priors,
+    ServingRow,
     deviation,
     fit_engines,
-    is_fitted_on,
     left_out_predictions,
+    predict_rows,
     without_copies,
 )
-from magicdec.validate.serving_rows import ServingRow, predict_rows
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "serving"
 FILES = ("server_tpot.csv.gz", "server_tpot_moe.csv.gz", "speculative_chains.csv", "speculative_moe.csv")
@@ -46,10 +46,17 @@ SOURCES = {
 }
 PAIRS_SCRIPT = "scripts/fit_speculation.py"
 """The script whose constants of drafts stay as they are."""
+DRAFT_PRIORS = {
+    "draft_step_overhead_s": Free(prior=0.2e-3, spread=1.0),
+    "step_overhead_s": Free(prior=1e-3, spread=1.0),
+    "eagle3_draft_overhead_s": Free(prior=0.2e-3, spread=1.0),
+    "eagle3_step_overhead_s": Free(prior=0.3e-3, spread=1.0),
+}
+"""Priors of the constants that speculative rows tell."""
 NO_DRAFTS_MEASURED = "vLLM's, on top of this engine's own step: nothing was measured"
 
 
-def rounded(profile: EngineProfile, priors: Priors) -> EngineProfile:
+def rounded(profile: EngineProfile, priors: Iterable[str]) -> EngineProfile:
     """Three significant digits; a constant of older versions only where there are such."""
     values: dict[str, float | None] = {name: float(f"{getattr(profile, name):.3g}") for name in priors}
     if not profile.asynchronous_since:
@@ -133,7 +140,7 @@ def fitted_profiles(paths: list[Path]) -> list[EngineProfile]:
     rows, refused = read_rows(paths, ServingRow)
     if refused:
         print(f"{len(refused)} rows cannot be predicted; the first: {refused[0]}")
-    used = without_copies([row for row in rows if is_fitted_on(row) and row.engine in SERVING_ENGINES])
+    used = without_copies([row for row in rows if row.is_fitted_on and row.engine in SERVING_ENGINES])
     bases = {name: load_engine(name) for name in SERVING_ENGINES}
     fitted = {name: rounded(profile, PRIORS) for name, profile in fit_engines(used, bases).items()}
     errors = errors_of(used, fitted)

@@ -30,8 +30,8 @@ from magicdec.fitting import Free
 from magicdec.perfmodel.speedup import BoolArray
 from magicdec.specs.engine import ENGINES_DIRECTORY, EngineProfile, load_engine, save_engine, version_number
 from magicdec.specs.speculation import HEAD_METHODS
-from magicdec.validate.csv_rows import published
-from magicdec.validate.pairs import Pair, predict_pairs, read_pairs, tokens_of_cells
+from magicdec.validate.pairs import PairRow, predict_pairs, tokens_of_cells
+from magicdec.validate.rows import published, read_rows
 
 ENGINE = "vllm"
 PRIORS = {
@@ -50,9 +50,9 @@ EXPANDING_PRIORS = {
 }
 ROW_ERROR = 0.06
 MAX_ROUNDS = 12
-LEFT_OUT: dict[str, Callable[[Pair], str]] = {
-    "source": lambda pair: pair.row.origin,
-    "model": lambda pair: pair.row.model,
+LEFT_OUT: dict[str, Callable[[PairRow], str]] = {
+    "source": lambda pair: pair.origin,
+    "model": lambda pair: pair.model,
     "device": lambda pair: pair.setup.hardware.name,
     "format": lambda pair: f"{pair.setup.precision.weight_dtype}/{pair.setup.precision.kv_dtype}",
 }
@@ -62,12 +62,12 @@ LEFT_OUT: dict[str, Callable[[Pair], str]] = {
 class Rows:
     """Pairs with their tokens per step; those of which `is_fitted` constrain the constants."""
 
-    pairs: list[Pair]
+    pairs: list[PairRow]
     tokens: list[float | None]
     is_fitted: BoolArray
 
     def log_errors(self, profile: EngineProfile) -> Array:
-        measured = np.array([pair.row.speedup for pair in self.pairs])
+        measured = np.array([pair.speedup for pair in self.pairs])
         return np.asarray(np.log(predict_pairs(self.pairs, self.tokens, {ENGINE: profile}).speedup / measured))
 
     def where(self, chosen: BoolArray) -> Rows:
@@ -75,18 +75,18 @@ class Rows:
         return Rows([self.pairs[i] for i in kept], [self.tokens[i] for i in kept], self.is_fitted[chosen])
 
 
-def expands(pair: Pair) -> bool:
-    version = pair.row.engine_version
+def expands(pair: PairRow) -> bool:
+    version = pair.engine_version
     return bool(version) and version_number(version) < version_number(EXPANDS_BEFORE)
 
 
 def read(paths: Sequence[Path]) -> Rows:
     """The engine's rows that have tokens per step, or of which another gamma of the same load has."""
-    pairs, _ = read_pairs(paths)
+    pairs, _ = read_rows(paths, PairRow)
     known = [
         (pair, tokens)
         for pair, tokens in zip(pairs, tokens_of_cells(pairs), strict=True)
-        if pair.setup.engine.name == ENGINE and tokens is not None and (pair.row.tokens_per_step or expands(pair))
+        if pair.setup.engine.name == ENGINE and tokens is not None and (pair.tokens_per_step or expands(pair))
     ]
     is_head = [pair.setup.speculation.draft_method in HEAD_METHODS or expands(pair) for pair, _ in known]
     return Rows([pair for pair, _ in known], [tokens for _, tokens in known], np.array(is_head))
@@ -105,7 +105,7 @@ def at(codes: Array) -> EngineProfile:
 
 def fit(rows: Rows) -> EngineProfile:
     rows = rows.where(rows.is_fitted)
-    groups = [(pair.row.origin, pair.row.draft, pair.row.kv_dtype) for pair in rows.pairs]
+    groups = [(pair.origin, pair.draft, pair.kv_dtype) for pair in rows.pairs]
     counts = Counter(groups)
     weights = np.sqrt([len(groups) / len(counts) / counts[group] for group in groups])
 
@@ -139,7 +139,7 @@ def groups(rows: Rows) -> dict[tuple[int, ...], list[str]]:
 def report(rows: Rows, fitted: EngineProfile) -> None:
     """One line for each source, model, device and format: mean errors as fitted, and with its rows left out."""
     in_sample = np.abs(np.expm1(rows.log_errors(fitted)))
-    is_rate = np.array([pair.row.is_rate for pair in rows.pairs])
+    is_rate = np.array([pair.is_rate for pair in rows.pairs])
     print(f"{'left out':92} rows  whole requests   between tokens     (fitted, left out)")
     for indices, names in {tuple(range(len(rows.pairs))): ["nothing"], **groups(rows)}.items():
         out = np.isin(np.arange(len(rows.pairs)), indices)

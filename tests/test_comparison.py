@@ -25,7 +25,7 @@ from magicdec.comparison import (
 from magicdec.errors import ConfigError
 from magicdec.measure.environment import ReferenceTimes, spread_of_times
 from magicdec.records import CONFIGURATION_FIELDS, Record
-from magicdec.validate.grid_spec import Thresholds
+from magicdec.validate.grid import Thresholds
 
 
 def row(source: str, gamma: int, speedup: float, samples: list[float] | None = None, **changes: object) -> Record:

@@ -15,7 +15,7 @@ from itertools import cycle
 
 import torch
 
-from magicdec.calibrate.points import EngineShape, Point
+from magicdec.calibrate.local_profile import EngineShape, Point
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import Clock, available_memory_bytes
 from magicdec.measure.vllm_session import VllmSession, in_own_process

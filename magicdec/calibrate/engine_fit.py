@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
-from magicdec.calibrate.points import Point
+from magicdec.calibrate.local_profile import Point
 from magicdec.counts import Array
 from magicdec.fitting import Free, solve
 from magicdec.perfmodel.intervals import relative_errors

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from magicdec.calibrate.points import Point, Shape
-from magicdec.measure.ceilings import is_cuda, seconds_per_call
+from magicdec.calibrate.local_profile import Point, Shape
 from magicdec.measure.environment import Clock
+from magicdec.measure.utilisation import is_cuda, seconds_per_call
 from magicdec.runtime.attention import Scoring, Workspace, decode_attention
 from magicdec.runtime.graphs import capture
 from magicdec.runtime.kernels import Visible

@@ -4,24 +4,63 @@ PROFILE.toml              hardware       (magicdec plan --hardware)
 PROFILE.engine.toml       engine         (magicdec plan --engine)
 PROFILE.acceptance.*.json acceptance     (magicdec plan --acceptance), one file per draft and method
 PROFILE.points.json       the timings that the first two were fitted to, each with its spread between rounds
+
+Neither torch nor an engine is needed.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 
-from magicdec.calibrate.points import Point
 from magicdec.errors import ConfigError
 from magicdec.files import write_atomic
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile, save_profile
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware, save_hardware
 from magicdec.specs.engine import EngineProfile, load_engine, save_engine
 from magicdec.specs.speculation import SELF
+
+Shape = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One timed operation: its shape, and seconds per call of each round."""
+
+    table: str
+    shape: Shape
+    seconds: list[float]
+
+    @property
+    def time_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range over the median."""
+        if len(self.seconds) < 3:
+            return 0.0
+        low, _, high = statistics.quantiles(self.seconds, n=4)
+        return (high - low) / self.time_s
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """A batch at a context, with a draft."""
+
+    batch_size: int
+    context_len: int
+    draft_budget: int
+    gamma: int
+
+    def columns(self, *, is_greedy: bool) -> Shape:
+        """As a timed point's shape."""
+        return {**asdict(self), "is_greedy": int(is_greedy)}
 
 
 @dataclass(frozen=True, kw_only=True)

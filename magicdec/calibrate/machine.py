@@ -21,11 +21,8 @@ from magicdec.calibrate.acceptance_bench import AcceptanceRequest, fit_profiles,
 from magicdec.calibrate.engine_bench import engine_points, vllm_points
 from magicdec.calibrate.engine_fit import fit_engine
 from magicdec.calibrate.kernel_bench import Work
-from magicdec.calibrate.local_profile import LocalProfile
-from magicdec.calibrate.points import Point
+from magicdec.calibrate.local_profile import LocalProfile, Point
 from magicdec.errors import unknown_choice
-from magicdec.measure import ceilings
-from magicdec.measure.ceilings import is_cuda
 from magicdec.measure.configuration import Runtime, Weights, check_device, installed_engine
 from magicdec.measure.environment import (
     Clock,
@@ -35,6 +32,7 @@ from magicdec.measure.environment import (
     median_times,
     spread_of_times,
 )
+from magicdec.measure.utilisation import bandwidth_bytes_per_s, copy_bytes_per_s, is_cuda, peak_flops_per_s
 from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve, Product, Stream
 from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
@@ -188,8 +186,8 @@ def _ceilings(*, device: str, dtype: str, clock: Clock) -> HardwareProfile:
     how = "measured by magicdec calibrate"
     if is_cuda(device):
         return _cuda_ceilings(device, dtype, how)
-    bandwidth = ceilings.bandwidth_bytes_per_s(device=device, clock=clock)
-    rates = {PROFILE_DTYPES[dtype]: ceilings.peak_flops_per_s(device=device, dtype=dtype, clock=clock)}
+    bandwidth = bandwidth_bytes_per_s(device=device, clock=clock)
+    rates = {PROFILE_DTYPES[dtype]: peak_flops_per_s(device=device, dtype=dtype, clock=clock)}
     memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return HardwareProfile(
         name=_slug(f"cpu-{current_environment().host_cpu}"),
@@ -211,8 +209,8 @@ def _cuda_ceilings(device: str, dtype: str, how: str) -> HardwareProfile:
     """Links, which one process cannot measure, are the catalog's where it knows the device."""
     properties = torch.cuda.get_device_properties(torch.device(device))
     name = _slug(properties.name)
-    bandwidth = ceilings.copy_bytes_per_s(device=device)
-    rate = ceilings.peak_flops_per_s(device=device, dtype=dtype, size=CUDA_PEAK_SIZE)
+    bandwidth = copy_bytes_per_s(device=device)
+    rate = peak_flops_per_s(device=device, dtype=dtype, size=CUDA_PEAK_SIZE)
     known = device_in_catalog(name)
     return HardwareProfile(
         name=name,

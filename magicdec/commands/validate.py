@@ -22,7 +22,7 @@ from magicdec.units import format_seconds
 if TYPE_CHECKING:
     from magicdec.comparison import Comparison
     from magicdec.validate.demo import DemoResult
-    from magicdec.validate.grid_spec import Thresholds
+    from magicdec.validate.grid import Thresholds
 
 app = typer.Typer(help="Compare predictions with measurements.", no_args_is_help=True, cls=CommandGroup)
 
@@ -101,8 +101,8 @@ def pairs_command(
     With and without speculation: errors of the whole request's speedup and of the time between tokens, and what the
     plan's gamma would lose.
     """
-    from magicdec.validate.csv_rows import published
     from magicdec.validate.pairs import validate_pairs
+    from magicdec.validate.rows import published
 
     document = validate_pairs(files or published("speculation_pairs.csv"), acceptance=acceptance)
     _print_groups(document, output_format)
@@ -167,14 +167,13 @@ def grid_command(
     Each configuration is predicted from the calibration alone, before the first is run.
     """
     from magicdec.measure.environment import bind_threads, prepare
-    from magicdec.validate.grid_spec import choose_grid
+    from magicdec.validate.grid import choose_grid, run_grid
 
     require(not (quick and grid), "--quick is a grid of its own: give it or a grid file, not both")
     spec = choose_grid(grid, quick=quick, engine=engine, clock=clock)
     prepare(spec.clock, spec.device)
     bind_threads()
     from magicdec.calibrate.local_profile import load_local_profile
-    from magicdec.validate.grid import run_grid
 
     with shown_progress(quiet) as show:
         local = load_local_profile(profile) if profile else None
@@ -222,7 +221,7 @@ def _print_comparison(
 
 def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None:
     from magicdec.reports.terminal import print_groups
-    from magicdec.validate.csv_rows import by_cause
+    from magicdec.validate.rows import by_cause
 
     for line in by_cause(document.get("refused", ())):
         typer.echo(f"skipped: {line}", err=True)

@@ -33,8 +33,7 @@ from magicdec.runtime.engine import Engine
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import AUTOREGRESSIVE, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.units import format_seconds
-from magicdec.validate.grid import freeze_predictions
-from magicdec.validate.predicted_records import plan_local
+from magicdec.validate.grid import freeze_predictions, plan_local
 
 NEAR_TIE = 1e-5
 STAGE_SHARES = (90.0, 5.0, 13.0, 85.0, 10.0)

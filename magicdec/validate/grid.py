@@ -1,37 +1,193 @@
-"""A declared grid of configurations: predicted from the calibration alone, then measured, then compared.
+"""A declared grid of configurations: predicted from the calibration alone, then measured, then compared. No torch until
+something is measured.
 
-Predictions are written, each with its hash, before the first measurement starts. All configurations of a (batch,
-context) share one prefill and are measured in groups, each recorded when it is done. A run that was interrupted goes on
-where it stopped: what the records file holds already is not measured again.
+Predictions come from the same `plan` that users call, and are written, each with its hash, before the first measurement
+starts. All configurations of a (batch, context) share one prefill and are measured in groups, each recorded when it is
+done. A run that was interrupted goes on where it stopped: what the records file holds already is not measured again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 from magicdec.calibrate.local_profile import LocalProfile, load_local_profile
-from magicdec.calibrate.machine import obtain_profile
 from magicdec.comparison import Comparison, by_cpu_time, pair_records
 from magicdec.errors import ConfigError
-from magicdec.measure.configuration import BenchmarkRequest
-from magicdec.measure.environment import ReferenceKernels
-from magicdec.measure.rank import benchmark, configuration_key, known_records
+from magicdec.files import converted, read_toml
+from magicdec.measure.configuration import BenchmarkRequest, Runtime, configuration_fields
+from magicdec.measure.environment import Clock, ReferenceKernels
+from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
+from magicdec.perfmodel.plan.request import DEFAULT_MAX_GAMMA
+from magicdec.plan_document import Candidate
 from magicdec.progress import Stages
-from magicdec.records import Record, append_record, read_records
-from magicdec.specs.speculation import SpeculationSpec
-from magicdec.validate.grid_spec import GridSpec
-from magicdec.validate.predicted_records import predict_records
+from magicdec.records import Record, append_record, current_environment, read_records
+from magicdec.specs.precision import PROFILE_DTYPES
+from magicdec.specs.speculation import AUTOREGRESSIVE, DraftMethod, SamplingSpec, SpeculationSpec
+
+if TYPE_CHECKING:
+    from magicdec.calibrate.acceptance_bench import AcceptanceRequest
 
 ACCEPTANCE_CONTEXTS = (1280, 3584)
 ACCEPTANCE_BUDGETS = (48, 96, 192, 384, 768, 1280)
+PREDICTED_FIELDS = (
+    "autoregressive_step_s", "draft_step_s", "verify_step_s", "accept_step_s", "step_s", "expected_tokens_per_step",
+    "tpot_s", "tokens_per_s", "speedup", "speedup_low", "speedup_high", "bound_by", "memory_bytes_per_gpu",
+)  # fmt: skip
+MEMORY_TERMS = ("autoregressive_step_s", "draft_step_s", "verify_step_s", "step_s")
+SLOWER = 1.1
+"""How much slower memory is for the second prediction, from which `memory_shares` follows."""
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Upper limits, as fractions; None is not checked. Errors are absolute values.
+
+    Step times (`*_step_error`) are normalised where the reference kernels were timed, and raw elsewhere.
+    """
+
+    median_speedup_error: float | None = None
+    p90_speedup_error: float | None = None
+    median_autoregressive_step_error: float | None = None
+    median_draft_step_error: float | None = None
+    median_verify_step_error: float | None = None
+    median_step_error: float | None = None
+    median_tokens_per_step_error: float | None = None
+    regret: float | None = None
+    """Mean over the cases of what following the plan loses."""
+    coverage: tuple[float, float] | None = None
+    """Least and greatest share of the points that the intervals hold."""
+
+    def failures(self, comparison: Comparison) -> list[str]:
+        """Which thresholds do not hold; one that cannot be checked does not hold."""
+        if not comparison.pairs:
+            return ["no configuration has both a prediction and a measurement"]
+        figures = {"regret": comparison.regret, "coverage": comparison.coverage}
+        for term, summary in comparison.summaries.items():
+            normalised = summary.normalised_median_error if term.endswith("_s") else None
+            name = f"{term.removeprefix('expected_').removesuffix('_s')}_error"
+            figures[f"median_{name}"] = summary.median_error if normalised is None else normalised
+            figures[f"p90_{name}"] = summary.p90_error
+        failures = []
+        for name, limit in msgspec.structs.asdict(self).items():
+            if limit is None:
+                continue
+            low, high = limit if isinstance(limit, tuple) else (None, limit)
+            value, words = figures.get(name), name.replace("_", " ")
+            if value is None:
+                failures.append(f"{words} could not be computed")
+            elif value > high:
+                failures.append(f"{words} {value:.3f} exceeds {high:.3f}")
+            elif low is not None and value < low:
+                failures.append(f"{words} {value:.3f} is below {low:.3f}")
+        return failures
+
+
+class GridSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every combination of the lists; `cases`, where given, lists (batch, context) pairs instead of their product."""
+
+    model: str = "embedded"
+    dtype: str = "float32"
+    device: str = "cpu"
+    draft_methods: tuple[DraftMethod, ...] = ("streamingllm",)
+    draft_budgets: tuple[int, ...] = (128, 256)
+    gammas: tuple[int, ...] = (1, 3, 5)
+    batch_sizes: tuple[int, ...] = ()
+    context_lens: tuple[int, ...] = ()
+    cases: tuple[tuple[int, int], ...] = ()
+    temperatures: tuple[float, ...] = (1.0,)
+    gen_len: int = 48
+    repetitions: int = 3
+    prompts: str = "stdlib"
+    seed: int = 0
+    engine: Runtime = "ours"
+    clock: Clock = "wall"
+    """Whose times are judged, and calibrated: the wall's, or one thread's processor time."""
+    thresholds: Thresholds = Thresholds()
+
+    def requests(self) -> Iterator[BenchmarkRequest]:
+        """One per (batch, context, temperature), the cheapest first, so that results appear early."""
+        cases = self.cases or list(product(self.batch_sizes, self.context_lens))
+        for (batch, context), temperature in product(
+            sorted(cases, key=lambda case: case[0] * case[1]), self.temperatures
+        ):
+            speculations = tuple(
+                SpeculationSpec(draft="self", draft_method=method, draft_budget=budget, gamma=gamma)
+                for method, budget, gamma in product(self.draft_methods, self.draft_budgets, self.gammas)
+                if budget < context
+            )
+            yield BenchmarkRequest(
+                model=self.model,
+                engine=self.engine,
+                dtype=self.dtype,
+                device=self.device,
+                batch_size=batch,
+                context_len=context,
+                gen_len=self.gen_len,
+                speculations=speculations,
+                sampling=SamplingSpec(temperature=temperature, seed=self.seed),
+                prompts=self.prompts,
+                repetitions=self.repetitions,
+            )
+
+
+BUILT_IN_GRID = GridSpec(cases=((1, 512), (8, 2048), (32, 4096)))
+QUICK_GRID = GridSpec(
+    cases=((2, 512), (8, 1024)),
+    draft_budgets=(64, 256),
+    gammas=(1, 3),
+    gen_len=48,
+    repetitions=4,
+    thresholds=Thresholds(
+        median_speedup_error=0.15,
+        p90_speedup_error=0.35,
+        median_step_error=0.25,
+        median_autoregressive_step_error=0.25,
+        regret=0.10,
+    ),
+)
+"""Steps of 2 to 8 ms on a machine that others use: repetitions of one point differ by a tenth and more, so the limits
+are those that only a broken model exceeds."""
+VLLM_GRID = GridSpec(
+    engine="vllm",
+    clock="cpu",
+    batch_sizes=(4, 8, 16),
+    context_lens=(1000, 4000),
+    draft_budgets=(256, 512),
+    gammas=(1, 2, 3, 4),
+    temperatures=(0.0,),
+    gen_len=96,
+    thresholds=Thresholds(median_speedup_error=0.10, regret=0.03),
+)
+"""Contexts and batches at which a draft pays in vLLM on a CPU, and some at which it hardly does."""
+
+
+def choose_grid(path: Path | None, *, quick: bool, engine: Runtime | None, clock: Clock | None) -> GridSpec:
+    """A grid file's, or the shipped one of the engine; what is given replaces the file's."""
+    grid = QUICK_GRID if quick else VLLM_GRID if path is None and engine == "vllm" else load_grid(path)
+    grid = msgspec.structs.replace(grid, engine=engine or grid.engine, clock=clock or grid.clock)
+    if grid.clock == "cpu" and grid.engine != "vllm":
+        raise ConfigError("--clock cpu goes with --engine vllm: our runtime's steps are timed by the wall clock")
+    return grid
+
+
+def load_grid(path: Path | None) -> GridSpec:
+    """Reads a grid file; None is the built-in grid.
+
+    Raises ConfigError naming the file and the key.
+    """
+    if path is None:
+        return BUILT_IN_GRID
+    grid = converted(read_toml(path, "grid"), GridSpec, where=f"grid {path}")
+    if not (grid.cases or (grid.batch_sizes and grid.context_lens)):
+        raise ConfigError(f"grid {path}: give cases = [[batch, context], ...], or batch_sizes and context_lens")
+    return grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +211,13 @@ def run_grid(
 ) -> GridRun:
     """Predicts and measures a grid. Without a profile, calibrates first (`quick`: with fewer shapes, rounds and
     prompts), and saves the profile next to the records so that the run can be resumed."""
+    from magicdec.measure.rank import benchmark
+
     requests = list(grid.requests())
     profile = profile or _own_profile(grid, records.with_suffix(".profile.toml"), quick=quick, progress=progress)
     _warn_of_other_temperatures(grid, profile)
     predicted = freeze_predictions(requests, profile, records)
-    stages = Stages(progress, [_work(request, len(_missing(request, records))) for request in requests])
+    stages = Stages(progress, [_work(request, records) for request in requests])
     measured: list[Record] = []
     references = ReferenceKernels(grid.device) if grid.engine == "ours" else None
     for number, request in enumerate(requests):
@@ -91,6 +249,8 @@ def _warn_of_other_temperatures(grid: GridSpec, profile: LocalProfile) -> None:
 def _own_profile(grid: GridSpec, path: Path, *, quick: bool, progress: Callable[[str], None]) -> LocalProfile:
     if path.exists():
         return load_local_profile(path)
+    from magicdec.calibrate.machine import obtain_profile
+
     profile = obtain_profile(
         grid.model,
         dtype=grid.dtype,
@@ -107,6 +267,8 @@ def _own_profile(grid: GridSpec, path: Path, *, quick: bool, progress: Callable[
 
 def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequest:
     """The grid's methods, at budgets, contexts and a gamma that the grid does not have."""
+    from magicdec.calibrate.acceptance_bench import AcceptanceRequest
+
     cases = grid.cases or list(product(grid.batch_sizes, grid.context_lens))
     longest = max(context for _, context in cases)
     contexts = [c for c in ACCEPTANCE_CONTEXTS if c not in {context for _, context in cases}]
@@ -125,15 +287,13 @@ def acceptance_request(grid: GridSpec, *, quick: bool = False) -> AcceptanceRequ
     )
 
 
-def _work(request: BenchmarkRequest, num_configurations: int) -> float:
-    """About how long configurations take, in any unit: it grows as KV slots and a constant."""
-    return (request.batch_size * request.context_len + 8000.0) * num_configurations
+def _work(request: BenchmarkRequest, records: Path) -> float:
+    """About how long what the file lacks takes, in any unit: it grows as KV slots and a constant."""
+    from magicdec.measure.rank import configuration_key, known_records
 
-
-def _missing(request: BenchmarkRequest, records: Path) -> list[SpeculationSpec]:
-    """The request's speculations that the file does not hold yet."""
     known = known_records(records, request.repetitions) if records.exists() else {}
-    return [each for each in request.speculations if configuration_key(request, each) not in known]
+    missing = [each for each in request.speculations if configuration_key(request, each) not in known]
+    return (request.batch_size * request.context_len + 8000.0) * len(missing)
 
 
 def freeze_predictions(requests: list[BenchmarkRequest], profile: LocalProfile, records: Path) -> list[Record]:
@@ -165,3 +325,92 @@ def prediction_note(record: Record) -> str:
     """The commitment to a prediction: a hash of its contents."""
     text = msgspec.json.encode(msgspec.structs.replace(record, notes=[]))
     return f"prediction sha256 {hashlib.sha256(text).hexdigest()}"
+
+
+def plan_local(
+    request: BenchmarkRequest,
+    profile: LocalProfile,
+    *,
+    draft_budgets: tuple[int, ...] = (),
+    method: str | None = None,
+    draft_weight_dtype: str | None = None,
+) -> Plan:
+    """A plan for a measured configuration's model, batch and context on the calibrated machine."""
+    dtype = PROFILE_DTYPES[request.dtype]
+    return plan(
+        PlanRequest(
+            model=request.model,
+            hardware=(profile.hardware,),
+            engine=profile.engine,
+            tp_size=1,
+            batch_sizes=(request.batch_size,),
+            context_lens=(request.context_len,),
+            gen_len=request.gen_len,
+            draft="self",
+            draft_method=method,
+            draft_budgets=draft_budgets,
+            temperature=request.sampling.temperature,
+            top_k=request.sampling.top_k,
+            top_p=request.sampling.top_p,
+            acceptance=profile.acceptance,
+            weight_dtype=dtype,
+            kv_dtype=dtype,
+            draft_weight_dtype=draft_weight_dtype,
+        )
+    )
+
+
+def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Record]:
+    """One predicted record for each of the request's configurations, the autoregressive one first."""
+    hardware = profile.hardware
+    slow = msgspec.structs.replace(hardware, memory_bytes_per_s=hardware.memory_bytes_per_s / SLOWER)
+    deepest = max((s.gamma for s in request.speculations), default=0)
+    if deepest > DEFAULT_MAX_GAMMA:
+        raise ConfigError(f"predictions reach gamma {DEFAULT_MAX_GAMMA}, not {deepest}; measure it with magicdec run")
+    predicted: list[Record] = []
+    for method, weights in dict.fromkeys((s.draft_method, s.draft_weight_dtype) for s in request.speculations):
+        chosen = [s for s in request.speculations if (s.draft_method, s.draft_weight_dtype) == (method, weights)]
+        budgets = tuple(sorted({s.draft_budget for s in chosen if s.draft_budget is not None}))
+        documents = [
+            plan_local(request, each, draft_budgets=budgets, method=method, draft_weight_dtype=weights)
+            for each in (profile, replace(profile, hardware=slow))
+        ]
+        if not documents[0].candidates:
+            raise ConfigError(
+                f"no acceptance of {method} on {request.model} is known; measure it with "
+                f"`magicdec profile-acceptance --draft-method {method}`, saved next to the profile"
+            )
+        rows = [{(row.draft_budget, row.gamma): row for row in each.candidates} for each in documents]
+        if not predicted:
+            predicted.append(_record(request, AUTOREGRESSIVE, [each.autoregressive for each in documents], profile))
+        predicted += [_record(request, s, [each[s.draft_budget, s.gamma] for each in rows], profile) for s in chosen]
+    return predicted
+
+
+def _record(
+    request: BenchmarkRequest, speculation: SpeculationSpec, rows: list[Candidate], profile: LocalProfile
+) -> Record:
+    """The prediction of a configuration, from its rows with the memory as it is, and slower; with the acceptance
+    profile's conditional rates, where one describes its method."""
+    row, slow_row = rows
+    kind, rates = (speculation.draft, speculation.draft_method), None
+    law = next((p for p in profile.acceptance if (p.draft, p.draft_method) == kind), None)
+    if law is not None and speculation.gamma:
+        rates = law.conditional_rates(
+            budget=speculation.draft_budget, context=request.context_len, gamma_max=speculation.gamma
+        )
+    return Record(
+        source="calibrated",
+        hardware=profile.hardware.name,
+        environment=current_environment(),
+        **{**configuration_fields(request, speculation), "engine": profile.engine.name},
+        **{name: getattr(row, name) for name in PREDICTED_FIELDS},
+        memory_shares={
+            name: (getattr(slow_row, name) / seconds - 1.0) / (SLOWER - 1.0)
+            for name in MEMORY_TERMS
+            if (seconds := getattr(row, name))
+        },
+        reference_s=profile.hardware.reference_s,
+        compute_reference_s=profile.hardware.compute_reference_s,
+        acceptance_by_position=None if rates is None else [float(rate) for rate in rates],
+    )

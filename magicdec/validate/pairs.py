@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isnan, nan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from magicdec.comparison import ErrorSummary
 from magicdec.counts import Z_90, Array, constant_rate, expected_tokens_per_step
-from magicdec.errors import ConfigError, MagicdecError, unknown_choice
+from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, default_profile
 from magicdec.perfmodel.acceptance.law import sequence_rates
 from magicdec.perfmodel.intervals import interval, tokens_error
@@ -48,8 +48,17 @@ from magicdec.specs.speculation import (
     SpeculationSpec,
 )
 from magicdec.units import MILLI
-from magicdec.validate.csv_rows import read_rows
-from magicdec.validate.names import FORMATS, NEWEST, engine_name, format_name, model_name, weight_format
+from magicdec.validate.rows import (
+    FORMATS,
+    LARGEST,
+    NEWEST,
+    engine_name,
+    format_name,
+    model_name,
+    places,
+    read_rows,
+    weight_format,
+)
 
 PROMPT_LEN, OUTPUT_LEN = 512.0, 256.0
 """Lengths of a row that states none and names no known workload."""
@@ -67,7 +76,6 @@ CONSTANTS = (1, 3, 5, 7)
 REQUEST_SPREAD = 0.134
 """Standard deviation of the acceptance rate between the requests of a mixed load: the one number with which medians and
 means of 30 loads (gamma 1 to 7, 1 to 256 users) agree."""
-Acceptance = Literal["measured", "shipped"]
 DRAFT_NAMES = {
     "eagle-3": "eagle3", "eagle3.1": "eagle3", "eagle-3.1": "eagle3", "deepseek_mtp": "mtp", "deepseek-mtp": "mtp",
     "nextn": "mtp", "n-gram": "ngram", "prompt-lookup": "ngram", "peagle": "p-eagle", "p_eagle": "p-eagle",
@@ -79,8 +87,8 @@ SHARES_HEAD = re.compile(r"eagle-?3\.1|full vocab|target'?s? (head|vocab)", re.I
 """Details of heads that propose tokens of the whole vocabulary, by the target's own output layer."""
 
 
-class PairRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured pair, as its line states it."""
+class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One measured pair, as its line states it. Raises ConfigError for what is not known."""
 
     where: str = ""
     source: str
@@ -110,7 +118,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True):
             if isnan(getattr(self, name)):
                 msgspec.structs.force_setattr(self, name, length)
         for name in ("concurrency", "baseline", "speculative", "tp", "output_len"):
-            if not 0 < getattr(self, name) < 1e12:
+            if not 0 < getattr(self, name) < LARGEST:
                 raise ConfigError(f"column '{name}' must be above 0, not {getattr(self, name)!r}")
         if not 1 <= self.gamma <= MAX_GAMMA:
             raise ConfigError(f"column 'gamma' must be between 1 and {MAX_GAMMA}, not {self.gamma}")
@@ -118,6 +126,7 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"unknown unit '{self.unit}': did you mean tok_s or tpot_mean_ms?")
         if self.tokens_per_step is not None and not 0.0 <= self.tokens_per_step <= self.gamma + 1.0:
             raise ConfigError(f"column 'tokens_per_step' must be at most gamma + 1, not {self.tokens_per_step:g}")
+        _ = self.setup  # an unknown name is refused here
 
     @property
     def is_rate(self) -> bool:
@@ -146,107 +155,77 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True):
         """The source without the place in it."""
         return self.source.split(maxsplit=1)[0]
 
-
-@dataclass(frozen=True)
-class Pair:
-    """A row with what its names stand for."""
-
-    row: PairRow
-    setup: Setup
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """Equal for pairs that differ in numbers only."""
+        return tuple(getattr(self, name) for name in ALIKE)
 
     @property
     def load(self) -> tuple[Any, ...]:
         """Equal for pairs that differ in gamma and users only."""
-        return self.alike + tuple(getattr(self.row, name) for name in ("origin", "tp", "prompt_len", "output_len"))
-
-    @property
-    def alike(self) -> tuple[Any, ...]:
-        """Equal for pairs that differ in numbers only."""
-        return tuple(getattr(self.row, name) for name in ALIKE)
-
-    @property
-    def name(self) -> str:
-        """source / model / hardware / draft / formats / what is compared."""
-        return "/".join(self.labels.values())
+        return *self.alike, self.origin, self.tp, self.prompt_len, self.output_len
 
     @property
     def labels(self) -> dict[str, str]:
-        """The parts of the group's name."""
-        row, precision = self.row, self.setup.precision
+        """The parts of its group's name: source / model / hardware / draft / formats / what is compared."""
+        precision = self.setup.precision
         return {
-            "source": row.origin,
-            "model": row.model,
+            "source": self.origin,
+            "model": self.model,
             "hardware": self.setup.hardware.name,
-            "draft": row.draft,
+            "draft": self.draft,
             "formats": f"{precision.weight_dtype}, KV {precision.kv_dtype}",
-            "compared": "whole requests" if row.is_rate else "between tokens",
+            "compared": "whole requests" if self.is_rate else "between tokens",
         }
 
+    @property
+    def budget(self) -> int:
+        """Slots of a sparse draft, by its details ("budget 512", "7 % of KV")."""
+        text = self.draft_detail.lower()
+        if found := re.search(r"budget\D*(\d+)", text):
+            return int(found[1])
+        share = re.search(r"([\d.]+) ?%", text)
+        part = float(share[1]) / 100.0 if share else SHARED_BUDGET
+        return max(int(part * (self.prompt_len + self.output_len / 2.0)), SMALLEST_BUDGET)
 
-def read_pairs(paths: Sequence[Path]) -> tuple[list[Pair], list[str]]:
-    """The pairs that can be judged, and one line for each row that cannot.
-
-    Raises ConfigError for a file that cannot be read or lacks a column, and when no row of any can be judged.
-    """
-    rows, refused = read_rows(paths, PairRow)
-    pairs: list[Pair] = []
-    for row in rows:
-        try:
-            pairs.append(Pair(row, pair_setup(row, load_engine(engine_name(row.engine)))))
-        except MagicdecError as error:
-            refused.append(f"{row.where}: {error}")
-    if not pairs:
-        raise ConfigError(refused[0])
-    return pairs, refused
-
-
-def pair_setup(row: PairRow, engine: EngineProfile) -> Setup:
-    """The setup of a row. Raises ConfigError for a name that is not known."""
-    name = model_name(row.model)
-    model, hardware = load_model_spec(name), load_hardware(row.hardware)
-    kv = format_name(row.kv_dtype)
-    kind = DRAFT_NAMES.get(row.draft.lower(), row.draft.lower())
-    detail = f"{row.draft} {row.draft_detail}".lower()
-    own: str | None = None
-    draft_model = None
-    spec: dict[str, Any] = {"draft": kind, "draft_method": kind}
-    if kind == "eagle3":
-        spec["shares_vocabulary"] = SHARES_HEAD.search(detail) is not None
-    if kind in SPARSE_METHODS:
-        spec = {"draft": SELF, "draft_method": kind, "draft_budget": _budget(row)}
-    elif kind in QUANTIZED_SELF:
-        own = next((form for word, form in FORMATS.items() if word in detail), "int4")
-        spec = {"draft": SELF, "draft_method": "full", "draft_weight_dtype": own}
-    elif kind not in OWN_METHOD:
-        words = (
-            [row.draft_detail, *re.split(r"[\s,;()]+", row.draft_detail)] if kind in DRAFT_MODEL_NAMES else [row.draft]
+    @cached_property
+    def setup(self) -> Setup:
+        """The catalog's entries that its names stand for. Raises ConfigError for a name that is not known."""
+        engine = load_engine(engine_name(self.engine))
+        model, hardware = load_model_spec(model_name(self.model)), load_hardware(self.hardware)
+        kv = format_name(self.kv_dtype)
+        kind = DRAFT_NAMES.get(self.draft.lower(), self.draft.lower())
+        detail = f"{self.draft} {self.draft_detail}".lower()
+        stated = next((form for word, form in FORMATS.items() if word in detail), None)
+        own: str | None = None
+        draft_model = None
+        spec: dict[str, Any] = {"draft": kind, "draft_method": kind}
+        if kind == "eagle3":
+            spec["shares_vocabulary"] = SHARES_HEAD.search(detail) is not None
+        if kind in SPARSE_METHODS:
+            spec = {"draft": SELF, "draft_method": kind, "draft_budget": self.budget}
+        elif kind in QUANTIZED_SELF:
+            own = stated or "int4"
+            spec = {"draft": SELF, "draft_method": "full", "draft_weight_dtype": own}
+        elif kind not in OWN_METHOD:
+            is_detailed = kind in DRAFT_MODEL_NAMES
+            words = [self.draft_detail, *re.split(r"[\s,;()]+", self.draft_detail)] if is_detailed else [self.draft]
+            found = next((each for word in words if (each := model_name(word)) in model_names()), None)
+            if found is None:
+                raise unknown_choice("draft", self.draft_detail or self.draft, [*OWN_METHOD, *model_names()])
+            draft_model = load_model_spec(found)
+            own = stated or ("fp8" if "fp8" in detail else None)
+            spec = {"draft": found, "draft_method": "full"}
+        return Setup(
+            model=model,
+            hardware=hardware,
+            engine=engine.of_version(self.engine_version or NEWEST),
+            sampling=SamplingSpec(),
+            precision=Precision(weight_dtype=weight_format(model, self.weight_dtype), kv_dtype=kv),
+            draft_precision=None if own is None else Precision(weight_dtype=own, kv_dtype=kv),
+            draft_model=draft_model,
+            speculation=SpeculationSpec(gamma=self.gamma, **spec),
         )
-        found = next((each for word in words if (each := model_name(word)) in model_names()), None)
-        if found is None:
-            raise unknown_choice("draft", row.draft_detail or row.draft, [*OWN_METHOD, *model_names()])
-        draft_model = load_model_spec(found)
-        own = next((form for word, form in FORMATS.items() if word in detail), "fp8" if "fp8" in detail else None)
-        spec = {"draft": found, "draft_method": "full"}
-    return Setup(
-        model=model,
-        hardware=hardware,
-        engine=engine.of_version(row.engine_version or NEWEST),
-        sampling=SamplingSpec(),
-        precision=Precision(weight_dtype=weight_format(model, row.weight_dtype), kv_dtype=kv),
-        draft_precision=None if own is None else Precision(weight_dtype=own, kv_dtype=kv),
-        draft_model=draft_model,
-        speculation=SpeculationSpec(gamma=row.gamma, **spec),
-    )
-
-
-def _budget(row: PairRow) -> int:
-    """Slots of a sparse draft, by its details ("budget 512", "7 % of KV")."""
-    text = row.draft_detail.lower()
-    if found := re.search(r"budget\D*(\d+)", text):
-        return int(found[1])
-    share = re.search(r"([\d.]+) ?%", text)
-    part = float(share[1]) / 100.0 if share else SHARED_BUDGET
-    return max(int(part * (row.prompt_len + row.output_len / 2.0)), SMALLEST_BUDGET)
 
 
 @dataclass(frozen=True)
@@ -267,8 +246,7 @@ class StatedTokens:
         return expected, self.rates**self.gamma
 
 
-@dataclass(frozen=True, kw_only=True)
-class Predicted:
+class Predicted(NamedTuple):
     """Seconds per token, in the sense of `PairRow.measured`, of each of several pairs; a deviation of the speedup."""
 
     baseline_s: Array
@@ -281,69 +259,60 @@ class Predicted:
 
 
 def predict_pairs(
-    pairs: Sequence[Pair], tokens: Sequence[float | None], engines: Mapping[str, EngineProfile] | None = None
+    pairs: Sequence[PairRow], tokens: Sequence[float | None], engines: Mapping[str, EngineProfile] | None = None
 ) -> Predicted:
     """Predictions with these tokens per step, or by the shipped acceptance where one is None; `engines` replaces
     profiles of the catalog by name. Not a number where no acceptance is known."""
     found = np.full((3, len(pairs)), np.nan)
-    alike: dict[Any, list[int]] = defaultdict(list)
-    for index, (pair, given) in enumerate(zip(pairs, tokens, strict=True)):
-        alike[*pair.alike, given is None].append(index)
-    for indices in alike.values():
+    keys = ((*pair.alike, given is None) for pair, given in zip(pairs, tokens, strict=True))
+    for indices in places([key] for key in keys).values():
         some = [pairs[index] for index in indices]
         setup = some[0].setup
         if engines is not None and setup.engine.name in engines:
-            profile = engines[setup.engine.name].of_version(some[0].row.engine_version or NEWEST)
+            profile = engines[setup.engine.name].of_version(some[0].engine_version or NEWEST)
             setup = dataclasses.replace(setup, engine=profile)
-        stated = [tokens[index] for index in indices]
-        found[:, indices] = _predict_alike(setup, [pair.row for pair in some], stated)
-    return Predicted(baseline_s=found[0], speculative_s=found[1], log_deviation=found[2])
+        found[:, indices] = _predict_alike(setup, some, [tokens[index] for index in indices])
+    return Predicted(*found)
 
 
 def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float | None]) -> Array:
     """Baseline and speculative seconds, and the deviation of their ratio's logarithm, of rows of one setup."""
-    column = {
-        name: np.array([getattr(row, name) for row in rows], dtype=np.float64)
-        for name in ("concurrency", "prompt_len", "output_len", "tp")
-    }
-    gamma = np.array([row.gamma for row in rows])
+    users, prompt_len, output_len, tp, budgets = (
+        np.array([getattr(row, name) for row in rows], dtype=np.float64)
+        for name in ("concurrency", "prompt_len", "output_len", "tp", "budget")
+    )
+    gamma, spec = np.array([row.gamma for row in rows]), setup.speculation
     profile: AcceptanceProfile | None = None
     law: Any
     if tokens[0] is None:
-        spec = setup.speculation
         profile = law = default_profile(setup.model.name, spec.draft_method, draft=spec.draft, temperature=0.0)
         if law is None:
             return np.full((3, len(rows)), np.nan)
     else:
         law = StatedTokens(np.array(tokens, dtype=np.float64), gamma)
     alone = dataclasses.replace(setup, speculation=AUTOREGRESSIVE, draft_model=None, draft_precision=None)
-    lengths = {"prompt_len": column["prompt_len"], "output_len": column["output_len"], "tp_size": column["tp"]}
-    budget = None
-    if setup.speculation.draft_budget is not None:
-        budget = np.array([float(_budget(row)) for row in rows])
 
     def at(which: Setup, gamma: Any, budget: Any) -> Points:
-        most = largest_active(which, **lengths, budget=budget, gamma=gamma)
-        batch = column["concurrency"] if rows[0].is_decoding else np.minimum(column["concurrency"], most)
-        return Points(
-            batch=batch, context=column["prompt_len"], tp=column["tp"], gamma=gamma, budget=budget,
-            gen_len=column["output_len"],
-        )  # fmt: skip
+        most = largest_active(
+            which, prompt_len=prompt_len, output_len=output_len, tp_size=tp, budget=budget, gamma=gamma
+        )
+        batch = users if rows[0].is_decoding else np.minimum(users, most)
+        return Points(batch=batch, context=prompt_len, tp=tp, gamma=gamma, budget=budget, gen_len=output_len)
 
     before = predict(alone, None, at(alone, np.zeros_like(gamma), None))
-    after = predict(setup, law, at(setup, gamma, budget))
+    after = predict(setup, law, at(setup, gamma, None if spec.draft_budget is None else budgets))
     sure = interval(after, tokens_error(after, profile))
     log_width = np.log(sure.speedup_high / sure.speedup_low) / (2.0 * Z_90)
     if rows[0].is_decoding:
         return np.array(np.broadcast_arrays(1.0 / before.tokens_per_s, 1.0 / after.tokens_per_s, log_width))
-    requests = whole_requests(after, output_len=column["output_len"])
-    cycles = whole_requests(before, output_len=column["output_len"]).alone, requests.drafted
+    requests = whole_requests(after, output_len=output_len)
+    cycles = whole_requests(before, output_len=output_len).alone, requests.drafted
     is_rate = np.array([row.is_rate for row in rows])
     baseline_s, speculative_s = (
-        np.where(is_rate, cycle.in_slot_s / (cycle.active * column["output_len"]), cycle.tpot_s) for cycle in cycles
+        np.where(is_rate, cycle.in_slot_s / (cycle.active * output_len), cycle.tpot_s) for cycle in cycles
     )
-    if any(row.unit.startswith("tpot_p50") for row in rows):
-        is_median = np.array([row.unit.startswith("tpot_p50") for row in rows])
+    is_median = np.array([row.unit.startswith("tpot_p50") for row in rows])
+    if is_median.any():
         expected = np.broadcast_to(after.expected_tokens_per_step, is_median.shape)
         speculative_s = np.where(is_median, speculative_s / median_request(expected, gamma), speculative_s)
     low, high = requests.speedup_bounds(sure)
@@ -373,40 +342,39 @@ def _median_factor(expected: float, gamma: int) -> float:
     return float(each[np.searchsorted(np.cumsum(weights), 0.5)]) * steps
 
 
-def validate_pairs(paths: Sequence[Path], *, acceptance: Acceptance = "measured") -> dict[str, Any]:
+def validate_pairs(paths: Sequence[Path], *, acceptance: Literal["measured", "shipped"] = "measured") -> dict[str, Any]:
     """{"groups": […], "choice": {…}, "refused": [one line per row that is not judged]}.
 
     Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be judged.
     """
-    pairs, refused = read_pairs(paths)
-    stated = tokens_of_cells(pairs)
-    predicted = predict_pairs(pairs, stated if acceptance == "measured" else [None] * len(pairs))
-    known = np.array([pair.row.tokens_per_step is not None for pair in pairs]) | (acceptance == "shipped")
-    judged = known & np.isfinite(predicted.speedup)
-    for index in np.flatnonzero(~judged).tolist():
-        row, lacking = pairs[index].row, "no measured tokens per step" if acceptance == "measured" else "no acceptance"
-        refused.append(f"{row.where}: {lacking} of {row.draft} for {row.model}")
-    members: dict[str, list[int]] = defaultdict(list)
-    for index in np.flatnonzero(judged).tolist():
-        name = pairs[index].name
-        members[name].append(index)
-        members[f"all/{name.rsplit('/', 1)[1]}"].append(index)
-    groups = [_group(name, pairs, members[name], predicted) for name in sorted(members)]
+    pairs, refused = read_rows(paths, PairRow)
+    is_measured = acceptance == "measured"
+    predicted = predict_pairs(pairs, tokens_of_cells(pairs) if is_measured else [None] * len(pairs))
+    names: list[list[str]] = []
+    for pair, speedup in zip(pairs, predicted.speedup, strict=True):
+        names.append([])
+        if np.isfinite(speedup) and not (is_measured and pair.tokens_per_step is None):
+            *_, compared = labels = list(pair.labels.values())
+            names[-1] = ["/".join(labels), f"all/{compared}"]
+        else:
+            lacking = "no measured tokens per step" if is_measured else "no acceptance"
+            refused.append(f"{pair.where}: {lacking} of {pair.draft} for {pair.model}")
+    groups = [_group(name, pairs, np.array(chosen), predicted) for name, chosen in sorted(places(names).items())]
     return {"groups": groups, "choice": _choice(pairs, predicted.speedup), "refused": refused}
 
 
-def tokens_of_cells(pairs: Sequence[Pair]) -> list[float | None]:
+def tokens_of_cells(pairs: Sequence[PairRow]) -> list[float | None]:
     """The tokens per step of each pair; where it states none, those that the rate of the same load's nearest gamma
     gives."""
     stated: dict[Any, dict[int, float]] = defaultdict(dict)
     for pair in pairs:
-        if pair.row.tokens_per_step is not None:
-            stated[pair.load][pair.row.gamma] = pair.row.tokens_per_step
+        if pair.tokens_per_step is not None:
+            stated[pair.load][pair.gamma] = pair.tokens_per_step
     found: list[float | None] = []
     for pair in pairs:
-        given, gamma = stated[pair.load], pair.row.gamma
-        if pair.row.tokens_per_step is not None or not given:
-            found.append(pair.row.tokens_per_step)
+        given, gamma = stated[pair.load], pair.gamma
+        if pair.tokens_per_step is not None or not given:
+            found.append(pair.tokens_per_step)
             continue
         near = min(given, key=lambda other: (abs(other - gamma), -other))
         rate = StatedTokens(np.array([given[near]]), np.array([near])).rates
@@ -414,36 +382,33 @@ def tokens_of_cells(pairs: Sequence[Pair]) -> list[float | None]:
     return found
 
 
-def _group(name: str, pairs: Sequence[Pair], indices: Sequence[int], predicted: Predicted) -> dict[str, Any]:
+def _group(name: str, pairs: Sequence[PairRow], chosen: np.ndarray, predicted: Predicted) -> dict[str, Any]:
     """The errors of the speedup, of its sign outside the margin, and of both rates."""
-    chosen = np.array(indices)
-    measured = np.array([pairs[index].row.speedup for index in indices])
-    seconds = np.array([pairs[index].row.measured for index in indices])
+    own = [pairs[index] for index in chosen]
+    measured, seconds = np.array([pair.speedup for pair in own]), np.array([pair.measured for pair in own])
     speedup = predicted.speedup[chosen]
     is_far = np.abs(measured - 1.0) > SIGN_MARGIN
     signs = np.sign(speedup - 1.0) == np.sign(measured - 1.0)
-    error = speedup / measured - 1.0
     group: dict[str, Any] = {
         "name": name,
-        **({} if name.startswith("all/") else pairs[indices[0]].labels),
-        **ErrorSummary.of(error, predicted.log_deviation[chosen]).figures(),
+        **({} if name.startswith("all/") else own[0].labels),
+        **ErrorSummary.of(speedup / measured - 1.0, predicted.log_deviation[chosen]).figures(),
+        "sign": float(np.mean(signs[is_far])) if is_far.any() else None,
+        "rows_with_sign": int(is_far.sum()),
     }
-    group |= {"sign": float(np.mean(signs[is_far])) if is_far.any() else None, "rows_with_sign": int(is_far.sum())}
-    for what, times, own in zip(
-        ("baseline", "speculative"), (predicted.baseline_s, predicted.speculative_s), seconds.T, strict=True
-    ):
-        errors = ErrorSummary.of(times[chosen] / own - 1.0)
+    for what, times, each in zip(("baseline", "speculative"), predicted, seconds.T, strict=False):
+        errors = ErrorSummary.of(times[chosen] / each - 1.0)
         group |= {f"{what}_mape": errors.mape, f"{what}_bias": errors.bias}
     return group
 
 
-def _choice(pairs: Sequence[Pair], speedup: Array) -> dict[str, Any]:
+def _choice(pairs: Sequence[PairRow], speedup: Array) -> dict[str, Any]:
     """The mean loss of following the plan's gamma instead of the best measured one, over the loads measured at several;
     that of never speculating and of constant gammas, and the constant that is best in hindsight."""
     cells: dict[Any, dict[int, tuple[float, float]]] = defaultdict(dict)
     for pair, predicted in zip(pairs, speedup, strict=True):
-        if pair.row.is_rate and np.isfinite(predicted):
-            cells[*pair.load, pair.row.concurrency][pair.row.gamma] = (float(predicted), pair.row.speedup)
+        if pair.is_rate and np.isfinite(predicted):
+            cells[*pair.load, pair.concurrency][pair.gamma] = (float(predicted), pair.speedup)
     swept = [cell | {0: (1.0, 1.0)} for cell in cells.values() if len(cell) > 1]
     losses: dict[str, list[float]] = defaultdict(list)
     for cell in swept:

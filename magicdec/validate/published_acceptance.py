@@ -22,7 +22,7 @@ from magicdec.comparison import ErrorSummary
 from magicdec.counts import Array, expected_tokens_per_step, survival
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance.law import Law
-from magicdec.validate.csv_rows import Size, published, read_lines, read_rows
+from magicdec.validate.rows import Size, published, read_lines, read_rows
 
 DEFAULT_TABLES = ("acceptance_snapkv.csv", "acceptance_llama31_8b_streamingllm512_pg19.csv")
 DEEPEST_FITTED = 8

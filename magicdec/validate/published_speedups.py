@@ -29,7 +29,7 @@ from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.parallel import check_tp
 from magicdec.specs.speculation import MAX_GAMMA, SELF, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
-from magicdec.validate.csv_rows import Count, published, read_rows
+from magicdec.validate.rows import Count, published, read_rows
 
 DEFAULT_TABLES = ("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
 ENGINE = "magicdec-2024"

@@ -1,45 +1,279 @@
-"""How right predictions for servers are: measured rows in groups by source, hardware, engine and what is in the figure.
+"""Rows of measured servers, what is predicted for each, the errors in groups by source, hardware, engine and what is in
+the figure (by tp too), and fits of the engines' constants to them.
 
-Each group has `rows`, `mape` (mean absolute relative error), `bias` (median error), `p90` (its 90th percentile) and
-`coverage` (share of rows within their 90 % interval); by tp too. Rows whose note says that requests queued, or that
-they lie below the bytes to be read, make groups of their own. `left_out` adds each error with the row's device, tp or
-model left out of the engines' fits (fitted on the other rows of the call), and the coverage of the intervals that the
-errors of other devices (tps, models), left out in their turn, give it.
+Columns: source, model, hardware, tp, batch (requests in the system), context (mean tokens in the cache), draft, gamma,
+acceptance, metric, value, engine, weight_dtype, kv_dtype, prompt_len, output_len, isolated_decode, note. Metrics:
+
+    tpot_ms                             between tokens of one request, prefills of others inside
+    ttft_ms, request_ms                 to the first token; of a whole request
+    tokens_per_s                        of the batch, decoding alone
+    output_tokens_per_s_with_prefill    of a static batch, its own prefill inside
+    speedup                             of speculation over none
+
+`acceptance` is a rate, or "mean length E": tokens per step. Each row is compared as seconds (per token, or of a
+request), or as a speedup. A cache without a format is in 8 bits beside mxfp4 where the device computes in it, as
+InferenceMAX serves gpt-oss on Blackwell.
+
+Few constants per engine are fitted, each with a prior: factors near 1 (kernel curves come from tables of single
+kernels), fixed costs of the size that one launch or one step of a scheduler takes. Engines are fitted together, since
+they run like kernels on the same hosts: each constant is a value that all share plus the engine's own deviation from
+it, so an engine borrows what its own rows do not tell (a format, a device) from the others' rows,
+
+    Σ_rows ρ(ln(predicted/measured) / 6 %) + Σ shared² + Σ_engines (deviation / 0.7)²     codes in units of the priors
+
+Left out of every fit: rows whose note says that requests queued or that they lie below the bytes to be read, those of
+`is_prefix_cached` and `is_capped`, and copies of a row (some servers stand in several dumps).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 
 from magicdec.comparison import ErrorSummary
-from magicdec.counts import Array
+from magicdec.counts import Z_90, Array, expected_tokens_per_step
+from magicdec.errors import ConfigError
+from magicdec.fitting import Free
+from magicdec.perfmodel.forward import prefill
 from magicdec.perfmodel.intervals import step_errors
-from magicdec.specs.engine import load_engine
-from magicdec.validate.csv_rows import read_rows
-from magicdec.validate.serving_fit import LEFT_OUT, left_out_predictions, nested_deviations
-from magicdec.validate.serving_rows import ServingRow, alike, predict_rows, row_steps
+from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.perfmodel.serving import serving_time
+from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.step import StepTerms, step_terms
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import EngineProfile, load_engine
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
+from magicdec.units import MILLI
+from magicdec.validate.rows import Count, Length, Size, engine_name, format_name, model_name, places, read_rows
+from magicdec.validate.rows import weight_format as format_of_weights
+
+Metric = Literal[
+    "tpot_ms", "ttft_ms", "request_ms", "tokens_per_s", "output_tokens_per_s_with_prefill", "speedup"
+]  # fmt: skip
+ISOLATED_RATIO = 4.0
+"""Output this many times the prompt is decoding alone: the prefills of others are a few per cent of it."""
+COLUMNS = {"tp_size": "tp", "batch_size": "batch", "engine_version": "engine"}
+LEFT_OUT = ("device", "tp", "model")
+ROW_ERROR = 0.06
+"""Standard deviation of a row about the model, beside which the priors weigh."""
+OWN_SPREAD = 0.7
+"""Standard deviation of an engine's own deviation, in units of a prior's spread."""
+CODE_STEP = 1e-3
+MAX_ROUNDS = 60
+LEAST_ERROR = 0.03
+UNSEEN_SHARE = 0.93
+"""Share of rows left out that the interval of rows of yet another device, tp or model is to hold: rows of one are
+alike, so intervals which hold 90 % of those seen hold fewer of the next."""
+MIN_ROWS = 12
+MANY_REQUESTS = 512
+PRIORS = {
+    "gemm_factor": Free(prior=1.0, spread=0.07),
+    "narrow_gemm_factor": Free(prior=1.0, spread=0.1),
+    "experts_factor": Free(prior=1.0, spread=0.25),
+    "attention_factor": Free(prior=1.0, spread=0.2),
+    "collective_factor": Free(prior=1.0, spread=0.2),
+    "elementwise_factor": Free(prior=1.0, spread=0.3),
+    "autoregressive_overhead_s": Free(prior=0.4e-3, spread=0.8),
+    "sequence_overhead_s": Free(prior=10e-6, spread=0.8),
+    "older_sequence_overhead_s": Free(prior=30e-6, spread=0.5),
+    "prefill_factor": Free(prior=1.0, spread=0.15),
+    "prefill_layer_overhead_s": Free(prior=50e-6, spread=0.8),
+    "prefill_share": Free(prior=0.9, spread=1.0, scale="unit"),
+}
+Engines = Mapping[str, EngineProfile]
 
 
-def group_name(row: ServingRow) -> str:
-    """source / hardware / engine / what is in the figure."""
-    if row.is_left_out:
-        what = "queues or below the bytes"
-    elif row.metric == "speedup":
-        what = "speculative"
-    else:
-        what = "decoding alone" if row.is_isolated else "prefill inside"
-    return "/".join((row.source, row.hardware, row.engine, what))
+class ServingRow(msgspec.Struct, frozen=True, kw_only=True, rename=COLUMNS):
+    """One measured configuration. Raises ConfigError for what is not known."""
+
+    where: str = ""
+    source: str
+    model: str
+    hardware: str
+    engine_version: str
+    tp_size: Count
+    batch_size: Size
+    metric: Metric
+    value: Annotated[float, msgspec.Meta(ge=1e-9, le=1e12)]
+    context: Length | None = None
+    prompt_len: Length = 0.0
+    output_len: Length = 0.0
+    draft: str = "none"
+    gamma: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
+    acceptance: str = ""
+    weight_dtype: str = "bf16"
+    kv_dtype: str = ""
+    isolated_decode: str = "no"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        """Puts the catalog's names in place of the table's. A note may name the experts' format, which nearly all
+        weights have ("moe_quant=fp8_block")."""
+        msgspec.structs.force_setattr(self, "model", model_name(self.model))
+        hardware = load_hardware(self.hardware)
+        stated = self.note.partition("moe_quant=")[2].partition(";")[0].strip() or self.weight_dtype
+        weights = format_of_weights(load_model_spec(self.model), stated)
+        usual = "fp8" if weights == "mxfp4" and hardware.computes_in("mxfp4") else "bf16"
+        precision = Precision(weight_dtype=weights, kv_dtype=format_name(self.kv_dtype) or usual)
+        names = {"hardware": hardware.name, "weight_dtype": precision.weight_dtype, "kv_dtype": precision.kv_dtype}
+        for name, value in names.items():
+            msgspec.structs.force_setattr(self, name, value)
+        engine = load_engine(self.engine)
+        if self.metric == "speedup" or self.gamma:
+            tokens_per_step(self)
+            row_setup(self, engine)
+
+    @property
+    def engine(self) -> str:
+        """The profile's name."""
+        return engine_name(self.engine_version)
+
+    @property
+    def context_len(self) -> float:
+        return self.prompt_len + self.output_len / 2.0 if self.context is None else self.context
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether hardly any prefill of others is inside its figures."""
+        is_long = self.prompt_len > 0 and self.output_len >= ISOLATED_RATIO * self.prompt_len
+        return self.isolated_decode == "yes" or is_long
+
+    @property
+    def measured(self) -> float:
+        """Seconds, or a speedup."""
+        if self.metric == "speedup":
+            return self.value
+        return self.value * MILLI if self.metric.endswith("_ms") else self.batch_size / self.value
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether its note says that requests queued, or that it lies below the bytes that must be read."""
+        return any(words in self.note for words in ("queue", "below"))
+
+    @property
+    def is_prefix_cached(self) -> bool:
+        """vLLM 0.12.0 and TensorRT-LLM 1.2.0rc6 with fp8 weights among NVIDIA's runs: prompts come faster than the
+        device could compute them (to 1,900 of 1,979 TFLOP/s on an H200, and 420 on an H100 where decoding alone fills
+        the time between tokens), so most of each prompt was in the prefix cache."""
+        engine = self.engine_version.startswith(("vllm", "trtllm 1.2.0rc6"))
+        return engine and self.source.startswith("NVIDIA") and self.weight_dtype == "fp8"
+
+    @property
+    def is_capped(self) -> bool:
+        """gpt-oss-120b with 512 requests in vLLM: faster per token than with 64, down to 3.6 ms, so most waited."""
+        return self.model == "gpt-oss-120b" and self.engine == "vllm" and self.batch_size >= MANY_REQUESTS
+
+    @property
+    def is_fitted_on(self) -> bool:
+        left_out = self.is_left_out or self.is_prefix_cached or self.is_capped
+        return self.metric == "tpot_ms" and self.gamma == 0 and not left_out
+
+    @property
+    def group(self) -> str:
+        """source / hardware / engine / what is in the figure."""
+        if self.is_left_out:
+            what = "queues or below the bytes"
+        elif self.metric == "speedup":
+            what = "speculative"
+        else:
+            what = "decoding alone" if self.is_isolated else "prefill inside"
+        return "/".join((self.source, self.hardware, self.engine, what))
+
+
+def alike(rows: Sequence[ServingRow]) -> list[list[int]]:
+    """The places of rows that differ in numbers only."""
+    keys = ((r.model, r.hardware, r.engine_version, r.weight_dtype, r.kv_dtype, r.draft, r.metric) for r in rows)
+    return list(places([key] for key in keys).values())
+
+
+def predict_rows(rows: Sequence[ServingRow], engines: Engines | None = None) -> Array:
+    """Seconds or speedup of each row, as `measured`; `engines` replaces profiles of the catalog by name.
+
+    An engine's constants may be columns of n values: the result then is (n, rows).
+    """
+    found: dict[int, Array] = {}
+    for indices in alike(rows):
+        some = [rows[index] for index in indices]
+        engine = (engines or {}).get(some[0].engine) or load_engine(some[0].engine)
+        engine = engine.of_version(some[0].engine_version.partition(" ")[2])
+        found.update(zip(indices, np.moveaxis(_predict_alike(some, engine), -1, 0), strict=True))
+    return np.stack(np.broadcast_arrays(*(found[index] for index in range(len(rows)))), axis=-1)
+
+
+def _column(rows: Sequence[ServingRow], name: str) -> Array:
+    return np.array([getattr(row, name) for row in rows], dtype=np.float64)
+
+
+def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
+    """The setup that a row was measured with; its sampling is the default of benchmarks of servers, greedy."""
+    spec = SpeculationSpec()
+    if row.draft != "none":
+        method: Any = row.draft if row.draft in OWN_METHOD else "full"
+        spec = SpeculationSpec(draft=row.draft, draft_method=method, gamma=row.gamma)
+    return Setup.of(
+        row.model, row.hardware, engine, spec, sampling=SamplingSpec(), weight_dtype=row.weight_dtype,
+        kv_dtype=row.kv_dtype,
+    )  # fmt: skip
+
+
+def tokens_per_step(row: ServingRow) -> float:
+    """Expected tokens per step of a row that speculates: measured, or of a rate at every position.
+
+    Raises ConfigError for what is neither.
+    """
+    words = row.acceptance.split()
+    try:
+        value = float(words[-1])
+    except (ValueError, IndexError):
+        value = float("nan")
+    if row.acceptance.startswith("mean length") and 1.0 <= value <= row.gamma + 1.0:
+        return value
+    if len(words) == 1 and 0.0 <= value <= 1.0:
+        return float(expected_tokens_per_step(np.full(row.gamma, value), row.gamma))
+    raise ConfigError(
+        f"column 'acceptance' must be a rate, or 'mean length' and at most gamma + 1 tokens, not '{row.acceptance}'"
+    )
+
+
+def row_steps(rows: Sequence[ServingRow], engine: EngineProfile) -> tuple[Setup, StepTerms, Array]:
+    """The steps of rows that differ in numbers only, with their setup and tp sizes."""
+    setup, tp, kv_len = row_setup(rows[0], engine), _column(rows, "tp_size"), _column(rows, "context_len")
+    gamma = _column(rows, "gamma") if rows[0].metric == "speedup" else np.zeros(len(rows))
+    batch = _column(rows, "batch_size")
+    terms = step_terms(setup, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=gamma, tp_size=tp)
+    return setup, terms, tp
+
+
+def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
+    """Rows that differ in numbers only."""
+    metric, batch, tp, prompt, output = rows[0].metric, *(
+        _column(rows, name) for name in ("batch_size", "tp_size", "prompt_len", "output_len")
+    )  # fmt: skip
+    if metric.endswith("_ms") and np.all(output > 0):
+        setup = row_setup(rows[0], engine)
+        time = serving_time(setup, concurrency=batch, prompt_len=prompt, output_len=output, tp_size=tp)
+        return {"tpot_ms": time.tpot_s, "ttft_ms": time.ttft_s, "request_ms": time.request_s}[metric]
+    setup, terms, _ = row_steps(rows, engine)
+    step_s: Array = terms.autoregressive.total_s
+    if metric == "speedup":
+        return np.asarray(step_s * np.array([tokens_per_step(row) for row in rows]) / terms.step_s)
+    if metric == "output_tokens_per_s_with_prefill":
+        return np.asarray(
+            step_s + prefill(setup.model, setup.at, batch=batch, prompt_len=prompt, tp=tp).total_s / output
+        )
+    return np.broadcast_to(step_s, batch.shape)
 
 
 def relative_errors(rows: Sequence[ServingRow]) -> Array:
     """One standard deviation of each prediction, relative: that of a plan's intervals."""
     errors = np.zeros(len(rows))
-    for indices in alike(rows).values():
+    for indices in alike(rows):
         some = [rows[index] for index in indices]
         of_speedup, of_time = step_errors(*row_steps(some, load_engine(some[0].engine)))
         errors[indices] = of_speedup if some[0].metric == "speedup" else of_time
@@ -49,40 +283,150 @@ def relative_errors(rows: Sequence[ServingRow]) -> Array:
 def validate_serving(paths: Sequence[Path], *, left_out: bool = False) -> dict[str, Any]:
     """{"groups": […], "refused": [one line per row that cannot be judged]}.
 
+    `left_out` adds each error with the row's device, tp or model left out of the engines' fits (fitted on the other
+    rows of the call), and the coverage of the intervals that the errors of other devices (tps, models), left out in
+    their turn, give it.
+
     Raises ConfigError for a file that cannot be read or lacks a column, and when no row can be judged.
     """
     rows, refused = read_rows(paths, ServingRow)
     measured = np.array([row.measured for row in rows])
     error = predict_rows(rows) / measured - 1.0
-    deviation = relative_errors(rows)
-    without = _without(rows) if left_out else {}
-    members: dict[str, list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        name = group_name(row)
-        members[name].append(index)
-        members[f"{name}/tp {row.tp_size}"].append(index)
-        members[f"all/{name.rsplit('/', 1)[1]}"].append(index)
+    deviations = relative_errors(rows)
+    bases = {name: load_engine(name) for name in dict.fromkeys(row.engine for row in rows)}
+    bases = {name: engine for name, engine in bases.items() if engine.fitted_devices}
+    without = {
+        kind: np.log(left_out_predictions(rows, bases, kind) / measured) for kind in (LEFT_OUT if left_out else ())
+    }
+    widths = {kind: nested_deviations(rows, log_error, kind) for kind, log_error in without.items()}
+    names = ((row.group, f"{row.group}/tp {row.tp_size}", f"all/{row.group.rsplit('/', 1)[1]}") for row in rows)
     groups = []
-    for name in sorted(members):
-        chosen = members[name]
-        group: dict[str, Any] = {"name": name, **ErrorSummary.of(error[chosen], deviation[chosen]).figures()}
-        for kind, (log_error, width) in without.items():
-            known = [index for index in members[name] if np.isfinite(log_error[index])]
-            errors = ErrorSummary.of(np.expm1(log_error[known]), width[known]) if known else None
+    for name, chosen in sorted(places(names).items()):
+        group: dict[str, Any] = {"name": name, **ErrorSummary.of(error[chosen], deviations[chosen]).figures()}
+        for kind, log_error in without.items():
+            known = [index for index in chosen if np.isfinite(log_error[index])]
+            errors = ErrorSummary.of(np.expm1(log_error[known]), widths[kind][known]) if known else None
             group[f"mape_other_{kind}"] = errors.mape if errors else None
             group[f"coverage_other_{kind}"] = errors.coverage if errors else None
         groups.append(group)
     return {"groups": groups, "refused": refused}
 
 
-def _without(rows: Sequence[ServingRow]) -> dict[str, tuple[Array, Array]]:
-    """Errors (of the logarithm) with the row's device, tp or model left out of the fit, and the standard deviations
-    that the rows of other devices (tps, models) give them."""
-    bases = {name: load_engine(name) for name in dict.fromkeys(row.engine for row in rows)}
-    bases = {name: engine for name, engine in bases.items() if engine.fitted_devices}
-    measured = np.array([row.measured for row in rows])
-    found: dict[str, tuple[Array, Array]] = {}
-    for kind in LEFT_OUT:
-        log_error = np.log(left_out_predictions(rows, bases, kind) / measured)
-        found[kind] = log_error, nested_deviations(rows, log_error, kind)
-    return found
+def without_copies(rows: Sequence[ServingRow]) -> list[ServingRow]:
+    """One of each set of rows that say the same of one server."""
+    kept = {(row.hardware, row.engine, row.tp_size, row.batch_size, row.prompt_len, row.output_len, row.value): row
+            for row in reversed(rows)}  # fmt: skip
+    return list(kept.values())[::-1]
+
+
+@lru_cache(maxsize=64)
+def shape_of(model: str) -> str:
+    """A key that models of one shape share: DeepSeek's V3 and R1 are one when a model is left out."""
+    spec = load_model_spec(model)
+    return repr((spec.hidden_size, spec.vocab_size, spec.mixers, spec.feed_forwards))
+
+
+class Joint:
+    """Residuals of all engines' rows and of the priors, and their derivatives, in the codes: the shared ones, then
+    each engine's deviations.
+
+    The loss is ρ(z) = 2 (√(1 + z²) − 1). A prior's residual is c·√(1 + c²/4), of which it makes c².
+    """
+
+    def __init__(self, rows: Sequence[ServingRow], bases: Engines, priors: Mapping[str, Free]) -> None:
+        self.priors = priors
+        self.bases = bases
+        self.rows = {name: [row for row in rows if row.engine == name] for name in bases}
+        self.measured = {name: np.log([row.measured for row in mine]) for name, mine in self.rows.items()}
+        self.size = len(priors)
+        self.offsets = {name: (index + 1) * self.size for index, name in enumerate(bases)}
+
+    def engine_codes(self, codes: Array, name: str) -> Array:
+        at = self.offsets[name]
+        return np.asarray(codes[: self.size] + OWN_SPREAD * codes[at : at + self.size])
+
+    def profile(self, name: str, codes: Array) -> EngineProfile:
+        """At (constants,) codes; with (constants, n), constants are columns of n values, which predictions keep."""
+        values = {key: prior.at(code) for (key, prior), code in zip(self.priors.items(), codes, strict=True)}
+        values = {key: float(value) if np.ndim(value) == 0 else value[:, None] for key, value in values.items()}
+        return msgspec.structs.replace(self.bases[name], **values)
+
+    def _errors(self, name: str, codes: Array) -> Array:
+        predicted = predict_rows(self.rows[name], {name: self.profile(name, codes)})
+        return np.asarray((np.log(predicted) - self.measured[name]) / ROW_ERROR)
+
+    def residuals(self, codes: Array) -> Array:
+        errors = [self._errors(name, self.engine_codes(codes, name)) for name, mine in self.rows.items() if mine]
+        return np.concatenate([*errors, codes * np.sqrt(1.0 + codes**2 / 4.0)])
+
+    def jacobian(self, codes: Array) -> Array:
+        blocks = []
+        for name, mine in self.rows.items():
+            if not mine:
+                continue
+            at, here = self.offsets[name], self.engine_codes(codes, name)
+            moved = here[:, None] + CODE_STEP * np.concatenate([np.eye(self.size), np.zeros((self.size, 1))], axis=1)
+            errors = np.atleast_2d(self._errors(name, moved))
+            slopes = (errors[:-1] - errors[-1]).T / CODE_STEP
+            block = np.zeros((len(mine), codes.size))
+            block[:, : self.size] = slopes
+            block[:, at : at + self.size] = OWN_SPREAD * slopes
+            blocks.append(block)
+        return np.concatenate([*blocks, np.diag((1.0 + codes**2 / 2.0) / np.sqrt(1.0 + codes**2 / 4.0))])
+
+    def minimised(self, start: Array) -> Any:
+        from scipy.optimize import least_squares
+
+        return least_squares(
+            self.residuals, start, jac=self.jacobian, loss="soft_l1", ftol=1e-5, xtol=1e-5, max_nfev=MAX_ROUNDS
+        )
+
+
+def fit_engines(
+    rows: Sequence[ServingRow], bases: Engines, priors: Mapping[str, Free] = PRIORS
+) -> dict[str, EngineProfile]:
+    """`bases` with the constants of `priors` that best explain the rows together, whatever their values in `bases`."""
+    joint = Joint(rows, bases, priors)
+    codes = joint.minimised(np.zeros((len(bases) + 1) * joint.size)).x
+    return {name: joint.profile(name, joint.engine_codes(codes, name)) for name in bases}
+
+
+def _key(kind: str) -> Callable[[ServingRow], Any]:
+    if kind == "model":
+        return lambda row: shape_of(row.model)
+    return lambda row: row.hardware if kind == "device" else row.tp_size
+
+
+def left_out_predictions(rows: Sequence[ServingRow], bases: Engines, kind: str) -> Array:
+    """The prediction of the profiles for each row when all are fitted without its device (tp, model); NaN with too few
+    others."""
+    key = _key(kind)
+    predicted = np.full(len(rows), np.nan)
+    for value in dict.fromkeys(map(key, rows)):
+        others = without_copies([row for row in rows if key(row) != value and row.is_fitted_on and row.engine in bases])
+        test = [index for index, row in enumerate(rows) if key(row) == value and row.engine in bases]
+        if len(others) >= MIN_ROWS and test:
+            predicted[test] = predict_rows([rows[index] for index in test], fit_engines(others, bases))
+    return predicted
+
+
+def deviation(log_error: Array, share: float = 0.9) -> float:
+    """The standard deviation whose 90 % interval holds this share of the rows with these errors of the logarithm (NaN
+    left out)."""
+    error = np.abs(log_error[np.isfinite(log_error)])
+    return max(LEAST_ERROR, float(np.quantile(error, share)) / Z_90) if error.size else float("nan")
+
+
+def nested_deviations(rows: Sequence[ServingRow], log_error: Array, kind: str) -> Array:
+    """For each row the deviation of left-out errors on the engine's rows of other devices (tps, models), or of all
+    engines' where it has no other: what could be said of the row before it was seen."""
+    key = _key(kind)
+    values, engines = np.array([str(key(row)) for row in rows]), np.array([row.engine for row in rows])
+    judged = np.array([row.is_fitted_on for row in rows]) & np.isfinite(log_error)
+    widths = np.full(len(rows), np.nan)
+    for value, engine in set(zip(values, engines, strict=True)):
+        other = judged & (values != value)
+        own = other & (engines == engine)
+        seen = log_error[own if own.sum() >= MIN_ROWS else other]
+        widths[(values == value) & (engines == engine)] = deviation(seen, UNSEEN_SHARE)
+    return widths

@@ -33,8 +33,7 @@ from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec
 from magicdec.units import MILLI
-from magicdec.validate.csv_rows import Count, Length, Size, read_rows
-from magicdec.validate.names import NEWEST, engine_name, model_name, weight_format
+from magicdec.validate.rows import NEWEST, Count, Length, Size, engine_name, model_name, read_rows, weight_format
 
 ROUNDS = 4
 DURATION_S = 600.0

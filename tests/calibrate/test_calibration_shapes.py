@@ -14,8 +14,7 @@ from magicdec.calibrate.kernel_bench import ATTENTION_SHAPES
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.validate import demo
-from magicdec.validate.grid import acceptance_request
-from magicdec.validate.grid_spec import BUILT_IN_GRID, QUICK_GRID, VLLM_GRID, load_grid
+from magicdec.validate.grid import BUILT_IN_GRID, QUICK_GRID, VLLM_GRID, acceptance_request, load_grid
 
 GRID_FILE = Path(__file__).resolve().parents[2] / "docs" / "grid.toml"
 SHAPES = {

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from magicdec.calibrate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES
 from magicdec.calibrate.engine_fit import EngineFit, fit_engine, predict_phase
-from magicdec.calibrate.points import Point
+from magicdec.calibrate.local_profile import Point
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine

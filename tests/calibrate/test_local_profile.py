@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from magicdec.calibrate.local_profile import LocalProfile, load_local_profile, save_points
+from magicdec.calibrate.local_profile import LocalProfile, Point, load_local_profile, save_points
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
@@ -16,9 +16,6 @@ from magicdec.specs.engine import load_engine
 
 
 def test_a_profile_comes_back_from_its_files_whatever_lies_beside_them(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    from magicdec.calibrate.points import Point
-
     hardware = msgspec.structs.replace(load_hardware("a100-sxm-80gb"), reference_s=0.0065, compute_reference_s=0.01)
     laws = tuple(constant_profile(0.8, model="embedded", draft_method=name) for name in ("snapkv", "streamingllm"))
     profile = LocalProfile(hardware=hardware, engine=load_engine("ours"), acceptance=laws)

@@ -20,8 +20,8 @@ from magicdec.plan_document import Plan
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import HeadSpec, SamplingSpec, SpeculationSpec, load_head
-from magicdec.validate.csv_rows import read_rows
-from magicdec.validate.serving_rows import ServingRow, predict_rows
+from magicdec.validate.rows import read_rows
+from magicdec.validate.serving import ServingRow, predict_rows
 
 CHAINS = Path(__file__).parents[1] / "data" / "serving" / "speculative_chains.csv"
 LLAMA = load_model_spec("llama-3.1-8b")

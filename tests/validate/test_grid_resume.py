@@ -21,8 +21,7 @@ from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.records import UNFINISHED, Record, read_records
 from magicdec.specs.engine import load_engine
-from magicdec.validate.grid import freeze_predictions, prediction_note, run_grid
-from magicdec.validate.grid_spec import GridSpec, load_grid
+from magicdec.validate.grid import GridSpec, freeze_predictions, load_grid, prediction_note, run_grid
 
 NUM_POINTS = 2 * 3
 

@@ -13,8 +13,8 @@ from magicdec.commands.validate import app
 from magicdec.counts import expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.step import step_terms
-from magicdec.validate.csv_rows import published
-from magicdec.validate.pairs import REQUEST_SPREAD, median_request, predict_pairs, read_pairs, validate_pairs
+from magicdec.validate.pairs import REQUEST_SPREAD, PairRow, median_request, predict_pairs, validate_pairs
+from magicdec.validate.rows import published, read_rows
 
 HEADER = (
     "source,model,hardware,engine,engine_version,tp,concurrency,prompt_len,output_len,draft,draft_detail,gamma,"
@@ -37,7 +37,7 @@ def test_the_shipped_sample_is_judged_whole():
 
 
 def test_errors_are_of_predicted_over_measured_speedups(tmp_path):
-    (pair,), _ = read_pairs([write(tmp_path / "one.csv", LINE)])
+    (pair,), _ = read_rows([write(tmp_path / "one.csv", LINE)], PairRow)
     speedup = float(predict_pairs([pair], [2.5]).speedup[0])
     lines = [LINE.replace("800,1200", f"800,{800 * speedup * factor:.9g}") for factor in (0.8, 1.0, 2.0)]
     (group,) = [
@@ -90,7 +90,7 @@ def test_names_are_read_as_sources_write_them(tmp_path, changes, expected):
     line = LINE
     for old, new in changes.items():
         line = line.replace(old, new, 1)
-    (pair,), refused = read_pairs([write(tmp_path / "x.csv", line)])
+    (pair,), refused = read_rows([write(tmp_path / "x.csv", line)], PairRow)
     assert not refused
     setup = pair.setup
     spec = setup.speculation
@@ -100,14 +100,14 @@ def test_names_are_read_as_sources_write_them(tmp_path, changes, expected):
 def test_lengths_that_a_row_leaves_out_are_those_of_the_workload_that_it_names(tmp_path):
     without = LINE.replace(",1024,256,", ",,,")
     lines = (without + "ShareGPT; greedy", without + "chat", LINE + "ShareGPT")
-    pairs, _ = read_pairs([write(tmp_path / "x.csv", *lines)])
-    assert [(pair.row.prompt_len, pair.row.output_len) for pair in pairs] == [(217, 186), (512, 256), (1024, 256)]
+    pairs, _ = read_rows([write(tmp_path / "x.csv", *lines)], PairRow)
+    assert [(pair.prompt_len, pair.output_len) for pair in pairs] == [(217, 186), (512, 256), (1024, 256)]
 
 
 def test_the_regret_is_of_the_gamma_that_is_predicted_best(tmp_path):
     gammas, tokens = (1, 3, 7), (1.7, 2.5, 2.9)
     lines = [LINE.replace(",3,2.5,", f",{gamma},{each},") for gamma, each in zip(gammas, tokens, strict=True)]
-    pairs, _ = read_pairs([write(tmp_path / "x.csv", *lines)])
+    pairs, _ = read_rows([write(tmp_path / "x.csv", *lines)], PairRow)
     chosen = int(np.argmax(predict_pairs(pairs, tokens).speedup))
     speedups = [1.0, 1.0, 1.0]
     speedups[chosen] = 1.6
@@ -144,7 +144,7 @@ def test_the_median_request_by_simulation():
 def test_a_parallel_head_takes_one_pass_for_its_block(tmp_path):
     def drafting(method: str, gamma: int) -> float:
         line = LINE.replace("eagle3,", f"{method},").replace(",3,2.5,", f",{gamma},2,")
-        (pair,), _ = read_pairs([write(tmp_path / "x.csv", line)])
+        (pair,), _ = read_rows([write(tmp_path / "x.csv", line)], PairRow)
         terms = step_terms(pair.setup, batch=1, kv_len=1000, draft_kv_len=1000, gamma=gamma)
         return float(gamma * terms.draft.total_s)
 
@@ -154,7 +154,7 @@ def test_a_parallel_head_takes_one_pass_for_its_block(tmp_path):
 
 def test_a_head_is_in_16_bits_beside_a_narrow_target(tmp_path):
     def head(dtype: str) -> float:
-        (pair,), _ = read_pairs([write(tmp_path / "x.csv", LINE.replace(",bf16,bf16", f",{dtype},bf16"))])
+        (pair,), _ = read_rows([write(tmp_path / "x.csv", LINE.replace(",bf16,bf16", f",{dtype},bf16"))], PairRow)
         return float(step_terms(pair.setup, batch=1, kv_len=1000, draft_kv_len=1000, gamma=3).draft.cost.weight_bytes)
 
     assert head("int4") == head("bf16")

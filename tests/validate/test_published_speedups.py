@@ -11,8 +11,8 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import default_profile
 from magicdec.specs.engine import load_engine
-from magicdec.validate.csv_rows import published
 from magicdec.validate.published_speedups import ENGINE, evaluate, is_fitted_on, read_published, validate_published
+from magicdec.validate.rows import published
 
 LATENCY, SPEEDUP = published("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
 HEADER = "target,draft,draft_method,draft_budget_tokens,device,tp_size,context_len,batch_size,gamma,speedup\n"

@@ -20,21 +20,23 @@ from magicdec.errors import ConfigError
 from magicdec.perfmodel.serving import serving_time
 from magicdec.perfmodel.step import step_terms
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.validate.csv_rows import by_cause, read_rows
-from magicdec.validate.serving import relative_errors, validate_serving
-from magicdec.validate.serving_fit import (
+from magicdec.validate.rows import by_cause, read_rows
+from magicdec.validate.serving import (
     OWN_SPREAD,
     PRIORS,
     Joint,
+    ServingRow,
     deviation,
     fit_engines,
-    is_fitted_on,
     left_out_predictions,
     nested_deviations,
+    predict_rows,
+    relative_errors,
+    row_setup,
     shape_of,
+    validate_serving,
     without_copies,
 )
-from magicdec.validate.serving_rows import ServingRow, predict_rows, row_setup
 from tests.perfmodel.passes import prefill
 
 SAMPLE = Path(__file__).parents[1] / "data" / "serving" / "server_tpot_sample.csv"
@@ -72,7 +74,7 @@ def test_a_plans_interval_is_the_validated_one(tmp_path: Path):
 def test_servers_are_predicted_within_the_targets():
     groups = {group["name"]: group for group in validate_serving([SAMPLE])["groups"]}
     assert groups["all/decoding alone"]["mape"] < 0.08
-    rows = [row for row in sample_rows() if is_fitted_on(row)]
+    rows = [row for row in sample_rows() if row.is_fitted_on]
     error = np.abs(predict_rows(rows) / np.array([row.measured for row in rows]) - 1.0)
     assert error.mean() < 0.10
     assert groups["all/decoding alone"]["coverage"] >= 0.75
@@ -212,7 +214,7 @@ def test_constants_in_columns_are_predicted_as_one_by_one():
 
 
 def test_what_is_left_out_takes_no_part_in_the_fit():
-    rows = [row for row in sample_rows() if is_fitted_on(row)]
+    rows = [row for row in sample_rows() if row.is_fitted_on]
     bases = {name: load_engine(name) for name in ("vllm", "sglang", "trtllm")}
     predicted = left_out_predictions(rows, bases, "tp")
     chosen = rows[0].tp_size
@@ -223,7 +225,7 @@ def test_what_is_left_out_takes_no_part_in_the_fit():
 
 
 def test_an_engine_without_rows_takes_the_constants_that_the_others_share():
-    rows = [row for row in sample_rows() if row.engine == "trtllm" and is_fitted_on(row)]
+    rows = [row for row in sample_rows() if row.engine == "trtllm" and row.is_fitted_on]
     fitted = fit_engines(rows, {name: load_engine(name) for name in ("vllm", "trtllm")})
     for name, prior in PRIORS.items():
         own, borrowed = (prior.deviations(getattr(fitted[engine], name)) for engine in ("trtllm", "vllm"))
@@ -251,7 +253,7 @@ def improvement(rows: list[ServingRow], engines: dict[str, EngineProfile]) -> fl
 def test_shipped_constants_are_what_a_fit_of_the_shipped_rows_gives():
     """Further rounds of the fit from the shipped constants lower what it minimises by less than 1 %."""
     rows, _ = read_rows([SAMPLE.parent / name for name in ("server_tpot.csv.gz", "server_tpot_moe.csv.gz")], ServingRow)
-    used = without_copies([row for row in rows if is_fitted_on(row)])
+    used = without_copies([row for row in rows if row.is_fitted_on])
     shipped = {name: load_engine(name) for name in ("vllm", "sglang", "trtllm")}
     assert improvement(used, shipped) < 0.01
     worse = {name: msgspec.structs.replace(engine, gemm_factor=1.2) for name, engine in shipped.items()}
@@ -265,7 +267,7 @@ def test_an_interval_of_the_fitted_width_holds_nine_in_ten():
 
 
 def test_the_width_for_a_row_comes_from_other_devices_only():
-    rows = [row for row in sample_rows() if is_fitted_on(row)]
+    rows = [row for row in sample_rows() if row.is_fitted_on]
     is_h100 = np.array([row.hardware == "h100-sxm-80gb" for row in rows])
     of_trtllm = np.array([row.engine == "trtllm" for row in rows])
     widths = nested_deviations(rows, np.where(is_h100, 0.3, 0.1), "device")

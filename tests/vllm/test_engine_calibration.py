@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from magicdec.calibrate.engine_bench import vllm_points
-from magicdec.calibrate.local_profile import LocalProfile
-from magicdec.calibrate.points import EngineShape
+from magicdec.calibrate.local_profile import EngineShape, LocalProfile
 from magicdec.measure.vllm_session import in_own_process
 from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.kernels.profile import load_hardware
@@ -45,8 +44,7 @@ def test_the_engines_steps_are_timed_phase_by_phase() -> None:
 def run_small_grid(records: Path) -> tuple[list[Record], list[float | None]]:
     """What was measured, and the speedups that were compared. In a process of its own: what it imports must not be
     loaded where other tests start an engine, so that it gives back nothing of it either."""
-    from magicdec.validate.grid import run_grid
-    from magicdec.validate.grid_spec import GridSpec
+    from magicdec.validate.grid import GridSpec, run_grid
 
     grid = GridSpec(
         engine="vllm", clock="cpu", cases=((2, 300),), draft_budgets=(200,), gammas=(1, 2), gen_len=24, repetitions=2
