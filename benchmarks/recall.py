@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine, Snapshot
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
-from magicdec.runtime.verification import Outcome
+from magicdec.runtime.sampling import Outcome
 from magicdec.runtime.weights import load_model
 from magicdec.specs.catalog import EMBEDDED, EMBEDDED_DIRECTORY
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec

@@ -20,7 +20,7 @@ from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.environment import Clock, available_memory_bytes
 from magicdec.measure.vllm_session import VllmSession, in_own_process
 from magicdec.progress import Stages, Step
-from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.transformer import Transformer

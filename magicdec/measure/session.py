@@ -20,7 +20,7 @@ from magicdec.measure.repetitions import Measurement, prompts_of
 from magicdec.measure.utilisation import MemoryMeter, phase_bytes, planned_memory_bytes
 from magicdec.runtime.adaptive import AdaptiveGamma, GammaPolicy
 from magicdec.runtime.distributed import SINGLE, TensorParallel
-from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import MAX_BACK, Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode

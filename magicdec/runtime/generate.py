@@ -12,29 +12,117 @@ Shape suffixes: B sequences, T tokens, V vocabulary of this shard.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from magicdec.counts import Counts
 from magicdec.errors import CapacityError, ConfigError, MagicdecError
 from magicdec.runtime import graphs
+from magicdec.runtime.adaptive import GammaPolicy
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.graphs import PhaseTimer, part
-from magicdec.runtime.result import INACTIVE, DecodeOptions, DecodeResult
-from magicdec.runtime.sampling import UniformStream
-from magicdec.runtime.verification import Outcome, Proposal, verify
+from magicdec.runtime.sampling import Outcome, Proposal, UniformStream, verify
 from magicdec.specs.speculation import SamplingSpec
 
-__all__ = ["INACTIVE", "DecodeOptions", "DecodeResult", "NumericalError", "decode"]
+INACTIVE = -1
 
 
 class NumericalError(MagicdecError):
     """The model computed something that is not a finite number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeOptions:
+    """How far to decode, and what to measure.
+
+    max_new_tokens: for all sequences, or for each. simulate_acceptance: conditional acceptance rates by position that
+    replace the verdict (the last one holds for all further positions). stop_when_first_ends: end with the first
+    sequence, so that the whole run is steady state. on_step: hears, after each step, (sequence ids, their newly
+    emitted tokens). queue: prompts that take the place of sequences that end, numbered on from the batch's;
+    max_new_tokens and the result's tokens cover them too. policy: chooses each step's gamma, `gamma` at most.
+    cuda_graphs: capture steps where the device can.
+    """
+
+    gamma: int = 0
+    max_new_tokens: int | Sequence[int]
+    eos_token_ids: tuple[int, ...] = ()
+    fences: bool = False
+    simulate_acceptance: Sequence[float] | None = None
+    stop_when_first_ends: bool = False
+    max_steps: int | None = None
+    on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None
+    queue: Sequence[Sequence[int]] = ()
+    policy: GammaPolicy | None = None
+    cuda_graphs: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeResult:
+    """The decoded tokens, and the time they took. Steady state ends with the step in which a slot first stays
+    empty: the first sequence ends with no queued prompt to follow it."""
+
+    tokens: list[list[int]]
+    num_accepted: np.ndarray
+    """Drafted tokens accepted, [steps, sequences]; -1 where the sequence had ended, or was still queued."""
+    gamma: int
+    gammas: np.ndarray
+    """Drafted tokens of each step: `gamma`, unless a policy chose fewer."""
+    setup_s: float
+    """Building the draft's state, before decoding."""
+    elapsed_s: float
+    step_s: np.ndarray
+    """Wall-clock of each step."""
+    steady_steps: int
+    steady_elapsed_s: float
+    steady_tokens: int
+    refill_s: float = 0.0
+    """Prefilling queued prompts, and building their drafts' state: contained in the times above."""
+    phases: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.num_accepted)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+    @property
+    def steady_decode_s(self) -> float:
+        """Time of the steady state without the refilling, all of which lies in it."""
+        return self.steady_elapsed_s - self.refill_s
+
+    @property
+    def steady_tokens_per_s(self) -> float:
+        return self.steady_tokens / self.steady_decode_s if self.steady_elapsed_s else 0.0
+
+    @property
+    def steady_step_s(self) -> float:
+        return self.steady_decode_s / self.steady_steps
+
+    @property
+    def phases_s(self) -> dict[str, float]:
+        """Mean seconds of each phase over the steady state's steps but the first; empty without fences."""
+        steady = {name: times[: self.steady_steps][1:] or times for name, times in self.phases.items()}
+        return {name: fmean(times) for name, times in steady.items() if times}
+
+    @property
+    def refilled_tokens_per_s(self) -> float:
+        """Throughput of the full batch, prefilling queued prompts included."""
+        return self.steady_tokens / self.steady_elapsed_s if self.steady_elapsed_s else 0.0
+
+    @property
+    def counts(self) -> Counts:
+        """Drafts tried and accepted by each sequence; a policy may have drafted fewer than `gamma` in a step."""
+        return Counts.of_steps(self.num_accepted, self.gammas, self.gamma)
 
 
 @torch.inference_mode()
@@ -63,18 +151,16 @@ def decode(engine: Engine, drafter: Drafter | None, sampling: SamplingSpec, opti
         step.keep_up(verdict)
         batch.record(gamma, emitted, num_accepted)
         step.end()
-    return batch.result(step.timer.phases_so_far())
+    return batch.result(dict(step.timer.phases))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """A judged block: the step's tokens [B, gamma + 1], of which the first num_accepted + 1 count; and whether the
-    target's logits were bad."""
+class Verdict(NamedTuple):
+    """A judged block."""
 
     outcome: Outcome
-    emitted_BT: Tensor
     packed: Tensor
-    """All of it for the host, [B, gamma + 3]."""
+    """For the host: the step's tokens, of which the first num_accepted + 1 count; num_accepted; and whether the
+    target's logits were bad. [B, gamma + 3]."""
 
 
 class Step:
@@ -95,7 +181,11 @@ class Step:
         can_capture = engine.static_shapes and model.can_capture and graphs.can_capture(model.device)
         self.graphs = graphs.StepGraphs(enabled=options.cuda_graphs and can_capture)
         model.tp.clock.enabled = options.fences and not self.graphs.enabled  # it would wait within a graph
-        self._simulated_T = _simulated_rates(options, model.device)
+        rates = options.simulate_acceptance if options.gamma else None
+        if rates is not None and (not len(rates) or not all(0.0 <= rate <= 1.0 for rate in rates)):
+            raise ConfigError(f"simulated acceptance rates must lie between 0 and 1: {list(rates)}")
+        by_position = None if rates is None else [rates[min(i, len(rates) - 1)] for i in range(options.gamma)]
+        self._simulated_T = None if by_position is None else torch.tensor(by_position, device=model.device)
         self._stream: UniformStream | None = None
         self._numbers: Tensor | None = None  # in a place that captured steps can read them from
         if not sampling.is_greedy or options.simulate_acceptance is not None:
@@ -119,7 +209,7 @@ class Step:
     @part("accept")
     def accept(self, logits_BTV: Tensor, proposal: Proposal | None) -> Verdict:
         """The proposed tokens up to the first that does not fit stay, and one of the target's own follows them."""
-        simulated_T = self._simulated_T[: logits_BTV.shape[1] - 1] if self._simulated_T is not None else None
+        simulated_T = None if self._simulated_T is None else self._simulated_T[: logits_BTV.shape[1] - 1]
         outcome = verify(
             logits_BTV,
             proposal,
@@ -133,14 +223,15 @@ class Step:
             emitted_BT = F.pad(proposal.tokens_BT, (0, 1)).scatter_(1, outcome.num_accepted_B[:, None], emitted_BT)
         is_bad_B = ~logits_BTV.sum(dim=(1, 2), dtype=torch.float32).isfinite()
         packed = torch.cat((emitted_BT, outcome.num_accepted_B[:, None], is_bad_B[:, None]), dim=1)
-        return Verdict(outcome=outcome, emitted_BT=emitted_BT, packed=packed)
+        return Verdict(outcome, packed)
 
     @part("upkeep")
     def keep_up(self, verdict: Verdict) -> None:
         """The draft's state and the target's go on behind what was accepted."""
+        emitted_BT = verdict.packed[:, :-2]
         if self._drafter is not None:
-            self._drafter.accept(verdict.outcome, verdict.emitted_BT.shape[1] - 1)
-        self._engine.advance(verdict.emitted_BT, verdict.outcome.num_accepted_B + 1)
+            self._drafter.accept(verdict.outcome, emitted_BT.shape[1] - 1)
+        self._engine.advance(emitted_BT, verdict.outcome.num_accepted_B + 1)
 
     def begin(self, gamma: int, sequences: np.ndarray) -> None:
         """Draws the step's random numbers, and finds what was captured of steps of its kind."""
@@ -165,7 +256,7 @@ class Step:
         return host[:, :-2], host[:, -2]
 
     def end(self) -> None:
-        self.timer.end()
+        self.timer.enter(None)
         tp = self._engine.model.tp
         if tp.clock.enabled and tp.size > 1:
             self.timer.phases["collectives"].append(tp.clock.take_s())
@@ -207,15 +298,6 @@ class Step:
     @property
     def _uniforms(self) -> Tensor | None:
         return None if self._numbers is None else self._numbers[: self._engine.num_active]
-
-
-def _simulated_rates(options: DecodeOptions, device: torch.device) -> Tensor | None:
-    given = options.simulate_acceptance
-    if given is None or not options.gamma:
-        return None
-    if not len(given) or not all(0.0 <= rate <= 1.0 for rate in given):
-        raise ConfigError(f"simulated acceptance rates must lie between 0 and 1: {list(given)}")
-    return torch.tensor([given[min(i, len(given) - 1)] for i in range(options.gamma)], device=device)
 
 
 class Batch:

@@ -15,21 +15,12 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
-
-class HasParts(Protocol):
-    """A step, with the captured ones of its run and the timer of their phases."""
-
-    graphs: StepGraphs
-    timer: PhaseTimer
-
-
 T = TypeVar("T")
-S = TypeVar("S", bound=HasParts)
-P = ParamSpec("P")
+Method = TypeVar("Method", bound=Callable[..., Any])
 Replay = Callable[[], None]
 
 
@@ -98,25 +89,13 @@ class PhaseTimer:
         if self.enabled:
             self._last_s = self._now_s()
 
-    def enter(self, phase: str) -> None:
-        """The first phase after `start` or `end` begins there."""
-        self._close()
-        self._phase = phase
-
-    def end(self) -> None:
-        """Closes the last phase of a round."""
-        self._close()
-        self._phase = None
-
-    def phases_so_far(self) -> dict[str, list[float]]:
-        """Seconds of each phase in each round that had it."""
-        return {name: list(values) for name, values in self.phases.items()}
-
-    def _close(self) -> None:
+    def enter(self, phase: str | None) -> None:
+        """Closes the phase before. None: the round ends. The first phase after that, or after `start`, begins there."""
         if self.enabled and self._phase is not None:
             now_s = self._now_s()
             self.phases[self._phase].append(now_s - self._last_s)
             self._last_s = now_s
+        self._phase = phase
 
     def _now_s(self) -> float:
         if self._is_cuda:
@@ -124,17 +103,18 @@ class PhaseTimer:
         return time.perf_counter()
 
 
-def part(name: str) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]]:
-    """Makes a method a part of a step under this name: timed as a phase, and replayed where steps are captured. What it
-    does on the device may depend on its arguments' places and on the step's key, not on their values on the host."""
+def part(name: str) -> Callable[[Method], Method]:
+    """Makes a method of a step, which has `graphs` and a `timer`, a part by this name: timed as a phase, and replayed
+    where steps are captured. What it does on the device may depend on its arguments' places and on the step's key, not
+    on their values on the host."""
 
-    def decorate(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    def decorate(method: Method) -> Method:
         @wraps(method)
-        def run(step: S, *arguments: P.args, **named: P.kwargs) -> T:
+        def run(step: Any, *arguments: Any) -> Any:
             step.timer.enter(name)
-            return step.graphs.run(name, lambda: method(step, *arguments, **named))
+            return step.graphs.run(name, lambda: method(step, *arguments))
 
-        return cast("Callable[Concatenate[S, P], T]", run)
+        return cast("Method", run)
 
     return decorate
 

@@ -28,15 +28,6 @@ class Kept:
     span: int | None = None
     """No query sees more tokens than the last so many, its own included; None: all."""
 
-    @property
-    def is_sparsifiable(self) -> bool:
-        """A sparse draft may leave tokens of it out: not those of a window, whose layers it reads as they are."""
-        return self.span is None
-
-    @property
-    def num_parts(self) -> int:
-        return 2 if self.latent_value_dim is None else 1
-
 
 @dataclass(frozen=True)
 class Block:
@@ -67,7 +58,7 @@ class KVCache:
         spare: int | None = None,
     ) -> None:
         self.kept, self._batch_size, self._dtype = dict(kept), batch_size, dtype
-        self.num_slots, self.device, self.spare = num_slots, device, spare
+        self.num_slots, self.device, self._spare = num_slots, device, spare
         layers: dict[Kept, list[int]] = {}
         for layer, each in kept.items():
             layers.setdefault(each, []).append(layer)
@@ -76,14 +67,18 @@ class KVCache:
         self._rows = torch.arange(batch_size, device=device)[:, None]
 
     def _block(self, layers: tuple[int, ...], kept: Kept) -> Block:
-        num_slots = self._ring(kept) or self.num_slots
-        shape = (len(layers), kept.num_parts, self._batch_size, kept.num_heads, num_slots, kept.head_dim)
-        return Block(layers, kept, _zeros(shape, self._dtype, self.device))
+        """Zeros, not uninitialised memory: a masked slot still enters products, and 0 · NaN is NaN. On a CPU the memory
+        comes from numpy, which asks the kernel for huge pages; torch does not."""
+        parts, num_slots = 2 if kept.latent_value_dim is None else 1, self._ring(kept) or self.num_slots
+        shape = (len(layers), parts, self._batch_size, kept.num_heads, num_slots, kept.head_dim)
+        if self.device.type == "cpu" and self._dtype == torch.float32:
+            return Block(layers, kept, torch.from_numpy(np.zeros(shape, dtype=np.float32)))
+        return Block(layers, kept, torch.zeros(shape, dtype=self._dtype, device=self.device))
 
     def _ring(self, kept: Kept) -> int | None:
-        if self.spare is None or kept.span is None or kept.span + self.spare >= self.num_slots:
+        if self._spare is None or kept.span is None or kept.span + self._spare >= self.num_slots:
             return None
-        return kept.span + self.spare
+        return kept.span + self._spare
 
     def ring(self, layer: int) -> int | None:
         """The slots of a layer that keeps its last tokens in a ring; None where it keeps them all."""
@@ -95,57 +90,28 @@ class KVCache:
         return [block.data for block in self.blocks if self._ring(block.kept) is not None]
 
     def sparse(self, *, num_slots: int) -> KVCache:
-        """An empty cache for the layers that a sparse draft may thin out, with another number of slots."""
-        return KVCache(
-            {layer: each for layer, each in self.kept.items() if each.is_sparsifiable},
-            batch_size=self._batch_size,
-            num_slots=num_slots,
-            dtype=self._dtype,
-            device=self.device,
-        )
+        """An empty cache for the layers that a sparse draft may thin out, with another number of slots: not those of a
+        window, which it reads as they are."""
+        kept = {layer: each for layer, each in self.kept.items() if each.span is None}
+        batch_size, dtype, device = self._batch_size, self._dtype, self.device
+        return KVCache(kept, batch_size=batch_size, num_slots=num_slots, dtype=dtype, device=device)
 
-    def __contains__(self, layer: int) -> bool:
-        return layer in self._layers
-
-    @property
-    def layers(self) -> Sequence[int]:
-        return tuple(self._layers)
-
-    def num_heads(self, layer: int) -> int:
-        return self.kept[layer].num_heads
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(block.data.numel() * block.data.element_size() for block in self.blocks)
-
-    def read(self, layer: int, num_sequences: int) -> tuple[Tensor, Tensor]:
-        """Views of the keys and values [B, K, S, D] of the first sequences, all slots."""
-        return keys_and_values(self._layers[layer][:, :num_sequences], self.kept[layer])
-
-    def read_row(self, layer: int, row: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Views of one sequence's keys and values [1, K, S, D], the slots before `stop`."""
-        return keys_and_values(self._layers[layer][:, row : row + 1, :, :stop], self.kept[layer])
+    def read(self, layer: int, rows: slice, stop: int | None = None) -> tuple[Tensor, Tensor]:
+        """Views of the keys and values [B, K, S, D] of some sequences, all slots or those before `stop`."""
+        return keys_and_values(self._layers[layer][:, rows, :, :stop], self.kept[layer])
 
     def last_of_row(self, layer: int, row: int, stop: int, count: int) -> Tensor:
         """A copy of a sequence's last `count` tokens before position `stop`, from a ring: [P, 1, K, T, D]."""
         slots_T = torch.arange(stop - count, stop, device=self.device) % self._layers[layer].shape[3]
         return self._layers[layer][:, row : row + 1].index_select(3, slots_T)
 
-    def first_keys(self, block: Block, num_sequences: int, num_slots: int) -> Tensor:
-        """A view of the keys in the first slots of the first sequences, a block's layers: [L, B, K, S, D]."""
-        return block.data[:, 0, :num_sequences, :, :num_slots]
-
     def write(self, layer: int, slots_BT: Tensor, kv_BTPKD: Tensor) -> None:
         """Stores tokens of the first B sequences, each in its own slots."""
         self._layers[layer][:, self._rows[: len(slots_BT)], :, slots_BT] = kv_BTPKD
 
-    def write_slice(self, layer: int, rows: slice, slots: slice, kv_BTPKD: Tensor) -> None:
-        """Stores tokens of a range of sequences in the same slots of each."""
-        self._layers[layer][:, rows, :, slots].copy_(kv_BTPKD.permute(2, 0, 3, 1, 4))
-
-    def write_row(self, layer: int, row: int, slots_T: Tensor, kv_PKTD: Tensor) -> None:
+    def write_row(self, layer: int, row: int, slots: Tensor | slice, kv_PKTD: Tensor) -> None:
         """Stores tokens of one sequence in these slots."""
-        self._layers[layer][:, row].index_copy_(2, slots_T, kv_PKTD)
+        self._layers[layer][:, row][:, :, slots] = kv_PKTD
 
     def copy_by_head(self, layer: int, source: KVCache, slots_BKS: Tensor) -> None:
         """Fills the first slots of a layer with another cache's tokens, chosen for each sequence and KV head."""
@@ -181,13 +147,3 @@ def keys_and_values(data_PBKSD: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
         keys, values = data_PBKSD.unbind(0)
         return keys, values
     return data_PBKSD[0], data_PBKSD[0, ..., : kept.latent_value_dim]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, not uninitialised memory: a masked slot still enters products, and 0 · NaN is NaN.
-
-    On a CPU the memory comes from numpy, which asks the kernel for huge pages; torch does not.
-    """
-    if device.type == "cpu" and dtype == torch.float32:
-        return torch.from_numpy(np.zeros(shape, dtype=np.float32))
-    return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,19 +1,30 @@
-"""Choosing tokens from logits that are divided over the vocabulary among the shards.
+"""Choosing tokens from logits that are divided over the vocabulary among the shards: the next one, and which drafted
+ones stay before it, so that the output is distributed as the target's own.
 
-Shape suffixes: B sequences, T positions, V vocabulary of this shard.
+    u < p(x) / q(x)                          accept the drafted token x with this probability
+    x' ~ max(0, p - q) / sum(max(0, p - q))  replace the first rejected one from the residual distribution
+    x' ~ p                                   when all were accepted: one more token for free
+
+p is the target's distribution, q the draft's; greedy decoding is the case where both have one token.
+Source: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 
 Random numbers are one table per sequence and step from a counter-based generator keyed by (seed, sequence), so a run
 repeats, and a sequence's numbers do not depend on which others share its batch. Every step draws fresh numbers: a
 number that chose a rejected draft is never used again, which keeps rejection sampling exact whatever the draft learns
 from the verification of the tokens it lost.
+
+Shape suffixes: B sequences, T positions (= gamma drafted tokens), V vocabulary of this shard.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from magicdec.runtime import kernels
@@ -144,3 +155,82 @@ def token_probabilities(probabilities_BTV: Tensor, tokens_BT: Tensor, tp: Tensor
         return probabilities_BTV.gather(-1, tokens_BT[..., None]).squeeze(-1)
     rows_BT, is_here_BT = tp.own_rows(tokens_BT, probabilities_BTV.shape[-1])
     return tp.all_reduce(probabilities_BTV.gather(-1, rows_BT[..., None]).squeeze(-1) * is_here_BT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """Drafted tokens; and, unless each was certain, their probabilities and the distributions they were drawn from.
+
+    `distribution` gives this shard's part [B, V] of each sequence's draft distribution at a position [B]: what the
+    residual needs, and no more.
+    """
+
+    tokens_BT: Tensor
+    token_probabilities_BT: Tensor | None = None
+    distribution: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The first `num_accepted` drafted tokens stay; `next_token` follows them."""
+
+    num_accepted_B: Tensor
+    next_token_B: Tensor
+
+
+def verify(
+    logits_BTV: Tensor,
+    proposal: Proposal | None,
+    *,
+    sampling: SamplingSpec,
+    tp: TensorParallel,
+    uniforms: Tensor | None,
+    simulated_rates_T: Tensor | None = None,
+) -> Outcome:
+    """Judges a proposal by the target's logits after the pending token and each drafted one, [B, gamma + 1, V].
+
+    `simulated_rates_T`, where given, decides acceptance by position instead (everything is computed all the same).
+    """
+    if sampling.is_greedy:
+        best_BT = greedy(logits_BTV, tp)
+        if proposal is None:
+            return Outcome(num_accepted_B=torch.zeros_like(best_BT[:, 0]), next_token_B=best_BT[:, 0])
+        num_accepted_B = _num_accepted(proposal.tokens_BT == best_BT[:, :-1], uniforms, simulated_rates_T)
+        next_token_B = best_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
+        return Outcome(num_accepted_B=num_accepted_B, next_token_B=next_token_B)
+    assert uniforms is not None
+    target_BTV = probabilities(logits_BTV, sampling, tp)
+    rows = torch.arange(len(target_BTV), device=target_BTV.device)
+    if proposal is None:
+        next_token_B = sample(target_BTV[:, 0], uniforms[:, 0, TARGET], tp)
+        return Outcome(num_accepted_B=torch.zeros_like(rows), next_token_B=next_token_B)
+    tokens_BT = proposal.tokens_BT
+    gamma = tokens_BT.shape[1]
+    threshold_BT = uniforms[:, :gamma, ACCEPT]
+    if proposal.token_probabilities_BT is not None:
+        threshold_BT = threshold_BT * proposal.token_probabilities_BT
+    is_accepted_BT = threshold_BT < token_probabilities(target_BTV[:, :gamma], tokens_BT, tp)
+    num_accepted_B = _num_accepted(is_accepted_BT, uniforms, simulated_rates_T)
+    target_BV = target_BTV[rows, num_accepted_B]
+    is_rejected_B = num_accepted_B < gamma
+    position_B = num_accepted_B.clamp_max(gamma - 1)
+    if proposal.distribution is None:
+        rows_B, is_here_B = tp.own_rows(tokens_BT[rows, position_B], target_BV.shape[-1])
+        one_hot_BV = F.one_hot(rows_B, target_BV.shape[-1]).bool() & (is_here_B & is_rejected_B)[:, None]
+        residual_BV = target_BV.masked_fill(one_hot_BV, 0.0)
+    else:
+        residual_BV = (target_BV - proposal.distribution(position_B) * is_rejected_B[:, None]).clamp_min_(0)
+    # Where p and q agree up to rounding, a rejection leaves nothing: any choice from p is then as good. And where q is
+    # not a number, nothing was drawn from it, so that its token is rejected, and p is right.
+    is_empty_B1 = ~(tp.all_reduce(residual_BV.sum(dim=-1, keepdim=True)) > 0)
+    residual_BV = torch.where(is_empty_B1, target_BV, residual_BV)
+    uniform_B = uniforms[rows, num_accepted_B, TARGET]
+    return Outcome(num_accepted_B=num_accepted_B, next_token_B=sample(residual_BV, uniform_B, tp))
+
+
+def _num_accepted(is_accepted_BT: Tensor, uniforms: Tensor | None, simulated_rates_T: Tensor | None) -> Tensor:
+    """How many of the first drafted tokens stay; decided by simulated rates where there are any."""
+    if simulated_rates_T is not None:
+        assert uniforms is not None
+        is_accepted_BT = uniforms[:, : len(simulated_rates_T), ACCEPT] < simulated_rates_T
+    return is_accepted_BT.long().cumprod(dim=1).sum(dim=1)

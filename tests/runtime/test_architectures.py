@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from magicdec.errors import CapacityError, CheckpointError, ConfigError
 from magicdec.runtime.distributed import TensorParallel
-from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine, Snapshot
 from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.launch import launch

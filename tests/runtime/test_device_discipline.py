@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from magicdec.runtime import attention, generate, kernels
-from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.transformer import Transformer

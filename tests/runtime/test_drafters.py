@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.runtime.drafter import build_drafter
-from magicdec.runtime.drafters.compact import CompactDrafter
-from magicdec.runtime.drafters.snapkv import SnapKVDrafter
+from magicdec.runtime.drafters import build_drafter
+from magicdec.runtime.drafters.self_draft import CompactDrafter, SnapKVDrafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.transformer import Transformer

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, NumericalError, decode
 from magicdec.runtime.transformer import Transformer

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.transformer import Transformer

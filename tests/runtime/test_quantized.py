@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from magicdec.errors import ConfigError
-from magicdec.runtime.drafter import build_drafter
-from magicdec.runtime.drafters.compact import CompactDrafter
+from magicdec.runtime.drafters import build_drafter
+from magicdec.runtime.drafters.self_draft import CompactDrafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.quantized import QuantizedWeight, check_fp8, quantize

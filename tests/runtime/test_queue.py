@@ -7,7 +7,7 @@ import pytest
 
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.runtime.adaptive import AdaptiveGamma
-from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import INACTIVE, DecodeOptions, decode
 from magicdec.runtime.transformer import Transformer

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from magicdec.errors import ConfigError
 from magicdec.runtime.adaptive import AdaptiveGamma
 from magicdec.runtime.distributed import TensorParallel
-from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.launch import RankDiedError, RankError, launch

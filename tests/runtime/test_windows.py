@@ -20,11 +20,10 @@ from transformers.masking_utils import create_chunked_causal_mask, create_slidin
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.memory import kv_bytes
 from magicdec.runtime.attention import Scoring, Workspace
-from magicdec.runtime.drafter import build_drafter
-from magicdec.runtime.engine import Engine
+from magicdec.runtime.drafters import build_drafter
+from magicdec.runtime.engine import DecodePass, Engine, PrefillPass
 from magicdec.runtime.generate import INACTIVE, DecodeOptions, decode
 from magicdec.runtime.kv_cache import Kept, KVCache
-from magicdec.runtime.passes import DecodePass, PrefillPass
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.engine import load_engine
@@ -207,8 +206,8 @@ def test_an_engine_allocates_what_the_planner_counts(model_type: str) -> None:
     for length in (20, 3000):
         cache = Engine(model, batch_size=2, max_len=length).cache
         planned = kv_bytes(spec, load_engine("ours"), Precision(kv_dtype="fp32"), length, 1)
-        assert cache.num_bytes == 2 * float(planned)
-        slots = {layer: cache.read(layer, 1)[0].shape[2] for layer in cache.layers}
+        assert sum(block.data.nbytes for block in cache.blocks) == 2 * float(planned)
+        slots = {layer: cache.read(layer, slice(1))[0].shape[2] for layer in cache.kept}
         for layer, kind in enumerate(spec.layers):
             span = getattr(kind.mixer, "span", None)
             assert slots[layer] == min(length + 32, length + 32 if span is None else span + 64)

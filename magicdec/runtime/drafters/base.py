@@ -1,4 +1,7 @@
-"""The interface of a draft method to the decoding loop."""
+"""The interface of a draft method to the decoding loop, and the one that runs no model.
+
+Shape suffixes: B sequences, T drafted tokens, S positions.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from magicdec.runtime.engine import Engine
+from magicdec.runtime.engine import AttentionObserver, Engine
 from magicdec.runtime.mixers import AttentionPass
-from magicdec.runtime.passes import AttentionObserver
-from magicdec.runtime.sampling import DRAFT, greedy, probabilities, sample, token_probabilities
+from magicdec.runtime.sampling import DRAFT, Outcome, Proposal, greedy, probabilities, sample, token_probabilities
 from magicdec.runtime.transformer import Transformer
-from magicdec.runtime.verification import Outcome, Proposal
 from magicdec.specs.speculation import SamplingSpec
 
 
@@ -99,3 +100,35 @@ class ProposalBuilder:
             token_probabilities_BT=token_probabilities(drafts_BTV, tokens_BT, self._model.tp),
             distribution=lambda position_B: drafts_BTV[rows_B, position_B],
         )
+
+
+LONGEST_MATCH = 3
+
+
+class NgramDrafter(Drafter):
+    """N-gram lookup (arXiv 2304.04487): drafts what followed the longest (at most 3 tokens), then latest, earlier match
+    of the sequence's end.
+
+    Where nothing matches, the last token is proposed again. The engine's tokens are all the state there is.
+    """
+
+    def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
+        last_B1 = self.engine.lengths_B[:, None]  # position of the pending token
+        tokens_BS = self.engine.tokens_BS[:, : int(self.engine.host_lengths.max()) + 1]
+        positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+        matches_BS = positions_S < last_B1
+        match_length_BS = torch.zeros_like(tokens_BS)
+        for back in range(min(LONGEST_MATCH, tokens_BS.shape[1])):
+            wanted_B1 = tokens_BS.gather(1, (last_B1 - back).clamp_min(0))
+            shifted_BS = tokens_BS.roll(back, dims=1)
+            matches_BS = matches_BS & (shifted_BS == wanted_B1) & (positions_S >= back)
+            match_length_BS += matches_BS
+        rank_BS = match_length_BS * tokens_BS.shape[1] + positions_S
+        rank_BS = rank_BS.masked_fill(match_length_BS == 0, -1)
+        best_B1 = rank_BS.argmax(dim=1, keepdim=True)
+        is_found_B1 = rank_BS.gather(1, best_B1) >= 0
+        end_B1 = torch.where(is_found_B1, best_B1, last_B1 - 1)
+        # Past the sequence's end, the stretch since the match repeats.
+        steps_T = torch.arange(gamma, device=tokens_BS.device) % (last_B1 - end_B1)
+        drafted_BT = torch.where(is_found_B1, end_B1 + 1 + steps_T, last_B1)
+        return Proposal(tokens_BT=tokens_BS.gather(1, drafted_BT))

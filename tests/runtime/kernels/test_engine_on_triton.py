@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from magicdec.runtime import attention
-from magicdec.runtime.drafter import build_drafter
+from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.weights import load_model

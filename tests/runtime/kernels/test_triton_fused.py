@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from magicdec.runtime import kernels, layers, rotary
-from magicdec.runtime.drafter import build_drafter
-from magicdec.runtime.engine import Engine
+from magicdec.runtime.drafters import build_drafter
+from magicdec.runtime.engine import Engine, PrefillPass
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
-from magicdec.runtime.passes import PrefillPass
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec
