@@ -27,7 +27,7 @@ from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
 from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.gamma import gamma_table
-from magicdec.perfmodel.plan.request import Device, DraftOption, Lengths, PlanRequest, lengths_of, resolve
+from magicdec.perfmodel.plan.request import Device, DraftOption, Lengths, PlanRequest, engine_of, lengths_of, resolve
 from magicdec.perfmodel.plan.search import search
 from magicdec.perfmodel.traffic.requests import Requests, drawn, read_requests
 from magicdec.perfmodel.traffic.simulate import WARM_UP, Balance, Outcome, Server, simulate
@@ -277,13 +277,13 @@ def _devices(found: tuple[Tried, int]) -> int:
 def _layouts(load: Load, model: ModelSpec, lengths: Lengths) -> list[Layout]:
     """Each tp size without a draft, and with the draft that serves most there by the analytic answer."""
     request = msgspec.structs.replace(
-        load.request, workload=load.workload, num_gpus=load.request.num_gpus or _node(load.request, model),
+        load.request, workload=load.workload, num_gpus=load.request.num_gpus or _node(load.request, model, lengths),
         tpot_limit_s=load.request.tpot_p95_s, ttft_limit_s=load.request.ttft_p95_s,
     )  # fmt: skip
     hardware = request.hardware[0]
-    device = resolve(request, model, hardware, [])[0]
-    options, _ = draft_options(model, request, engine=device.engine, context=int(lengths.prompt_len))
-    device = resolve(request, model, hardware, options)[0]
+    engine, context = engine_of(request, hardware), int(lengths.prompt_len)
+    options, _ = draft_options(model, request, engine=engine, context=context)
+    device = resolve(request, model, hardware, options, lengths)[0]
     if device.spread.is_spread:
         raise ConfigError("traffic is simulated for replicas with tensor parallelism alone; leave --pp and --ep out")
     found: list[Layout] = []
@@ -291,7 +291,7 @@ def _layouts(load: Load, model: ModelSpec, lengths: Lengths) -> list[Layout]:
     for tp in device.tp_sizes:
         one = dataclasses.replace(device, tp_sizes=(tp,), searches_batch=True)
         try:
-            every = search(one, lengths, None)
+            every = search(one, None)
         except CapacityError as error:
             refused.append(error)
             continue
@@ -319,9 +319,10 @@ def _preference(request: PlanRequest, layout: Layout) -> tuple[bool, float]:
     return request.names_a_draft or PLUGIN not in layout.row.marks, layout.rate
 
 
-def _node(request: PlanRequest, model: ModelSpec) -> int | None:
+def _node(request: PlanRequest, model: ModelSpec, lengths: Lengths) -> int | None:
     """Devices of a node, over which tp is searched where no number was given."""
-    device = resolve(msgspec.structs.replace(request, tp_size=None, num_gpus=None), model, request.hardware[0], [])[0]
+    free = msgspec.structs.replace(request, tp_size=None, num_gpus=None)
+    device = resolve(free, model, request.hardware[0], [], lengths)[0]
     return None if request.tp_size is not None else max(device.tp_sizes)
 
 

@@ -1,17 +1,14 @@
 """The best gamma of a draft over batch and context, with its speedup and verdict; and the contexts at which drafts pay.
 
-The draft and its budget are the best configuration's (where that is autoregressive, the leading draft's), so the table
-is the one that an engine with this draft set up can follow, and that exports write. Once it is set up, drafting nothing
-costs something: `idle_speedup`, and the best gamma when that is what it is compared with.
-
-A trained head stops paying at some context, because it accepts less beyond what it was trained on; a sparse cache
-starts paying at one, because the target's grows. A draft's reach is the last stretch of contexts in which its best
-gamma and budget are faster than decoding without it.
+A table is of the best configuration's draft and budget (where that is autoregressive, the leading draft's), so an
+engine with this draft set up can follow it. Drafting nothing then costs something: `idle_speedup`, and the best gamma
+when that is what it is compared with. A draft's reach is the widest stretch of contexts in which its best gamma and
+budget are faster than decoding without it.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,15 +18,50 @@ from magicdec.perfmodel.intervals import interval, tokens_error
 from magicdec.perfmodel.plan.request import Device, DraftOption
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points, draft_kv_tokens
-from magicdec.perfmodel.speedup import Prediction, predict
+from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
 from magicdec.perfmodel.step import idle_step_s
 from magicdec.plan_document import Candidate, GammaTable, Reach, Span, verdict_of
 
 NUM_BREAK_EVEN_CONTEXTS = 65
-ENDS = ("speedup_low", "speedup_high")
 VERDICTS = np.vectorize(lambda low, high: verdict_of(speedup_low=low, speedup_high=high))
 TABLE_BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
 TABLE_CONTEXTS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """A draft at its best gamma and budget of each batch and context; arrays are [batch, context]."""
+
+    rows: Prediction
+    whole: WholeRequests | None
+    """Requests at the rows, where a length is generated."""
+    is_usable: BoolArray
+    """Whether it can run: with a budget below the context, and in memory wherever autoregressive decoding fits."""
+    speedup: Array
+    """Of whole requests where a length is generated, else of decoding; 0 where it cannot run."""
+    low: Array
+    high: Array
+
+
+def best_gammas(device: Device, option: DraftOption, points: Points, room: BoolArray) -> Best:
+    """The choice of gamma, for tables and reaches alike: the highest speedup of whole requests where a length is
+    generated, else of decoding. `room`: where autoregressive decoding fits."""
+    result = predict(device.setup(option), option.acceptance, points)
+    shape, gen_len = room.shape, float(device.request.gen_len)
+
+    def seen(at: Prediction) -> tuple[WholeRequests | None, Array]:
+        requests = whole_requests(at, output_len=gen_len) if gen_len else None
+        return requests, at.full(at.speedup if requests is None else requests.speedup_at(at.speedup))
+
+    usable = result.full(result.valid & (result.memory.fits | ~room[..., None, None, None])).reshape(*shape, -1)
+    where = np.argmax(np.where(usable, seen(result)[1].reshape(usable.shape), 0.0), axis=-1)
+    rows = result.take(np.arange(where.size) * usable.shape[-1] + where.ravel())
+    requests, speedup = seen(rows)
+    bounds = interval(rows, tokens_error(rows, option.acceptance))
+    ends = (bounds.speedup_low, bounds.speedup_high) if requests is None else requests.speedup_bounds(bounds)
+    is_usable = usable.any(axis=-1)
+    speedup, low, high = (np.where(is_usable, np.reshape(each, shape), 0.0) for each in (speedup, *ends))
+    return Best(rows=rows, whole=requests, is_usable=is_usable, speedup=speedup, low=low, high=high)
 
 
 def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> tuple[GammaTable, list[Reach]]:
@@ -39,43 +71,38 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
     It covers what fits in memory; a cell where not even autoregressive decoding fits says what would be best if it did.
     Without a `leading` row nothing is drafted anywhere.
     """
-    growth = device.request.gen_len
-    limit = device.model.longest_context - growth
+    limit = device.model.longest_context - device.request.gen_len
     batches = sorted({*TABLE_BATCHES, best.batch_size})
     contexts = sorted({*(each for each in TABLE_CONTEXTS if each <= limit), best.context_len})
     fine = np.round(np.geomspace(contexts[0], contexts[-1], NUM_BREAK_EVEN_CONTEXTS))
-    every = Points.grid(batch=batches, context=[*contexts, *fine], tp=(best.tp_size,), gen_len=float(growth))
+    every = _grid(device, best, batches, [*contexts, *fine])
     alone = predict(device.setup(None), None, every)
-    shape, split = every.shape[:2], len(contexts)
+    shape, split, usual = every.shape[:2], len(contexts), slice(len(contexts))
     room = alone.full(alone.memory.fits).reshape(shape)
     named = None if leading is None or leading.gamma == 0 else (leading.draft, leading.draft_method)
     option = next((each for each in device.options if (each.draft, each.method) == named), None)
+    near = fine[room[batches.index(best.batch_size), split:]][::2]
+    drafting = [each for each in device.options if device.gammas_of(each) != (0,) and len(near)]
+    drafting.sort(key=lambda each: each is not option)
+    reaches = [_reach(device, each, best, near) for each in drafting]
     speedup, gamma, paid = np.zeros(shape), np.zeros(shape, dtype=np.int64), np.full(shape, np.inf)
     counted = np.ones(shape, dtype=bool)  # but where the draft alone has no room: a gap in the contexts it could pay at
     verdict, fits, set_up = np.full(shape, "does not pay"), room, {}
-    own, usual = batches.index(best.batch_size), slice(split)
-    near = split + np.flatnonzero(room[own, split:])
-    drafting = [each for each in device.options if device.gammas_of(each) != (0,)]
-    drafting.sort(key=lambda each: each is not option)
-    reaches = [_reach(device, each, best, fine[near - split][::2]) for each in drafting if len(near)]
     if option is not None and leading is not None:
-        rows, is_usable = _best_gammas(device, option, leading, every, room)
-        bounds = interval(rows, tokens_error(rows, option.acceptance))
-        speedup = np.where(is_usable, rows.full(rows.speedup).reshape(shape), 0.0)
-        counted = is_usable | ~rows.full(rows.valid).reshape(shape)
-        low, high = (np.where(is_usable, getattr(bounds, end).reshape(shape), 0.0) for end in ENDS)
-        pays = speedup > 1.0
+        found = best_gammas(device, option, _grid(device, best, batches, [*contexts, *fine], option, leading), room)
+        rows, speedup, pays = found.rows, found.speedup, found.speedup > 1.0
+        counted = found.is_usable | ~rows.full(rows.valid).reshape(shape)
         chosen = rows.points.gamma.reshape(shape)
         gamma = np.where(pays, chosen, 0)
         paid = np.where(pays, rows.full(rows.break_even_gen_len).reshape(shape), np.inf)
         fits = np.where(pays, rows.full(rows.memory.fits).reshape(shape), room)
-        verdict = np.where(pays, VERDICTS(low, high), verdict)
-        set_up = dict(zip(ENDS, (each[:, usual].tolist() for each in (low, high)), strict=True))
+        verdict = np.where(pays, VERDICTS(found.low, found.high), verdict)
+        set_up = {"speedup_low": found.low[:, usual].tolist(), "speedup_high": found.high[:, usual].tolist()}
         if best.is_speculative:
-            idle = alone.full(_idle_speedup(device, option, leading, alone)).reshape(shape)[:, usual]
+            idle = alone.full(_idle_speedup(device, option, leading, alone)).ravel()
+            idle = (idle if found.whole is None else found.whole.speedup_at(idle)).reshape(shape)[:, usual]
             followed = np.where(speedup[:, usual] > idle, chosen[:, usual], 0)
             set_up |= {"idle_speedup": idle.tolist(), "gamma_set_up": followed.tolist()}
-    there = speedup[:, split:], counted[:, split:]
     table = GammaTable(
         tp_size=best.tp_size,
         draft="none" if leading is None else leading.draft,
@@ -88,29 +115,27 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
         verdict=verdict[:, usual].tolist(),
         fits=fits[:, usual].tolist(),
         break_even_gen_len=[[int(each) if np.isfinite(each) else None for each in row] for row in paid[:, usual]],
-        break_even_context=[_break_even(fine[each], row[each]) for row, each in zip(*there, strict=True)],
+        break_even_context=[
+            _break_even(fine[each], row[each]) for row, each in zip(speedup[:, split:], counted[:, split:], strict=True)
+        ],
         **set_up,
     )
     return table, [each for each in reaches if each is not None]
 
 
-def _best_gammas(
-    device: Device, option: DraftOption, leading: Candidate, every: Points, room: Any
-) -> tuple[Prediction, Any]:
-    """The draft at its best gamma of each batch and context, as rows, and whether it can run there: below its context,
-    and in memory wherever autoregressive decoding fits (`room`)."""
-    gammas = np.reshape(device.gammas_of(option), (1, 1, 1, 1, -1))
-    points = dataclasses.replace(every, budget=np.reshape(leading.draft_budget or 0, (1, 1, 1, 1, 1)), gamma=gammas)
-    result = predict(device.setup(option), option.acceptance, points)
-    shape = (*room.shape, gammas.size)
-    usable = result.full(result.valid).reshape(shape)
-    usable = usable & (result.full(result.memory.fits).reshape(shape) | ~room[..., None])
-    where = np.argmax(np.where(usable, result.full(result.speedup).reshape(shape), 0.0), axis=-1)
-    rows = result.take(np.arange(where.size) * gammas.size + where.ravel())
-    return rows, np.take_along_axis(usable, where[..., None], axis=-1)[..., 0]
+def _grid(
+    device: Device, best: Candidate, batches: Any, contexts: Any, option: DraftOption | None = None,
+    leading: Candidate | None = None,
+) -> Points:  # fmt: skip
+    """Batches and contexts at the best candidate's tp; with every gamma of a draft, at `leading`'s budget or all."""
+    budgets = (0,) if option is None else option.budgets if leading is None else (leading.draft_budget or 0,)
+    return Points.grid(
+        batch=batches, context=contexts, tp=(best.tp_size,), budget=budgets, gamma=device.gammas_of(option),
+        gen_len=float(device.request.gen_len),
+    )  # fmt: skip
 
 
-def _idle_speedup(device: Device, option: DraftOption, leading: Candidate, alone: Prediction) -> Array:
+def _idle_speedup(device: Device, option: DraftOption, leading: Candidate, alone: Prediction) -> Any:
     """The speedup of an engine that has this draft set up and drafts nothing, over autoregressive decoding."""
     setup, at = device.setup(option), alone.points
     kv_len = at.context + at.gen_len / 2.0
@@ -121,33 +146,14 @@ def _idle_speedup(device: Device, option: DraftOption, leading: Candidate, alone
 
 
 def _reach(device: Device, option: DraftOption, best: Candidate, contexts: Array) -> Reach | None:
-    """Where a draft pays at the best candidate's batch and tp, with its best gamma and budget at each context up to the
-    longest at which it can run: by whole requests where a length is generated, else by decoding."""
-    points = Points.grid(
-        batch=(best.batch_size,), context=contexts, tp=(best.tp_size,), budget=option.budgets,
-        gamma=device.gammas_of(option), gen_len=float(device.request.gen_len),
-    )  # fmt: skip
-    result = predict(device.setup(option), option.acceptance, points)
-    usable = result.full(result.valid & result.memory.fits).reshape(len(contexts), -1)
-    if not usable.any():
+    """Where a draft pays at the best candidate's batch and tp, up to the longest context at which it can run."""
+    points = _grid(device, best, (best.batch_size,), contexts, option)
+    found = best_gammas(device, option, points, np.ones((1, len(contexts)), dtype=np.bool_))
+    if not found.is_usable.any():
         return None
-
-    def whole(rows: Prediction) -> WholeRequests | None:
-        gen_len = device.request.gen_len
-        return whole_requests(rows, output_len=float(gen_len)) if gen_len else None
-
-    requests = whole(result)
-    speedup = result.speedup if requests is None else requests.speedup_at(result.speedup)
-    where = np.argmax(np.where(usable, result.full(speedup).reshape(usable.shape), 0.0), axis=1)
-    rows = result.take(np.arange(len(contexts)) * usable.shape[1] + where)
-    is_usable = usable.any(axis=1)
-    bounds = interval(rows, tokens_error(rows, option.acceptance))
-    speedups = (rows.speedup, bounds.speedup_low, bounds.speedup_high)
-    if (requests := whole(rows)) is not None:
-        speedups = (requests.speedup_at(rows.speedup), *requests.speedup_bounds(bounds))
-    upto = slice(int(np.flatnonzero(is_usable)[-1]) + 1)
+    upto = slice(int(np.flatnonzero(found.is_usable[0])[-1]) + 1)
     contexts = contexts[upto]
-    pays, surely, possibly = _spans(contexts, *(np.where(is_usable, each, 0.0)[upto] for each in speedups))
+    pays, surely, possibly = _spans(contexts, *(each[0, upto] for each in (found.speedup, found.low, found.high)))
     return Reach(
         draft=option.draft, draft_method=option.method, batch_size=best.batch_size, pays=pays, surely=surely,
         possibly=possibly, contexts=(round(float(contexts[0])), round(float(contexts[-1]))),

@@ -28,7 +28,6 @@ from magicdec.perfmodel.plan.request import (
     DEFAULT_MAX_GAMMA,
     Device,
     DraftOption,
-    Lengths,
     PlanRequest,
     engine_of,
     lengths_of,
@@ -123,10 +122,10 @@ def answered(request: PlanRequest, model: ModelSpec, refused: list[str]) -> tupl
         for lengths in lengths_of(request):
             engine, context = engine_of(request, hardware), int(lengths.prompt_len)
             options, lacking = draft_options(model, request, engine=engine, context=context)
-            ways = resolve(request, model, hardware, options)
+            ways = resolve(request, model, hardware, options, lengths)
             used.append(ways[0])
             try:
-                found = _best_of(ways, lengths)
+                found = _best_of(ways)
             except CapacityError as error:
                 refused.append(str(error))
                 continue
@@ -187,15 +186,15 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
     return msgspec.structs.replace(request, context_lens=kept), refused
 
 
-def _best_of(ways: list[Device], lengths: Lengths) -> Answer | None:
+def _best_of(ways: list[Device]) -> Answer | None:
     """One case, spread in the way with the best configuration. Raises CapacityError where nothing fits."""
-    alone = [row for row in (best_autoregressive(device, lengths) for device in ways) if row is not None]
-    baseline = max(alone, key=lambda row: row.rate, default=None)
+    alone = (best_autoregressive(device) for device in ways)
+    baseline = max((row for row in alone if row is not None), key=lambda row: row.rate, default=None)
     found: list[Answer] = []
     refused: list[CapacityError] = []
     for device in ways:
         try:
-            answer = _answer(device, lengths, baseline)
+            answer = _answer(device, baseline)
         except CapacityError as error:
             refused.append(error)
             continue
@@ -209,10 +208,10 @@ def _best_of(ways: list[Device], lengths: Lengths) -> Answer | None:
     return dataclasses.replace(ranked[0], case=case)
 
 
-def _answer(device: Device, lengths: Lengths, baseline: Candidate | None) -> Answer | None:
+def _answer(device: Device, baseline: Candidate | None) -> Answer | None:
     """One case spread in one way; None where nothing keeps the latency limits. `baseline`: autoregressive decoding at
     its best. Raises CapacityError where nothing fits."""
-    found = search(device, lengths, baseline)
+    found = search(device, baseline)
     alone = [row for each in found if each.option is None for row in each.rows]
     drafted = [row for each in found if each.option is not None for row in each.rows]
     if not alone and not drafted:
@@ -224,21 +223,21 @@ def _answer(device: Device, lengths: Lengths, baseline: Candidate | None) -> Ans
     leading = best if best.is_speculative else next(iter(drafted), None)
     origin = next(each for each in found if best in each.rows)
     prediction = origin.prediction.take([origin.rows.index(best)])
-    best = _with_static_batch(device, lengths, origin, best)
+    best = _with_static_batch(device, origin, best)
     frontier = _pareto([*alone, *drafted])
     table, reach = gamma_table(device, best, leading)
     case = Case(
         hardware=device.hardware.name,
         context_len=best.context_len,
         best=best,
-        autoregressive=_alone(device, lengths, prediction.points, alone, best, baseline),
+        autoregressive=_alone(device, prediction.points, alone, best, baseline),
         best_autoregressive=baseline,
         best_by_batch=[] if device.searches_batch else [row for row, _ in answered],
         pareto=frontier,
         gamma_table=table,
         reach=reach,
         breakdown=breakdown(prediction),
-        memory=_memory(device, lengths, origin.option, best, prediction),
+        memory=_memory(device, origin.option, best, prediction),
         ceilings=ceilings(prediction.setup),
     )
     return Answer(
@@ -255,11 +254,13 @@ def _loads(
     alone: list[Candidate], drafted: list[Candidate], *, is_one: bool
 ) -> list[tuple[list[Candidate], list[Candidate]]]:
     """The rows that are ranked against each other: those of one given batch, or of all where it is searched."""
-    batches = [None] if is_one else list(dict.fromkeys(row.batch_size for row in [*alone, *drafted]))
-    kept = [
-        [[row for row in rows if batch in (None, row.batch_size)] for rows in (alone, drafted)] for batch in batches
+    if is_one:
+        return [(alone, drafted)]
+    batches = dict.fromkeys(row.batch_size for row in [*alone, *drafted])
+    return [
+        ([row for row in alone if row.batch_size == batch], [row for row in drafted if row.batch_size == batch])
+        for batch in batches
     ]
-    return [(first, second) for first, second in kept]
 
 
 def _ranked(alone: list[Candidate], drafted: list[Candidate]) -> tuple[Candidate, list[Candidate]]:
@@ -297,7 +298,7 @@ def _pareto(rows: list[Candidate]) -> list[Candidate]:
 
 
 def _alone(
-    device: Device, lengths: Lengths, point: Points, alone: list[Candidate], best: Candidate, baseline: Candidate | None
+    device: Device, point: Points, alone: list[Candidate], best: Candidate, baseline: Candidate | None
 ) -> Candidate:
     """Autoregressive decoding at the best row's tp and batch, within the limits or not."""
     for row in alone:
@@ -305,35 +306,28 @@ def _alone(
             return row
     at = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=None)
     rate = baseline.rate if baseline is not None else None
-    return candidates(device, lengths, predict(device.setup(None), None, at), None, baseline=rate)[0]
+    return candidates(device, predict(device.setup(None), None, at), None, baseline=rate)[0]
 
 
-def _with_static_batch(device: Device, lengths: Lengths, origin: Found, best: Candidate) -> Candidate:
+def _with_static_batch(device: Device, origin: Found, best: Candidate) -> Candidate:
     """The best row with what it keeps in a batch that waits for its slowest sequence, where a length is generated."""
-    option, gen_len = origin.option, device.request.gen_len
+    option, gen_len, lengths = origin.option, device.request.gen_len, device.lengths
     if option is None or option.acceptance is None or gen_len == 0:
         return best
     kept = static_batch_efficiency(
-        option.acceptance,
-        budget=best.draft_budget,
-        context=lengths.prompt_len + lengths.growth / 2.0,
-        gamma=best.gamma,
-        batch_size=best.batch_size,
-        gen_len=gen_len,
-    )
+        option.acceptance, budget=best.draft_budget, context=lengths.prompt_len + lengths.growth / 2.0,
+        gamma=best.gamma, batch_size=best.batch_size, gen_len=gen_len,
+    )  # fmt: skip
     return msgspec.structs.replace(best, speedup_static_batch=best.speedup * kept)
 
 
-def _memory(
-    device: Device, lengths: Lengths, option: DraftOption | None, best: Candidate, prediction: Prediction
-) -> MemoryUse:
-    sizes = {name: float(np.ravel(value)[0]) for name, value in vars(prediction.memory).items()}
+def _memory(device: Device, option: DraftOption | None, best: Candidate, prediction: Prediction) -> MemoryUse:
     where = device.tp_sizes.index(best.tp_size)
-    drafted = device.largest_batches(lengths, option=option, budget=best.draft_budget, gamma=best.gamma)
+    drafted = device.largest_batches(option=option, budget=best.draft_budget, gamma=best.gamma)
     return MemoryUse(
-        **sizes,
+        **{name: float(np.ravel(value)[0]) for name, value in vars(prediction.memory).items()},
         largest_batch=float(drafted[where]),
-        largest_autoregressive_batch=float(device.largest_batches(lengths)[where]),
+        largest_autoregressive_batch=float(device.largest_batches()[where]),
     )
 
 

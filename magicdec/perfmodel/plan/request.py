@@ -150,6 +150,7 @@ class Device:
     searches_batch: bool
     options: tuple[DraftOption, ...] = ()
     spread: Parallelism = TENSOR_PARALLEL
+    lengths: Lengths
 
     @property
     def spread_name(self) -> str:
@@ -158,17 +159,13 @@ class Device:
         return f" ({', '.join(parts)})" if parts else ""
 
     def setup(self, option: DraftOption | None) -> Setup:
-        common: dict[str, Any] = {
-            "model": self.model,
-            "hardware": self.hardware,
-            "engine": self.engine,
-            "sampling": self.request.sampling,
-            "precision": self.precision,
-            "spread": self.spread,
-        }
+        setup = Setup(
+            model=self.model, hardware=self.hardware, engine=self.engine, sampling=self.request.sampling,
+            precision=self.precision, spread=self.spread,
+        )  # fmt: skip
         if option is None:
-            return Setup(**common)
-        setup = Setup(**common, speculation=option.speculation(), draft_model=option.model)
+            return setup
+        setup = replace(setup, speculation=option.speculation(), draft_model=option.model)
         return replace(setup, draft_precision=self.drafting_precision(setup))
 
     def drafting_precision(self, setup: Setup) -> Precision:
@@ -177,23 +174,18 @@ class Device:
         named = {key: PROFILE_DTYPES.get(dtype, dtype) for key, dtype in given.items() if dtype is not None}
         return msgspec.structs.replace(setup.drafting_precision, **named)
 
-    @property
-    def tp(self) -> Array:
-        return np.asarray(self.tp_sizes, dtype=np.float64)
-
-    def largest_batches(
-        self, lengths: Lengths, *, option: DraftOption | None = None, budget: Any = None, gamma: int = 0
-    ) -> Array:
+    def largest_batches(self, *, option: DraftOption | None = None, budget: Any = None, gamma: int = 0) -> Array:
         """The largest batch that fits, per tp size; autoregressive unless a draft is given. Groups of ranks hold as
         many sequences each."""
-        setup, held, groups = self.setup(option), lengths.max_len(1.0), self.spread.dp
+        setup, lengths, groups = self.setup(option), self.lengths, self.spread.dp
+        held = lengths.max_len(1.0)
         capacity = memory.capacity_bytes(self.hardware, self.engine)
-        batch = np.ones(len(self.tp_sizes))
+        batch, tp = np.ones(len(self.tp_sizes)), np.asarray(self.tp_sizes, dtype=np.float64)
         for _ in range(3 if lengths.workload is not None else 1):  # the tail of a batch shrinks as it grows
 
             def need(count: float, held: Array = held) -> Array:
                 return memory.memory_need(
-                    setup, batch=count * groups, max_len=held, budget=budget, gamma=gamma, tp_size=self.tp
+                    setup, batch=count * groups, max_len=held, budget=budget, gamma=gamma, tp_size=tp
                 ).total_bytes
 
             batch = groups * memory.largest_batch(need(0.0), need(1.0), capacity)
@@ -218,8 +210,9 @@ def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EnginePr
 
 
 def resolve(
-    request: PlanRequest, model: ModelSpec, hardware: str | HardwareProfile, options: list[DraftOption]
-) -> list[Device]:
+    request: PlanRequest, model: ModelSpec, hardware: str | HardwareProfile, options: list[DraftOption],
+    lengths: Lengths,
+) -> list[Device]:  # fmt: skip
     """Resolve a request on one device, for each way to spread a replica that it compares.
 
     Raises ConfigError for what cannot be split, or a draft that does not go with the target or the engine.
@@ -227,28 +220,28 @@ def resolve(
     hw = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
     engine = engine_of(request, hw)
     ways = layouts(request, model, hw, engine)
-    if hw.link.usual_num_gpus is not None and len(ways) == 1 and (request.tp_size, request.num_gpus) == (None, None):
-        few = valid_tp_sizes(model, max(*ways[0].tp_sizes, hw.link.usual_num_gpus), engine.vocabulary_multiple)
-        tried = [_resolved(request, model, hw, engine, options, Layout(tp_sizes=(size,))) for size in few]
-        batch = max(request.batch_sizes, default=1)
-        holding = [
-            each for each in tried if all(each.largest_batches(every)[0] >= batch for every in lengths_of(request))
-        ]
-        return [next((each for each in holding if each.tp_sizes[0] >= hw.link.usual_num_gpus), tried[-1])]
-    return [_resolved(request, model, hw, engine, options, layout) for layout in ways]
+    if request.price_per_hour_usd is not None:
+        hw = msgspec.structs.replace(hw, price_per_hour_usd=request.price_per_hour_usd)
+
+    def resolved(layout: Layout) -> Device:
+        return _resolved(request, model, hw, engine, options, layout, lengths)
+
+    if hw.link.usual_num_gpus is None or len(ways) > 1 or (request.tp_size, request.num_gpus) != (None, None):
+        return [resolved(layout) for layout in ways]
+    few = valid_tp_sizes(model, max(*ways[0].tp_sizes, hw.link.usual_num_gpus), engine.vocabulary_multiple)
+    tried = [resolved(Layout(tp_sizes=(size,))) for size in few]
+    batch, every = max(request.batch_sizes, default=1), lengths_of(request)
+    holding = [
+        device for device in tried if all(replace(device, lengths=each).largest_batches()[0] >= batch for each in every)
+    ]
+    return [next((each for each in holding if each.tp_sizes[0] >= hw.link.usual_num_gpus), tried[-1])]
 
 
 def _resolved(
-    request: PlanRequest,
-    model: ModelSpec,
-    hw: HardwareProfile,
-    engine: EngineProfile,
-    options: list[DraftOption],
-    layout: Layout,
-) -> Device:
+    request: PlanRequest, model: ModelSpec, hw: HardwareProfile, engine: EngineProfile, options: list[DraftOption],
+    layout: Layout, lengths: Lengths,
+) -> Device:  # fmt: skip
     """One of them: formats, and whether the batch is to be found."""
-    if request.price_per_hour_usd is not None:
-        hw = msgspec.structs.replace(hw, price_per_hour_usd=request.price_per_hour_usd)
     if request.tp_size is not None and request.draft_tp_size is not None and request.draft_tp_size > request.tp_size:
         raise ConfigError(f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}")
     if options and engine.draft_on_all_ranks and request.draft_tp_size not in (None, *layout.tp_sizes):
@@ -261,18 +254,12 @@ def _resolved(
         able = ", ".join(engine.staged_drafts) or "no draft"
         raise ConfigError(f"engine {engine.name} runs {able} with pp {request.pp_size}, not {request.draft}")
     limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
-    limited = any(limit is not None for limit in limits)
     device = Device(
-        request=request,
-        model=model,
-        hardware=hw,
-        engine=engine,
-        tp_sizes=layout.tp_sizes,
-        spread=layout.spread,
+        request=request, model=model, hardware=hw, engine=engine, tp_sizes=layout.tp_sizes, spread=layout.spread,
         precision=precision_of(model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype),
-        searches_batch=not request.batch_sizes and limited,
-        options=tuple(staged),
-    )
+        searches_batch=not request.batch_sizes and any(limit is not None for limit in limits), options=tuple(staged),
+        lengths=lengths,
+    )  # fmt: skip
     for option in options:
         device.setup(option)  # a draft of another vocabulary is refused here
     return device

@@ -21,7 +21,7 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.intervals import Interval, interval, tokens_error
 from magicdec.perfmodel.kernels.gemm import GemmCurve
 from magicdec.perfmodel.kernels.op import BOUNDS, ForwardTime, Op
-from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Device, DraftOption, Lengths
+from magicdec.perfmodel.plan.request import DEFAULT_BATCH, Device, DraftOption
 from magicdec.perfmodel.serving import WholeRequests, whole_requests
 from magicdec.perfmodel.setup import Points, Setup, draft_tp, microbatch
 from magicdec.perfmodel.speedup import BoolArray, Prediction, predict
@@ -47,12 +47,7 @@ OF_PREDICTION = (
 
 
 def candidates(
-    device: Device,
-    lengths: Lengths,
-    prediction: Prediction,
-    acceptance: AcceptanceProfile | None,
-    *,
-    baseline: float | None,
+    device: Device, prediction: Prediction, acceptance: AcceptanceProfile | None, *, baseline: float | None
 ) -> list[Candidate]:
     """One candidate per point of a prediction in rows.
 
@@ -77,20 +72,15 @@ def candidates(
         "memory_bytes_per_gpu": prediction.memory.total_bytes,
         "fits": prediction.memory.fits,
         "bound_by": _binding(prediction),
-        **_of_requests(lengths, prediction, bounds),
+        **_of_requests(device, prediction, bounds),
     }
     table = [prediction.full(np.asarray(values)).tolist() for values in columns.values()]
     rows = (dict(zip(columns, values, strict=True)) for values in zip(*table, strict=True))
-    return [_candidate(device, lengths, prediction.setup, acceptance, value, baseline) for value in rows]
+    return [_candidate(device, prediction.setup, acceptance, value, baseline) for value in rows]
 
 
 def _candidate(
-    device: Device,
-    lengths: Lengths,
-    setup: Setup,
-    acceptance: AcceptanceProfile | None,
-    value: dict[str, Any],
-    baseline: float | None,
+    device: Device, setup: Setup, acceptance: AcceptanceProfile | None, value: dict[str, Any], baseline: float | None
 ) -> Candidate:
     if value["gamma"] > 0:
         budget, paid = int(value["draft_budget"]), value["break_even_gen_len"]
@@ -101,7 +91,7 @@ def _candidate(
             "draft_tp_size": int(value["draft_tp_size"]),
             "acceptance_source": acceptance.source if acceptance is not None else "",
             "draft_checkpoint": _checkpoint(device, acceptance),
-            "acceptance_extrapolated": is_extrapolated(acceptance, budget, value["context_len"], value["gamma"]),
+            "acceptance_extrapolated": _is_extrapolated(acceptance, budget, value["context_len"], value["gamma"]),
             "break_even_gen_len": int(paid) if math.isfinite(paid) else None,
             "marks": _marks(setup, acceptance, value["context_len"]),
         }
@@ -114,7 +104,7 @@ def _candidate(
     num_replicas = max(1, (request.num_gpus or num_gpus) // num_gpus)
     gain = per_second * num_gpus * num_replicas / baseline if baseline is not None else None
     if whole:
-        gpu_s = lengths.output_len / per_second
+        gpu_s = device.lengths.output_len / per_second
         value["requests_per_s"] = num_replicas * num_gpus / gpu_s
         value["gpu_hours_per_million_requests"] = gpu_s / SECONDS_PER_HOUR * MEGA
         value["cost_per_million_requests_usd"] = price / SECONDS_PER_HOUR * gpu_s * MEGA if price else None
@@ -161,9 +151,9 @@ def _marks(setup: Setup, acceptance: AcceptanceProfile | None, context: float) -
     return found
 
 
-def _of_requests(lengths: Lengths, prediction: Prediction, bounds: Interval) -> dict[str, Any]:
+def _of_requests(device: Device, prediction: Prediction, bounds: Interval) -> dict[str, Any]:
     """The columns of whole requests, where the length of their output is known."""
-    whole = requests_of(lengths, prediction)
+    whole = requests_of(device, prediction)
     if whole is None:
         return {}
     drafted = whole.drafted
@@ -180,14 +170,15 @@ def _of_requests(lengths: Lengths, prediction: Prediction, bounds: Interval) -> 
     }
 
 
-def requests_of(lengths: Lengths, prediction: Prediction) -> WholeRequests | None:
-    """Whole requests of these lengths at each point; None where the length of their output is not known."""
+def requests_of(device: Device, prediction: Prediction) -> WholeRequests | None:
+    """Whole requests at each point; None where the length of their output is not known."""
+    lengths = device.lengths
     if not lengths.output_len:
         return None
     return whole_requests(prediction, prompts=lengths.prompts, output_len=lengths.output_len)
 
 
-def is_extrapolated(acceptance: AcceptanceProfile | None, budget: float, context: float, gamma: int) -> bool:
+def _is_extrapolated(acceptance: AcceptanceProfile | None, budget: float, context: float, gamma: int) -> bool:
     """Whether a profile is used outside the budgets or contexts that it was measured at, or for longer blocks."""
     if acceptance is None:
         return False
@@ -273,93 +264,89 @@ class Found:
     rows: list[Candidate]
 
 
-def search(device: Device, lengths: Lengths, baseline: Candidate | None) -> list[Found]:
+def search(device: Device, baseline: Candidate | None) -> list[Found]:
     """Autoregressive decoding first, then each draft. `baseline`: autoregressive decoding at its best batch.
 
     Raises CapacityError when not even autoregressive decoding fits.
     """
-    batches = searched_batches(device, lengths)
-    _check_capacity(device, lengths, batches)
+    batches = _searched_batches(device)
+    _check_capacity(device, batches)
     rate = baseline.rate if baseline is not None else None
-    found = [_found(device, option, lengths, batches, rate) for option in (None, *device.options)]
+    found = [_found(device, option, batches, rate) for option in (None, *device.options)]
     return [each for each in found if each is not None]
 
 
-def best_autoregressive(device: Device, lengths: Lengths) -> Candidate | None:
+def best_autoregressive(device: Device) -> Candidate | None:
     """Autoregressive decoding at its own best batch and tp, within the latency limits; None where it keeps them at no
     batch."""
     searching = dataclasses.replace(device, searches_batch=True, options=())
-    batches = searched_batches(searching, lengths)
+    batches = _searched_batches(searching)
     if not len(batches):
         return None
-    whole = predict(device.setup(None), None, _points(searching, None, lengths, batches))
-    chosen = _worth_a_look(searching, lengths, whole)
+    whole = predict(device.setup(None), None, _points(searching, None, batches))
+    chosen = _worth_a_look(searching, whole)
     if not len(chosen):
         return None
-    rates = whole.full(seen_by_users(lengths, whole).rate_per_gpu * _used(whole, device.request.num_gpus)).ravel()[
-        chosen
-    ]
-    best = candidates(device, lengths, whole.take(chosen[[np.argmax(rates)]]), None, baseline=None)[0]
+    rates = whole.full(_Seen.of(device, whole).rate_per_gpu * _used(device, whole)).ravel()[chosen]
+    best = candidates(device, whole.take(chosen[[np.argmax(rates)]]), None, baseline=None)[0]
     return msgspec.structs.replace(best, speedup_vs_best_autoregressive=1.0)
 
 
-def searched_batches(device: Device, lengths: Lengths) -> Array:
+def _searched_batches(device: Device) -> Array:
     """The batch sizes to evaluate: the given ones; a usual one, or the largest power of two that fits where that does
     not; or where it is searched, a geometric range up to the largest that fits."""
     if device.request.batch_sizes and not device.searches_batch:
         return np.asarray(device.request.batch_sizes, dtype=np.float64)
-    largest = device.largest_batches(lengths).max(initial=0)
+    largest = device.largest_batches().max(initial=0)
     if not device.searches_batch:
         return np.asarray([DEFAULT_BATCH if largest < 1 else min(DEFAULT_BATCH, 2.0 ** np.floor(np.log2(largest)))])
-    if largest < 1:
-        return np.zeros(0)
     every = np.arange(1.0, min(largest, MAX_EVERY_BATCH) + 1.0)
     if largest <= MAX_EVERY_BATCH:
         return every
     beyond = np.geomspace(MAX_EVERY_BATCH, min(largest, MAX_BATCH), NUM_SEARCHED_BATCHES)
-    return np.asarray(sorted({*every.tolist(), *(float(round(each)) for each in beyond.tolist())}))
+    return np.unique([*every, *np.round(beyond)])
 
 
-def _found(
-    device: Device, option: DraftOption | None, lengths: Lengths, batches: Array, baseline: float | None
-) -> Found | None:
+def _found(device: Device, option: DraftOption | None, batches: Array, baseline: float | None) -> Found | None:
     """Every point of one draft, or where the batch is searched those worth a look; None where there are none."""
-    gammas = device.gammas_of(option)
-    if not len(batches) or (option is not None and gammas == (0,)):
+    if not len(batches) or (option is not None and device.gammas_of(option) == (0,)):
         return None
     law = option.acceptance if option is not None else None
-    whole = predict(device.setup(option), law, _points(device, option, lengths, batches))
+    whole = predict(device.setup(option), law, _points(device, option, batches))
     if device.searches_batch:
-        chosen = _worth_a_look(device, lengths, whole)
+        chosen = _worth_a_look(device, whole)
     else:
-        chosen = _fastest(whole)
+        flat = np.flatnonzero(whole.full(whole.valid))
+        chosen = flat[np.argsort(-whole.full(whole.speedup).ravel()[flat], kind="stable")]  # fastest first
         if len(chosen) > MAX_CANDIDATES:
-            leading = _leading(device, lengths, whole, tokens_error(whole, law))
+            leading = _leading(device, whole, tokens_error(whole, law))
             chosen = np.concatenate([chosen[:MAX_CANDIDATES], np.setdiff1d(leading, chosen[:MAX_CANDIDATES])])
     if not len(chosen):
         return None
     prediction = whole.take(chosen)
-    rows = candidates(device, lengths, prediction, law, baseline=baseline)
+    rows = candidates(device, prediction, law, baseline=baseline)
     return Found(option=option, prediction=prediction, rows=rows)
 
 
-def _points(device: Device, option: DraftOption | None, lengths: Lengths, batches: Array) -> Points:
+def _points(device: Device, option: DraftOption | None, batches: Array) -> Points:
+    lengths, budgets = device.lengths, option.budgets if option is not None else (0,)
     return Points.grid(
-        batch=batches, context=(lengths.prompt_len,), tp=device.tp_sizes, gamma=device.gammas_of(option),
-        budget=option.budgets if option is not None else (0,), gen_len=lengths.growth, max_len=lengths.max_len(batches),
+        batch=batches, context=(lengths.prompt_len,), tp=device.tp_sizes, budget=budgets,
+        gamma=device.gammas_of(option), gen_len=lengths.growth, max_len=lengths.max_len(batches),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenByUsers:
-    """Latencies and rates that limits bear on: of whole requests where their lengths are known."""
+class _Seen:
+    """Latencies and rates that users see and limits bear on: of whole requests where their lengths are known."""
 
+    device: Device
     prediction: Prediction
     whole: WholeRequests | None
 
-    @property
-    def first_s(self) -> Array:
-        return self.prediction.ttft_s if self.whole is None else self.whole.drafted.ttft_s
+    @classmethod
+    def of(cls, device: Device, prediction: Prediction) -> _Seen:
+        return cls(device=device, prediction=prediction, whole=requests_of(device, prediction))
 
     @property
     def between_s(self) -> Array:
@@ -370,39 +357,27 @@ class SeenByUsers:
         replica = self.prediction.tokens_per_s if self.whole is None else self.whole.output_tokens_per_s
         return replica / self.prediction.num_gpus
 
-
-def seen_by_users(lengths: Lengths, result: Prediction) -> SeenByUsers:
-    return SeenByUsers(prediction=result, whole=requests_of(lengths, result))
-
-
-def within_limits(device: Device, seen: SeenByUsers) -> BoolArray:
-    request = device.request
-    allowed: BoolArray = np.ones((), dtype=np.bool_)
-    if request.tpot_limit_s is not None:
-        allowed = allowed & (seen.between_s <= request.tpot_limit_s)
-    if request.ttft_limit_s is not None:
-        allowed = allowed & (seen.first_s <= request.ttft_limit_s)
-    return allowed
+    @property
+    def is_within_limits(self) -> BoolArray:
+        request, allowed = self.device.request, np.ones((), dtype=np.bool_)
+        if request.tpot_limit_s is not None:
+            allowed = allowed & (self.between_s <= request.tpot_limit_s)
+        if request.ttft_limit_s is not None:
+            first_s = self.prediction.ttft_s if self.whole is None else self.whole.drafted.ttft_s
+            allowed = allowed & (first_s <= request.ttft_limit_s)
+        return allowed
 
 
-def _fastest(result: Prediction) -> npt.NDArray[np.int64]:
-    """Flat indices of the points that can be drafted, fastest first."""
-    flat = np.flatnonzero(result.full(result.valid))
-    return flat[np.argsort(-result.full(result.speedup).ravel()[flat], kind="stable")]
-
-
-def _leading(device: Device, lengths: Lengths, result: Prediction, tokens: Array) -> npt.NDArray[np.int64]:
+def _leading(device: Device, result: Prediction, tokens: Array) -> npt.NDArray[np.int64]:
     """Flat indices, of each batch, of the points with the highest rate and with the highest lower end of it (`tokens`:
     the error of tokens per step), so that a batch's answer does not hang on how many were asked for."""
-    seen = seen_by_users(lengths, result)
+    seen = _Seen.of(device, result)
     rate = result.full(seen.rate_per_gpu)
     share = interval(result, tokens).speedup_low / result.speedup
     if seen.whole is not None:
         share = seen.whole.speedup_at(share * result.speedup) / seen.whole.speedup_at(result.speedup)
     is_first = (
-        2.0 * result.full(within_limits(device, seen))
-        + result.full(result.memory.fits)
-        - 4.0 * ~result.full(result.valid)
+        2.0 * result.full(seen.is_within_limits) + result.full(result.memory.fits) - 4.0 * ~result.full(result.valid)
     )
     num_batches = result.points.shape[0]
     scores = [(is_first + each / (2.0 * rate.max())).reshape(num_batches, -1) for each in (rate, rate * share)]
@@ -410,12 +385,12 @@ def _leading(device: Device, lengths: Lengths, result: Prediction, tokens: Array
     return np.unique(np.concatenate([first + score.argmax(axis=1) for score in scores]))
 
 
-def _worth_a_look(device: Device, lengths: Lengths, result: Prediction) -> npt.NDArray[np.int64]:
+def _worth_a_look(device: Device, result: Prediction) -> npt.NDArray[np.int64]:
     """Flat indices of those that fit, keep the limits, and that no other of this draft beats in both latency and
     throughput of all devices."""
-    seen = seen_by_users(lengths, result)
-    flat = np.flatnonzero(result.full(result.memory.fits & result.valid & within_limits(device, seen)))
-    rate = result.full(seen.rate_per_gpu * _used(result, device.request.num_gpus)).ravel()[flat]
+    seen = _Seen.of(device, result)
+    flat = np.flatnonzero(result.full(result.memory.fits & result.valid & seen.is_within_limits))
+    rate = result.full(seen.rate_per_gpu * _used(device, result)).ravel()[flat]
     latency = result.full(seen.between_s).ravel()[flat]
     order = np.lexsort((-rate, latency))
     highest = np.maximum.accumulate(np.concatenate([[0.0], rate[order][:-1]]))
@@ -423,39 +398,35 @@ def _worth_a_look(device: Device, lengths: Lengths, result: Prediction) -> npt.N
     return found
 
 
-def _used(result: Prediction, num_gpus: int | None) -> Array:
+def _used(device: Device, result: Prediction) -> Array:
     """Devices that all replicas use."""
-    return result.num_gpus * np.maximum(1.0, (num_gpus or 1) // result.num_gpus)
+    return result.num_gpus * np.maximum(1.0, (device.request.num_gpus or 1) // result.num_gpus)
 
 
-def _check_capacity(device: Device, lengths: Lengths, batches: Array) -> None:
+def _check_capacity(device: Device, batches: Array) -> None:
     """Refuses what cannot run even without a draft, naming the nearest that does."""
-    largest = device.largest_batches(lengths)
-    name, hw, context = device.model.name, device.hardware.name, round(lengths.prompt_len)
+    largest, groups = device.largest_batches(), device.spread.groups
+    name, hw, context = device.model.name, device.hardware.name, round(device.lengths.prompt_len)
     if largest.max(initial=0) < 1:
         raise CapacityError(
-            f"{name} with context {context} does not fit on {device.tp_sizes[-1] * device.spread.groups} x {hw}"
-            f"{device.spread_name}; {_what_fits(device, lengths)}"
+            f"{name} with context {context} does not fit on {device.tp_sizes[-1] * groups} x {hw}{device.spread_name}; "
+            f"{_what_fits(device)}"
         )
     if len(batches) and batches.min() > largest.max():
-        tp = device.tp_sizes[int(np.argmax(largest))] * device.spread.groups
         raise CapacityError(
-            f"batch {int(batches.min())} of {name} at context {context} does not fit on {tp} x {hw}; "
+            f"batch {int(batches.min())} of {name} at context {context} does not fit on "
+            f"{device.tp_sizes[int(np.argmax(largest))] * groups} x {hw}; "
             f"the largest batch that fits is {int(largest.max())}"
         )
 
 
-def _what_fits(device: Device, lengths: Lengths) -> str:
+def _what_fits(device: Device) -> str:
     """The smallest tp that holds one sequence, or the narrower weights that do."""
-    valid = valid_tp_sizes(device.model, MAX_SUGGESTED_TP, device.engine.vocabulary_multiple)
-    sizes = [size for size in valid if size > max(device.tp_sizes)]
-    if sizes:
-        wider = dataclasses.replace(device, tp_sizes=tuple(sizes))
-        enough = [size for size, batch in zip(sizes, wider.largest_batches(lengths), strict=True) if batch >= 1]
-        if enough:
-            return f"tp {enough[0]} would hold it"
+    for size in valid_tp_sizes(device.model, MAX_SUGGESTED_TP, device.engine.vocabulary_multiple):
+        if size > max(device.tp_sizes) and dataclasses.replace(device, tp_sizes=(size,)).largest_batches()[0] >= 1:
+            return f"tp {size} would hold it"
     for dtype in ("fp8", "int4"):
         narrower = dataclasses.replace(device, precision=Precision(weight_dtype=dtype, kv_dtype=dtype))
-        if narrower.largest_batches(lengths).max(initial=0) >= 1:
+        if narrower.largest_batches().max(initial=0) >= 1:
             return f"with weights and KV in {dtype} it would"
     return "it takes a device with more memory, or a shorter context"
