@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from magicdec.perfmodel.kernels import attention, experts, gemm, latents, links, recurrence
-from magicdec.perfmodel.kernels.base import columns
+
+
+def columns(rows: Any, names: tuple[str, ...], **defaults: float) -> list[Any]:
+    """Float arrays of the named columns."""
+    length = len(rows["time_s"])
+    return [np.asarray(rows[n] if n in rows else np.full(length, defaults[n]), dtype=np.float64) for n in names]
 
 
 def gemm_time(hw: Any, *, working_set_bytes: Any = None, **work: Any) -> Any:

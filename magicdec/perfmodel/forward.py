@@ -41,7 +41,6 @@ from magicdec.perfmodel.kernels.latents import (
 from magicdec.perfmodel.kernels.links import Exchange, Message, all_reduce, exchange
 from magicdec.perfmodel.kernels.op import FP32_BYTES, ForwardTime, Op, Where, fixed, merged
 from magicdec.perfmodel.kernels.recurrence import LinearCurve, Recurrence, recurrence
-from magicdec.specs.engine import EngineProfile
 from magicdec.specs.layers import (
     Attention,
     GatedDeltaNet,
@@ -358,13 +357,10 @@ def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
     """The time that fused experts in fp8_block add where a rank's columns fill whole blocks."""
     seconds: Array = np.zeros(())
     dtype, layer_s = model.part_precision("experts", p.at.precision).weight_dtype, p.at.engine.block_experts_layer_s
-    if dtype != "fp8_block" or not layer_s:
-        return seconds
-    for mlp, count in model.feed_forwards:
+    for mlp, count in model.feed_forwards if dtype == "fp8_block" and layer_s else ():
         if mlp.num_experts:
-            columns = mlp.width / (1.0 if p.spread.whole_experts else p.tp)
-            fills = np.where(columns % BLOCK_COLUMNS == 0, 1.0, 0.0)
-            seconds = seconds + fills * count * p.num_passes * layer_s
+            fills = mlp.width / (1.0 if p.spread.whole_experts else p.tp) % BLOCK_COLUMNS == 0
+            seconds = seconds + np.where(fills, 1.0, 0.0) * count * p.num_passes * layer_s
     return seconds
 
 
@@ -381,18 +377,14 @@ def prefill(
 
     Causal attention sees half of the prompt on average; logits are computed for the last token of each prompt.
     """
-    prompt = np.asarray(prompt_len, dtype=np.float64)
-    passes = np.ceil(np.asarray(batch, dtype=np.float64) * prompt / at.engine.prefill_tokens)
-    at = at._replace(engine=_with_prefill_kernel(at.engine))
-    return forward_pass(
-        model,
-        Pass(
-            at=at, batch=batch, query_len=prompt, kv_len=prompt, tp=tp, logit_rows=batch,
-            num_passes=np.maximum(passes, 1.0), is_prefill=True, spread=spread,
-        ),
+    prompt, engine = np.asarray(prompt_len, dtype=np.float64), at.engine
+    passes = np.ceil(np.asarray(batch, dtype=np.float64) * prompt / engine.prefill_tokens)
+    # a prefill kernel reads KV once per tile of queries whatever the engine's decode kernel does
+    engine = msgspec.structs.replace(
+        engine, kv_reads="per_sequence", verify_attention_factor=1.0, query_tile_reread=0.0
+    )
+    one = Pass(
+        at=at._replace(engine=engine), batch=batch, query_len=prompt, kv_len=prompt, tp=tp, logit_rows=batch,
+        num_passes=np.maximum(passes, 1.0), is_prefill=True, spread=spread,
     )  # fmt: skip
-
-
-def _with_prefill_kernel(engine: EngineProfile) -> EngineProfile:
-    """The engine with a prefill kernel, which reads KV once per tile of queries whatever its decode kernel does."""
-    return msgspec.structs.replace(engine, kv_reads="per_sequence", verify_attention_factor=1.0, query_tile_reread=0.0)
+    return forward_pass(model, one)

@@ -128,15 +128,9 @@ def state_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
 
 
 def workspace_bytes(
-    model: ModelSpec,
-    engine: EngineProfile,
-    precision: Precision,
-    *,
-    batch: Any,
-    gamma: Any,
-    tp_size: Any,
+    model: ModelSpec, engine: EngineProfile, precision: Precision, *, batch: Any, gamma: Any, tp_size: Any,
     sampling: SamplingSpec,
-) -> Array:
+) -> Array:  # fmt: skip
     """Activations of a prefill pass, and what the verified tokens are chosen with: of each its fp32 logits; where it is
     sampled also its probabilities, the draft's, and the residual that a rejection draws from; for top-p also the whole
     vocabulary in order."""

@@ -1,23 +1,18 @@
-"""A server under steady load: the prefills of other requests between a request's own decoding steps.
+"""A server under steady load: the prefills of other requests between a request's own decoding steps (docs/model.md).
 
 `concurrency` requests are in the system, each with a prompt of P tokens and G to generate; one that ends is replaced.
-At most as many decode at once as the cache holds: b. Each of the others is replaced once in a request's time C in its
-slot, so that b prompts are prefilled in it and no work is lost; t is the time of a token without prefills:
+At most as many decode at once as the cache holds: b; the others wait for a slot. Each of the b is replaced once in a
+request's time C in its slot, so b prompts are prefilled in it; t is the time of a token without prefills:
 
     C    = b · dT + D · t + 1.5 T_step                          D = G − 1
     F    = dT · (1 + (b − 1) · (1 − w)) + 1.5 T_step
     TPOT = t · C / (D · t + F),    TTFT = C − D · TPOT          + waiting for a slot
 
-w is the share of the others' prefills that falls evenly over C, of which n = (b − 1) · w · D / (D + TTFT/TPOT) between
-a request's tokens: TPOT = t + n · dT / D and TTFT = F + ((b − 1) · w − n) · dT, with the above as the only solution
-(TTFT/TPOT = F/t). The rest delays first tokens: requests that end together are replaced together, and an engine that
-puts prompts first then prefills them all before it decodes. 1.5 T_step: the rest of the step that runs when a request
-comes, and its own first.
-
-dT is what one prompt adds to the time of those that decode. An engine that mixes chunks of prompts into decoding passes
-shares the pass, and the weights it reads: dT = Σ over chunks of linear(b + chunk) − linear(b), and attention. One that
-does not stops decoding for the whole pass. Requests beyond b wait. A speculative step emits several tokens: t is its
-time per token; a plan adds its draft's own prefill to dT.
+w is the share of the others' prefills that falls evenly over C; the rest delays first tokens, where an engine puts the
+prompts of requests that end together first. 1.5 T_step: the rest of the step that runs when a request comes, and its
+own first. dT is what one prompt adds to the time of those that decode: where chunks of prompts share decoding passes,
+Σ over chunks of linear(b + chunk) − linear(b), and attention; else the whole pass. A speculative step emits several
+tokens: t is its time per token; a plan adds its draft's own prefill to dT.
 
 Assumed: equal lengths, or the means of mixed ones; w does not depend on them. Ignored: prefix caching, preemption.
 """
@@ -36,11 +31,10 @@ from magicdec.counts import Z_90, Array
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.forward import Pass, forward_pass, prefill
 from magicdec.perfmodel.intervals import Interval, engine_error
-from magicdec.perfmodel.kernels.op import ForwardTime
+from magicdec.perfmodel.kernels.op import ForwardTime, Where
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import send_op, step_terms
-from magicdec.specs.engine import EngineProfile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +63,7 @@ class Cycle:
     def _rest_s(self) -> Array:
         """The request's own part of its time: D · t + F in the equations above."""
         first = self.prompt_s * (self.groups + (self.active - 1.0) * (1.0 - self.between_share)) + 1.5 * self.step_s
-        found: Array = self.gaps * self.token_s + first
-        return found
+        return np.asarray(self.gaps * self.token_s + first)
 
     @cached_property
     def in_slot_s(self) -> Array:
@@ -125,25 +118,22 @@ def pass_seconds(setup: Setup, *, tokens: Any, tp_size: Any, logit_rows: Any = 1
     The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor` does, and makes no
     operation faster than the device's memory, processor and links.
     """
-    engine = _for_prompts(setup)
-    one = Pass(
-        at=setup.at._replace(engine=engine), batch=tokens, query_len=1.0, kv_len=1.0, tp=tp_size,
-        logit_rows=logit_rows, spread=setup.spread,
-    )  # fmt: skip
-    time = forward_pass(setup.model, one).by(engine.prefill_factor)
+    at = _for_prompts(setup)
+    one = Pass(at=at, batch=tokens, query_len=1.0, kv_len=1.0, tp=tp_size, logit_rows=logit_rows, spread=setup.spread)
+    time = forward_pass(setup.model, one).by(at.engine.prefill_factor)
     return time.total_s - time.group_seconds()["attention"]
 
 
 def prompt_time(setup: Setup, *, prompt_len: Any, tp_size: Any) -> ForwardTime:
     """The passes over one prompt alone, by the factor of prompts."""
-    engine = _for_prompts(setup)
-    at = setup.at._replace(engine=engine)
+    at = _for_prompts(setup)
     alone = prefill(setup.model, at, batch=1.0, prompt_len=prompt_len, tp=tp_size, spread=setup.spread)
-    return alone.by(engine.prefill_factor)
+    return alone.by(at.engine.prefill_factor)
 
 
-def _for_prompts(setup: Setup) -> EngineProfile:
-    return msgspec.structs.replace(setup.engine, gemm_factor=1.0, narrow_gemm_factor=1.0, elementwise_factor=1.0)
+def _for_prompts(setup: Setup) -> Where:
+    engine = msgspec.structs.replace(setup.engine, gemm_factor=1.0, narrow_gemm_factor=1.0, elementwise_factor=1.0)
+    return setup.at._replace(engine=engine)
 
 
 def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any, query_len: Any = 1.0) -> Array:
@@ -236,16 +226,11 @@ def whole_requests(
         "active": points.batch, "gaps": np.maximum(output_len - 1.0, 0.0), "between_share": setup.engine.prefill_share,
         "groups": setup.spread.groups,
     }  # fmt: skip
-    alone_s = prediction.autoregressive_step_s
-    drafts_s = np.where(points.gamma > 0, prediction.draft_prefill_s / setup.spread.groups, 0.0)
+    alone_s, step_s, drafts = prediction.autoregressive_step_s, prediction.step_s, points.gamma > 0
+    drafts_s = np.where(drafts, prediction.draft_prefill_s / setup.spread.groups, 0.0)
+    drafted_s = prompt_s(points.gamma + 1.0) + drafts_s
     return WholeRequests(
-        prediction=prediction,
+        prediction=prediction, output_len=output_len,
         alone=Cycle(token_s=alone_s, step_s=alone_s, prompt_s=prompt_s(1.0), **common),
-        drafted=Cycle(
-            token_s=prediction.tpot_s,
-            step_s=prediction.step_s,
-            prompt_s=prompt_s(points.gamma + 1.0) + drafts_s,
-            **common,
-        ),
-        output_len=output_len,
-    )
+        drafted=Cycle(token_s=prediction.tpot_s, step_s=step_s, prompt_s=drafted_s, **common),
+    )  # fmt: skip

@@ -173,14 +173,10 @@ class Setup(ModelSetup):
         hardware = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
         draft = draft_model_name(speculation.draft)
         return cls(
-            model=model,
-            hardware=hardware,
-            engine=engine if isinstance(engine, EngineProfile) else load_engine(engine),
-            speculation=speculation,
-            draft_model=None if draft is None else load_model_spec(draft),
-            precision=precision_of(model, hardware, weight_dtype=weight_dtype, kv_dtype=kv_dtype),
-            **more,
-        )
+            model=model, hardware=hardware, engine=engine if isinstance(engine, EngineProfile) else load_engine(engine),
+            speculation=speculation, draft_model=None if draft is None else load_model_spec(draft),
+            precision=precision_of(model, hardware, weight_dtype=weight_dtype, kv_dtype=kv_dtype), **more,
+        )  # fmt: skip
 
     @property
     def at(self) -> Where:

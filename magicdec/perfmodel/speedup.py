@@ -148,36 +148,25 @@ class Prediction:
         return dataclasses.replace(taken, points=Points(**points))
 
 
-def _check(points: Points) -> None:
-    """Raises ConfigError unless every entry is a number within its limits (NaN is not)."""
-    for name, (low, high) in LIMITS.items():
-        if (value := getattr(points, name)) is None:
+def _whole(setup: Setup, points: Points) -> Points:
+    """The points as arrays, with the speculation's own gamma and budget where they have none.
+
+    Raises ConfigError unless every entry is a number within its limits (NaN is not)."""
+    own = {"gamma": setup.speculation.gamma, "budget": setup.speculation.draft_budget}
+    axes: dict[str, Any] = {}
+    for name in (*LIMITS, "max_len"):
+        given = getattr(points, name)
+        value = own.get(name) if given is None else given
+        axes[name] = array = None if value is None else np.asarray(value, dtype=np.float64)
+        if array is None or name not in LIMITS:
             continue
-        array = np.asarray(value, dtype=np.float64)
+        low, high = LIMITS[name]
         inside = (array >= low) & (array <= high)
         if not np.all(inside):
             label = NAMES.get(name, name)
             raise ConfigError(f"{label} must be between {low:g} and {high:g}, not {array[~inside].flat[0]:g}")
-
-
-def _whole(setup: Setup, points: Points) -> Points:
-    """The points with the speculation's own gamma and budget where they have none, as arrays."""
-    speculation = setup.speculation
-    gamma = np.asarray(speculation.gamma if points.gamma is None else points.gamma)
-    given = dataclasses.replace(
-        points, gamma=gamma, budget=speculation.draft_budget if points.budget is None else points.budget
-    )
-    _check(given)
-    gamma = gamma.astype(np.int64)
-
-    def floats(value: Any) -> Any:
-        return None if value is None else np.asarray(value, dtype=np.float64)
-
-    return dataclasses.replace(
-        given,
-        **{name: floats(getattr(given, name)) for name in ("batch", "context", "tp", "budget", "gen_len", "max_len")},
-        gamma=np.zeros_like(gamma) if setup.kind == "none" else gamma,
-    )
+    gamma = axes["gamma"].astype(np.int64)
+    return dataclasses.replace(points, **axes | {"gamma": np.zeros_like(gamma) if setup.kind == "none" else gamma})
 
 
 def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) -> Prediction:

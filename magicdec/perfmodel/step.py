@@ -68,25 +68,16 @@ class StepTerms:
         autoregressive; their operations count to the verification."""
         drafts = np.where(self.gamma > 0, probability, 0.0)
         return StepTerms(
-            autoregressive=self.autoregressive.summed(probability),
-            draft=self.draft.summed(drafts),
+            autoregressive=self.autoregressive.summed(probability), draft=self.draft.summed(drafts),
             verify=self.verify.summed(drafts).plus(self.autoregressive.summed(probability - drafts)),
-            accept=self.accept.summed(drafts),
-            upkeep=self.upkeep.summed(drafts),
-            gamma=gamma,
-        )
+            accept=self.accept.summed(drafts), upkeep=self.upkeep.summed(drafts), gamma=gamma,
+        )  # fmt: skip
 
 
 def step_terms(
-    setup: Setup,
-    *,
-    batch: Any,
-    kv_len: Any,
-    draft_kv_len: Any,
-    gamma: Any,
-    tp_size: Any = 1,
+    setup: Setup, *, batch: Any, kv_len: Any, draft_kv_len: Any, gamma: Any, tp_size: Any = 1,
     full_acceptance: Any = 1.0,
-) -> StepTerms:
+) -> StepTerms:  # fmt: skip
     """The terms of one step for `batch` sequences that hold `kv_len` tokens each, of which the draft reads
     `draft_kv_len`. `full_acceptance` is the probability that a sequence accepts all its drafts. Spread over groups and
     stages, the operations are those of one microbatch of the fullest group, through all stages."""

@@ -315,13 +315,10 @@ def default_profile(
             error = profile.error
             wider = (error.log_rejection**2 + profile.carried_error**2) ** 0.5
             return msgspec.structs.replace(
-                profile,
-                model=model_name,
-                carried_from=profile.model,
-                checkpoint="",
+                profile, model=model_name, carried_from=profile.model, checkpoint="",
                 source=f"measured on {profile.model}, carried over to {model_name}: {profile.source}",
                 error=msgspec.structs.replace(error, log_rejection=wider),
-            )
+            )  # fmt: skip
     return None
 
 

@@ -28,6 +28,7 @@ from magicdec.perfmodel.kernels.base import (
     WorkingSet,
     arrays,
     as_array,
+    best_fit,
     cache_speedup,
     minimise,
     soft_max,
@@ -261,15 +262,9 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         return even_s + waiting_s, self.split_overhead_s * splitting
 
     def refitted(
-        self,
-        hw: Device,
-        work: Attended,
-        rows: Rows,
-        *,
-        fitted_on: str = "",
-        rotated: bool = False,
+        self, hw: Device, work: Attended, rows: Rows, *, fitted_on: str = "", rotated: bool = False,
         is_own: bool = False,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """The curve fitted with this library and way of splitting. The compute ceiling is fitted only where rows have
         several query tokens. Rows of windows choose the tile that they begin in."""
         if work.window is not None:
@@ -296,15 +291,8 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
             curve = msgspec.structs.replace(curve, row_factors=factors)
             return with_fit(curve, len(parameters) + len(factors), rows, predict(curve), fitted_on)
         starts: Sequence[Mapping[str, float]] = ({}, {"wave_weight": 0.9, "bandwidth_efficiency": 0.78})
-        candidates = [
-            minimise(
-                msgspec.structs.replace(start, blocks_per_multiprocessor=blocks), parameters, predict, rows,
-                starts=starts,
-            )
-            for blocks in BLOCKS_PER_MULTIPROCESSOR
-        ]  # fmt: skip
-        curve = min(candidates, key=lambda candidate: candidate[1])[0]
-        return with_fit(curve, len(parameters) + 1, rows, predict(curve), fitted_on)
+        curves = (msgspec.structs.replace(start, blocks_per_multiprocessor=each) for each in BLOCKS_PER_MULTIPROCESSOR)
+        return best_fit(curves, parameters, predict, rows, fitted_on, starts=starts, num_chosen=1)
 
 
 UNTILED: Parameters = {
@@ -475,8 +463,7 @@ class PrefillCurve(Curve, frozen=True, kw_only=True):
             del parameters["wide_head_efficiency"]
         if not np.any(as_array(work.head_dim) <= 64):
             del parameters["narrow_head_efficiency"]
-        curve, _ = minimise(type(self)(), parameters, lambda each: each.table_seconds(hw, work), rows)
-        return with_fit(curve, len(parameters), rows, curve.table_seconds(hw, work), fitted_on)
+        return best_fit([type(self)()], parameters, lambda each: each.table_seconds(hw, work), rows, fitted_on)
 
 
 def prefill_attention(

@@ -1,26 +1,23 @@
 """The base of every kernel: a curve that gives the seconds of some work on a device, and the tables it is fitted to.
 
 One file per family holds everything known of it. A constant is written once, as a field of its curve: the default is
-the generic value, `Free` says that a fit moves it. A work is a NamedTuple of what broadcasts; its curve's `seconds`
-counts bytes and FLOPs against the fitted ceilings:
+the generic value, `Free` says that a fit moves it. A work is a NamedTuple of what broadcasts.
 
     time = overhead + || memory , compute ||_p          memory = bytes / bandwidth,  compute = FLOPs / rate
 
-The p-norm of the two ceilings is a roofline with a soft ridge: at p → ∞ it is their maximum. Bandwidth and rate are the
-datasheet's times fitted efficiencies.
+The p-norm is a roofline with a soft ridge (p → ∞: the maximum). Bandwidth and rate are the datasheet's times fitted
+efficiencies. Cache: `working_set` is what is touched between two uses of the same data: None takes it as unbounded on
+GPUs (nothing stays, as in a forward pass) and as the operands themselves on CPUs, "own" as the operands themselves (as
+where kernels are timed in a loop). Ignored: clocks that fall under load, alignment, misses in address translation.
 
-Cache: where kernels are timed in a loop, operands that fit stay in the last-level cache. In a forward pass the rest of
-the step evicts them. `working_set` is what is touched between two uses of the same data: None takes it as unbounded on
-GPUs (nothing stays) and as the operands themselves on CPUs, "own" as the operands themselves.
-
-Ignored: clocks that fall under load, alignment, misses in address translation. All functions are pure and broadcast
-over numpy arrays; NaN and negative inputs count as 0.
+A fit minimises Σ w·ρ(ln(predicted/measured)), ρ soft L1, with weak priors (`Free.spread`) for constants that the rows
+do not determine. NaN and negative inputs of a work count as 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
@@ -201,9 +198,8 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     ) -> Self:
         """The curve fitted to rows of this work: `time_s`, and optionally `weight`. `rotated`: operands were not in the
         cache. `is_own`: this curve is the device's own for these very kernels."""
-        free, start = self.free(), type(self)(library=self.library)
-        curve, _ = minimise(start, free, lambda each: each.table_seconds(hw, work), rows)
-        return with_fit(curve, len(free), rows, curve.table_seconds(hw, work), fitted_on)
+        start = type(self)(library=self.library)
+        return best_fit([start], self.free(), lambda each: each.table_seconds(hw, work), rows, fitted_on)
 
     def placed(self, hw: Any, variant: str = "") -> Any:
         """The device's profile with this curve for a variant."""
@@ -245,20 +241,16 @@ def with_priors(parameters: Parameters, generic: msgspec.Struct) -> dict[str, Fr
 
 
 def minimise(
-    start: Constants,
-    parameters: Parameters,
-    predict: Callable[[Constants], Array],
-    rows: Rows,
-    *,
+    start: Constants, parameters: Parameters, predict: Callable[[Constants], Array], rows: Rows, *,
     starts: Sequence[Mapping[str, float]] = ({},),
-) -> tuple[Constants, float]:
+) -> tuple[Constants, float]:  # fmt: skip
     """The curve with `parameters` fitted to the rows' `time_s` (and `weight`), and its loss; other fields stay as in
     `start`.
 
     Raises ConfigError when there are too few rows, or times that are not positive numbers.
     """
-    (seconds,) = columns(rows, ("time_s",))
-    weights = np.asarray(rows["weight"], dtype=np.float64) if "weight" in rows else np.ones(seconds.size)
+    seconds = np.asarray(rows["time_s"], dtype=np.float64)
+    weights = np.asarray(rows.get("weight", np.ones(seconds.size)), dtype=np.float64)
     parameters = with_priors(parameters, type(start)())
     if len(parameters) > MAX_PARAMETERS:
         raise ValueError(f"{len(parameters)} free parameters, at most {MAX_PARAMETERS}")
@@ -271,42 +263,34 @@ def minimise(
         for name, each in parameters.items()
     ]
     low, high, center, spread = np.array(codes).T
+
+    def residuals(values: dict[str, float]) -> Array:
+        predicted = predict(msgspec.structs.replace(start, **values))
+        return np.asarray(weights * (np.log(np.maximum(predicted, 1e-12)) - log_seconds))
+
     solution = solve(
-        parameters,
-        lambda values: (
-            weights * (np.log(np.maximum(predict(msgspec.structs.replace(start, **values)), 1e-12)) - log_seconds)
-        ),
-        pull=PRIOR_WEIGHT * math.sqrt(seconds.size),
-        starts=starts,
-        bounds=(np.maximum(low, center - 8 * spread), np.minimum(high, center + 8 * spread)),
-        loss="soft_l1",
-        f_scale=LOSS_SCALE,
-        max_nfev=120,
-    )
+        parameters, residuals, pull=PRIOR_WEIGHT * math.sqrt(seconds.size), starts=starts,
+        bounds=(np.maximum(low, center - 8 * spread), np.minimum(high, center + 8 * spread)), loss="soft_l1",
+        f_scale=LOSS_SCALE, max_nfev=120,
+    )  # fmt: skip
     return msgspec.structs.replace(start, **solution.values), solution.cost
 
 
-def columns(rows: Rows, names: Sequence[str], **defaults: float) -> list[Array]:
-    """Float arrays of the named columns; ConfigError for a missing one."""
-    arrays = []
-    length = len(np.asarray(rows["time_s"])) if "time_s" in rows else 0
-    for name in names:
-        if name not in rows and name not in defaults:
-            raise ConfigError(f"rows to fit lack the column '{name}' (they have {', '.join(rows)})")
-        arrays.append(np.asarray(rows.get(name, np.full(length, defaults.get(name, 0.0))), dtype=np.float64))
-    return arrays
+def best_fit(
+    curves: Iterable[Constants], parameters: Parameters, predict: Callable[[Constants], Array], rows: Rows,
+    fitted_on: str, *, starts: Sequence[Mapping[str, float]] = ({},), num_chosen: int = 0,
+) -> Constants:  # fmt: skip
+    """The best of several curves, each with `parameters` fitted; their choice counts as `num_chosen` parameters."""
+    fits = [minimise(each, parameters, predict, rows, starts=starts) for each in curves]
+    curve = min(fits, key=lambda fit: fit[1])[0]
+    return with_fit(curve, len(parameters) + num_chosen, rows, predict(curve), fitted_on)
 
 
 def with_fit(curve: Constants, num_parameters: int, rows: Rows, predicted: Array, fitted_on: str) -> Constants:
     """The curve with a note of its fit and the spread of its errors."""
-    (seconds,) = columns(rows, ("time_s",))
-    rms = float(np.sqrt(np.mean(np.log(predicted / seconds) ** 2)))
-    fit = Fit(
-        fitted_on=fitted_on,
-        num_rows=seconds.size,
-        num_parameters=num_parameters,
-        relative_error=min(max(rms, 0.02), 10.0),
-    )
+    rms = float(np.sqrt(np.mean(np.log(predicted / np.asarray(rows["time_s"], dtype=np.float64)) ** 2)))
+    relative_error, num_rows = min(max(rms, 0.02), 10.0), len(predicted)
+    fit = Fit(fitted_on=fitted_on, num_rows=num_rows, num_parameters=num_parameters, relative_error=relative_error)
     return msgspec.structs.replace(curve, fit=fit)
 
 

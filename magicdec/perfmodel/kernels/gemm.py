@@ -23,6 +23,7 @@ from magicdec.perfmodel.kernels.base import (
     Table,
     WorkingSet,
     arrays,
+    best_fit,
     cache_speedup,
     minimise,
     soft_max,
@@ -196,8 +197,7 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
 
         if not tiled or work.compute_dtype in ("bf16", "fp16", "fp32"):
             starts = ({}, {"wave_weight": 0.95}) if tiled else ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
-            curve, _ = minimise(type(self)(tiled=tiled), parameters, predict, rows, starts=starts)
-            return with_fit(curve, len(parameters), rows, predict(curve), fitted_on)
+            return best_fit([type(self)(tiled=tiled)], parameters, predict, rows, fitted_on, starts=starts)
         fits: list[tuple[Self, float, int]] = []
         host_bound = ("overhead_s",) if np.min(rows["time_s"]) > HOST_BOUND_S else ()
         for tiles, unused in NARROW_TILES:

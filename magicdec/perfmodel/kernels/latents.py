@@ -28,11 +28,10 @@ from magicdec.perfmodel.kernels.base import (
     WorkingSet,
     arrays,
     as_array,
+    best_fit,
     cache_speedup,
-    minimise,
     soft_max,
     waves,
-    with_fit,
 )
 from magicdec.perfmodel.kernels.op import Cost, Op, OpTime, Where, operation
 from magicdec.specs.device import Device
@@ -158,15 +157,11 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
         if work.kv_dtype != "bf16" and wide is not None and start.combine_traffic > 0:
             parameters["bandwidth_efficiency"] = Free(prior=wide.bandwidth_efficiency, spread=0.03)
         starts = [{name: value for name, value in each.items() if name in parameters} for each in LATENT_STARTS]
-        candidates = [
-            minimise(
-                msgspec.structs.replace(start, blocks_per_multiprocessor=blocks), parameters,
-                lambda curve: curve.table_seconds(hw, work), rows, starts=starts,
-            )
-            for blocks in LATENT_BLOCKS
-        ]  # fmt: skip
-        curve = min(candidates, key=lambda candidate: candidate[1])[0]
-        return with_fit(curve, len(parameters) + 1, rows, curve.table_seconds(hw, work), fitted_on)
+        curves = (msgspec.structs.replace(start, blocks_per_multiprocessor=each) for each in LATENT_BLOCKS)
+        return best_fit(
+            curves, parameters, lambda curve: curve.table_seconds(hw, work), rows, fitted_on, starts=starts,
+            num_chosen=1,
+        )  # fmt: skip
 
 
 def latent_attention(at: Where, work: Latents, *, name: str = "attention", count: Any = 1.0, factor: Any = 1.0) -> Op:

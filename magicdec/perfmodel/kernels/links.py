@@ -8,26 +8,18 @@ All-reduce of S bytes over p ranks, each with a link of B bytes/s per direction:
     bulk               a + a3 + (p-2)·r3 + 2(p-1)/p·S / (e3·B·(p/2)^-x)
     ring               base + 2(p-1)·hop + 2(p-1)/p·S / (e·B·(p/2)^-x)            e = e2 for small messages, e3 for bulk
 
-The direct kernels read peers' memory (vLLM's custom all-reduce, and the like) with a fixed grid of threads, which a
-message larger than `grid` passes several times. They switch from one-shot to two-shot at fixed sizes (512 KiB up to 4
-ranks, 256 KiB above; two ranks always one-shot) and hand over to the switch, or to a bulk algorithm, from
-`direct_bytes` on: this is the knee. Without peer access (more than two ranks on PCIe) a ring is all there is; the fixed
-part of its latency is the constant of NCCL's tuning model. Constants are shared by all p.
+The direct kernels (vLLM's custom all-reduce, and the like) read peers' memory with a fixed grid of threads; they turn
+two-shot at fixed sizes (two ranks never), and hand over to the switch or a bulk algorithm from `direct_bytes` on.
+Without peer access (more than two ranks on PCIe) a ring is all there is. Constants are shared by all p. Over n nodes of
+q ranks, each with a network link of B_n bytes/s (an estimate with NCCL's constants: nothing of it was measured):
 
-Over several nodes of q ranks, each with a network link of B_n bytes/s, a sum is made within the nodes, and that of each
-rank's share across them by a ring, with NCCL's constants for a network (an estimate: nothing of it was measured):
+    T(S, q) + base + 2(n-1)·hop + 2(n-1)/n·S / (q·B_n)
 
-    T(S, q) + base + 2(n-1)·hop + 2(n-1)/n·S / (q·B_n)         n nodes
-
-Sending each token to the ranks of its k experts (or their outputs back), of S bytes per rank in all, over p ranks of
-which q share the link:
+Sending each token to the ranks of its k experts (or their outputs back), S bytes per rank in all, over p ranks of which
+q share the link, as DeepEP's low-latency kernels do, which send every copy on its own (those of prefill a token once
+to each further node, (n−1)·(1 − (1 − 1/n)^k) copies instead of k·(1 − q/p)):
 
     a + a_n + max(min(q, p)/p · S / (e·B), (1 − q/p) · S / (e_n·B_n))       a_n, and the second term, beyond q ranks
-
-as measured by DeepEP's low-latency kernels, which send every copy on its own. Prefill's kernels send a token once to
-each further node, n−1 of them, that holds any of its experts: (n−1)·(1 − (1 − 1/n)^k) copies instead of k·(1 − q/p).
-
-Sending hidden states to the next stage of a pipeline: SEND_BASE_S, and their bytes over the link or the network.
 
 Ignored: links shared with other traffic.
 """
@@ -121,9 +113,7 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
 
     def unfitted(self) -> AllReduceCurve:
         """A curve with these algorithms for these ranks and sizes, without fitted constants."""
-        kept = (
-            "library", "direct_ranks", "direct_bytes", "direct_bytes_wide", "in_switch_ranks", "in_switch_bytes",
-        )  # fmt: skip
+        kept = ("library", "direct_ranks", "direct_bytes", "direct_bytes_wide", "in_switch_ranks", "in_switch_bytes")
         return AllReduceCurve(**{name: getattr(self, name) for name in kept})
 
     @classmethod
@@ -265,10 +255,8 @@ def all_reduce_time(hw: Device, work: Message, kernels: str = "") -> Array:
 
 
 def all_gather_time(hw: Device, work: Message) -> Array:
-    """Every rank ends with `message_bytes`, having held 1/ranks of them. Half the traffic of a two-shot all-reduce.
-
-    Not measured: the fixed cost is an all-reduce's, the bandwidth its bulk one.
-    """
+    """Every rank ends with `message_bytes`, having held 1/ranks of them. Not measured: the fixed cost is an
+    all-reduce's, the bandwidth its bulk one."""
     return _one_way(hw, work, share=lambda ranks: (ranks - 1.0) / ranks)
 
 

@@ -114,15 +114,10 @@ def operation(
     least_s = np.minimum(time.time_s, least_s)
     scale = count * factor
     return Op(
-        name=name,
-        group=group,
-        cost=cost.times(count),
-        time_s=np.maximum(time.time_s * factor, least_s) * count,
-        memory_s=time.memory_s * scale,
-        compute_s=time.compute_s * scale,
-        overhead_s=time.overhead_s * scale,
+        name=name, group=group, cost=cost.times(count), time_s=np.maximum(time.time_s * factor, least_s) * count,
+        memory_s=time.memory_s * scale, compute_s=time.compute_s * scale, overhead_s=time.overhead_s * scale,
         least_s=least_s * count,
-    )
+    )  # fmt: skip
 
 
 def fixed(name: str, group: Group, seconds: Any, cost: Cost | None = None, *, least_s: Any = 0.0) -> Op:
@@ -144,12 +139,8 @@ def merged(operations: list[Op]) -> tuple[Op, ...]:
 
 
 def _sum(operations: list[Op]) -> Op:
-    def added(key: str) -> Array:
-        return sum((getattr(op, key) for op in operations), np.asarray(0.0))
-
-    seconds = {key: added(key) for key in SECONDS}
-    first = operations[0]
-    return Op(name=first.name, group=first.group, cost=total([op.cost for op in operations]), **seconds)
+    seconds: Any = {key: sum((getattr(op, key) for op in operations), np.asarray(0.0)) for key in SECONDS}
+    return replace(operations[0], cost=total([op.cost for op in operations]), **seconds)
 
 
 @dataclass(frozen=True)
@@ -207,12 +198,10 @@ class ForwardTime:
         def over(value: Any) -> Any:
             return np.sum(weight * value, axis=-1)
 
-        return ForwardTime(
-            tuple(
-                replace(op, cost=Cost(*map(over, op.cost)), **{name: over(getattr(op, name)) for name in SECONDS})
-                for op in self.ops
-            )
-        )
+        def summed(op: Op) -> Op:
+            return replace(op, cost=Cost(*map(over, op.cost)), **{name: over(getattr(op, name)) for name in SECONDS})
+
+        return ForwardTime(tuple(map(summed, self.ops)))
 
     def plus(self, *others: ForwardTime | Op) -> ForwardTime:
         extra: list[Op] = []

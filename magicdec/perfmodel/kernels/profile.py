@@ -270,14 +270,9 @@ def curve_of(table: Table, hw: HardwareProfile, variant: str = "") -> Any:
 
 
 def refit(
-    table: Table,
-    hw: HardwareProfile,
-    rows: Columns,
-    *,
-    variant: str = "",
-    fitted_on: str = "",
+    table: Table, hw: HardwareProfile, rows: Columns, *, variant: str = "", fitted_on: str = "",
     max_rows: int | None = MAX_FIT_ROWS,
-) -> HardwareProfile:
+) -> HardwareProfile:  # fmt: skip
     """The profile with this table's curve fitted to `rows` (evenly thinned to `max_rows`)."""
     length = rows["time_s"].size
     if max_rows is not None and length > max_rows:

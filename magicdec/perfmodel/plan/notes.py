@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.forward import EXPERT_IMBALANCE
@@ -22,123 +24,102 @@ def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candi
     return [*key, *of_drafts], [*rest, *others]
 
 
-def _on_measured(device: Device, best: Candidate) -> list[str]:
+def _on_measured(device: Device, best: Candidate) -> Iterator[str]:
     """Kernels that nobody timed on the device, and draft methods that no server was measured with."""
     engine, formats, hardware = device.engine, device.precision, device.hardware.name
-    found = []
     if device.hardware.is_measured and (kernels := untimed(device.setup(None))):
-        found.append(f"no kernels were timed on {hardware} for {', '.join(kernels)}: intervals are wider for it")
-    if not best.is_speculative or engine.is_speculation_fitted(hardware, formats.weight_dtype, formats.kv_dtype):
-        return found
-    found.append(
-        f"no {engine.name} server with speculation was measured on {hardware} with {formats.weight_dtype} weights and "
-        f"a {formats.kv_dtype} cache: the interval is wider for it"
-    )
-    return found
+        yield f"no kernels were timed on {hardware} for {', '.join(kernels)}: intervals are wider for it"
+    if best.is_speculative and not engine.is_speculation_fitted(hardware, formats.weight_dtype, formats.kv_dtype):
+        yield (
+            f"no {engine.name} server with speculation was measured on {hardware} with {formats.weight_dtype} weights "
+            f"and a {formats.kv_dtype} cache: the interval is wider for it"
+        )
 
 
-def _on_spread(device: Device, case: Case) -> list[str]:
+def _on_spread(device: Device, case: Case) -> Iterator[str]:
     """How the best is spread over devices, and which of them it leaves idle."""
-    best, spread, found = case.best, device.spread, []
+    best, spread, link = case.best, device.spread, device.hardware.link
     given = device.request.num_gpus or 0
     if idle := max(given - best.num_gpus * best.num_replicas, 0):
-        found.append(
-            f"{idle} of the {given} GPUs given stay{'s' if idle == 1 else ''} idle: {best.layout} divides no more"
-        )
-    link, gpus = device.hardware.link, best.num_gpus
-    if spread.is_spread and gpus > link.reach:
+        yield f"{idle} of the {given} GPUs given stay{'s' if idle == 1 else ''} idle: {best.layout} divides no more"
+    if spread.is_spread and best.num_gpus > link.reach:
         rate = link.between_nodes_bytes_per_s
         over = "a network that is not known" if rate is None else f"a network of {rate / GIGA:.0f} GB/s per device"
-        found.append(
-            f"{best.layout} spans nodes over {over}: "
-            + (
-                "sends between stages are an unmeasured estimate, with wider intervals"
-                if spread.pp > 1
-                else "sending tokens to their experts is priced as DeepEP's kernels were measured"
-            )
+        yield f"{best.layout} spans nodes over {over}: " + (
+            "sends between stages are an unmeasured estimate, with wider intervals"
+            if spread.pp > 1
+            else "sending tokens to their experts is priced as DeepEP's kernels were measured"
         )
     if spread.pp > 1:
         able = ", ".join(device.engine.staged_drafts)
-        found.append(
-            f"with stages engine {device.engine.name} runs {f'{able} alone' if able else 'no draft'}"
-            + ("" if able else ": decoding is autoregressive")
-        )
+        runs = f"{able} alone" if able else "no draft: decoding is autoregressive"
+        yield f"with stages engine {device.engine.name} runs {runs}"
     if spread.whole_experts:
-        found.append(
+        yield (
             f"the fullest rank's experts are taken to get {EXPERT_IMBALANCE:g} times the mean of tokens: an estimate, "
             "within the interval from none to half as many more"
         )
-    return found
 
 
-def _on_kernels(devices: list[Device]) -> list[str]:
+def _on_kernels(devices: list[Device]) -> Iterator[str]:
     """Devices whose times are estimates."""
-    notes = []
     for each in devices:
-        node = each.hardware.link.reach
+        name, link = each.hardware.name, each.hardware.link
         if not each.hardware.is_measured:
-            notes.append(
-                f"no kernels were measured on {each.hardware.name}: its curves are estimates, with wider intervals"
-            )
-        if each.hardware.kind == "gpu" and max(each.tp_sizes) > node:
-            rate = each.hardware.link.between_nodes_bytes_per_s
-            spans = f"tp {max(each.tp_sizes)} spans nodes of {node} x {each.hardware.name}: "
-            notes.append(
-                spans + "the network between them is not known, so its times are too short; give "
+            yield f"no kernels were measured on {name}: its curves are estimates, with wider intervals"
+        if each.hardware.kind == "gpu" and max(each.tp_sizes) > link.reach:
+            rate = link.between_nodes_bytes_per_s
+            yield f"tp {max(each.tp_sizes)} spans nodes of {link.reach} x {name}: " + (
+                "the network between them is not known, so its times are too short; give "
                 "link.between_nodes_bytes_per_s in a hardware profile"
                 if rate is None
-                else f"{spans}collectives over the network ({rate / GIGA:.0f} GB/s per device) are an estimate of "
-                "which nothing was measured, with wider intervals"
+                else f"collectives over the network ({rate / GIGA:.0f} GB/s per device) are an estimate of which "
+                "nothing was measured, with wider intervals"
             )
-    return notes
 
 
-def _on_engine_fit(devices: list[Device]) -> list[str]:
+def _on_engine_fit(devices: list[Device]) -> Iterator[str]:
     """Engines whose fixed costs were not fitted, or elsewhere."""
-    engine, notes = devices[0].engine, []
+    engine = devices[0].engine
     if not engine.fitted_on:
-        notes.append(f"engine profile {engine.name} is not fitted to measurements: its fixed costs are estimates")
+        yield f"engine profile {engine.name} is not fitted to measurements: its fixed costs are estimates"
     elsewhere = [each.hardware.name for each in devices if not is_engine_fitted_on(each.hardware, each.engine)]
     if elsewhere:
-        notes.append(
+        yield (
             f"engine profile {engine.name} was fitted on {engine.fitted_device}: "
             f"its fixed costs on {', '.join(elsewhere)} are less sure, which is in the intervals"
         )
-    return notes
 
 
-def _on_engine(device: Device, best: Candidate) -> list[str]:
+def _on_engine(device: Device, best: Candidate) -> Iterator[str]:
     """The engine's defaults that bear on the best configuration."""
-    engine, notes = device.engine, []
+    engine = device.engine
     if not best.is_captured:
         tokens = f" x {best.gamma + 1} tokens" if best.gamma and engine.captured_tokens else ""
-        notes.append(
+        yield (
             f"engine {engine.name} captures no graph for batch {best.batch_size}{tokens} by default, and is priced as "
             "if it did: raise its limit, as `magicdec export` does"
         )
     if best.is_speculative and (about := engine.draft_notes.get(draft_kind(best.draft, best.draft_method))):
-        notes.append(f"{best.draft}/{best.draft_method} {about}")
-    return notes
+        yield f"{best.draft}/{best.draft_method} {about}"
 
 
-def _on_table(device: Device, case: Case) -> list[str]:
+def _on_table(device: Device, case: Case) -> Iterator[str]:
     """The cost of batches that draft nothing once a draft is set up, and of a gamma that varies, up to the best batch
     at its context."""
     table, best = case.gamma_table, case.best
     if table.gamma_set_up is None or table.idle_speedup is None:
-        return []
+        return
     column, count = table.context_lens.index(best.context_len), table.batch_sizes.index(best.batch_size) + 1
     gammas = [row[column] for row in table.gamma_set_up[:count]]
     lost = [1.0 - row[column] for row, gamma in zip(table.idle_speedup[:count], gammas, strict=True) if gamma == 0]
-    found = []
     if lost:
-        found.append(
+        yield (
             f"where the table drafts nothing, having the draft set up costs up to {max(lost):.0%} of the speed of an "
             "engine without it"
         )
     if len(set(gammas)) > 1 and device.engine.gamma_table_note:
-        found.append(device.engine.gamma_table_note)
-    return found
+        yield device.engine.gamma_table_note
 
 
 def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> tuple[list[str], list[str]]:

@@ -81,18 +81,13 @@ def plan(request: PlanRequest) -> Plan:
     first = answers[0]
     key, others = notes(devices, first.device, first.case, first.drafted)
     return Plan(
-        **msgspec.structs.asdict(first.case),
-        model=model.name,
-        engine=first.device.engine.name,
-        request=request.record(),
-        precision=_formats(first),
-        other_cases=[each.case for each in answers[1:]],
+        **msgspec.structs.asdict(first.case), model=model.name, engine=first.device.engine.name,
+        request=request.record(), precision=_formats(first), other_cases=[each.case for each in answers[1:]],
         needs_acceptance=[_with_paying_rate(first, each) for each in first.lacking if _is_run(first.device, each)],
-        notes=[*key, *others, *refused],
-        key_notes=[*key, *refused],
+        notes=[*key, *others, *refused], key_notes=[*key, *refused],
         autoregressive_rows=[row for each in answers for row in each.alone],
         candidates=[row for each in answers for row in each.drafted],
-    )
+    )  # fmt: skip
 
 
 def _under_arrivals(request: PlanRequest, model: ModelSpec) -> Plan:
@@ -227,19 +222,12 @@ def _answer(device: Device, baseline: Candidate | None) -> Answer | None:
     frontier = _pareto([*alone, *drafted])
     table, reach = gamma_table(device, best, leading)
     case = Case(
-        hardware=device.hardware.name,
-        context_len=best.context_len,
-        best=best,
-        autoregressive=_alone(device, prediction.points, alone, best, baseline),
-        best_autoregressive=baseline,
-        best_by_batch=[] if device.searches_batch else [row for row, _ in answered],
-        pareto=frontier,
-        gamma_table=table,
-        reach=reach,
-        breakdown=breakdown(prediction),
-        memory=_memory(device, origin.option, best, prediction),
+        hardware=device.hardware.name, context_len=best.context_len, best=best,
+        autoregressive=_alone(device, prediction.points, alone, best, baseline), best_autoregressive=baseline,
+        best_by_batch=[] if device.searches_batch else [row for row, _ in answered], pareto=frontier, gamma_table=table,
+        reach=reach, breakdown=breakdown(prediction), memory=_memory(device, origin.option, best, prediction),
         ceilings=ceilings(prediction.setup),
-    )
+    )  # fmt: skip
     return Answer(
         device=device, case=case, alone=alone, drafted=drafted, found=found, option=origin.option,
         point=prediction.points,
@@ -339,13 +327,10 @@ def _with_paying_rate(answer: Answer, lacking: NeedsAcceptance) -> NeedsAcceptan
     budget = min(RATE_BUDGET, max(8, context // 2)) if method in SPARSE_METHODS else 0
     usual = constant_profile(0.8)
     option = DraftOption(
-        draft=lacking.draft,
-        method=method,
-        model=load_model_spec(name) if (name := draft_model_name(lacking.draft)) else None,
-        budgets=(budget,),
-        acceptance=usual,
-        draft_tp_size=device.request.draft_tp_size,
-    )
+        draft=lacking.draft, method=method,
+        model=load_model_spec(name) if (name := draft_model_name(lacking.draft)) else None, budgets=(budget,),
+        acceptance=usual, draft_tp_size=device.request.draft_tp_size,
+    )  # fmt: skip
     gammas = np.arange(1, DEFAULT_MAX_GAMMA + 1)
     at = dataclasses.replace(answer.point, budget=float(budget), gamma=gammas)
     rates = np.linspace(0.0, 1.0, 201)

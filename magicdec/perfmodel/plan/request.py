@@ -87,12 +87,9 @@ class DraftOption:
     def speculation(self, *, budget: int | None = None) -> SpeculationSpec:
         chosen = budget if budget is not None else self.budgets[0]
         return SpeculationSpec(
-            draft=self.draft,
-            draft_method=self.method,
-            draft_budget=chosen if self.method in SPARSE_METHODS else None,
-            draft_tp_size=self.draft_tp_size,
-            head=self.head,
-        )
+            draft=self.draft, draft_method=self.method, draft_budget=chosen if self.method in SPARSE_METHODS else None,
+            draft_tp_size=self.draft_tp_size, head=self.head,
+        )  # fmt: skip
 
 
 DEFAULT_MAX_GAMMA = 12

@@ -238,13 +238,10 @@ def _operation(setup: Setup, op: Op, tp_size: int) -> Operation:
     ceiling = max(num_bytes / hw.memory_bytes_per_s, flops / hw.compute_rate(setup.precision.compute_dtype), wire)
     one = ForwardTime((op,)).bound_seconds()
     return Operation(
-        op=op.name,
-        time_s=_first(op.time_s),
-        ceiling_s=ceiling,
-        bound_by=max(BOUNDS, key=lambda each: _first(one[each])),
-        flops=flops,
+        op=op.name, time_s=_first(op.time_s), ceiling_s=ceiling,
+        bound_by=max(BOUNDS, key=lambda each: _first(one[each])), flops=flops,
         bytes=num_bytes if op.group != "link" else sent,
-    )
+    )  # fmt: skip
 
 
 MAX_EVERY_BATCH = 512

@@ -43,13 +43,9 @@ class Replanned:
 
 
 def for_engine(
-    original: Plan,
-    engine: str,
-    *,
-    number: int | None = None,
-    acceptance: tuple[AcceptanceProfile, ...] = (),
+    original: Plan, engine: str, *, number: int | None = None, acceptance: tuple[AcceptanceProfile, ...] = (),
     hardware: Path | None = None,
-) -> Replanned:
+) -> Replanned:  # fmt: skip
     """`original`'s candidate `number` (from 1, as ranked), or the best that the engine can run, predicted on it.
 
     The gamma is the candidate's own on the engine that the plan was made for, the best one on another. Where no
@@ -67,7 +63,9 @@ def for_engine(
         wanted += f" with pp {chosen.pp_size}" if chosen.pp_size > 1 else ""
         if number is not None:
             raise ConfigError(f"engine {engine} does not run {wanted}; choose a candidate with another draft")
-        able = [row for row in _of_case(original) if row.fits and _runs(profile, row)]
+        case = original.best.hardware, original.best.context_len
+        rows = (row for row in original.candidates if (row.hardware, row.context_len) == case)
+        able = [row for row in rows if row.fits and _runs(profile, row)]
         reason = f"{engine} does not run the plan's best draft, {wanted}"
         if not able:
             reason += ", nor another that it ranked"
@@ -79,36 +77,24 @@ def for_engine(
         same = [row for row in again.candidates if engine == original.engine and row.gamma == chosen.gamma]
         best = max(same or again.candidates, key=lambda row: row.speedup)
         if best.verdict == "does not pay":
-            reason, best = _losing(best, reason), again.autoregressive
+            lost = (
+                f"{best.draft}/{best.draft_method}, gamma {best.gamma}, is predicted at {best.speedup:.2f} times "
+                f"autoregressive decoding ({best.speedup_low:.2f} to {best.speedup_high:.2f})"
+            )
+            reason, best = f"{reason}; {lost}" if reason else lost, again.autoregressive
     return Replanned(plan=msgspec.structs.replace(again, best=best), reason=reason, site=_site(again, device))
 
 
 def _site(again: Plan, device: HardwareProfile) -> Site:
     """The model goes by its name in the plan, which for a directory is not the argument."""
-    asked = again.request.model
+    asked, is_cpu = again.request.model, device.kind == "cpu"
     names = served_names(asked, again.best.draft)
-    return Site(
-        checkpoints=names | ({again.model: names[asked]} if asked in names else {}),
-        longest_context=load_model_spec(asked).longest_context,
-        is_cpu=device.kind == "cpu",
-    )
+    names |= {again.model: names[asked]} if asked in names else {}
+    return Site(checkpoints=names, longest_context=load_model_spec(asked).longest_context, is_cpu=is_cpu)
 
 
 def _runs(profile: EngineProfile, row: Candidate) -> bool:
     return profile.runs(row.draft, row.draft_method) and profile.runs_staged(row.draft, row.draft_method, row.pp_size)
-
-
-def _losing(row: Candidate, before: str) -> str:
-    lost = (
-        f"{row.draft}/{row.draft_method}, gamma {row.gamma}, is predicted at {row.speedup:.2f} times autoregressive "
-        f"decoding ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
-    )
-    return f"{before}; {lost}" if before else lost
-
-
-def _of_case(original: Plan) -> list[Candidate]:
-    best = original.best
-    return [row for row in original.candidates if (row.hardware, row.context_len) == (best.hardware, best.context_len)]
 
 
 def _chosen(original: Plan, number: int | None) -> Candidate:
@@ -153,21 +139,12 @@ def _request(
             drafts["draft_tp_size"] = row.draft_tp_size
     kept = ("model", "gen_len", "temperature", "top_k", "top_p", "acceptance_rate")
     return PlanRequest(
-        **{name: getattr(asked, name) for name in kept},
-        **drafts,
-        hardware=(device,),
-        engine=engine,
-        tp_size=row.tp_size,
-        pp_size=row.pp_size if row.pp_size > 1 else None,
-        ep_size=row.ep_size if row.ep_size > 1 else None,
-        dp_attention=row.dp_size > 1,
-        batch_sizes=(row.batch_size,),
-        context_lens=(row.context_len,),
-        draft=row.draft,
-        acceptance=acceptance,
-        weight_dtype=formats.weight_dtype,
+        **{name: getattr(asked, name) for name in kept}, **drafts, hardware=(device,), engine=engine,
+        tp_size=row.tp_size, pp_size=row.pp_size if row.pp_size > 1 else None,
+        ep_size=row.ep_size if row.ep_size > 1 else None, dp_attention=row.dp_size > 1, batch_sizes=(row.batch_size,),
+        context_lens=(row.context_len,), draft=row.draft, acceptance=acceptance, weight_dtype=formats.weight_dtype,
         kv_dtype=formats.kv_dtype,
-    )
+    )  # fmt: skip
 
 
 SCHEMA_VERSION = 1
