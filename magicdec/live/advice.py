@@ -11,10 +11,9 @@ both steps have cancel, and so do the rates of positions that both draft.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -82,20 +81,14 @@ class Serving:
 
         Raises ConfigError for a name that is not known, or a draft of another vocabulary.
         """
-        speculation = AUTOREGRESSIVE
-        if draft is not None:
-            speculation = SpeculationSpec(
-                draft=draft.name, draft_method=draft.method, draft_budget=draft.budget, gamma=1
-            )
+        engine = self.engine or (serving_engine if serving_engine in engine_names() else "ours")
+        speculation = AUTOREGRESSIVE if draft is None else SpeculationSpec(
+            draft=draft.name, draft_method=draft.method, draft_budget=draft.budget, gamma=1
+        )  # fmt: skip
         return Setup.of(
-            self.model,
-            self.hardware,
-            self.engine or (serving_engine if serving_engine in engine_names() else "ours"),
-            speculation,
-            weight_dtype=self.weight_dtype,
-            kv_dtype=self.kv_dtype,
+            self.model, self.hardware, engine, speculation, weight_dtype=self.weight_dtype, kv_dtype=self.kv_dtype,
             sampling=SamplingSpec(temperature=self.temperature),
-        )
+        )  # fmt: skip
 
 
 def situation_of(
@@ -153,6 +146,7 @@ class Advice:
 
     situation: Situation
     choices: tuple[Choice, ...]
+    """Every gamma at the observed load."""
     best: Choice
     speedup: Choice
     """The best choice, with its gain over gamma 0."""
@@ -164,11 +158,6 @@ class Advice:
     @property
     def in_use(self) -> Choice:
         return self.choices[self.situation.gamma]
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Every gamma at the observed load."""
-        return [dataclasses.asdict(choice) for choice in self.choices]
 
     @property
     def rival(self) -> Choice:
@@ -184,9 +173,15 @@ def advise(situation: Situation) -> Advice:
     batch, context = max(situation.batch_size, 1.0), situation.context_len
     choices = choices_at(situation, batch, context, over=situation.gamma)
     best = max(choices, key=lambda choice: choice.gain)
-    batches = _around(situation.batch_size)
-    contexts = _around(situation.context_len)
-    table = tuple(tuple(_cell(situation, batch, context) for context in contexts) for batch in batches)
+    batches, contexts = (
+        tuple(sorted({max(round(value * step), 1) for step in TABLE_STEPS}))
+        for value in (situation.batch_size, context)
+    )
+
+    def cell(batch: float, context: float) -> tuple[int, bool]:
+        found = max(choices_at(situation, batch, context, over=0), key=lambda choice: choice.gain)
+        return found.gamma, found.gamma == 0 or found.gain_low > 1.0
+
     return Advice(
         situation=situation,
         choices=choices,
@@ -195,7 +190,7 @@ def advise(situation: Situation) -> Advice:
         answer=answer_of(choices, situation.gamma),
         batch_sizes=batches,
         context_lens=contexts,
-        table=table,
+        table=tuple(tuple(cell(batch, context) for context in contexts) for batch in batches),
     )
 
 
@@ -206,15 +201,6 @@ def answer_of(choices: Sequence[Choice], in_use: int) -> Answer:
         return "change"
     is_far = all(choice.gain_high < MAY_MATTER for choice in choices if choice.gamma != in_use)
     return "keep" if is_far and (best.gamma == in_use or best.gain < WORTH_A_CHANGE) else "unclear"
-
-
-def _around(value: float) -> tuple[int, ...]:
-    return tuple(sorted({max(round(value * step), 1) for step in TABLE_STEPS}))
-
-
-def _cell(situation: Situation, batch: float, context: float) -> tuple[int, bool]:
-    best = max(choices_at(situation, batch, context, over=0), key=lambda choice: choice.gain)
-    return best.gamma, best.gamma == 0 or best.gain_low > 1.0
 
 
 def choices_at(situation: Situation, batch: float, context: float, *, over: int) -> tuple[Choice, ...]:
@@ -230,13 +216,10 @@ def choices_at(situation: Situation, batch: float, context: float, *, over: int)
     else:
         width = np.exp(Z_90 * np.array([_gain_error(prediction, acceptance, gamma, over) for gamma in gammas.tolist()]))
         low, high = gains / width, gains * width
-    rows = zip(
-        gammas.tolist(), tokens.tolist(), tpot.tolist(), gains.tolist(), low.tolist(), high.tolist(), strict=True
-    )
-    return tuple(
-        Choice(gamma=gamma, tokens_per_step=emitted, tpot_s=time_s, gain=gain, gain_low=lowest, gain_high=highest)
-        for gamma, emitted, time_s, gain, lowest, highest in rows
-    )
+    columns = {
+        "gamma": gammas, "tokens_per_step": tokens, "tpot_s": tpot, "gain": gains, "gain_low": low, "gain_high": high
+    }  # fmt: skip
+    return tuple(Choice(**{name: of[at].item() for name, of in columns.items()}) for at in range(len(gammas)))
 
 
 def _gain_error(prediction: Prediction, acceptance: AcceptanceProfile, gamma: int, over: int) -> float:
@@ -269,14 +252,15 @@ def setting(advice: Advice, engine: str) -> str:
         return f"# {engine}: draft {advice.best.gamma} tokens per step (0: start it without a draft)\n"
     situation, best, speedup = advice.situation, advice.best, advice.speedup
     setup, drafts = situation.setup, best.gamma > 0
+    speculation = setup.speculation if drafts else AUTOREGRESSIVE
     record = Record(
         source="calibrated",
         model=setup.model.name,
         hardware=setup.hardware.name,
         engine=setup.engine.name,
-        draft=setup.speculation.draft if drafts else "none",
-        draft_method=setup.speculation.draft_method if drafts else "none",
-        draft_budget=setup.speculation.draft_budget if drafts else None,
+        draft=speculation.draft,
+        draft_method=speculation.draft_method,
+        draft_budget=speculation.draft_budget,
         gamma=best.gamma,
         tp_size=situation.tp_size,
         batch_size=max(round(situation.batch_size), 1),
@@ -286,13 +270,11 @@ def setting(advice: Advice, engine: str) -> str:
         speedup_low=speedup.gain_low,
         speedup_high=speedup.gain_high,
     )
-    verdict = verdict_of(speedup_low=speedup.gain_low, speedup_high=speedup.gain_high)
-    ranges = bands(advice)
     deployment = Deployment(
         model=setup.model.name,
         best=record,
-        verdict=verdict,
-        bands=ranges if drafts else (),
+        verdict=verdict_of(speedup_low=speedup.gain_low, speedup_high=speedup.gain_high),
+        bands=bands(advice) if drafts else (),
         site=Site(checkpoints=served_names(setup.model.name), is_cpu=setup.hardware.kind == "cpu"),
         weight_dtype=setup.precision.weight_dtype,
     )

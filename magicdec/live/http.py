@@ -7,6 +7,7 @@ leaves with no request to another host, since no redirect to another one is foll
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import ssl
 from dataclasses import dataclass
@@ -42,12 +43,8 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{self.path}"
 
-    @property
-    def origin(self) -> tuple[str, str, int]:
-        return self.scheme, self.host, self.port
-
     def at(self, path: str) -> Address:
-        return Address(scheme=self.scheme, host=self.host, port=self.port, path=path)
+        return dataclasses.replace(self, path=path)
 
 
 def parse_address(text: str) -> Address:
@@ -106,9 +103,17 @@ def get(address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LI
             request = session.build_request("GET", str(address))
             for _ in range(MAX_REDIRECTS + 1):
                 response = await session.send(request, stream=True)
-                if response.status_code == httpx.codes.OK:
-                    return await _body(response, limit_bytes)
-                request = _following(response, address)
+                if response.status_code != httpx.codes.OK:
+                    request = _following(response, address)
+                    continue
+                body = bytearray()
+                async for chunk in response.aiter_raw():
+                    body += chunk
+                    if len(body) > limit_bytes:
+                        raise ServerError(
+                            f"{request.url} answers with more than {format_bytes(limit_bytes)}; nothing was read"
+                        )
+                return bytes(body)
         raise ServerError(f"{address} redirects more than {MAX_REDIRECTS} times")
 
     try:
@@ -119,15 +124,6 @@ def get(address: Address, *, timeout_s: float = TIMEOUT_S, limit_bytes: int = LI
         raise ServerError(f"cannot read {address}: {str(error) or type(error).__name__}") from None
 
 
-async def _body(response: httpx.Response, limit_bytes: int) -> bytes:
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > limit_bytes:
-            raise ServerError(f"{response.url} answers with more than {format_bytes(limit_bytes)}; nothing was read")
-    return bytes(body)
-
-
 def _following(response: httpx.Response, address: Address) -> httpx.Request:
     """The request that a redirect asks for. Raises ServerError for another answer, and for a redirect elsewhere."""
     request, status = response.next_request, response.status_code
@@ -135,6 +131,6 @@ def _following(response: httpx.Response, address: Address) -> httpx.Request:
         raise ServerError(f"{response.url} answers with status {status}{HINTS.get(status, '')}")
     url = request.url
     origin = url.scheme, url.host, url.port or DEFAULT_PORTS.get(url.scheme)
-    if origin != address.origin or url.userinfo or url.query:
+    if origin != (address.scheme, address.host, address.port) or url.userinfo or url.query:
         raise ServerError(f"{response.url} redirects to another address, which is not followed; give that one itself")
     return request

@@ -24,6 +24,7 @@ from magicdec.live.http import LIMIT_BYTES, Address, get, parse_address
 from magicdec.records import LARGEST_NUMBER
 from magicdec.units import printable
 
+Labels = Mapping[str, str]
 ServingEngine = Literal["vllm", "sglang", "trtllm", "llama.cpp"]
 
 
@@ -40,99 +41,90 @@ class Series:
     gauges: Mapping[str, str]
 
 
-VLLM = Series(
-    engine="vllm",
-    prefix="vllm:",
+def _series(engine: ServingEngine, prefix: str, counters: Labels, gauges: Labels, **labels: str) -> Series:
+    named = ({key: prefix + name for key, name in names.items()} for names in (counters, gauges))
+    return Series(engine=engine, prefix=prefix, counters=next(named), gauges=next(named), **labels)
+
+
+def _histograms(**names: str) -> dict[str, str]:
+    return {f"{key}_{end}": f"{name}_{end}" for key, name in names.items() for end in ("sum", "count")}
+
+
+POSITIONS = {
+    "drafts": "spec_decode_num_drafts_total",
+    "draft_tokens": "spec_decode_num_draft_tokens_total",
+    "accepted": "spec_decode_num_accepted_tokens_total",
+    "accepted_by_position": "spec_decode_num_accepted_tokens_per_pos_total",
+}
+VLLM = _series(
+    "vllm",
+    "vllm:",
+    POSITIONS
+    | _histograms(ttft="time_to_first_token_seconds", prompt_tokens="request_prompt_tokens")
+    | {
+        "output_tokens": "generation_tokens_total",
+        "requests": "time_to_first_token_seconds_count",
+        "iterations": "iteration_tokens_total_count",
+        "counted_steps": "inter_token_latency_seconds_count",
+        "step_seconds": "inter_token_latency_seconds_sum",
+        "request_output_sum": "request_generation_tokens_sum",
+    },
+    {"running": "num_requests_running", "waiting": "num_requests_waiting", "kv_usage": "kv_cache_usage_perc"},
     replica_label="engine",
-    counters={
-        "drafts": "vllm:spec_decode_num_drafts_total",
-        "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
-        "accepted": "vllm:spec_decode_num_accepted_tokens_total",
-        "accepted_by_position": "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-        "output_tokens": "vllm:generation_tokens_total",
-        "requests": "vllm:time_to_first_token_seconds_count",
-        "iterations": "vllm:iteration_tokens_total_count",
-        "counted_steps": "vllm:inter_token_latency_seconds_count",
-        "step_seconds": "vllm:inter_token_latency_seconds_sum",
-        "ttft_sum": "vllm:time_to_first_token_seconds_sum",
-        "ttft_count": "vllm:time_to_first_token_seconds_count",
-        "prompt_tokens_sum": "vllm:request_prompt_tokens_sum",
-        "prompt_tokens_count": "vllm:request_prompt_tokens_count",
-        "request_output_sum": "vllm:request_generation_tokens_sum",
+)
+SGLANG = _series(
+    "sglang",
+    "sglang:",
+    _histograms(
+        mean_tpot="request_time_per_output_token_seconds",
+        ttft="time_to_first_token_seconds",
+        prompt_tokens="prompt_tokens_histogram",
+        request_output="generation_tokens_histogram",
+    )
+    | {
+        "drafts": "spec_verify_calls_total",
+        "output_tokens": "generation_tokens_total",
+        "requests": "num_requests_total",
     },
-    gauges={
-        "running": "vllm:num_requests_running",
-        "waiting": "vllm:num_requests_waiting",
-        "kv_usage": "vllm:kv_cache_usage_perc",
+    {
+        "running": "num_running_reqs",
+        "waiting": "num_queue_reqs",
+        "kv_usage": "token_usage",
+        "sequence_tokens": "decode_sum_seq_lens",
+        "gamma": "spec_num_steps",
     },
 )
-SGLANG = Series(
-    engine="sglang",
-    prefix="sglang:",
-    counters={
-        "drafts": "sglang:spec_verify_calls_total",
-        "output_tokens": "sglang:generation_tokens_total",
-        "requests": "sglang:num_requests_total",
-        "mean_tpot_sum": "sglang:request_time_per_output_token_seconds_sum",
-        "mean_tpot_count": "sglang:request_time_per_output_token_seconds_count",
-        "ttft_sum": "sglang:time_to_first_token_seconds_sum",
-        "ttft_count": "sglang:time_to_first_token_seconds_count",
-        "prompt_tokens_sum": "sglang:prompt_tokens_histogram_sum",
-        "prompt_tokens_count": "sglang:prompt_tokens_histogram_count",
-        "request_output_sum": "sglang:generation_tokens_histogram_sum",
+TRTLLM = _series(
+    "trtllm",
+    "trtllm_",
+    _histograms(mean_tpot="time_per_output_token_seconds", ttft="time_to_first_token_seconds")
+    | {
+        "draft_tokens": "spec_decode_num_draft_tokens_total",
+        "accepted": "spec_decode_num_accepted_tokens_total",
+        "accepted_by_position": "spec_decode_accepted_tokens_total",
+        "drafted_by_position": "spec_decode_drafted_tokens_total",
+        "output_tokens": "generation_tokens_total",
+        "requests": "request_success_total",
+        "decode_seconds": "request_decode_time_seconds_sum",
+        "decode_requests": "request_decode_time_seconds_count",
+        "prompt_tokens_sum": "prompt_tokens_total",
+        "prompt_tokens_count": "request_success_total",
+        "request_output_sum": "generation_tokens_total",
     },
-    gauges={
-        "running": "sglang:num_running_reqs",
-        "waiting": "sglang:num_queue_reqs",
-        "kv_usage": "sglang:token_usage",
-        "sequence_tokens": "sglang:decode_sum_seq_lens",
-        "gamma": "sglang:spec_num_steps",
+    {
+        "running": "num_generation_requests",
+        "waiting": "num_requests_waiting",
+        "kv_usage": "kv_cache_utilization",
+        "kv_blocks": "kv_cache_used_blocks",
+        "kv_block_tokens": "kv_cache_tokens_per_block",
     },
-)
-TRTLLM = Series(
-    engine="trtllm",
-    prefix="trtllm_",
     position_label="token_position",
-    counters={
-        "draft_tokens": "trtllm_spec_decode_num_draft_tokens_total",
-        "accepted": "trtllm_spec_decode_num_accepted_tokens_total",
-        "accepted_by_position": "trtllm_spec_decode_accepted_tokens_total",
-        "drafted_by_position": "trtllm_spec_decode_drafted_tokens_total",
-        "output_tokens": "trtllm_generation_tokens_total",
-        "requests": "trtllm_request_success_total",
-        "decode_seconds": "trtllm_request_decode_time_seconds_sum",
-        "decode_requests": "trtllm_request_decode_time_seconds_count",
-        "mean_tpot_sum": "trtllm_time_per_output_token_seconds_sum",
-        "mean_tpot_count": "trtllm_time_per_output_token_seconds_count",
-        "ttft_sum": "trtllm_time_to_first_token_seconds_sum",
-        "ttft_count": "trtllm_time_to_first_token_seconds_count",
-        "prompt_tokens_sum": "trtllm_prompt_tokens_total",
-        "prompt_tokens_count": "trtllm_request_success_total",
-        "request_output_sum": "trtllm_generation_tokens_total",
-    },
-    gauges={
-        "running": "trtllm_num_generation_requests",
-        "waiting": "trtllm_num_requests_waiting",
-        "kv_usage": "trtllm_kv_cache_utilization",
-        "kv_blocks": "trtllm_kv_cache_used_blocks",
-        "kv_block_tokens": "trtllm_kv_cache_tokens_per_block",
-    },
 )
-LLAMA_CPP = Series(
-    engine="llama.cpp",
-    prefix="llamacpp:",
-    counters={
-        "drafts": "llamacpp:spec_decode_num_drafts_total",
-        "draft_tokens": "llamacpp:spec_decode_num_draft_tokens_total",
-        "accepted": "llamacpp:spec_decode_num_accepted_tokens_total",
-        "accepted_by_position": "llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
-        "output_tokens": "llamacpp:tokens_predicted_total",
-        "decode_seconds": "llamacpp:tokens_predicted_seconds_total",
-    },
-    gauges={
-        "running": "llamacpp:requests_processing",
-        "waiting": "llamacpp:requests_deferred",
-    },
+LLAMA_CPP = _series(
+    "llama.cpp",
+    "llamacpp:",
+    POSITIONS | {"output_tokens": "tokens_predicted_total", "decode_seconds": "tokens_predicted_seconds_total"},
+    {"running": "requests_processing", "waiting": "requests_deferred"},
 )
 ENGINES = (VLLM, SGLANG, TRTLLM, LLAMA_CPP)
 CACHE_INFO = "vllm:cache_config_info"
@@ -143,10 +135,11 @@ PROCESS_START = "process_start_time_seconds"
 
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")
 """Where engines answer in Prometheus's format: all but TensorRT-LLM, whose /metrics is JSON, and TensorRT-LLM."""
+NO_METRICS = ("not in Prometheus", "no metrics", "status 404")
+"""Errors of an address that answers, but not with metrics."""
 PREFIXES = tuple(series.prefix for series in ENGINES)
 MIN_INTERVAL_S = 0.2
 MAX_WINDOW_S = 24 * 3600.0
-Labels = Mapping[str, str]
 Source = Address | tuple[Path, Path]
 """A live address, or two saved scrapes."""
 
@@ -160,20 +153,21 @@ class Scrape:
     """When it was read, by a clock that only runs forward; None for a file."""
     where: str = ""
 
-    def total(self, name: str | None, labels: Labels) -> float | None:
-        """Sum of a name's samples whose labels include `labels`; None where there is none."""
-        values = [value for own, value in self.samples.get(name or "", ()) if _includes(own, labels)]
-        return math.fsum(values) if values else None
+    def rows(self, name: str | None, labels: Labels) -> list[tuple[Labels, float]]:
+        """A name's samples whose labels include `labels`."""
+        samples = self.samples.get(name or "", ())
+        return [(own, value) for own, value in samples if all(own.get(key) == labels[key] for key in labels)]
 
-    def by_labels(self, name: str, labels: Labels) -> dict[frozenset[tuple[str, str]], float]:
-        """A name's samples whose labels include `labels`, each by all of its own."""
-        return {frozenset(own.items()): value for own, value in self.samples.get(name, ()) if _includes(own, labels)}
+    def total(self, name: str | None, labels: Labels) -> float | None:
+        """The sum of `rows`; None where there is none."""
+        values = [value for _, value in self.rows(name, labels)]
+        return math.fsum(values) if values else None
 
     def by_label(self, name: str | None, label: str, labels: Labels) -> dict[str, float]:
         """The sums by the value of one label."""
         sums: dict[str, float] = {}
-        for own, value in self.samples.get(name or "", ()):
-            if label in own and _includes(own, labels):
+        for own, value in self.rows(name, labels):
+            if label in own:
                 sums[own[label]] = sums.get(own[label], 0.0) + value
         return sums
 
@@ -181,10 +175,6 @@ class Scrape:
         """The values of a label, over the samples whose name starts with `prefix`."""
         rows = [own for name, rows in self.samples.items() if name.startswith(prefix) for own, _ in rows]
         return sorted({own[label] for own in rows if label in own})
-
-
-def _includes(own: Labels, wanted: Labels) -> bool:
-    return all(own.get(name) == value for name, value in wanted.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,10 +219,7 @@ def parse(text: str, *, where: str, time_s: float | None = None) -> Scrape:
 
 
 def read_address(address: Address) -> Scrape:
-    """Scrapes an address; without a path, where engines have their metrics.
-
-    Raises ServerError.
-    """
+    """Scrapes an address; without a path, where engines have their metrics. Raises ServerError."""
     paths = (address.path,) if address.path else METRICS_PATHS
     for number, path in enumerate(paths, 1):
         at = address.at(path)
@@ -240,20 +227,9 @@ def read_address(address: Address) -> Scrape:
             body = get(at)
             return parse(body.decode("utf-8", errors="replace"), where=str(at), time_s=time.monotonic())
         except ServerError as error:
-            if number == len(paths) or not _elsewhere(error):
+            if number == len(paths) or not any(each in str(error) for each in NO_METRICS):
                 raise
     raise AssertionError("no path was tried")
-
-
-def _elsewhere(error: ServerError) -> bool:
-    """Whether the address answers, but not with metrics."""
-    return "not in Prometheus" in str(error) or "no metrics" in str(error) or "status 404" in str(error)
-
-
-def read_dump(path: Path) -> Scrape:
-    """Reads a saved answer. Raises StorageError or ServerError."""
-    text = read_bytes(path, limit_bytes=LIMIT_BYTES, error=StorageError).decode(errors="replace")
-    return parse(text, where=str(path))
 
 
 def parse_source(arguments: Sequence[str]) -> Source:
@@ -279,7 +255,9 @@ def scrapes(
     Raises ConfigError for a window or interval out of range, ServerError or StorageError for what cannot be read.
     """
     if isinstance(source, tuple):
-        yield from (read_dump(path) for path in source)
+        for path in source:
+            text = read_bytes(path, limit_bytes=LIMIT_BYTES, error=StorageError).decode(errors="replace")
+            yield parse(text, where=str(path))
         return
     if not MIN_INTERVAL_S <= interval_s <= seconds <= MAX_WINDOW_S:
         raise ConfigError(
@@ -298,10 +276,7 @@ def scrapes(
 
 
 def targets(scrape: Scrape) -> list[Target]:
-    """Every engine of every model that a scrape is of.
-
-    Raises ServerError where it is of none that is known.
-    """
+    """Every engine of every model that a scrape is of. Raises ServerError where it is of none that is known."""
     found = []
     for series in ENGINES:
         if not any(name.startswith(series.prefix) for name in scrape.samples):
@@ -317,10 +292,7 @@ def targets(scrape: Scrape) -> list[Target]:
 
 
 def choose_target(scrape: Scrape, wanted: str | None) -> Target:
-    """The one engine that is there, or the one named MODEL or MODEL/ENGINE.
-
-    Raises ConfigError listing what is there.
-    """
+    """The one engine that is there, or the one named MODEL or MODEL/ENGINE. Raises ConfigError listing those there."""
     there = targets(scrape)
     if wanted is None:
         if len(there) > 1:
@@ -354,7 +326,8 @@ def restarted(before: Scrape, after: Scrape, target: Target) -> bool:
     if None not in started and started[0] != started[1]:
         return True
     for name in target.series.counters.values():
-        was, now = (scrape.by_labels(name, target.labels) for scrape in (before, after))
-        if any(now.get(labels, -math.inf) < count for labels, count in was.items()):
+        now = {frozenset(own.items()): value for own, value in after.rows(name, target.labels)}
+        was = before.rows(name, target.labels)
+        if any(now.get(frozenset(own.items()), -math.inf) < count for own, count in was):
             return True
     return False

@@ -11,8 +11,10 @@ emits). That is a little too few: accepted tokens beyond a request's limit on it
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import get_args
@@ -29,11 +31,10 @@ MAX_CONTEXT = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A draft's name and method; `budget`: the KV slots that a step of a sparse one reads, None: the full cache."""
-
     name: str
     method: DraftMethod
     budget: int | None = None
+    """KV slots that a step of a sparse draft reads; None: the full cache."""
 
     @property
     def may_be_absent(self) -> bool:
@@ -209,15 +210,12 @@ def observe(scrapes: Sequence[Scrape], target: Target) -> Observation:
             "a counter fell between the scrapes: the server restarted, or the dumps are in the wrong order"
         )
     segments = tuple(_counts(before, after, target) for before, after in kept)
-    counts = segments[0]
-    for segment in segments[1:]:
-        counts = counts + segment
     times = [(before.time_s, after.time_s) for before, after in kept]
     window = math.fsum(b - a for a, b in times if a is not None and b is not None)
     seen = Observation(
         target=target,
         segments=segments,
-        counts=counts,
+        counts=functools.reduce(operator.add, segments),
         load=_load(scrapes, target),
         window_s=window if all(None not in pair for pair in times) else None,
         num_scrapes=len(scrapes),
@@ -298,12 +296,10 @@ def parse_draft(text: str, *, method: str | None = None, budget: int | None = No
     chosen = method or ("streamingllm" if text == SELF else "full")
     if budget is not None and not 0 < budget <= MAX_CONTEXT:
         raise ConfigError(f"a draft's budget is between 1 and {MAX_CONTEXT} tokens, not {budget}")
-    if (chosen in SPARSE_METHODS) != (budget is not None):
-        raise ConfigError(
-            f"draft {text} with method {chosen} needs a --draft-budget"
-            if budget is None
-            else f"--draft-budget goes with a sparse method ({', '.join(SPARSE_METHODS)}), not with {chosen}"
-        )
+    if chosen in SPARSE_METHODS and budget is None:
+        raise ConfigError(f"draft {text} with method {chosen} needs a --draft-budget")
+    if chosen not in SPARSE_METHODS and budget is not None:
+        raise ConfigError(f"--draft-budget goes with a sparse method ({', '.join(SPARSE_METHODS)}), not with {chosen}")
     if chosen not in (*SPARSE_METHODS, "full"):
         raise unknown_choice("draft method", chosen, SPARSE_METHODS)
     return Draft(name=text, method=chosen, budget=budget)
@@ -311,21 +307,15 @@ def parse_draft(text: str, *, method: str | None = None, budget: int | None = No
 
 def announced(scrape: Scrape, target: Target) -> Draft | None:
     """The draft that the server's own metrics name: magicdec's in vLLM. None: they name none, as of all others."""
-    for labels, _ in scrape.samples.get(DRAFT_INFO, ()):
-        if any(labels.get(name, value) != value for name, value in target.labels.items()):
-            continue
-        try:
-            return parse_draft(SELF, method=labels["draft_method"], budget=int(labels["draft_budget"]))
-        except (KeyError, ValueError, ConfigError):
-            return None
-    return None
+    infos = [own for own, _ in scrape.rows(DRAFT_INFO, target.labels)]
+    try:
+        return parse_draft(SELF, method=infos[0]["draft_method"], budget=int(infos[0]["draft_budget"]))
+    except (IndexError, KeyError, ValueError, ConfigError):
+        return None
 
 
 def agreed(given: Draft | None, server: Draft | None) -> Draft:
-    """The draft that both name, or the only one that is named; n-gram where none is.
-
-    Raises ConfigError where they differ.
-    """
+    """The draft that both name, or the only one that is named, or n-gram. Raises ConfigError where they differ."""
     if given is not None and server is not None and given != server:
         raise ConfigError(f"the server drafts with {server}, not with {given}; leave --draft out")
     return given or server or Draft(name="ngram", method="ngram")

@@ -20,27 +20,20 @@ MIN_DRAFTS = 20
 """Fewer drafts than this say next to nothing; a profile is not written from them."""
 
 
-def counts_of(observation: Observation, draft: Draft) -> Counts:
-    """Drafts by interval between scrapes; an interval is a cluster, since its sequences are alike."""
-    rows = [(_blocks(counters, draft), *_survivors(observation, counters)) for counters in observation.segments]
-    return Counts.of_survivors([np.minimum.accumulate(row) for row in rows])
-
-
 def measurements(observation: Observation, draft: Draft, *, context: float) -> list[Measurement]:
-    """Counts by position and interval."""
-    counts, budget = counts_of(observation, draft), _budget(draft, context)
+    """Counts by position and interval between scrapes, which is a cluster, since its sequences are alike. Trials of
+    position 1 are the verified drafts, or all steps where a draft may be absent."""
+    rows = []
+    for counters in observation.segments:
+        drafts = counters.drafts or 0.0
+        blocks = max(counters.steps or drafts, drafts) if draft.may_be_absent else drafts
+        rows.append(np.minimum.accumulate((blocks, *_survivors(observation, counters))))
+    return _at(Counts.of_survivors(rows), draft, context)
+
+
+def _at(counts: Counts, draft: Draft, context: float) -> list[Measurement]:
+    budget = min(float(draft.budget), context) if draft.budget else context
     return measurements_of(counts, draft_method=draft.method, budget=budget, context=context)
-
-
-def _budget(draft: Draft, context: float) -> float:
-    """KV slots that a draft step reads of sequences of this length."""
-    return min(float(draft.budget), context) if draft.budget else context
-
-
-def _blocks(counters: Counters, draft: Draft) -> float:
-    """Trials of position 1: verified drafts, or all steps where a draft may be absent."""
-    drafts = counters.drafts or 0.0
-    return max(counters.steps or drafts, drafts) if draft.may_be_absent else drafts
 
 
 def _survivors(observation: Observation, counters: Counters) -> tuple[float, ...]:
@@ -100,45 +93,33 @@ def acceptance_profile(
         )
     if context is None and observation.context_len is None:
         raise ConfigError("this engine does not say how long its sequences are; give their length with --context")
-    where = _context(observation, context)
     engine = observation.target.series.engine
-    by_position = bool(counts.accepted_by_position)
-    profile = fit_profile(
-        measurements(observation, draft, context=where),
-        model=model,
-        draft=draft.name,
-        dataset=dataset,
-        source=f"observed on {engine}: {counts.drafts:.0f} drafts, {counts.steps:.0f} steps",
-        spread=0.0,
-    )
+    source = f"observed on {engine}: {counts.drafts:.0f} drafts, {counts.steps:.0f} steps"
+    rows = measurements(observation, draft, context=_context(observation, context))
+    profile = fit_profile(rows, model=model, draft=draft.name, dataset=dataset, source=source, spread=0.0)
     definition = "conditional rate by position, from an engine's counters"
-    if not by_position:
+    if not counts.accepted_by_position:
         definition = "one rate for all positions, from the tokens per step that an engine counts"
     if draft.may_be_absent:
         definition += "; a step without a draft counts as one that was not accepted"
         share = 1.0 if observation.drafted_share is None else min(observation.drafted_share, 1.0)
         profile = msgspec.structs.replace(profile, drafted_share=share)
-    return _described(profile, definition)
+    return msgspec.structs.replace(profile, definition=definition, name="observed")
 
 
 def imported_profile(
     found: ImportedAcceptance, draft: Draft, *, model: str, context: float, dataset: str = ""
 ) -> AcceptanceProfile:
     """The profile of a file's counts, at one length of sequences."""
-    rows = measurements_of(
-        found.counts, draft_method=draft.method, budget=_budget(draft, context), context=context
-    )  # fmt: skip
     steps = found.counts.steps
     source = f"{found.kind}: {steps.sum():.0f} steps of {len(steps)} sequences"
+    rows = _at(found.counts, draft, context)
     profile = fit_profile(rows, model=model, draft=draft.name, dataset=dataset, source=source)
-    return _described(profile, f"conditional rate by position, from {found.kind}")
-
-
-def _described(profile: AcceptanceProfile, definition: str) -> AcceptanceProfile:
+    definition = f"conditional rate by position, from {found.kind}"
     return msgspec.structs.replace(profile, definition=definition, name="observed")
 
 
-def record(observation: Observation, draft: Draft | None, *, model: str, hardware: str, tp_size: int) -> Record:
+def record(observation: Observation, draft: Draft, *, model: str, hardware: str, tp_size: int) -> Record:
     """The observation as a measured record.
 
     Raises ConfigError where the engine says neither its batch nor its sequences' length.
@@ -146,22 +127,21 @@ def record(observation: Observation, draft: Draft | None, *, model: str, hardwar
     counts, batch, context = observation.counts, observation.batch_size, observation.context_len
     if not batch or not context:
         raise ConfigError("a record needs the running batch and the sequences' length, which this window does not show")
-    found = rates(observation, draft) if draft is not None and observation.is_speculative else None
-    tokens = counts.tokens_per_step
+    found = rates(observation, draft) if observation.is_speculative else None
     return Record(
         kind="observed",
         source="measured",
         model=model,
         hardware=hardware,
         engine=observation.target.series.engine,
-        draft=draft.name if draft and found else "none",
-        draft_method=draft.method if draft and found else "none",
-        draft_budget=draft.budget if draft and found else None,
+        draft=draft.name if found else "none",
+        draft_method=draft.method if found else "none",
+        draft_budget=draft.budget if found else None,
         gamma=(observation.gamma or 0) if found else 0,
         tp_size=tp_size,
         batch_size=max(round(batch), 1),
         context_len=max(round(context), 1),
-        expected_tokens_per_step=tokens,
+        expected_tokens_per_step=counts.tokens_per_step,
         tokens_per_step_stderr=tokens_stderr(observation),
         acceptance_by_position=found.rates if found else None,
         acceptance_trials_by_position=[round(each) for each in found.trials] if found else None,

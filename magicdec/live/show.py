@@ -79,7 +79,12 @@ class View:
             "drafted_share": seen.drafted_share,
             "tokens_per_step": counts.tokens_per_step,
             "acceptance_rates": list(found.rates) if found else [],
-            "advice": advice and {"answer": advice.answer, "gamma": advice.best.gamma, "choices": advice.rows},
+            "advice": advice
+            and {
+                "answer": advice.answer,
+                "gamma": advice.best.gamma,
+                "choices": [dataclasses.asdict(choice) for choice in advice.choices],
+            },
             "notes": [line.removeprefix("  note: ") for line in notes(seen, draft)],
         }
 
@@ -88,8 +93,8 @@ def observation_lines(observation: Observation, draft: Draft) -> list[str]:
     """The load, the times, and acceptance by position with 90 % intervals."""
     target, counts, load = observation.target, observation.counts, observation.load
     window = f"{observation.window_s:.0f} s, " if observation.window_s is not None else ""
-    lines = [f"{target.series.engine}, {target.name}: {window}{observation.num_scrapes} scrapes"]
-    lines.append(
+    lines = [
+        f"{target.series.engine}, {target.name}: {window}{observation.num_scrapes} scrapes",
         _row(
             "load",
             _value(observation.batch_size, "batch {:.1f}"),
@@ -97,18 +102,30 @@ def observation_lines(observation: Observation, draft: Draft) -> list[str]:
             _value(load.waiting, "waiting {:.1f}"),
             _value(observation.context_len, "{:.0f} tokens per sequence"),
             _value(load.kv_usage and load.kv_usage * 100, "KV cache {:.0f} % full"),
-        )
-    )
-    lines.append(
+        ),
         _row(
             "times",
             f"{format_seconds(counts.tpot_s)} per output token" if counts.tpot_s else "",
             f"{format_seconds(counts.ttft_s)} to the first" if counts.ttft_s else "",
             _value(observation.tokens_per_s, "{:.1f} tokens/s"),
-        )
-    )
+        ),
+    ]
     if observation.is_speculative:
-        lines += _speculation_lines(observation, draft)
+        mean = counts.draft_tokens / counts.drafts if counts.draft_tokens and counts.drafts else None
+        lines.append(
+            _row(
+                "drafts",
+                f"{counts.drafts:.0f} by {draft}" + (" (as the server says)" if observation.announced else ""),
+                _value(observation.gamma, "gamma {:.0f}"),
+                _value(mean, "{:.2f} tokens each"),
+                _value(observation.drafted_share, "in {:.1%} of the steps"),
+            )
+        )
+        tokens, stderr = counts.tokens_per_step, tokens_stderr(observation)
+        if tokens is not None and stderr is not None:
+            lines.append(_row("tokens/step", f"{tokens:.3f} ± {Z_90 * stderr:.3f}"))
+        if (found := rates(observation, draft)) is not None:
+            lines.append(_row("accepted", rates_text(found)))
     return [line for line in lines if line] + notes(observation, draft)
 
 
@@ -119,27 +136,6 @@ def _row(name: str, *values: str) -> str:
 
 def _value(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
-
-
-def _speculation_lines(observation: Observation, draft: Draft) -> list[str]:
-    counts = observation.counts
-    mean = counts.draft_tokens / counts.drafts if counts.draft_tokens and counts.drafts else None
-    lines = [
-        _row(
-            "drafts",
-            f"{counts.drafts:.0f} by {draft}" + (" (as the server says)" if observation.announced else ""),
-            _value(observation.gamma, "gamma {:.0f}"),
-            _value(mean, "{:.2f} tokens each"),
-            _value(observation.drafted_share, "in {:.1%} of the steps"),
-        )
-    ]
-    tokens, stderr = counts.tokens_per_step, tokens_stderr(observation)
-    if tokens is not None and stderr is not None:
-        lines.append(_row("tokens/step", f"{tokens:.3f} ± {Z_90 * stderr:.3f}"))
-    found = rates(observation, draft)
-    if found is not None:
-        lines.append(_row("accepted", rates_text(found)))
-    return lines
 
 
 def advice_lines(advice: Advice, measured_tpot_s: float | None) -> list[str]:
@@ -187,7 +183,7 @@ def rates_text(found: MeasuredRates) -> str:
 
 def notes(observation: Observation, draft: Draft) -> list[str]:
     """Warnings about the numbers: gaps in them, and likely misreadings."""
-    counts, said = observation.counts, []
+    counts, gamma, said = observation.counts, observation.gamma, []
     if observation.num_restarts:
         said.append(f"the server restarted {observation.num_restarts} times; those intervals are left out")
     if not counts.output_tokens and not counts.drafts:
@@ -200,36 +196,22 @@ def notes(observation: Observation, draft: Draft) -> list[str]:
         said.append("this engine does not count requests: tokens per step are over steps that had a draft")
     if observation.window_s is None:
         said.append("saved scrapes hold no times: no tokens per second, and gauges are of these two instants")
-    if _drafts_are_short(observation) and draft.may_be_absent:
-        said.append("positions that were not drafted count as not accepted: the rates give the real tokens per step")
-    elif _drafts_are_short(observation):
-        said.append("drafts were often shorter than gamma (a gamma that adapts?): deep rates are underestimated")
-    missing = [
-        name
-        for name, value in (
-            ("running batch", observation.batch_size),
-            ("sequences' length", observation.context_len),
-            ("time per output token", counts.tpot_s),
-            ("time to first token", counts.ttft_s),
+    if counts.drafts and gamma and 0 < (counts.draft_tokens or 0.0) < SHORT_DRAFT * gamma * counts.drafts:
+        said.append(
+            "positions that were not drafted count as not accepted: the rates give the real tokens per step"
+            if draft.may_be_absent
+            else "drafts were often shorter than gamma (a gamma that adapts?): deep rates are underestimated"
         )
-        if value is None
-    ]
+    shown = {
+        "running batch": observation.batch_size, "sequences' length": observation.context_len,
+        "time per output token": counts.tpot_s, "time to first token": counts.ttft_s,
+    }  # fmt: skip
+    missing = ", ".join(name for name, value in shown.items() if value is None)
     if missing and (counts.output_tokens or counts.drafts):
-        said.append(f"not shown by this server: {', '.join(missing)}" + _remedy(observation))
+        is_trtllm = observation.target.series.engine == "trtllm"
+        remedy = " (return_perf_metrics and enable_iter_perf_stats add series)" if is_trtllm else ""
+        said.append(f"not shown by this server: {missing}{remedy}")
     return [f"  note: {each}" for each in said]
-
-
-def _remedy(observation: Observation) -> str:
-    if observation.target.series.engine == "trtllm":
-        return " (return_perf_metrics and enable_iter_perf_stats add series)"
-    return ""
-
-
-def _drafts_are_short(observation: Observation) -> bool:
-    counts, gamma = observation.counts, observation.gamma
-    return bool(
-        counts.drafts and gamma and counts.draft_tokens and counts.draft_tokens < SHORT_DRAFT * gamma * counts.drafts
-    )
 
 
 def windows(
@@ -263,7 +245,7 @@ def windows(
 
 def trend_lines(history: Sequence[Observation]) -> list[str]:
     """The latest interval of each observation, as bars between the least and the greatest."""
-    history = [each for each in history[-TREND_WIDTH:] if each.segments]
+    history = history[-TREND_WIDTH:]
     latest = [each.segments[-1] for each in history]
     series = (
         ("batch", [each.load.running for each in history], "{:.1f}"),

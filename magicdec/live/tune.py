@@ -18,7 +18,7 @@ from statistics import median
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live.advice import Advice
 from magicdec.live.http import Address
-from magicdec.live.metrics import PROCESS_START, Scrape, choose_target, read_address, scrapes
+from magicdec.live.metrics import PROCESS_START, choose_target, read_address, scrapes
 from magicdec.live.observation import Observation, observe
 from magicdec.units import format_seconds
 
@@ -78,7 +78,7 @@ def try_gamma(
     Raises ConfigError where the command fails, or starts a server with another gamma; ServerError where the server does
     not come back, or has no load.
     """
-    started = _process_start(read_address(address))
+    started = read_address(address).total(PROCESS_START, {})
     restart(command, gamma, limit_s=limit_s)
     _await_server(address, other_than=started, limit_s=limit_s, sleep=sleep)
     _await_load(address, target, at_most=seconds, sleep=sleep)
@@ -87,6 +87,7 @@ def try_gamma(
 
 
 def restart(command: str, gamma: int, *, limit_s: float = START_TIMEOUT_S) -> None:
+    """Runs the command. Raises ConfigError where it fails."""
     words = [word.replace(PLACE, str(gamma)) for word in shlex.split(command)]
     try:
         done = subprocess.run(words, check=False, timeout=limit_s, stdin=subprocess.DEVNULL)
@@ -103,7 +104,7 @@ def _await_server(
     waited = 0.0
     while True:
         try:
-            if other_than is None or _process_start(read_address(address)) != other_than:
+            if other_than is None or read_address(address).total(PROCESS_START, {}) != other_than:
                 read_address(address)
                 return
             error = ServerError(f"{address} answers from the process that was there before the restart command")
@@ -113,10 +114,6 @@ def _await_server(
             raise error
         sleep(POLL_S)
         waited += POLL_S
-
-
-def _process_start(scrape: Scrape) -> float | None:
-    return scrape.total(PROCESS_START, {})
 
 
 def _await_load(address: Address, target: str | None, *, at_most: float, sleep: Callable[[float], None]) -> None:
