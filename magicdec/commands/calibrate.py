@@ -34,20 +34,18 @@ SEVERAL_TOKENS = 1.05
 UNTOLD = 100.0
 """A factor whose interval spans so much says nothing."""
 
-CALIBRATE_EPILOG = """\b
-Examples:
-  magicdec calibrate -o local.toml
-  magicdec plan --model embedded --hardware local.toml --engine local.engine.toml --batch 32 --context 4096
-  magicdec calibrate --engine vllm --clock cpu -o vllm.toml
-  magicdec calibrate --server http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --dry-run
-  magicdec calibrate --results benchmarks.json --model llama-3.1-8b --hardware h100-sxm-80gb --engine vllm
-"""
-PROFILE_EPILOG = """\b
-Examples:
-  magicdec profile-acceptance -o local.toml --draft-budget 64,256,1024
-  magicdec profile-acceptance --model path/to/checkpoint --prompts texts/ --draft-method streamingllm,snapkv
-  magicdec profile-acceptance --draft ngram --prompts recall
-"""
+CALIBRATE_EPILOG = options.examples(
+    "calibrate -o local.toml",
+    "plan --model embedded --hardware local.toml --engine local.engine.toml --batch 32 --context 4096",
+    "calibrate --engine vllm --clock cpu -o vllm.toml",
+    "calibrate --server http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --dry-run",
+    "calibrate --results benchmarks.json --model llama-3.1-8b --hardware h100-sxm-80gb --engine vllm",
+)
+PROFILE_EPILOG = options.examples(
+    "profile-acceptance -o local.toml --draft-budget 64,256,1024",
+    "profile-acceptance --model path/to/checkpoint --prompts texts/ --draft-method streamingllm,snapkv",
+    "profile-acceptance --draft ngram --prompts recall",
+)
 
 
 def calibrate_command(

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
+from magicdec.commands import options
 from magicdec.commands.options import option, table_console
 from magicdec.units import GIGA, MEGA, TERA, format_bytes
 
 Format = Annotated[Literal["table", "json"], option("table or json.", None, "--format")]
-MODELS_EPILOG = "\b\nExamples:\n  magicdec models\n  magicdec models --format json\n  magicdec models --architectures"
-HARDWARE_EPILOG = "\b\nExamples:\n  magicdec hardware"
+MODELS_EPILOG = options.examples(
+    "models",
+    "models --format json",
+    "models --architectures",
+)
+HARDWARE_EPILOG, ENGINES_EPILOG = options.examples("hardware"), options.examples("engines")
 PROSE = ("layers", "fitted on", "models", "run")
 """Headings of columns that wrap."""
 WIDTH_WITH_LAYERS = 110
@@ -19,7 +24,6 @@ HEADINGS = {
     "state_bytes_per_sequence": "state", "longest_context": "longest", "memory_bytes": "memory",
     "memory_bytes_per_s": "bandwidth", "bf16_flops_per_s": "bf16", "runs": "run",
 }  # fmt: skip
-ENGINES_EPILOG = "\b\nExamples:\n  magicdec engines"
 
 
 def models_command(
@@ -34,11 +38,25 @@ def models_command(
     runs them. With --architectures, the architectures that a config.json may have.
     """
     from magicdec.specs.catalog import load_model_spec, model_names
+    from magicdec.specs.model import why_not_run
 
     if architectures:
         _show_architectures(output)
         return
-    rows = [_model_row(load_model_spec(name)) for name in model_names()]
+    rows: list[dict[str, Any]] = []
+    for spec in map(load_model_spec, model_names()):
+        recurrent, conv = spec.state_elements()
+        rows.append({
+            "model": spec.name,
+            "parameters": spec.num_parameters,
+            "active_parameters": spec.active_parameters,
+            "layers": spec.summary(),
+            "kv_bytes_per_token": 2 * spec.kv_elements_per_token(),
+            "state_bytes_per_sequence": 4 * recurrent + 2 * conv,
+            "longest_context": spec.longest_context,
+            "weights": "bf16" if spec.quantization is None else spec.quantization.weight_dtype,
+            "runs": "yes" if why_not_run(spec) is None else "no",
+        })  # fmt: skip
     if is_narrow := output == "table" and table_console().width < WIDTH_WITH_LAYERS:
         for row in rows:
             del row["layers"]
@@ -77,24 +95,6 @@ def _show_architectures(output: str) -> None:
     )
 
 
-def _model_row(spec: Any) -> dict[str, Any]:
-    from magicdec.specs.model import why_not_run
-
-    published = spec.quantization
-    recurrent, conv = spec.state_elements()
-    return {
-        "model": spec.name,
-        "parameters": spec.num_parameters,
-        "active_parameters": spec.active_parameters,
-        "layers": spec.summary(),
-        "kv_bytes_per_token": 2 * spec.kv_elements_per_token(),
-        "state_bytes_per_sequence": 4 * recurrent + 2 * conv,
-        "longest_context": spec.longest_context,
-        "weights": "bf16" if published is None else published.weight_dtype,
-        "runs": "yes" if why_not_run(spec) is None else "no",
-    }
-
-
 def hardware_command(output: Format = "table") -> None:
     """List the devices that can be planned by name.
 
@@ -102,7 +102,6 @@ def hardware_command(output: Format = "table") -> None:
     """
     from magicdec.perfmodel.kernels.profile import hardware_names, load_hardware
 
-    profiles = [load_hardware(name) for name in hardware_names()]
     rows = [
         {
             "hardware": profile.name,
@@ -111,7 +110,7 @@ def hardware_command(output: Format = "table") -> None:
             "bf16_flops_per_s": profile.compute_rate("bf16"),
             "kernels": "measured" if profile.is_measured else "borrowed or generic",
         }
-        for profile in profiles
+        for profile in map(load_hardware, hardware_names())
     ]
     _show(rows, output)
 

@@ -28,6 +28,11 @@ MAX_VALUES = 10_000
 PIPED_WIDTH = 80
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\b\nExamples:\n" + "".join(f"  magicdec {line}\n" for line in lines)
+
+
 class OutputFormat(StrEnum):
     TABLE = "table"
     JSON = "json"

@@ -25,25 +25,22 @@ OFFERS = {
 }  # fmt: skip
 """Completion of the values of an option, by its name."""
 AS_TEXT = (tuple[int, ...], tuple[str, ...], float | tuple[float, ...] | None)
-PLAN_EPILOG = """\b
-Examples:
-  magicdec plan
-  magicdec plan --model llama-3.1-70b --hardware h100-sxm-80gb --gpus 8 --context 16384,65536
-  magicdec plan --draft none --batch 64 --why
-  magicdec plan --acceptance-rate 0.8 --format json
-"""
-SENSITIVITY_EPILOG = """\b
-Examples:
-  magicdec sensitivity --batch 32 --context 65536
-  magicdec sensitivity --model qwen3-8b --hardware h100-sxm-80gb --acceptance-rate 0.8 --format csv
-"""
-EXPLORE_EPILOG = """\b
-Examples:
-  magicdec explore
-  magicdec explore --model path/to/config.json --port 8080 --no-browser
-  magicdec explore --host 0.0.0.0 --allow-host planner.example.org --no-browser
-  magicdec explore --model embedded --hardware local.toml --engine local.engine.toml
-"""
+PLAN_EPILOG = options.examples(
+    "plan",
+    "plan --model llama-3.1-70b --hardware h100-sxm-80gb --gpus 8 --context 16384,65536",
+    "plan --draft none --batch 64 --why",
+    "plan --acceptance-rate 0.8 --format json",
+)
+SENSITIVITY_EPILOG = options.examples(
+    "sensitivity --batch 32 --context 65536",
+    "sensitivity --model qwen3-8b --hardware h100-sxm-80gb --acceptance-rate 0.8 --format csv",
+)
+EXPLORE_EPILOG = options.examples(
+    "explore",
+    "explore --model path/to/config.json --port 8080 --no-browser",
+    "explore --host 0.0.0.0 --allow-host planner.example.org --no-browser",
+    "explore --model embedded --hardware local.toml --engine local.engine.toml",
+)
 SENSITIVITY_OPTIONS = ("model", "hardware", "engine", "tp", "batch", "context", "gamma", "draft", "draft_method",
                        "draft_budget", "acceptance_rate", "acceptance")  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -16,9 +16,6 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import write_atomic
 from magicdec.naming import draft_id
 from magicdec.units import format_number
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 app = typer.Typer(help="List, show and export records.", no_args_is_help=True, cls=CommandGroup)
 Files = Annotated[list[Path], typer.Argument(help="Records files (JSON lines).")]
@@ -31,9 +28,7 @@ LISTED = (
 EXPORT_SUFFIXES = (".csv", ".json", ".parquet")
 
 
-@app.command(
-    "ls", epilog="\b\nExamples:\n  magicdec records ls grid.jsonl\n  magicdec records ls grid.jsonl --format json"
-)
+@app.command("ls", epilog=options.examples("records ls grid.jsonl", "records ls grid.jsonl --format json"))
 def ls_command(files: Files, output_format: options.Format = options.OutputFormat.TABLE) -> None:
     """List records, one line each."""
     from magicdec.records import read_many
@@ -61,7 +56,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return ["-" if shown[name] is None else str(shown[name]) for name in row]
 
 
-@app.command("show", epilog="\b\nExamples:\n  magicdec records show 3f2a grid.jsonl")
+@app.command("show", epilog=options.examples("records show 3f2a grid.jsonl"))
 def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its beginning.")], files: Files) -> None:
     """Show one record in full, as JSON.
 
@@ -80,7 +75,7 @@ def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
-@app.command("export", epilog="\b\nExamples:\n  magicdec records export grid.jsonl -o grid.csv")
+@app.command("export", epilog=options.examples("records export grid.jsonl -o grid.csv"))
 def export_command(
     files: Files,
     output: Annotated[Path, option("A .csv, .json or .parquet file to write.", None, "--output", "-o")],
@@ -102,23 +97,20 @@ def export_command(
     if suffix == ".csv":
         write_atomic(output, rows_to_csv(rows))
     else:
-        buffer = io.BytesIO()
+        import pandas as pd
+
+        flat = [{name: _flat(value) for name, value in row.items()} for row in rows]
+        frame, buffer = pd.DataFrame(flat).convert_dtypes(), io.BytesIO()
         if suffix == ".parquet":
-            to_frame(rows).to_parquet(buffer, index=False)
+            frame.to_parquet(buffer, index=False)
         else:
-            to_frame(rows).to_json(buffer, orient="records", indent=1, double_precision=15)
+            frame.to_json(buffer, orient="records", indent=1, double_precision=15)
         write_atomic(output, buffer.getvalue())
     print(f"wrote {output}: {len(records)} records")
 
 
-def to_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Lists and mappings as JSON text; whole numbers stay whole where some are missing."""
-    import pandas as pd
-
-    return pd.DataFrame([{name: _flat(value) for name, value in row.items()} for row in rows]).convert_dtypes()
-
-
 def _flat(value: object) -> object:
+    """Lists and mappings as JSON text."""
     if isinstance(value, list | dict):
         return msgspec.json.encode(value).decode() if value else None
     return value

@@ -16,24 +16,21 @@ if TYPE_CHECKING:
     from magicdec.reports.data import ReportData
     from magicdec.reports.tables import Table
 
-REPORT_EPILOG = """\b
-Examples:
-  magicdec report results.jsonl -o report.html
-  magicdec report results.jsonl predicted.jsonl --plan plan.json -o report.html -o report.pdf
-"""
-PLOT_EPILOG = """\b
-Examples:
-  magicdec plot heatmap --plan plan.json -o heatmap.svg
-  magicdec plot scatter results.jsonl predicted.jsonl -o scatter.png
-  magicdec plot errors results.jsonl predicted.jsonl --format markdown
-"""
-EXPORT_EPILOG = """\b
-Examples:
-  magicdec plan --draft llama-3.2-1b --acceptance-rate 0.75 --format json > plan.json
-  magicdec export vllm plan.json
-  magicdec export sglang plan.json --candidate 3
-  magicdec export trtllm plan.json -o speculative.yaml
-"""
+REPORT_EPILOG = options.examples(
+    "report results.jsonl -o report.html",
+    "report results.jsonl predicted.jsonl --plan plan.json -o report.html -o report.pdf",
+)
+PLOT_EPILOG = options.examples(
+    "plot heatmap --plan plan.json -o heatmap.svg",
+    "plot scatter results.jsonl predicted.jsonl -o scatter.png",
+    "plot errors results.jsonl predicted.jsonl --format markdown",
+)
+EXPORT_EPILOG = options.examples(
+    "plan --draft llama-3.2-1b --acceptance-rate 0.75 --format json > plan.json",
+    "export vllm plan.json",
+    "export sglang plan.json --candidate 3",
+    "export trtllm plan.json -o speculative.yaml",
+)
 REPORT_SUFFIXES = (".html", ".pdf")
 
 

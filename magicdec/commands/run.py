@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from magicdec.plan_document import Candidate, Formats, Plan
     from magicdec.records import Record
 
-EPILOG = """\b
-Examples:
-  magicdec run --batch 32 --context 4096 --draft-budget 256 --gamma 3
-  magicdec run --gamma 1,2,3 --draft-budget 128,256 --records results.jsonl --resume
-  magicdec run --model llama-3.2-1b --weights random --prompts random --simulate-acceptance 0.8
-  magicdec run --plan plan.json --tp 2
-"""
+EPILOG = options.examples(
+    "run --batch 32 --context 4096 --draft-budget 256 --gamma 3",
+    "run --gamma 1,2,3 --draft-budget 128,256 --records results.jsonl --resume",
+    "run --model llama-3.2-1b --weights random --prompts random --simulate-acceptance 0.8",
+    "run --plan plan.json --tp 2",
+)
 MAX_COUNT = 1_000_000
 FIRST_RANK_SPEAKS_S = 6.0
 """Under torchrun, how long the other ranks wait with an error that the first one may have as well."""

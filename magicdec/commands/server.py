@@ -20,18 +20,16 @@ if TYPE_CHECKING:
     from magicdec.live.observation import Draft, Observation
     from magicdec.live.show import View
 
-OBSERVE_EPILOG = """\b
-Examples:
-  magicdec observe http://localhost:8000 --draft ngram -o acceptance.json
-  magicdec observe http://localhost:8000 --draft eagle --model llama-3.1-8b --hardware h100-sxm-80gb --watch
-  magicdec observe before.txt after.txt --draft ngram --model llama-3.1-8b -o acceptance.json
-  magicdec observe trace.jsonl --draft ngram --context 4096 -o acceptance.json
-  magicdec plan --draft ngram --acceptance acceptance.json
-"""
-TUNE_EPILOG = """\b
-Examples:
-  magicdec tune http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --restart "./serve.sh {gamma}"
-"""
+OBSERVE_EPILOG = options.examples(
+    "observe http://localhost:8000 --draft ngram -o acceptance.json",
+    "observe http://localhost:8000 --draft eagle --model llama-3.1-8b --hardware h100-sxm-80gb --watch",
+    "observe before.txt after.txt --draft ngram --model llama-3.1-8b -o acceptance.json",
+    "observe trace.jsonl --draft ngram --context 4096 -o acceptance.json",
+    "plan --draft ngram --acceptance acceptance.json",
+)
+TUNE_EPILOG = options.examples(
+    'tune http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --restart "./serve.sh {gamma}"',
+)
 USUAL_INTERVAL_S = 5.0
 
 

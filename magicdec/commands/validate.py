@@ -27,39 +27,13 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Compare predictions with measurements.", no_args_is_help=True, cls=CommandGroup)
 
 Files = Annotated[list[Path], typer.Argument(help="CSV files (.csv or .csv.gz).")]
-PAIRS_EPILOG = """\b
-Examples:
-  magicdec validate pairs
-  magicdec validate pairs --acceptance shipped --format json
-"""
-PUBLISHED_EPILOG = """\b
-Examples:
-  magicdec validate published
-  magicdec validate published --format csv
-"""
-GRID_EPILOG = """\b
-Examples:
-  magicdec validate grid --quick
-  magicdec validate grid docs/grid.toml --profile local.toml --records grid.jsonl
-  magicdec validate grid --engine vllm --records vllm.jsonl
-"""
-RECORDS_EPILOG = """\b
-Examples:
-  magicdec validate records results/grid-2-cores.jsonl
-  magicdec validate records predicted.jsonl measured.jsonl --format json
-  magicdec validate records results/vllm-2-cores.jsonl --clock cpu
-"""
-DEMO_EPILOG = """\b
-Examples:
-  magicdec demo
-  magicdec demo --quick -o elsewhere
-"""
+DEMO_EPILOG = options.examples("demo", "demo --quick -o elsewhere")
 WHOLE, QUICK = "about 5 minutes on two cores", "about 2 minutes on two cores"
 OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")]
 Clock = Annotated[Literal["wall", "cpu"] | None, option(options.CLOCK_HELP)]
 
 
-@app.command("kernels", epilog="\b\nExamples:\n  magicdec validate kernels gemm.csv attention.csv.gz")
+@app.command("kernels", epilog=options.examples("validate kernels gemm.csv attention.csv.gz"))
 def kernels_command(files: Files, output_format: options.Format = OutputFormat.TABLE) -> None:
     """Predicted kernels against measured ones.
 
@@ -70,7 +44,7 @@ def kernels_command(files: Files, output_format: options.Format = OutputFormat.T
     _print_groups(validate_kernels(files), output_format)
 
 
-@app.command("serving", epilog="\b\nExamples:\n  magicdec validate serving server_tpot.csv --format json")
+@app.command("serving", epilog=options.examples("validate serving server_tpot.csv --format json"))
 def serving_command(
     files: Files,
     left_out: Annotated[
@@ -87,7 +61,7 @@ def serving_command(
     _print_groups(validate_serving(files, left_out=left_out), output_format)
 
 
-@app.command("pairs", epilog=PAIRS_EPILOG)
+@app.command("pairs", epilog=options.examples("validate pairs", "validate pairs --acceptance shipped --format json"))
 def pairs_command(
     files: OptionalFiles = None,
     acceptance: Annotated[
@@ -112,7 +86,7 @@ def pairs_command(
         console().print(f"lost to the best gamma, mean of {choice['cells']} loads: {', '.join(losses)}")
 
 
-@app.command("traffic", epilog="\b\nExamples:\n  magicdec validate traffic open_loop.csv closed_loop_slo.csv")
+@app.command("traffic", epilog=options.examples("validate traffic open_loop.csv closed_loop_slo.csv"))
 def traffic_command(files: Files, output_format: options.Format = OutputFormat.TABLE) -> None:
     """The simulation of servers under arrivals against measured ones.
 
@@ -123,7 +97,7 @@ def traffic_command(files: Files, output_format: options.Format = OutputFormat.T
     _print_groups(validate_traffic(files), output_format)
 
 
-@app.command("published", epilog=PUBLISHED_EPILOG)
+@app.command("published", epilog=options.examples("validate published", "validate published --format csv"))
 def published_command(
     files: OptionalFiles = None,
     fit_acceptance: Annotated[
@@ -137,7 +111,7 @@ def published_command(
     _print_groups(validate_published(files or None, fit_acceptance=fit_acceptance), output_format)
 
 
-@app.command("acceptance", epilog="\b\nExamples:\n  magicdec validate acceptance")
+@app.command("acceptance", epilog=options.examples("validate acceptance"))
 def acceptance_command(files: OptionalFiles = None, output_format: options.Format = OutputFormat.TABLE) -> None:
     """The acceptance law against published acceptance.
 
@@ -148,7 +122,11 @@ def acceptance_command(files: OptionalFiles = None, output_format: options.Forma
     _print_groups(validate_acceptance(files or None), output_format)
 
 
-@app.command("grid", epilog=GRID_EPILOG)
+@app.command("grid", epilog=options.examples(
+    "validate grid --quick",
+    "validate grid docs/grid.toml --profile local.toml --records grid.jsonl",
+    "validate grid --engine vllm --records vllm.jsonl",
+))  # fmt: skip
 def grid_command(
     grid: Annotated[Path | None, typer.Argument(help="A grid file (TOML); default: a small built-in grid.")] = None,
     profile: Annotated[Path | None, option("PROFILE.toml of `magicdec calibrate`; default: calibrate first.")] = None,
@@ -182,7 +160,11 @@ def grid_command(
     raise typer.Exit(1 if run.failures else 0)
 
 
-@app.command("records", epilog=RECORDS_EPILOG)
+@app.command("records", epilog=options.examples(
+    "validate records results/grid-2-cores.jsonl",
+    "validate records predicted.jsonl measured.jsonl --format json",
+    "validate records results/vllm-2-cores.jsonl --clock cpu",
+))  # fmt: skip
 def records_command(
     files: Annotated[list[Path], typer.Argument(help="Records files (JSON lines) with predictions and measurements.")],
     clock: Clock = None,
