@@ -65,16 +65,14 @@ def request_of(**options: Any) -> PlanRequest:
 
 def _shows_options(function: Callable[..., T]) -> Callable[..., T]:
     """Gives a function of `**options` the signature of a plan's options and a line on each, for help()."""
-    lines = (f"    {name}: {asked.option.help}" for name, asked in plan_request.options().items())
+    asked = plan_request.options()
+    lines = (f"        {name}: {each.option.help}" for name, each in asked.items())
     before, raises, after = (function.__doc__ or "").partition("\n    Raises:")
-    function.__doc__ = "\n".join(
-        [before.rstrip(), "", "    Options:", *(f"    {each}" for each in lines), raises + after]
-    )
-    parameters = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=asked.default, annotation=asked.kind)
-        for name, asked in plan_request.options().items()
-    ]
-    function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    function.__doc__ = "\n".join([before.rstrip(), "", "    Options:", *lines, raises + after])
+    function.__signature__ = Signature([  # type: ignore[attr-defined]
+        Parameter(name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.kind)
+        for name, each in asked.items()
+    ])  # fmt: skip
     return function
 
 

@@ -214,8 +214,7 @@ def describe(error: Any) -> str:
 def _unknown_option(error: Any) -> str:
     options = _options(error.ctx)
     close = nearest(error.option_name.lstrip("-"), options)
-    hint = f"did you mean {options[close]}?" if close else _see_help(error.ctx)
-    return f"unknown option '{error.option_name}': {hint}"
+    return f"unknown option '{error.option_name}': {_hint(error.ctx, options.get(close or ''))}"
 
 
 def _options(ctx: Any) -> dict[str, str]:
@@ -224,8 +223,8 @@ def _options(ctx: Any) -> dict[str, str]:
     return {name.lstrip("-"): name for name in names if name.startswith("-")}
 
 
-def _see_help(ctx: Any) -> str:
-    return f"see {ctx.command_path} --help"
+def _hint(ctx: Any, option: str | None) -> str:
+    return f"did you mean {option}?" if option else f"see {ctx.command_path} --help"
 
 
 def _option_value(error: Any) -> str:
@@ -234,7 +233,8 @@ def _option_value(error: Any) -> str:
 
 
 def _missing(error: Any) -> str:
-    return f"{error.ctx.command_path} needs {_name(error.param)}{_help(error.param)}"
+    text = (getattr(error.param, "help", None) or "").strip().rstrip(".")
+    return f"{error.ctx.command_path} needs {_name(error.param)}{f': {text}' if text else ''}"
 
 
 def _bad_value(error: Any) -> str:
@@ -249,30 +249,20 @@ def _bad_value(error: Any) -> str:
     if described.annotation not in (int, float):
         return str(error.format_message())
     number = "a whole number" if described.annotation is int else "a number"
-    return f"{name} must be {number}{_limits(described.parameter_info)}, not '{value}'"
-
-
-def _limits(info: Any) -> str:
-    if info.min is not None and info.max is not None:
-        return f" from {info.min} to {info.max}"
-    if info.min is not None:
-        return f" of at least {info.min}"
-    return f" of at most {info.max}" if info.max is not None else ""
+    least, most = described.parameter_info.min, described.parameter_info.max
+    limits = "" if least is None else f" of at least {least}"
+    if most is not None:
+        limits = f" of at most {most}" if least is None else f" from {least} to {most}"
+    return f"{name} must be {number}{limits}, not '{value}'"
 
 
 def _extra_arguments(error: Any) -> str:
     found = EXTRA_ARGUMENTS.match(error.format_message())
     if found is None:
         return str(error.format_message())
-    option = _options(error.ctx).get(found[1])
-    hint = f"did you mean {option}?" if option else _see_help(error.ctx)
+    hint = _hint(error.ctx, _options(error.ctx).get(found[1]))
     return f"{error.ctx.command_path} takes no argument '{found[1]}': {hint}"
 
 
 def _name(param: Any) -> str:
     return max(param.opts, key=len) if param.param_type_name == "option" else f"'{param.name}'"
-
-
-def _help(param: Any) -> str:
-    text = (getattr(param, "help", None) or "").strip().rstrip(".")
-    return f": {text}" if text else ""

@@ -109,8 +109,7 @@ def describe(configuration: Configuration, *, symbol: str = "gamma") -> str:
     if configuration.gamma == 0 or configuration.draft_method == "none":
         return "autoregressive"
     draft, method, weights = configuration.draft, configuration.draft_method, configuration.draft_weight_dtype
-    words = "" if draft in ("self", method) else f"{draft} "
-    words += method_name(method)
+    words = ("" if draft in ("self", method) else f"{draft} ") + method_name(method)
     words += "" if configuration.draft_budget is None else f" {configuration.draft_budget}"
     words += "" if weights is None else f", {weights} draft"
     return f"{words}, {symbol} {'up to ' * getattr(configuration, 'adaptive', False)}{configuration.gamma}"

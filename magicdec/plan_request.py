@@ -103,8 +103,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Option(name="ttft_ms", help="Limit on the time to the first token, ms.", unit=MILLI, least=0, is_open=True),
     ] = None
     price_per_hour_usd: Annotated[
-        float | None,
-        Option(name="price", help="Dollars per device and hour.", least=0, most=1e6, is_open=True),
+        float | None, Option(name="price", help="Dollars per device and hour.", least=0, most=1e6, is_open=True)
     ] = None
     workload: Annotated[Any, Option(help="Distribution of prompt and output lengths.")] = None
     rate: Annotated[
@@ -148,10 +147,6 @@ class Asked:
         return self.kind in (tuple[int, ...], tuple[str, ...])
 
     @property
-    def is_number(self) -> bool:
-        return self.is_whole or self.kind in (float, float | None)
-
-    @property
     def is_whole(self) -> bool:
         return self.kind in (int, int | None, tuple[int, ...])
 
@@ -171,7 +166,7 @@ class Asked:
         """Raises ConfigError for a number outside the option's limits."""
         option, name = self.option, (self.option.name or self.field).replace("_", " ")
         for each in value if self.is_many else (value,):
-            if each is None or not self.is_number:
+            if each is None or not (self.is_whole or self.kind in (float, float | None)):
                 continue
             if option.least <= each <= option.most and not (option.is_open and each == option.least):
                 if self.is_whole:

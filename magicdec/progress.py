@@ -16,7 +16,6 @@ from contextlib import contextmanager
 class Step(str):
     """A message that begins step number `done` (from 0) of `total` of about equal length."""
 
-    __slots__ = ("done", "total")
     done: int
     total: int
 
@@ -28,8 +27,6 @@ class Step(str):
 
 class Done(str):
     """A message that stays: a line of its own, on a terminal and off it."""
-
-    __slots__ = ()
 
 
 Progress = Callable[[str], None]
@@ -61,11 +58,6 @@ class Stages:
         return show
 
 
-def _line_of_what_stays(message: str) -> None:
-    if isinstance(message, Done):
-        print(message, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def shown_progress(quiet: bool) -> Iterator[Progress]:
     """Gives a function that shows a message or a step; the line is cleared at the end, also after an error."""
@@ -73,7 +65,7 @@ def shown_progress(quiet: bool) -> Iterator[Progress]:
         yield lambda _: None
         return
     if not sys.stderr.isatty():
-        yield _line_of_what_stays
+        yield lambda message: print(message, file=sys.stderr, flush=True) if isinstance(message, Done) else None
         return
     from rich.console import Console
     from rich.markup import escape

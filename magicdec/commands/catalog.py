@@ -10,11 +10,7 @@ from magicdec.commands.options import option, table_console
 from magicdec.units import GIGA, MEGA, TERA, format_bytes
 
 Format = Annotated[Literal["table", "json"], option("table or json.", None, "--format")]
-MODELS_EPILOG = options.examples(
-    "models",
-    "models --format json",
-    "models --architectures",
-)
+MODELS_EPILOG = options.examples("models", "models --format json", "models --architectures")
 HARDWARE_EPILOG, ENGINES_EPILOG = options.examples("hardware"), options.examples("engines")
 PROSE = ("layers", "fitted on", "models", "run")
 """Headings of columns that wrap."""

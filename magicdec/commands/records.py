@@ -77,8 +77,7 @@ def show_command(key: Annotated[str, typer.Argument(help="A record's key, or its
 
 @app.command("export", epilog=options.examples("records export grid.jsonl -o grid.csv"))
 def export_command(
-    files: Files,
-    output: Annotated[Path, option("A .csv, .json or .parquet file to write.", None, "--output", "-o")],
+    files: Files, output: Annotated[Path, option("A .csv, .json or .parquet file to write.", None, "--output", "-o")]
 ) -> None:
     """Write every field of every record as one table.
 

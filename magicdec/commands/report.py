@@ -177,16 +177,13 @@ def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
             return raw_svg(chart.standalone(), background=PAPER)
         if kind is PlotFormat.PNG:
             return png(chart.standalone())
-        return _table_text(chart.table, kind)
-    table = next((table for table in all_tables(data) if table.name == name), None)
+        table: Table | None = chart.table
+    else:
+        table = next((table for table in all_tables(data) if table.name == name), None)
     if table is None:
         raise ConfigError(f"the records and the plan hold no rows for '{name}'")
-    return _table_text(table, kind)
-
-
-def _table_text(table: Table, kind: PlotFormat) -> str:
-    writers = {PlotFormat.CSV: table.to_csv, PlotFormat.JSON: table.to_json, PlotFormat.MARKDOWN: table.to_markdown}
-    return writers[kind]()
+    text: str = getattr(table, f"to_{kind}")()
+    return text
 
 
 def export_command(

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,6 +44,11 @@ OPTION_OF_KEY = {
     "context_len": "context",
 }
 """Keys of a plan's row, and the run's option that each sets."""
+REQUESTED = (
+    "engine", "weights", "dtype", "device", "context_spread", "gen_len", "prompts", "repetitions", "stop_at_eos",
+    "run_to_end", "adaptive", "cuda_graphs",
+)  # fmt: skip
+"""Options that a request to measure takes as they are."""
 FORMATS_OF_DTYPE = {"weight_dtype": "weights", "kv_dtype": "a KV cache", "draft_kv_dtype": "a draft's KV cache"}
 """Formats of a plan that the run's dtype decides. A draft's weights have an option of their own."""
 
@@ -115,7 +121,7 @@ def run_command(
     if plan is not None:
         is_draft_given = bool(explicit & {"draft", "draft_method"})
         planned = read_plan(plan, is_draft_given=is_draft_given, is_dtype_given="dtype" in explicit)
-    chosen = [{**given, **_not_in(explicit, row)} for row in planned]
+    chosen = [{**given, **{name: row[name] for name in row if name not in explicit}} for row in planned]
     requests = _merge([_request(each, explicit) for each in chosen])
     require(not stream or prompts not in ("random", "noise"), f"--stream shows text, and --prompts {prompts} has none")
     require(not resume or records is not None, "--resume goes on with a records file; give --records too")
@@ -124,51 +130,36 @@ def run_command(
     outputs = Outputs(records=records, resume=resume, save_output=save_output, stream=stream, quiet=quiet)
     outputs.check(plan=plan, prompts=Path(prompts))
     require(engine == "ours" or not outputs.wants_decoding, "--save-output and --stream need --engine ours")
-    results = _run(requests, outputs)
-    if results is not None:
-        _print(results, output_format)
+    if (results := _run(requests, outputs)) is not None:
+        from magicdec.records import record_rows
+        from magicdec.reports.terminal import print_run
 
-
-def _not_in(explicit: set[str], row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in explicit}
+        print_as(output_format, to_builtins(results), record_rows(results), lambda: print_run(results, console()))
 
 
 def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
     from magicdec.measure.configuration import BenchmarkRequest
     from magicdec.specs.catalog import resolve_hub_name
 
-    weights = given["weights"]
-    model, draft = (resolve_hub_name(given[k], with_weights=weights == "checkpoint") for k in ("model", "draft"))
+    is_whole = given["weights"] == "checkpoint"
+    model, draft = (resolve_hub_name(given[name], with_weights=is_whole) for name in ("model", "draft"))
     text = given["simulate_acceptance"]
-    rates = parse_floats(text, "--simulate-acceptance") if text else None
+    rates = parse_floats(text, "--simulate-acceptance") if text else []
     table = given.get("gamma_table") if given["adaptive"] else None
     if table is not None and "gamma" not in explicit:
         given = {**given, "gamma": str(max(table.max_gamma, 1))}
-    require(rates is None or all(0 <= r <= 1 for r in rates), "--simulate-acceptance must be rates between 0 and 1")
+    require(all(0 <= rate <= 1 for rate in rates), "--simulate-acceptance must be rates between 0 and 1")
     return BenchmarkRequest(
         model=model,
-        engine=given["engine"],
-        weights=weights,
-        dtype=given["dtype"],
-        device=given["device"],
         batch_size=given["batch"],
         context_len=given["context"],
-        context_spread=given["context_spread"],
-        gen_len=given["gen_len"],
         speculations=_speculations({**given, "draft": draft}),
-        sampling=SamplingSpec(
-            temperature=given["temperature"], top_k=given["top_k"], top_p=given["top_p"], seed=given["seed"]
-        ),
-        prompts=given["prompts"],
-        repetitions=given["repetitions"],
-        simulate_acceptance=tuple(rates) if rates else None,
-        stop_at_eos=given["stop_at_eos"],
-        run_to_end=given["run_to_end"],
-        adaptive=given["adaptive"],
+        sampling=SamplingSpec(**{name: given[name] for name in ("temperature", "top_k", "top_p", "seed")}),
+        simulate_acceptance=tuple(rates) or None,
         gamma_table=table,
         num_prompts=given["queue"],
-        cuda_graphs=given["cuda_graphs"],
         tp_size=_tp_size(given["tp"], is_explicit="tp" in explicit),
+        **{name: given[name] for name in REQUESTED},
     )
 
 
@@ -263,13 +254,6 @@ def _run_under_torchrun(requests: list[BenchmarkRequest], outputs: Outputs) -> l
     return results if tp.rank == 0 else None
 
 
-def _print(results: list[Record], output_format: OutputFormat) -> None:
-    from magicdec.records import record_rows
-    from magicdec.reports.terminal import print_run
-
-    print_as(output_format, to_builtins(results), record_rows(results), lambda: print_run(results, console()))
-
-
 def read_plan(path: Path, *, is_draft_given: bool = False, is_dtype_given: bool = False) -> list[dict[str, Any]]:
     """The options of the plan's best configuration and of its runner-up (the next best of the same batch, context and
     devices, where there is one), each with the plan's `gamma_table`.
@@ -309,7 +293,11 @@ def _check_runs(path: Path, plan: Plan) -> None:
     """Raises ConfigError, naming what can be run instead, when the plan's draft cannot."""
     if plan.best.draft_method in NOT_RUN:
         others = [row for row in plan.candidates if row.draft_method not in NOT_RUN]
-        instead = f"its best that is run: {_flags(others[0])}" if others else "plan again with another --draft"
+        instead = "plan again with another --draft"
+        if others:
+            named = {name: getattr(others[0], name) for name in ("draft", "draft_method", "draft_budget", "gamma")}
+            words = [f"--{name.replace('_', '-')} {value}" for name, value in named.items() if value is not None]
+            instead = f"its best that is run: {' '.join(words)}"
         raise ConfigError(f"{path} drafts with {plan.best.draft_method}, which is planned for but not run; {instead}")
     if not plan.candidates and plan.needs_acceptance:
         first = plan.needs_acceptance[0]
@@ -337,41 +325,24 @@ def _dtypes(path: Path, formats: Formats, *, is_dtype_given: bool) -> dict[str, 
     return options | {"dtype": dtype}
 
 
-def _flags(row: Candidate) -> str:
-    flags = {
-        "--draft": row.draft, "--draft-method": row.draft_method, "--draft-budget": row.draft_budget,
-        "--gamma": row.gamma,
-    }  # fmt: skip
-    return " ".join(f"{flag} {value}" for flag, value in flags.items() if value is not None)
-
-
 def _runner_up(plan: Plan) -> list[Candidate]:
     """The next best that can be run, of the same batch, context and devices where there is one."""
 
-    def values(row: Candidate, *names: str) -> list[Any]:
-        return [getattr(row, name) for name in names]
-
-    others = [
-        row
-        for row in plan.candidates
-        if row.draft_method not in NOT_RUN and values(row, *OPTION_OF_KEY) != values(plan.best, *OPTION_OF_KEY)
-    ]
-    place = ("batch_size", "context_len", "tp_size")
-    alike = [row for row in others if values(row, *place) == values(plan.best, *place)]
+    is_run = [row for row in plan.candidates if row.draft_method not in NOT_RUN]
+    same, place = attrgetter(*OPTION_OF_KEY), attrgetter("batch_size", "context_len", "tp_size")
+    others = [row for row in is_run if same(row) != same(plan.best)]
+    alike = [row for row in others if place(row) == place(plan.best)]
     return (alike or others)[:1]
 
 
 def _options_of(row: Candidate, common: dict[str, Any]) -> dict[str, Any]:
     options = common | {option: getattr(row, key) for key, option in OPTION_OF_KEY.items()}
     if options["draft"] == "none":  # a draft named on the command line takes its method, budget and gamma from there
-        for name in ("draft_method", "draft_budget", "gamma", "draft_tp"):
-            del options[name]
-        return options
+        dropped = {"draft_method", "draft_budget", "gamma", "draft_tp"}
+        return {name: value for name, value in options.items() if name not in dropped}
     if options["draft"] == "ngram":
         options.pop("draft_weight_dtype", None)
     if options["draft_tp"] == options["tp"]:
         del options["draft_tp"]  # all ranks, whose number --tp may change
-    # Lists on the command line, so text here.
-    options["gamma"] = str(options["gamma"])
-    options["draft_budget"] = str(options["draft_budget"]) if options["draft_budget"] is not None else None
-    return options
+    lists = {name: None if options[name] is None else str(options[name]) for name in ("gamma", "draft_budget")}
+    return options | lists

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, option, print_as, require
+from magicdec.commands.options import OutputFormat, console, option, print_as, require
+from magicdec.errors import ConfigError, ServerError
 from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
@@ -28,7 +29,7 @@ OBSERVE_EPILOG = options.examples(
     "plan --draft ngram --acceptance acceptance.json",
 )
 TUNE_EPILOG = options.examples(
-    'tune http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --restart "./serve.sh {gamma}"',
+    'tune http://localhost:8000 --model llama-3.1-8b --hardware h100-sxm-80gb --restart "./serve.sh {gamma}"'
 )
 USUAL_INTERVAL_S = 5.0
 
@@ -74,9 +75,8 @@ def observe_command(
     from magicdec.files import check_writable
     from magicdec.live.observation import agreed, parse_draft
 
-    for path in (output, records):
-        if path is not None:
-            check_writable(path)
+    for path in filter(None, (output, records)):
+        check_writable(path)
     require(
         draft is not None or (draft_method is None and draft_budget is None),
         "--draft-method and --draft-budget go with --draft",
@@ -84,9 +84,10 @@ def observe_command(
     given = None if draft is None else parse_draft(draft, method=draft_method, budget=draft_budget)
     if len(source) == 1 and Path(source[0]).is_file():
         require(records is None and not watch, "a trace holds acceptance only: --records and --watch need a server")
-        _print_imported(
-            Path(source[0]), draft=agreed(given, None), model=model, context=context, dataset=dataset, output=output
+        require(
+            context is not None, "a trace does not say how long its sequences are; give their length with --context"
         )
+        _print_imported(Path(source[0]), agreed(given, None), model or "", context or 0.0, dataset, output)
         return
     from magicdec.live.advice import Serving
     from magicdec.live.http import Address
@@ -98,19 +99,15 @@ def observe_command(
 
     where = parse_source(source)
     every = min(USUAL_INTERVAL_S, seconds / 2.0) if interval is None else interval
-    serving = None
-    if hardware is not None:
-        serving = Serving(
-            model=model or "", hardware=hardware, engine=engine, tp_size=tp, temperature=temperature,
-            weight_dtype=weight_dtype, kv_dtype=kv_dtype,
-        )  # fmt: skip
+    serving = None if hardware is None else Serving(
+        model=model or "", hardware=hardware, engine=engine, tp_size=tp, temperature=temperature,
+        weight_dtype=weight_dtype, kv_dtype=kv_dtype,
+    )  # fmt: skip
     known = load_profile(acceptance) if acceptance is not None else None
     view = View(draft=given, serving=serving, acceptance=known, context=context)
     if watch:
-        require(
-            isinstance(where, Address) and not output and not records, "--watch shows an address, and writes nothing"
-        )
-        assert isinstance(where, Address)
+        if not isinstance(where, Address) or output or records:
+            raise ConfigError("--watch shows an address, and writes nothing")
         _watch(where, view, target=target, seconds=seconds, interval=every)
         return
     seen = _look(where, target=target, seconds=seconds, interval=every, quiet=quiet)
@@ -133,7 +130,6 @@ def observe_command(
 def _look(
     where: Address | tuple[Path, Path], *, target: str | None, seconds: float, interval: float, quiet: bool
 ) -> Observation:
-    from magicdec.errors import ServerError
     from magicdec.live.metrics import choose_target, scrapes
     from magicdec.live.observation import observe
 
@@ -154,8 +150,6 @@ def _watch(where: Address, view: View, *, target: str | None, seconds: float, in
     from rich.live import Live
     from rich.text import Text
 
-    from magicdec.commands.options import console
-    from magicdec.errors import ConfigError, ServerError
     from magicdec.live.metrics import choose_target
     from magicdec.live.observation import observe
     from magicdec.live.show import trend_lines, windows
@@ -180,18 +174,15 @@ def _watch(where: Address, view: View, *, target: str | None, seconds: float, in
             return
 
 
-def _print_imported(
-    path: Path, *, draft: Draft, model: str | None, context: float | None, dataset: str, output: Path | None
-) -> None:
+def _print_imported(path: Path, draft: Draft, model: str, context: float, dataset: str, output: Path | None) -> None:
+    """What a trace says of acceptance; written to `output` as a profile."""
     from magicdec.live.profile import imported_profile
     from magicdec.live.show import rates_text
     from magicdec.perfmodel.acceptance import save_profile
     from magicdec.perfmodel.acceptance.files import read_acceptance
 
-    require(context is not None, "a trace does not say how long its sequences are; give their length with --context")
-    assert context is not None
     found = read_acceptance(path)
-    profile = imported_profile(found, draft, model=model or "", context=context, dataset=dataset)
+    profile = imported_profile(found, draft, model=model, context=context, dataset=dataset)
     steps = found.counts.steps
     print(f"{found.kind}: {steps.sum():.0f} steps of {len(steps)} sequences, drafted by {draft}")
     print(f"  accepted     {rates_text(profile.measured[0])}")

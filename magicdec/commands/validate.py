@@ -243,10 +243,7 @@ def demo_command(
         show("writing the report")
         write_atomic(output / "plan.json", result.plan.to_json())
         data = ReportData.from_records(
-            [*result.predicted, *result.measured],
-            plan=result.plan,
-            title="magicdec demo",
-            sources=[str(records)],
+            [*result.predicted, *result.measured], plan=result.plan, title="magicdec demo", sources=[str(records)]
         )
         write_html(data, output / "report.html")
         if has_pdf := find_spec("typst") is not None:

@@ -128,12 +128,7 @@ class Sent:
 
 
 def send_plan(
-    address: Address,
-    plan: LoadPlan,
-    send: Sender,
-    *,
-    max_len: int,
-    progress: Callable[[str], None] = lambda _: None,
+    address: Address, plan: LoadPlan, send: Sender, *, max_len: int, progress: Callable[[str], None] = lambda _: None
 ) -> Sent:
     """Has every load of every round sent, in its order. What was measured is kept when an error, or the user, ends it.
 
@@ -301,12 +296,7 @@ def predicted_steps(
 def _engine(values: dict[str, float], setup: Setup) -> EngineProfile:
     """The profile of the fitted numbers, which hold what a step takes beyond its kernels."""
     return msgspec.structs.replace(
-        setup.engine,
-        **values,
-        layer_overhead_s=0.0,
-        autoregressive_overhead_s=0.0,
-        step_overhead_s=0.0,
-        overhead_on={},
+        setup.engine, **values, layer_overhead_s=0.0, autoregressive_overhead_s=0.0, step_overhead_s=0.0, overhead_on={}
     )
 
 

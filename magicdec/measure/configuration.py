@@ -193,6 +193,10 @@ def _check_for_vllm(request: BenchmarkRequest) -> None:
     for what, is_wanted in refused.items():
         if is_wanted:
             raise ConfigError(f"{what} is not run in vLLM; use --engine ours")
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0") not in ("", "0"):
+        raise ConfigError(
+            "vLLM is timed in its V1 model runner; unset VLLM_USE_V2_MODEL_RUNNER, or serve and observe V2"
+        )
     for speculation in request.speculations:
         if not speculation.is_self or speculation.draft_method not in VLLM_METHODS:
             raise ConfigError(

@@ -97,11 +97,7 @@ def enlarge_tokenizer(directory: Path) -> None:
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_a_checkpoint_that_cannot_be_used(
-    checkpoint: Path,
-    damage: Callable[[Path], None],
-    message: str,
-    program: Program,
-    tmp_path: Path,
+    checkpoint: Path, damage: Callable[[Path], None], message: str, program: Program, tmp_path: Path
 ) -> None:
     damage(checkpoint)
     records = tmp_path / "records.jsonl"
@@ -143,10 +139,7 @@ def test_a_checkpoint_that_cannot_be_used(
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_an_option_that_cannot_be_used(
-    arguments: tuple[str, ...],
-    message: str,
-    program: Program,
-    tmp_path: Path,
+    arguments: tuple[str, ...], message: str, program: Program, tmp_path: Path
 ) -> None:
     given = [argument.format(tmp_path=tmp_path) for argument in arguments]
     assert message in refusal(program, *given)
@@ -181,11 +174,7 @@ def test_an_option_that_cannot_be_used(
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_what_is_refused_before_anything_starts(
-    arguments: tuple[str, ...],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    program: Program,
-    tmp_path: Path,
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, program: Program, tmp_path: Path
 ) -> None:
     """No weights are read, no rank is started, no file is written to."""
     (tmp_path / "text").write_text("somebody's notes\n")
@@ -216,3 +205,8 @@ def test_a_plan_of_a_pipeline_is_not_run_as_something_else(program: Program, tmp
     answer = magicdec.plan(model="llama-3.1-70b", hardware="h100-sxm-80gb", tp=4, pp=2, batch=8, context=4096)
     path.write_bytes(msgspec.json.encode(answer))
     assert "spreads a replica as tp 4 x pp 2" in refusal(program, "--plan", str(path))
+
+
+def test_vllms_other_model_runner_is_not_timed(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    assert "unset VLLM_USE_V2_MODEL_RUNNER" in refusal(program, "--engine", "vllm", "--draft-budget", "64")

@@ -16,13 +16,7 @@ from scipy.stats import binom
 from magicdec.commands.calibrate import ended_by_signals
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import drive as drive_module
-from magicdec.live.calibration import (
-    estimated_seconds,
-    fit_server,
-    median_of,
-    save_fit,
-    send_plan,
-)
+from magicdec.live.calibration import estimated_seconds, fit_server, median_of, save_fit, send_plan
 from magicdec.live.drive import Answer, Load, Measured, WindowTooShort, drive, measure, plan_loads
 from magicdec.live.http import TOKEN_VARIABLE
 from magicdec.perfmodel.kernels.profile import load_hardware
