@@ -9,7 +9,7 @@ the ones before:
 1. depth law (concentration, drift, its depth), shared by all drafts of this runtime: tokens per step of Llama-3.1-8B
    with SnapKV, all gammas, PG-19 and LongBench v2;
 2. engine constants and the rate of TinyLlama-1.1B for Llama-2-7B-32K: half of the latency table (a checkerboard over
-   contexts × batches, `published_speedups.is_fitted_on`), autoregressive and speculative times, the latter at the
+   contexts × batches, `PublishedRow.is_fitted_on`), autoregressive and speculative times, the latter at the
    model's best gamma;
 3. the rate of Llama-3.1-8B's self-draft: half of its speedups, by the same checkerboard; its growth with the context:
    the published rates against context.
@@ -35,8 +35,6 @@ from magicdec.validate.published_speedups import (
     PublishedRow,
     evaluate,
     fit_rate,
-    is_fitted_on,
-    measured_speedups,
     read_published,
     summarize,
 )
@@ -72,8 +70,7 @@ LARGEST_REJECTION = 0.5
 def fit_depth_law(directory: Path) -> Law:
     """Concentration, drift and depth from all rows of Llama-3.1-8B with SnapKV."""
     rows = [row for row in read_rows([directory / SNAPKV], depth.Observation)[0] if row.model == "llama-3.1-8b"]
-    design, x = depth.fit_cells(rows, has_shape=True)
-    return design.shape(x)
+    return depth.fit_cells(rows, has_shape=True).law
 
 
 def context_growth(directory: Path) -> tuple[float, float]:
@@ -92,9 +89,8 @@ def budget_exponent(directory: Path) -> tuple[float, float]:
     for row in read_rows([directory / SNAPKV], depth.Observation)[0]:
         by_model[row.model].append(row)
     for rows in by_model.values():
-        design, x = depth.fit_cells(rows, has_shape=True)
         cells: dict[tuple[Any, float], dict[float, float]] = defaultdict(dict)
-        for row, rate in zip(rows, design.first_rates(x, rows), strict=True):
+        for row, rate in zip(rows, depth.fit_cells(rows, has_shape=True).first_rates(rows), strict=True):
             cells[row.group, row.context][row.budget] = 1.0 - float(rate)
         for (_, context), rejections in cells.items():
             budgets, values = np.array(list(rejections)), np.array(list(rejections.values()))
@@ -190,7 +186,7 @@ def engine_errors(rows: list[PublishedRow], law: Law) -> EngineErrors:
         engine, acceptance = fit_engine(kept, law)
         result = evaluate(out, acceptance, engine)
         latency.extend(np.log(result.autoregressive_s / np.array([row.autoregressive_s for row in out])))
-        speedup.extend(np.log(result.speedup.max(axis=1) / measured_speedups(out)))
+        speedup.extend(np.log(result.speedup.max(axis=1) / [row.measured_speedup for row in out]))
         levels.append(np.log(acceptance.law.rejection))
     return EngineErrors(
         latency=float(np.sqrt(np.mean(np.square(latency)))),
@@ -208,7 +204,9 @@ def rejection_error(rows: list[PublishedRow], start: AcceptanceProfile, engine: 
         assert fitted is not None
         gammas = np.array([row.gamma for row in out]) - 1
         each = np.arange(len(out))
-        errors.extend(np.log(evaluate(out, fitted, engine).speedup[each, gammas] / measured_speedups(out)))
+        errors.extend(
+            np.log(evaluate(out, fitted, engine).speedup[each, gammas] / [row.measured_speedup for row in out])
+        )
         more = msgspec.structs.replace(fitted.law, rejection=1.1 * fitted.law.rejection)
         shifted = evaluate(out, msgspec.structs.replace(fitted, law=more), engine).speedup[each, gammas]
         slopes.extend(np.log(shifted / evaluate(out, fitted, engine).speedup[each, gammas]) / np.log(1.1))
@@ -224,7 +222,7 @@ def write_self_profile(
     engine: EngineProfile, law: Law, rows: list[PublishedRow], growth_error: float, budget_error: float
 ) -> AcceptanceProfile:
     start = pair_profile(rows[0], law, 0.85)
-    chosen = [row for row in rows if is_fitted_on(row)]
+    chosen = [row for row in rows if row.is_fitted_on]
     fitted = fit_rate(chosen, start, engine)
     assert fitted is not None
     error = rejection_error(chosen, start, engine)
@@ -280,16 +278,15 @@ def write_pair_profile(
 def write_snapkv_profile(directory: Path) -> None:
     """SnapKV on LongBench v2, the lower of the two datasets; the other lies within its error."""
     rows = [row for row in read_rows([directory / SNAPKV], depth.Observation)[0] if row.model == "llama-3.1-8b"]
-    design, x = depth.fit_cells(rows, has_shape=True)
-    shape = design.shape(x)
+    fit = depth.fit_cells(rows, has_shape=True)
     chosen = [row for row in rows if row.group[1] == "longbench-v2"]
-    log_rejection = np.log(1.0 - design.first_rates(x, chosen))
+    log_rejection = np.log(1.0 - fit.first_rates(chosen))
     budget, context = (np.log([getattr(row, name) for row in chosen]) for name in ("budget", "context"))
     matrix = np.stack([np.ones(len(chosen)), -(budget - np.log(1024.0)), context - np.log(8192.0)], axis=1)
     fill = np.log(1.0 - np.exp(budget - context))
     level, by_budget, by_context = np.linalg.lstsq(matrix, log_rejection - FILL_EXPONENT * fill, rcond=None)[0]
     law = msgspec.structs.replace(
-        shape,
+        fit.law,
         rejection=float(np.exp(level)),
         budget_exponent=float(max(by_budget, 0.0)),
         context_exponent=float(by_context),
@@ -340,7 +337,7 @@ def write_engine(engine: EngineProfile, errors: EngineErrors) -> EngineProfile:
 
 
 def report(name: str, rows: list[PublishedRow], profile: AcceptanceProfile, engine: EngineProfile) -> None:
-    held_out = [row for row in rows if not is_fitted_on(row)]
+    held_out = [row for row in rows if not row.is_fitted_on]
     for part, members in (("all", rows), ("held out", held_out)):
         numbers = {key: value for key, value in summarize(members, profile, engine).items() if "unfitted" not in key}
         print(name, part, {key: round(value, 4) for key, value in numbers.items() if value is not None})
@@ -354,7 +351,7 @@ def main() -> None:
     print(f"depth law: k {law.concentration:.3g}, G {law.drift:.3g}, tau {law.drift_depth:.3g}; growth {growth:.3g}")
     print(f"exponent of the budget: {by_budget:.3g} ± {budget_error:.3g}")
     latencies, speedups = read_published(directory / LATENCY)[0], read_published(directory / SPEEDUP)[0]
-    chosen = [row for row in latencies if is_fitted_on(row)]
+    chosen = [row for row in latencies if row.is_fitted_on]
     errors = engine_errors(chosen, law)
     engine, pair = fit_engine(chosen, law)
     engine = write_engine(engine, errors)

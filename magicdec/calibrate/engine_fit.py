@@ -1,15 +1,12 @@
-"""From micro-benchmark points to the profiles that `plan` takes: this machine's hardware, and our engine on it.
-
-The hardware profile holds the kernels' curves (perfmodel/kernels/ fits them). The engine profile holds what the
-engine's own steps take beyond the kernels: factors on the kernels' times, and fixed costs. Its terms are predicted by
-perfmodel/step.py, the formula that plans use; here its constants are chosen to fit the timed phases in log scale.
-"""
+"""From an engine's timed phases to its profile: factors on the kernels' times, and fixed costs. The terms of its steps
+are predicted by perfmodel/step.py, the formula that plans use; the constants are fitted in log scale."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,15 +25,6 @@ from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from magicdec.units import MICRO, MILLI
 
-
-@dataclass(frozen=True)
-class EngineFit:
-    """The fitted profile, and the relative error of each phase over the points it was fitted on (median)."""
-
-    profile: EngineProfile
-    phase_error: dict[str, float]
-
-
 FREE = {
     name: Free(prior=1.0, spread=0.25, limits=(math.exp(-1.5), math.exp(1.5)))
     for name in ("gemm_factor", "attention_factor", "verify_attention_factor", "draft_attention_factor")
@@ -50,24 +38,24 @@ FITTED_PHASES = ("autoregressive", "draft", "verify")
 SMALLEST_ERROR, LARGEST_ERROR = 0.03, 0.5
 
 
+class EngineFit(NamedTuple):
+    """The fitted profile, and the relative error of each phase over the points it was fitted on (median)."""
+
+    profile: EngineProfile
+    phase_error: dict[str, float]
+
+
 def fit_engine(
-    points: Sequence[Point],
-    *,
-    model: ModelSpec,
-    hardware: HardwareProfile,
-    precision: Precision,
-    base: EngineProfile,
+    points: Sequence[Point], *, model: ModelSpec, hardware: HardwareProfile, precision: Precision, base: EngineProfile
 ) -> EngineFit:
     """Fits `base`'s constants to the engine's timed phases."""
-    engine = _fit_vocabulary_and_upkeep(points, model=model, base=base)
-    tables = {name: _columns(points, name, greedy=False) for name in FITTED_PHASES}
+    engine = _fit_upkeep(points, base=_fit_vocabulary(points, vocabulary=model.vocab_size, base=base))
+    tables = {name: _columns(points, name) for name in (*FITTED_PHASES, "accept", "upkeep")}
+    predict = partial(predicted_steps, model=model, hardware=hardware, precision=precision)
 
     def errors(candidate: EngineProfile) -> dict[str, Array]:
-        predicted = {
-            name: predict_phase(name, columns, model=model, hardware=hardware, precision=precision, engine=candidate)
-            for name, columns in tables.items()
-        }
-        return {name: np.log(predicted[name] / tables[name]["time_s"]) for name in FITTED_PHASES}
+        steps = {name: predict(tables[name], engine=candidate) for name in FITTED_PHASES}
+        return {name: np.log(getattr(steps[name], name).total_s / tables[name]["time_s"]) for name in FITTED_PHASES}
 
     solution = solve(
         FREE,
@@ -77,41 +65,34 @@ def fit_engine(
         f_scale=0.1,
     )
     fitted = msgspec.structs.replace(engine, **solution.values)
-    phase_error = {name: float(np.median(np.abs(np.expm1(e)))) for name, e in errors(fitted).items()}
-    num_timings = sum(table["time_s"].size for table in tables.values())
+    num_timings = sum(tables[name]["time_s"].size for name in FITTED_PHASES)
     in_sample = np.sqrt(num_timings / max(num_timings - len(FREE), 1.0))
     of_step, of_speedup = (
         float(np.clip(in_sample * error, SMALLEST_ERROR, LARGEST_ERROR))
-        for error in unexplained_errors(points, model=model, hardware=hardware, precision=precision, engine=fitted)
+        for error in _unexplained_errors(
+            tables, predict(tables["autoregressive"], engine=fitted), relative_errors(hardware, fitted)
+        )
     )
-    fitted = msgspec.structs.replace(fitted, relative_error=of_step, speedup_relative_error=of_speedup)
-    return EngineFit(fitted, phase_error)
+    return EngineFit(
+        profile=msgspec.structs.replace(fitted, relative_error=of_step, speedup_relative_error=of_speedup),
+        phase_error={name: float(np.median(np.abs(np.expm1(each)))) for name, each in errors(fitted).items()},
+    )
 
 
-STEP_PHASES = ("verify", "accept", "upkeep")
-"""The phases of a speculative step other than its draft steps."""
-
-
-def unexplained_errors(
-    points: Sequence[Point],
-    *,
-    model: ModelSpec,
-    hardware: HardwareProfile,
-    precision: Precision,
-    engine: EngineProfile,
+def _unexplained_errors(
+    tables: dict[str, dict[str, Array]], terms: StepTerms, kernel_errors: dict[str, float]
 ) -> tuple[float, float]:
     """Root mean square of what the kernels' own errors leave unexplained, over the timed shapes: of the times of whole
     steps, and of their ratio, autoregressive over speculative, in which errors of terms that both have cancel.
 
     The kernels' part is the one that perfmodel/intervals.py takes into its intervals.
     """
-    tables = {name: _columns(points, name, greedy=False) for name in ("autoregressive", "draft", *STEP_PHASES)}
-    columns = tables["autoregressive"]
-    alone_s = columns["time_s"]
-    step_s = columns["gamma"] * tables["draft"]["time_s"] + sum(tables[name]["time_s"] for name in STEP_PHASES)
-    terms = _terms(columns, model=model, hardware=hardware, precision=precision, engine=engine)
-    missed_alone, missed_step = np.log(terms.autoregressive.total_s / alone_s), np.log(terms.step_s / step_s)
-    kernels = {group: error for group, error in relative_errors(hardware, engine).items() if group != "overhead"}
+    kernels = {group: error for group, error in kernel_errors.items() if group != "overhead"}
+    step_s = tables["autoregressive"]["gamma"] * tables["draft"]["time_s"] + sum(
+        tables[name]["time_s"] for name in ("verify", "accept", "upkeep")
+    )
+    missed_alone = np.log(terms.autoregressive.total_s / tables["autoregressive"]["time_s"])
+    missed_step = np.log(terms.step_s / step_s)
     alone_seconds = {str(group): seconds for group, seconds in terms.autoregressive.group_seconds().items()}
     alone_share, share = (
         np.stack([seconds[group] / total * error for group, error in kernels.items()])
@@ -128,22 +109,7 @@ def unexplained_errors(
     return of_step, left(missed_alone - missed_step, alone_share - share)
 
 
-def predict_phase(
-    name: str,
-    columns: dict[str, Array],
-    *,
-    model: ModelSpec,
-    hardware: HardwareProfile,
-    precision: Precision,
-    engine: EngineProfile,
-) -> Array:
-    """Seconds of one phase at the columns' shapes."""
-    terms = _terms(columns, model=model, hardware=hardware, precision=precision, engine=engine)
-    seconds: Array = getattr(terms, name).total_s
-    return seconds
-
-
-def _terms(
+def predicted_steps(
     columns: dict[str, Array],
     *,
     model: ModelSpec,
@@ -151,6 +117,7 @@ def _terms(
     precision: Precision,
     engine: EngineProfile,
 ) -> StepTerms:
+    """Predictions of the steps at the columns' shapes."""
     setup = Setup(
         model=model,
         hardware=hardware,
@@ -170,61 +137,45 @@ def _terms(
     )
 
 
-def _columns(points: Sequence[Point], table: str, *, greedy: bool) -> dict[str, Array]:
+def _columns(points: Sequence[Point], table: str, *, greedy: bool = False) -> dict[str, Array]:
     chosen = [p for p in points if p.table == table and bool(p.shape["is_greedy"]) == greedy]
     columns = {key: np.array([p.shape[key] for p in chosen], dtype=np.float64) for key in chosen[0].shape}
-    columns["time_s"] = np.array([p.time_s for p in chosen])
-    return columns
+    columns["verified"] = columns["batch_size"] * (columns["gamma"] + 1)
+    return {**columns, "time_s": np.array([p.time_s for p in chosen])}
 
 
-def _fit_vocabulary_and_upkeep(points: Sequence[Point], *, model: ModelSpec, base: EngineProfile) -> EngineProfile:
-    """Costs that are linear in the batch: sampling and acceptance over the vocabulary, and the draft cache's upkeep."""
-    vocabulary = model.vocab_size
-    sample, greedy = (_columns(points, "sample", greedy=g) for g in (False, True))
-    sample_base, per_element = _line(sample["batch_size"] * vocabulary, sample["time_s"])
-    _, greedy_per_element = _line(greedy["batch_size"] * vocabulary, greedy["time_s"])
-    accept, greedy_accept = (_columns(points, "accept", greedy=g) for g in (False, True))
-    accept_base, accept_per_element = _line(_verified(accept) * vocabulary, accept["time_s"])
-    _, greedy_accept_per_element = _line(_verified(greedy_accept) * vocabulary, greedy_accept["time_s"])
+def _fit_vocabulary(points: Sequence[Point], *, vocabulary: int, base: EngineProfile) -> EngineProfile:
+    """Fits the costs that are linear in the tokens: sampling and acceptance over the vocabulary."""
+    (sample_base, sample), (_, greedy_sample), (accept_base, accept), (_, greedy_accept) = (
+        _line(columns[size] * vocabulary, columns["time_s"])
+        for table, size in (("sample", "batch_size"), ("accept", "verified"))
+        for columns in (_columns(points, table, greedy=greedy) for greedy in (False, True))
+    )
     return msgspec.structs.replace(
-        _fit_upkeep(points, base=base),
+        base,
         sampling_base_s=sample_base,
-        sampling_s_per_element=per_element,
-        greedy_s_per_element=greedy_per_element,
+        sampling_s_per_element=sample,
+        greedy_s_per_element=greedy_sample,
         accept_base_s=accept_base,
-        accept_s_per_element=accept_per_element,
-        greedy_accept_s_per_element=greedy_accept_per_element,
+        accept_s_per_element=accept,
+        greedy_accept_s_per_element=greedy_accept,
     )
 
 
 def _fit_upkeep(points: Sequence[Point], *, base: EngineProfile) -> EngineProfile:
     """Fits what is paid once per step. Where the draft has a cache of its own, its upkeep grows as the verified tokens;
     elsewhere what there is of a step beside its phases grows as the sequences, with and without a draft."""
-    upkeep = _columns(points, "upkeep", greedy=False)
-    bookkeeping = [p for p in points if p.table == "bookkeeping"]
+    upkeep = _columns(points, "upkeep")
+    per_step, per_item = _line(upkeep["batch_size" if base.streaming_in_place else "verified"], upkeep["time_s"])
+    # what an autoregressive step does after sampling; its forward pass shares the constants of verification
+    of_sequence = per_item if base.streaming_in_place else 0.0
+    bookkeeping = [p.time_s - of_sequence * p.shape["batch_size"] for p in points if p.table == "bookkeeping"]
+    costs = {"autoregressive_overhead_s": max(float(np.median(bookkeeping)), 0.0)}
     if base.streaming_in_place:
-        per_step, per_sequence = _line(upkeep["batch_size"], upkeep["time_s"])
-        alone = float(np.median([p.time_s - per_sequence * p.shape["batch_size"] for p in bookkeeping]))
-        return msgspec.structs.replace(
-            base,
-            step_overhead_s=per_step,
-            sequence_overhead_s=per_sequence,
-            autoregressive_overhead_s=max(alone, 0.0),
-        )
-    per_step, per_token = _line(_verified(upkeep), upkeep["time_s"])
-    return msgspec.structs.replace(
-        base,
-        upkeep_base_s=per_step,
-        upkeep_s_per_token=per_token,
-        step_overhead_s=0.0,
-        # what an autoregressive step does after sampling; its forward pass shares the constants of verification
-        autoregressive_overhead_s=float(np.median([p.time_s for p in bookkeeping])),
-    )
-
-
-def _verified(columns: dict[str, Array]) -> Array:
-    tokens: Array = columns["batch_size"] * (columns["gamma"] + 1)
-    return tokens
+        costs |= {"step_overhead_s": per_step, "sequence_overhead_s": per_item}
+    else:
+        costs |= {"step_overhead_s": 0.0, "upkeep_base_s": per_step, "upkeep_s_per_token": per_item}
+    return msgspec.structs.replace(base, **costs)
 
 
 def _line(x: Array, y: Array) -> tuple[float, float]:

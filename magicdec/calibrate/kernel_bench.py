@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from magicdec.calibrate.local_profile import Point, Shape
-from magicdec.measure.environment import Clock
+from magicdec.measure.environment import Clock, available_memory_bytes
 from magicdec.measure.utilisation import is_cuda, seconds_per_call
 from magicdec.runtime.attention import Scoring, Workspace, decode_attention
 from magicdec.runtime.graphs import capture
@@ -132,6 +132,8 @@ CUDA_ATTENTION_SHAPES = (
     (12, 45_000), (24, 5500), (24, 23_000), (40, 2900), (40, 13_000), (90, 2900), (90, 6000), (180, 2900), (6, 300),
     (12, 700), (24, 1400), (40, 300), (40, 700), (90, 700), (90, 1400), (180, 300), (180, 700),
 )  # fmt: skip
+CUDA_ATTENTION_SHARE = 0.25
+"""Largest share of the free memory that the KV caches of one micro-benchmark take."""
 QUERY_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 CUDA_QUERY_LENGTHS = (1, 2, 3, 5, 6, 8)
 
@@ -141,20 +143,22 @@ def attention_works(
     *,
     device: str,
     dtype: str,
-    max_bytes: float = math.inf,
     shapes: tuple[tuple[int, int], ...] | None = None,
     query_lengths: tuple[int, ...] | None = None,
 ) -> list[Work]:
-    """Attention of a few query tokens over a KV cache of at most `max_bytes`; several caches in turn, as a model's
-    layers take turns, so that the processor's caches hold no more than they would of a model. `shapes`: (batch, KV
-    length); None: the device's grid."""
+    """Attention of a few query tokens over a KV cache; several caches in turn, as a model's layers take turns, so that
+    the processor's caches hold no more than they would of a model. `shapes`: (batch, KV length); None: the device's
+    grid, of a GPU as far as a cache takes no more than CUDA_ATTENTION_SHARE of its free memory."""
     attention = model.attention
     heads, kv_heads, head_dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
-    slot_bytes = 2 * kv_heads * head_dim * getattr(torch, dtype).itemsize
     num_caches = 1 if is_cuda(device) else 3
-    shapes = shapes or (CUDA_ATTENTION_SHAPES if is_cuda(device) else ATTENTION_SHAPES)
+    if shapes is None and is_cuda(device):
+        torch.cuda.empty_cache()
+        slot_bytes = 2 * kv_heads * head_dim * getattr(torch, dtype).itemsize
+        most = CUDA_ATTENTION_SHARE * available_memory_bytes(device) / slot_bytes
+        shapes = tuple((batch, kv_len) for batch, kv_len in CUDA_ATTENTION_SHAPES if batch * kv_len <= most)
+    shapes = shapes or ATTENTION_SHAPES
     query_lengths = query_lengths or (CUDA_QUERY_LENGTHS if is_cuda(device) else QUERY_LENGTHS)
-    shapes = tuple((batch, kv_len) for batch, kv_len in shapes if batch * kv_len * slot_bytes <= max_bytes)
     largest = max(batch * kv_len for batch, kv_len in shapes) * 2 * kv_heads * head_dim
     pool = MemoryPool(num_elements=max(num_caches * largest, 2 * l2_bytes(device)), device=device, dtype=dtype)
     works = []

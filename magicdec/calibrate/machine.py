@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from magicdec.measure.environment import (
     Clock,
     ReferenceKernels,
     ReferenceTimes,
-    available_memory_bytes,
     median_times,
     spread_of_times,
 )
@@ -53,7 +52,7 @@ CALIBRATION_SHARE = 0.6
 """Share of the time that the calibration takes, the measurement of acceptance following."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Calibration:
     """A calibrated machine: what was measured and fitted.
 
@@ -94,7 +93,7 @@ def calibrate(
     check_device(device)
     started = time.perf_counter()
     kernels = ReferenceKernels(device, clock)
-    first_references, references = [kernels.times()], []
+    before, during = [kernels.times()], []
     rounds = max(3, rounds // 2) if quick else rounds
     time_steps: Callable[..., list[Point]]
     if engine == "vllm" and isinstance(model, str):
@@ -107,35 +106,34 @@ def calibrate(
         time_steps = partial(engine_points, model)
     show_first, show_kernels, show_engine, show_last = map(Stages(progress, STAGE_SHARES).stage, range(4))
     show_first("copy and matrix rates")
-    base = _ceilings(device=device, dtype=dtype, clock=clock)
+    base = _cuda_ceilings(device, dtype) if is_cuda(device) else _cpu_ceilings(dtype, clock)
 
     def show_step(message: str) -> None:
-        references.append(kernels.times())
+        during.append(kernels.times())
         show_engine(message)
 
-    points: list[Point] = kernel_bench.launch_points(device=device, rounds=rounds) if is_cuda(device) else []
-    for table in _kernel_points(spec, device=device, dtype=dtype, rounds=rounds, clock=clock, progress=show_kernels):
-        points += table
-        first_references.append(kernels.times())
-    timed = time_steps(rounds=rounds, quick=quick, progress=show_step)
+    tables = []
+    timed = partial(kernel_bench.time_interleaved, device=device, clock=clock)
+    kinds = _kernels(spec, device=device, dtype=dtype)
+    for number, (table, works_of) in enumerate(kinds.items()):
+        works = works_of()
+        show_kernels(Step(f"{table}: {len(works)} shapes, {rounds} rounds", done=number, total=len(kinds)))
+        tables.append(timed(works, rounds=rounds))
+        before.append(kernels.times())
+    launches = kernel_bench.launch_points(device=device, rounds=rounds) if is_cuda(device) else []
+    points = [*launches, *(point for table in tables for point in table)]
+    steps = time_steps(rounds=rounds, quick=quick, progress=show_step)
     show_last("second pass")
-    linear_works = kernel_bench.linear_works([spec], device=device, dtype=dtype)
-    again = kernel_bench.time_interleaved(linear_works, device=device, rounds=2, clock=clock)
-    before, during = median_times(first_references), median_times(references)
+    again = timed(kinds["linear layers"](), rounds=2)
     show_last("fitting")
-    base = msgspec.structs.replace(base, reference_s=during.memory_s, compute_reference_s=during.compute_s)
+    first, then, spread = median_times(before), median_times(during), spread_of_times([*before, *during])
+    base = msgspec.structs.replace(base, reference_s=then.memory_s, compute_reference_s=then.compute_s)
     hardware = _fit_hardware(base, points, precision)
-    fit = fit_engine(timed, model=spec, hardware=hardware, precision=precision, base=_base_engine(name, base.name))
-    spread = spread_of_times([*first_references, *references])
-    return Calibration(
-        hardware=msgspec.structs.replace(hardware, memory_spread=spread.memory_s, compute_spread=spread.compute_s),
-        engine=fit.profile,
-        points=[*points, *timed],
-        phase_error=fit.phase_error,
-        references=during,
-        drift=_drift(before, during, [point for point in points if point.table == "linear"], again),
-        elapsed_s=time.perf_counter() - started,
-    )
+    fit = fit_engine(steps, model=spec, hardware=hardware, precision=precision, base=_base_engine(name, base.name))
+    hardware = msgspec.structs.replace(hardware, memory_spread=spread.memory_s, compute_spread=spread.compute_s)
+    drift = _drift(first, then, tables[0], again)
+    elapsed_s = time.perf_counter() - started
+    return Calibration(hardware, fit.profile, [*points, *steps], fit.phase_error, then, drift, elapsed_s)
 
 
 def _precision(dtype: str) -> Precision:
@@ -145,67 +143,45 @@ def _precision(dtype: str) -> Precision:
 
 
 def _drift(
-    before: ReferenceTimes, during: ReferenceTimes, first: Sequence[Point], again: Sequence[Point]
+    first: ReferenceTimes, then: ReferenceTimes, linear: Sequence[Point], again: Sequence[Point]
 ) -> dict[str, float]:
+    kernels = np.median([b.time_s / a.time_s for a, b in zip(linear, again, strict=True)])
+    memory, compute = then.memory_s / first.memory_s, then.compute_s / first.compute_s
+    return {"kernels": float(kernels) - 1.0, "memory": memory - 1.0, "compute": compute - 1.0}
+
+
+def _kernels(spec: ModelSpec, *, device: str, dtype: str) -> dict[str, Callable[[], list[Work]]]:
+    """The kernels that are timed by themselves, table by table."""
     return {
-        "kernels": float(np.median([b.time_s / a.time_s for a, b in zip(first, again, strict=True)])) - 1.0,
-        "memory": during.memory_s / before.memory_s - 1.0,
-        "compute": during.compute_s / before.compute_s - 1.0,
+        "linear layers": partial(kernel_bench.linear_works, [spec], device=device, dtype=dtype),
+        "attention": partial(kernel_bench.attention_works, spec, device=device, dtype=dtype),
+        "streaming passes": partial(kernel_bench.streaming_works, device=device),
     }
 
 
-def _kernel_points(
-    spec: ModelSpec, *, device: str, dtype: str, rounds: int, clock: Clock, progress: Callable[[str], None]
-) -> Iterator[list[Point]]:
-    """Times of the kernels by themselves, table after table: linear layers, attention, streaming passes."""
-    tables: tuple[tuple[str, Callable[..., list[Work]]], ...] = (
-        ("linear layers", partial(kernel_bench.linear_works, [spec], dtype=dtype)),
-        ("attention", partial(_attention_works, spec, dtype=dtype)),
-        ("streaming passes", kernel_bench.streaming_works),
-    )
-    for number, (table, works_of) in enumerate(tables):
-        works = works_of(device=device)
-        progress(Step(f"{table}: {len(works)} shapes, {rounds} rounds", done=number, total=len(tables)))
-        yield kernel_bench.time_interleaved(works, device=device, rounds=rounds, clock=clock)
+MEASURED = "measured by magicdec calibrate"
 
 
-CUDA_ATTENTION_SHARE = 0.25
-"""Largest share of the free memory that the KV caches of one micro-benchmark take."""
-
-
-def _attention_works(model: ModelSpec, *, device: str, dtype: str) -> list[Work]:
-    if not is_cuda(device):
-        return kernel_bench.attention_works(model, device=device, dtype=dtype)
-    torch.cuda.empty_cache()
-    most = CUDA_ATTENTION_SHARE * available_memory_bytes(device)
-    return kernel_bench.attention_works(model, device=device, dtype=dtype, max_bytes=most)
-
-
-def _ceilings(*, device: str, dtype: str, clock: Clock) -> HardwareProfile:
+def _cpu_ceilings(dtype: str, clock: Clock) -> HardwareProfile:
     """Measured rates as the profile's ceilings; efficiencies are relative to them."""
-    how = "measured by magicdec calibrate"
-    if is_cuda(device):
-        return _cuda_ceilings(device, dtype, how)
-    bandwidth = bandwidth_bytes_per_s(device=device, clock=clock)
-    rates = {PROFILE_DTYPES[dtype]: peak_flops_per_s(device=device, dtype=dtype, clock=clock)}
-    memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    bandwidth = bandwidth_bytes_per_s(device="cpu", clock=clock)
     return HardwareProfile(
         name=_slug(f"cpu-{current_environment().host_cpu}"),
         kind="cpu",
-        memory_bytes=memory,
+        memory_bytes=float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         memory_bytes_per_s=bandwidth,
-        flops_per_s=rates,
+        flops_per_s={PROFILE_DTYPES[dtype]: peak_flops_per_s(device="cpu", dtype=dtype, clock=clock)},
         num_multiprocessors=torch.get_num_threads(),
         l2_bytes=_last_level_cache_bytes(),
         link=Link(bytes_per_s=bandwidth / 4, topology="shared-memory", num_gpus_per_node=1),
-        sources={"memory_bytes_per_s": how, "flops_per_s": how},
+        sources={"memory_bytes_per_s": MEASURED, "flops_per_s": MEASURED},
     )
 
 
 CUDA_PEAK_SIZE = 8192
 
 
-def _cuda_ceilings(device: str, dtype: str, how: str) -> HardwareProfile:
+def _cuda_ceilings(device: str, dtype: str) -> HardwareProfile:
     """Links, which one process cannot measure, are the catalog's where it knows the device."""
     properties = torch.cuda.get_device_properties(torch.device(device))
     name = _slug(properties.name)
@@ -223,8 +199,8 @@ def _cuda_ceilings(device: str, dtype: str, how: str) -> HardwareProfile:
         link=known.link if known else Link(bytes_per_s=bandwidth / 10, topology="pcie"),
         allreduce=known.allreduce if known else None,
         sources={
-            "memory_bytes_per_s": f"{how}: bytes read and written per second of a copy",
-            "flops_per_s": f"{how}: a product of {CUDA_PEAK_SIZE}-square matrices",
+            "memory_bytes_per_s": f"{MEASURED}: bytes read and written per second of a copy",
+            "flops_per_s": f"{MEASURED}: a product of {CUDA_PEAK_SIZE}-square matrices",
             "link": f"the catalog's {known.name}" if known else "assumed",
         },
     )
@@ -315,13 +291,9 @@ def obtain_profile(
 ) -> LocalProfile:
     """Calibrates this machine and measures the model's acceptance on it."""
     stages = Stages(progress, (CALIBRATION_SHARE, 1.0 - CALIBRATION_SHARE))
-    calibration = calibrate(
+    found = calibrate(
         model=model, dtype=dtype, device=device, quick=quick, engine=engine, clock=clock, progress=stages.stage(0)
     )
     request = request or AcceptanceRequest(model=model, dtype=dtype, device=device)
-    counts = measure_acceptance(request, progress=stages.stage(1))
-    return LocalProfile(
-        hardware=calibration.hardware,
-        engine=calibration.engine,
-        acceptance=tuple(fit_profiles(request, counts)),
-    )
+    laws = fit_profiles(request, measure_acceptance(request, progress=stages.stage(1)))
+    return LocalProfile(hardware=found.hardware, engine=found.engine, acceptance=tuple(laws))

@@ -12,13 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
-from magicdec.calibrate.local_profile import LocalProfile
 from magicdec.calibrate.machine import obtain_profile
 from magicdec.comparison import Comparison, pair_records
 from magicdec.measure.configuration import BenchmarkRequest
@@ -58,11 +58,9 @@ GREEDY = BenchmarkRequest(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoResult:
+class DemoResult(NamedTuple):
     """The demo's findings. `chosen` is the measured row of the plan's best configuration at the main workload."""
 
-    profile: LocalProfile
     plan: Plan
     small_plan: Plan
     predicted: list[Record]
@@ -72,13 +70,9 @@ class DemoResult:
 
     @property
     def chosen(self) -> Record:
-        best = self.plan.best
-        return next(
-            record
-            for record in self.measured
-            if (record.batch_size, record.draft_budget, record.gamma)
-            == (best.batch_size, best.draft_budget, best.gamma)
-        )
+        names = ("batch_size", "draft_budget", "gamma")
+        wanted = [getattr(self.plan.best, name) for name in names]
+        return next(row for row in self.measured if [getattr(row, name) for name in names] == wanted)
 
 
 def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> DemoResult:
@@ -115,15 +109,8 @@ def run_demo(directory: Path, *, progress: Progress, quick: bool = False) -> Dem
         )
     greedy = check_greedy(replace(GREEDY, gen_len=24) if quick else GREEDY, progress=stages.stage(4))
     ended(f"compared greedy outputs: {sum(check.num_divergences for check in greedy)} divergences")
-    return DemoResult(
-        profile=profile,
-        plan=plan,
-        small_plan=small_plan,
-        predicted=predicted,
-        measured=measured,
-        comparison=Comparison(pairs=pair_records([*predicted, *measured])),
-        greedy=greedy,
-    )
+    comparison = Comparison(pairs=pair_records([*predicted, *measured]))
+    return DemoResult(plan, small_plan, predicted, measured, comparison, greedy)
 
 
 def _stage_clock(progress: Progress) -> Callable[[str], None]:
@@ -198,10 +185,8 @@ def check_greedy(request: BenchmarkRequest, *, progress: Callable[[str], None] =
 
 def first_divergence(expected: Sequence[int], actual: Sequence[int]) -> int | None:
     """The first position at which two outputs differ (one being shorter counts); None where they are equal."""
-    for position, (a, b) in enumerate(zip(expected, actual, strict=False)):
-        if a != b:
-            return position
-    return None if len(expected) == len(actual) else min(len(expected), len(actual))
+    pairs = enumerate(zip_longest(expected, actual))
+    return next((position for position, (a, b) in pairs if a != b), None)
 
 
 def top_two_gap(request: BenchmarkRequest, prompt: Sequence[int], generated: Sequence[int]) -> float:

@@ -37,7 +37,7 @@ from magicdec.perfmodel.kernels.profile import (
 
 
 def refit_errors(
-    table: Table, hw: HardwareProfile, rows: Columns, train: Mask, test: Mask, variant: str = ""
+    table: Table, hw: HardwareProfile, rows: Columns, train: Mask, test: Mask, variant: str
 ) -> ErrorSummary | None:
     """Errors on the counted `test` rows of the form fitted to `train`; None with too few rows of either."""
     test = test & table.counted(rows)
@@ -53,7 +53,7 @@ def _errors(table: Table, hw: HardwareProfile, rows: Columns, variant: str) -> E
     return ErrorSummary.of(row_seconds(table, hw, rows, variant) / rows["time_s"] - 1.0)
 
 
-def other_device_errors(
+def _other_device_errors(
     table: Table, hw: HardwareProfile, rows: Columns, variant: str, others: Sequence[str]
 ) -> list[float]:
     """Mean error on the counted rows with each other device's shipped curve, in order of the errors."""
@@ -62,24 +62,27 @@ def other_device_errors(
     return sorted(each.mape for hw in profiles if (each := _errors(table, hw, wanted, variant)) is not None)
 
 
-def extrapolation_error(table: Table, hw: HardwareProfile, rows: Columns, variant: str = "") -> float | None:
+def extrapolation_error(table: Table, hw: HardwareProfile, rows: Columns, variant: str) -> float | None:
     """Error on the counted rows above what the refit saw; None where the file does not reach both sides."""
     near = table.is_near(rows)
     # two ranks do not show what more do: nothing of it may stay
     unfitted = {name: curve.unfitted() for name, curve in hw.allreduce_engines.items()}
-    hw = msgspec.structs.replace(hw, allreduce_engines=unfitted)
-    if hw.allreduce is not None:
-        hw = msgspec.structs.replace(hw, allreduce=hw.allreduce.unfitted())
-    found = refit_errors(table, hw, rows, near, ~near, variant)
-    return None if found is None else found.mape
+    allreduce = None if hw.allreduce is None else hw.allreduce.unfitted()
+    bare = msgspec.structs.replace(hw, allreduce_engines=unfitted, allreduce=allreduce)
+    found = refit_errors(table, bare, rows, near, ~near, variant)
+    return found.mape if found else None
 
 
-def validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool) -> dict[str, Any]:
+def _validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool) -> dict[str, Any]:
     """One device × table × variant: errors of the shipped profile and, if asked, of refits of its form."""
     hw = load_hardware(key.device)
     fit = curve_of(table, hw, key.variant).fit
     counted = table.counted(rows)
     errors, errors_all = (_errors(table, hw, each, key.variant) for each in (select(rows, counted), rows))
+    held: ErrorSummary | None = None
+    if with_refit:
+        test = held_out(table, rows)
+        held = refit_errors(table, hw, rows, ~test, test, key.variant)
     group: dict[str, Any] = {
         "name": key.name(table.kind),
         "rows": int(np.count_nonzero(counted)),
@@ -91,18 +94,12 @@ def validate_group(table: Table, key: Group, rows: Columns, *, with_refit: bool)
         "fitted_on": fit.fitted_on,
         "borrowed_from": fit.borrowed_from,
         "mape_shipped_held_out": fit.error,
-        "mape_held_out": None,
-        "median_held_out": None,
-        "p90_held_out": None,
+        "mape_held_out": held.mape if held else None,
+        "median_held_out": held.median_error if held else None,
+        "p90_held_out": held.p90_error if held else None,
         "mape_extrapolated": None,
     }
     if with_refit:
-        test = held_out(table, rows)
-        held = refit_errors(table, hw, rows, ~test, test, key.variant)
-        if held is not None:
-            group |= {
-                "mape_held_out": held.mape, "median_held_out": held.median_error, "p90_held_out": held.p90_error
-            }  # fmt: skip
         group[table.near_name] = extrapolation_error(table, hw, rows, key.variant)
     return group
 
@@ -126,10 +123,10 @@ def validate_kernels(paths: Sequence[Path], *, with_refit: bool = True) -> dict[
                 unknown = {"mape": None, "mape_all": None, "refused": str(error)}
                 groups.append({"name": key.name(table.kind), "rows": int(rows["time_s"].size), **unknown})
                 continue
-            groups.append(validate_group(table, key, rows, with_refit=with_refit))
+            groups.append(_validate_group(table, key, rows, with_refit=with_refit))
             if table.is_borrowed:
                 others = [each.device for each in by_group if each != key and each.variant == key.variant]
-                of_others = other_device_errors(table, load_hardware(key.device), rows, key.variant, others)
+                of_others = _other_device_errors(table, load_hardware(key.device), rows, key.variant, others)
                 groups[-1]["mape_nearest_device"] = of_others[0] if of_others else None
                 groups[-1]["mape_farthest_device"] = of_others[-1] if of_others else None
     if len(refused) == len(groups):

@@ -9,9 +9,8 @@ one context at a time.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from magicdec.comparison import ErrorSummary
 from magicdec.counts import Array, expected_tokens_per_step, survival
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance.law import Law
-from magicdec.validate.rows import Size, published, read_lines, read_rows
+from magicdec.validate.rows import Size, places, published, read_lines, read_rows
 
 DEFAULT_TABLES = ("acceptance_snapkv.csv", "acceptance_llama31_8b_streamingllm512_pg19.csv")
 DEEPEST_FITTED = 8
@@ -33,10 +32,15 @@ DESIGN_EFFECT = 2.0
 RELATIVE_FLOOR = 0.003
 CELL_DEVIATION = 0.3
 """How far log(1 - alpha) of one budget strays from its group's power law (prior standard deviation)."""
-SHAPE_PRIORS = ((math.log(50.0), 1.2), (math.log(0.2), 2.0), (math.log(2.0), 0.5))
-"""Mean and standard deviation of the logs of concentration, drift and drift depth."""
+SHAPE_PRIORS = {
+    "concentration": (math.log(50.0), 1.2), "drift": (math.log(0.2), 2.0), "drift_depth": (math.log(2.0), 0.5)
+}  # fmt: skip
+"""Mean and standard deviation of the logarithms."""
 MAX_GAMMA = 64
+LEAST_ROWS = 3
+NO_ERRORS = dict.fromkeys(("tokens_per_step_mape", "tokens_per_step_mape_iid"))
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Group = tuple[str, str, str]
 
 
 class _Row(
@@ -49,7 +53,7 @@ class _Row(
     budget: Size
 
     @property
-    def group(self) -> tuple[str, str, str]:
+    def group(self) -> Group:
         return self.model, self.dataset, self.draft_method
 
 
@@ -73,7 +77,7 @@ class Observation(_Row, frozen=True, kw_only=True):
         return 1.0 + self.gamma * (self.accepted_over_drafted or 0.0)
 
     @property
-    def cell(self) -> tuple[tuple[str, str, str], float, float]:
+    def cell(self) -> tuple[Group, float, float]:
         return self.group, self.context, self.budget
 
 
@@ -81,15 +85,6 @@ class Rate(_Row, frozen=True, kw_only=True):
     """The acceptance rate of one (context, budget) of a group."""
 
     acceptance_rate: Share
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """Tokens per step of rows that were not fitted, by the law and by a constant rate."""
-
-    shape: Law
-    tokens: Array
-    independent: Array
 
 
 def validate_acceptance(paths: Sequence[str | Path] | None = None) -> dict[str, Any]:
@@ -100,99 +95,112 @@ def validate_acceptance(paths: Sequence[str | Path] | None = None) -> dict[str, 
     groups: list[dict[str, Any]] = []
     refused: list[str] = []
     for path in paths or published(*DEFAULT_TABLES):
+        observations: list[Observation] = []
+        rates: list[Rate] = []
         if "gamma" in read_lines(path)[0]:
             observations, lines = read_rows([path], Observation, one_of=("tokens_per_step", "accepted_over_drafted"))
-            groups += _depth_groups(Path(path), observations)
         else:
             rates, lines = read_rows([path], Rate)
-            groups += _context_groups(Path(path), rates)
+        found = [
+            group
+            for places_of_model in places([row.model] for row in observations).values()
+            for group in _depth_groups([observations[index] for index in places_of_model])
+        ]
+        found += [_context_group(group, [rates[i] for i in some]) for group, some in _by_group(rates).items()]
+        groups += [{**group, "name": f"{Path(path).stem}/{group['name']}"} for group in found]
         refused += lines
     return {"groups": groups, "refused": refused}
 
 
-def _depth_groups(path: Path, observations: Sequence[Observation]) -> list[dict[str, Any]]:
-    by_model: dict[str, list[Observation]] = defaultdict(list)
-    for each in observations:
-        by_model[each.group[0]].append(each)
+def _by_group(rows: Sequence[_Row]) -> dict[Group, list[int]]:
+    return places([row.group] for row in rows)
+
+
+def _described(group: Group, rows: int, unfitted: int) -> dict[str, Any]:
+    return {"name": "/".join(part for part in group if part), "rows": rows, "rows_unfitted": unfitted}
+
+
+def _depth_groups(rows: Sequence[Observation]) -> list[dict[str, Any]]:
+    """The groups of one model: errors of the law, and of a constant rate per cell fitted to the same rows."""
+    fitted, unfitted, left_out = split_rows(rows)
     groups = []
-    for of_model in by_model.values():
-        fitted, unfitted, left_out = split_rows(of_model)
+    if unfitted and fitted:
+        fits = {name: fit_cells(fitted, has_shape=name == "") for name in ("", "_iid")}
+        shape = fits[""].law
+        error = {name: fit.tokens(unfitted)[0] / [row.tokens for row in unfitted] - 1.0 for name, fit in fits.items()}
+    for group, members in sorted(_by_group(rows).items()):
+        own = [index for index, row in enumerate(unfitted) if row.group == group] if fitted else []
+        found = _described(group, len(members), len(own))
         if not unfitted or not fitted:
-            groups += [_nothing_to_predict(path, group, of_model) for group in sorted({o.group for o in of_model})]
+            groups.append({**found, **NO_ERRORS, "held_out": "nothing: neither gamma above 8 nor a third budget"})
             continue
-        prediction = fit_and_predict(fitted, unfitted)
-        for group in sorted({each.group for each in of_model}):
-            groups.append(_summary(path, group, of_model, unfitted, prediction, left_out.get(group)))
+        deepest = max((unfitted[index].gamma for index in own), default=None)
+        judged = [index for index in own if unfitted[index].gamma == deepest]
+        budget = left_out.get(group)
+        found["gamma"] = deepest
+        found |= {
+            f"tokens_per_step_mape{name}": ErrorSummary.of(errors[judged]).mape if judged else None
+            for name, errors in error.items()
+        }
+        found["held_out"] = f"budget {budget:g}" if budget is not None else f"gamma > {DEEPEST_FITTED}"
+        groups.append(found | {name: getattr(shape, name) for name in SHAPE_PRIORS})
     return groups
 
 
 def split_rows(
     observations: Sequence[Observation],
-) -> tuple[list[Observation], list[Observation], dict[tuple[str, str, str], float]]:
+) -> tuple[list[Observation], list[Observation], dict[Group, float]]:
     """Rows to fit on, rows to predict, and the budget left out of each group that has no short blocks."""
     fitted, unfitted, left_out = [], [], {}
-    for group in sorted({each.group for each in observations}):
-        rows = [each for each in observations if each.group == group]
-        short = [each for each in rows if each.gamma <= DEEPEST_FITTED]
-        if short:
-            fitted += short
-            unfitted += [each for each in rows if each.gamma > DEEPEST_FITTED]
-            continue
-        budget = _budget_to_leave_out(rows)
-        if budget is None:
-            fitted += rows
-            continue
-        left_out[group] = budget
-        fitted += [each for each in rows if each.budget != budget]
-        unfitted += [each for each in rows if each.budget == budget]
+    for group, members in sorted(_by_group(observations).items()):
+        rows = [observations[index] for index in members]
+        is_fitted = [row.gamma <= DEEPEST_FITTED for row in rows]
+        if not any(is_fitted):
+            budget = _budget_to_leave_out(rows)
+            if budget is not None:
+                left_out[group] = budget
+            is_fitted = [row.budget != budget for row in rows]
+        fitted += [row for row, kept in zip(rows, is_fitted, strict=True) if kept]
+        unfitted += [row for row, kept in zip(rows, is_fitted, strict=True) if not kept]
     return fitted, unfitted, left_out
 
 
 def _budget_to_leave_out(rows: Sequence[Observation]) -> float | None:
     """The budget inside the range of most contexts (the smaller of equals); None where there is no third one."""
-    budgets = sorted({each.budget for each in rows})
-    contexts = sorted({each.context for each in rows})
+    measured = [{row.budget for row in rows if row.context == context} for context in {row.context for row in rows}]
 
     def inside(budget: float) -> int:
-        measured = [[each.budget for each in rows if each.context == context] for context in contexts]
         return sum(budget in them and min(them) < budget < max(them) for them in measured)
 
-    best = max(budgets, key=lambda budget: (inside(budget), -budget))
+    best = max({row.budget for row in rows}, key=lambda budget: (inside(budget), -budget))
     return best if inside(best) else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Design:
-    """Where the parameters are: shared shape, then slope per group, level per (group, context), deviation per cell."""
+class CellFit:
+    """Parameters `x`: shared shape (if any), then slope per group, level per (group, context), deviation per cell."""
 
-    groups: list[tuple[str, str, str]]
-    levels: list[tuple[tuple[str, str, str], float]]
-    cells: list[tuple[tuple[str, str, str], float, float]]
+    groups: list[Group]
+    levels: list[tuple[Group, float]]
+    cells: list[tuple[Group, float, float]]
     centre: float
-    has_shape: bool
+    num_shape: int
+    x: Array
 
     @property
-    def num_shape(self) -> int:
-        return len(SHAPE_PRIORS) if self.has_shape else 0
+    def law(self) -> Law:
+        """The shared shape, at no rate of its own."""
+        shape = np.exp(self.x[: self.num_shape]).tolist()
+        return Law(rejection=0.5, **dict(zip(SHAPE_PRIORS, shape, strict=False)))
 
-    def shape(self, x: Array) -> Law:
-        if not self.has_shape:
-            return Law(rejection=0.5)
-        concentration, drift, depth = np.exp(x[: self.num_shape]).tolist()
-        return Law(rejection=0.5, concentration=concentration, drift=drift, drift_depth=depth)
-
-    def split(self, x: Array) -> tuple[Array, Array, Array]:
-        first, second = self.num_shape, self.num_shape + len(self.groups)
-        return x[first:second], x[second : second + len(self.levels)], x[second + len(self.levels) :]
-
-    def first_rates(self, x: Array, rows: Sequence[Observation]) -> Array:
-        slopes, levels, deviations = self.split(x)
-        group = [self.groups.index(each.group) for each in rows]
-        level = [self._nearest_level(each) for each in rows]
-        deviation = np.array(
-            [deviations[self.cells.index(c)] if (c := each.cell) in self.cells else 0.0 for each in rows]
-        )
-        by_budget = np.log(np.array([each.budget for each in rows]) / self.centre)
+    def first_rates(self, rows: Sequence[Observation]) -> Array:
+        ends = np.cumsum([self.num_shape, len(self.groups), len(self.levels)])
+        _, slopes, levels, deviations = np.split(self.x, ends)
+        group = [self.groups.index(row.group) for row in rows]
+        level = [self._nearest_level(row) for row in rows]
+        by_cell = dict(zip(self.cells, deviations, strict=True))
+        deviation = np.array([by_cell.get(row.cell, 0.0) for row in rows])
+        by_budget = np.log(np.array([row.budget for row in rows]) / self.centre)
         rates: Array = -np.expm1(np.minimum(levels[level] - slopes[group] * by_budget + deviation, -1e-9))
         return rates
 
@@ -200,136 +208,60 @@ class _Design:
         own = [index for index, (group, _) in enumerate(self.levels) if group == row.group]
         return min(own, key=lambda index: abs(math.log(self.levels[index][1] / row.context)))
 
-
-def fit_and_predict(fitted: Sequence[Observation], unfitted: Sequence[Observation]) -> Prediction:
-    """Fits the law, and a constant rate per cell, on the same rows; predicts the others by both."""
-    with_shape, without = (fit_cells(fitted, has_shape=flag) for flag in (True, False))
-    return Prediction(
-        shape=with_shape[0].shape(with_shape[1]),
-        tokens=_tokens(*with_shape, unfitted)[0],
-        independent=_tokens(*without, unfitted)[0],
-    )
-
-
-def _tokens(design: _Design, x: Array, rows: Sequence[Observation]) -> tuple[Array, Array]:
-    """Mean tokens per step of the rows, and the variance of one step's."""
-    gammas = np.array([each.gamma for each in rows])
-    rates = design.shape(x).rates_after(design.first_rates(x, rows), int(gammas.max()))
-    positions = np.arange(1, rates.shape[-1] + 1)
-    survivors = np.where(positions <= gammas[:, None], survival(rates), 0.0)
-    mean = survivors.sum(axis=-1)
-    variance: Array = (survivors * (2.0 * positions - 1.0)).sum(axis=-1) - mean**2
-    return expected_tokens_per_step(rates, gammas), np.maximum(variance, 0.0)
+    def tokens(self, rows: Sequence[Observation]) -> tuple[Array, Array]:
+        """Mean tokens per step of the rows, and the variance of one step's."""
+        gammas = np.array([row.gamma for row in rows])
+        rates = self.law.rates_after(self.first_rates(rows), int(gammas.max()))
+        positions = np.arange(1, rates.shape[-1] + 1)
+        survivors = np.where(positions <= gammas[:, None], survival(rates), 0.0)
+        variance: Array = (survivors * (2.0 * positions - 1.0)).sum(axis=-1) - survivors.sum(axis=-1) ** 2
+        return expected_tokens_per_step(rates, gammas), np.maximum(variance, 0.0)
 
 
-def fit_cells(rows: Sequence[Observation], *, has_shape: bool) -> tuple[_Design, Array]:
+def fit_cells(rows: Sequence[Observation], *, has_shape: bool) -> CellFit:
+    """Fits the law, or without a shape a constant rate per cell."""
     from scipy.optimize import least_squares
 
-    design = _Design(
-        groups=sorted({each.group for each in rows}),
-        levels=sorted({(each.group, each.context) for each in rows}),
-        cells=sorted({each.cell for each in rows}),
-        centre=math.exp(float(np.mean([math.log(each.budget) for each in rows]))),
-        has_shape=has_shape,
-    )
-    priors = [*(SHAPE_PRIORS if has_shape else ()), *[(0.5, 0.3)] * len(design.groups)]
-    priors += [(math.log(0.1), 3.0)] * len(design.levels) + [(0.0, CELL_DEVIATION)] * len(design.cells)
-    mean, deviation = np.array(priors).T
-
-    def noise(x: Array) -> Array:
-        tokens, variance = _tokens(design, x, rows)
-        sampling = DESIGN_EFFECT * variance * tokens / TOKENS_PER_ROW
-        deviation_of_row: Array = np.sqrt(sampling + (RELATIVE_FLOOR * tokens) ** 2)
-        return deviation_of_row
-
-    x = mean.copy()
+    groups = sorted({row.group for row in rows})
+    levels = sorted({(row.group, row.context) for row in rows})
+    cells = sorted({row.cell for row in rows})
+    shape = list(SHAPE_PRIORS.values()) if has_shape else []
+    priors = [*shape, *[(0.5, 0.3)] * len(groups), *[(math.log(0.1), 3.0)] * len(levels)]
+    mean, deviation = np.array([*priors, *[(0.0, CELL_DEVIATION)] * len(cells)]).T
+    centre = math.exp(float(np.mean([math.log(row.budget) for row in rows])))
+    fit = CellFit(groups=groups, levels=levels, cells=cells, centre=centre, num_shape=len(shape), x=mean.copy())
+    observed = np.array([row.tokens for row in rows])
     for _ in range(3):  # the noise follows from the law, so it is held fixed while the law is fitted
-        solved = least_squares(_residuals(design, rows, noise(x), mean, deviation), x, max_nfev=60)
-        x = np.asarray(solved.x, dtype=np.float64)
-    return design, x
+        tokens, variance = fit.tokens(rows)
+        noise = np.sqrt(DESIGN_EFFECT * variance * tokens / TOKENS_PER_ROW + (RELATIVE_FLOOR * tokens) ** 2)
+
+        def residuals(x: Array, fit: CellFit = fit, noise: Array = noise) -> Array:
+            return np.concatenate([(replace(fit, x=x).tokens(rows)[0] - observed) / noise, (x - mean) / deviation])
+
+        fit = replace(fit, x=np.asarray(least_squares(residuals, fit.x, max_nfev=60).x, dtype=np.float64))
+    return fit
 
 
-def _residuals(
-    design: _Design, rows: Sequence[Observation], scale: Array, mean: Array, deviation: Array
-) -> Callable[[Array], Array]:
-    observed = np.array([each.tokens for each in rows])
-
-    def residuals(x: Array) -> Array:
-        return np.concatenate([(_tokens(design, x, rows)[0] - observed) / scale, (x - mean) / deviation])
-
-    return residuals
-
-
-def _summary(
-    path: Path,
-    group: tuple[str, str, str],
-    rows: Sequence[Observation],
-    unfitted: Sequence[Observation],
-    prediction: Prediction,
-    left_out: float | None,
-) -> dict[str, Any]:
-    measured = np.array([each.tokens for each in unfitted])
-    chosen = np.array([each.group == group for each in unfitted])
-    deepest = max((each.gamma for each in unfitted if each.group == group), default=None)
-
-    def error(predicted: Array) -> float | None:
-        at_deepest = chosen & np.array([each.gamma == deepest for each in unfitted])
-        if not at_deepest.any():
-            return None
-        return ErrorSummary.of(predicted[at_deepest] / measured[at_deepest] - 1.0).mape
-
+def _context_group(group: Group, rows: Sequence[Rate]) -> dict[str, Any]:
+    """A table of one rate per context: each is predicted from the others, and compared with their plain mean."""
+    enough = len(rows) >= LEAST_ROWS
+    found = _described(group, len(rows), len(rows) if enough else 0)
+    errors: dict[str, float | None] = dict.fromkeys(("acceptance_rate_mape", "acceptance_rate_mape_constant"))
+    if enough:
+        contexts, budgets, rates = np.array([(row.context, row.budget, row.acceptance_rate) for row in rows]).T
+        keep = ~np.eye(len(rows), dtype=bool)
+        predicted = np.array([_rate_from_others(contexts, budgets, rates, kept) for kept in keep])
+        constant = np.array([rates[kept].mean() for kept in keep])
+        errors = {
+            name: ErrorSummary.of(values / rates - 1.0).mape
+            for name, values in zip(errors, (predicted, constant), strict=True)
+        }
     return {
-        "name": f"{path.stem}/{'/'.join(part for part in group if part)}",
-        "rows": sum(each.group == group for each in rows),
-        "rows_unfitted": int(chosen.sum()),
-        "gamma": deepest,
-        "tokens_per_step_mape": error(prediction.tokens),
-        "tokens_per_step_mape_iid": error(prediction.independent),
-        "held_out": f"budget {left_out:g}" if left_out is not None else f"gamma > {DEEPEST_FITTED}",
-        "concentration": prediction.shape.concentration,
-        "drift": prediction.shape.drift,
-        "drift_depth": prediction.shape.drift_depth,
+        **found,
+        **NO_ERRORS,
+        **errors,
+        "held_out": "one row at a time" if enough else "nothing: fewer than three rows",
     }
-
-
-def _nothing_to_predict(path: Path, group: tuple[str, str, str], rows: Iterable[Observation]) -> dict[str, Any]:
-    return {
-        "name": f"{path.stem}/{'/'.join(part for part in group if part)}",
-        "rows": sum(each.group == group for each in rows),
-        "rows_unfitted": 0,
-        "tokens_per_step_mape": None,
-        "tokens_per_step_mape_iid": None,
-        "held_out": "nothing: neither gamma above 8 nor a third budget",
-    }
-
-
-def _context_groups(path: Path, rows: Sequence[Rate]) -> list[dict[str, Any]]:
-    """Tables of one rate per context: each is predicted from the others, and compared with their plain mean."""
-    by_group: dict[tuple[str, ...], list[Rate]] = defaultdict(list)
-    for row in rows:
-        by_group[row.group].append(row)
-    groups = []
-    for group, members in by_group.items():
-        contexts, budgets, rates = np.array([(row.context, row.budget, row.acceptance_rate) for row in members]).T
-        keep = ~np.eye(len(members), dtype=bool)
-        predicted = np.full(len(members), np.nan)
-        if len(members) >= 3:
-            predicted = np.array([_rate_from_others(contexts, budgets, rates, kept) for kept in keep])
-        enough = len(members) >= 3
-        constant = np.array([rates[kept].mean() for kept in keep]) if enough else predicted
-        groups.append(
-            {
-                "name": f"{path.stem}/{'/'.join(part for part in group if part)}",
-                "rows": len(members),
-                "rows_unfitted": len(members) if enough else 0,
-                "tokens_per_step_mape": None,
-                "tokens_per_step_mape_iid": None,
-                "acceptance_rate_mape": ErrorSummary.of(predicted / rates - 1.0).mape if enough else None,
-                "acceptance_rate_mape_constant": ErrorSummary.of(constant / rates - 1.0).mape if enough else None,
-                "held_out": "one row at a time" if enough else "nothing: fewer than three rows",
-            }
-        )
-    return groups
 
 
 def _rate_from_others(contexts: Array, budgets: Array, rates: Array, kept: Any) -> float:
@@ -337,7 +269,6 @@ def _rate_from_others(contexts: Array, budgets: Array, rates: Array, kept: Any) 
     x = np.log(contexts / 8192.0) if np.ptp(budgets) == 0 else np.log(contexts / budgets / 16.0)
     y = np.log(np.maximum(1.0 - rates, 1e-6))
     matrix = np.stack([np.ones_like(x), x], axis=1)
-    ridge = np.diag([0.0, 0.1])
-    left, right = matrix[kept].T @ matrix[kept] + ridge, matrix[kept].T @ y[kept]
+    left, right = matrix[kept].T @ matrix[kept] + np.diag([0.0, 0.1]), matrix[kept].T @ y[kept]
     at = int(np.flatnonzero(~kept)[0])
     return float(1.0 - np.exp(matrix[at] @ np.linalg.solve(left, right)))

@@ -8,28 +8,24 @@ fitted on a part of the shipped rows (`is_fitted_on`); the errors over the other
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY, AcceptanceProfile, default_profile, load_profile
 from magicdec.perfmodel.intervals import interval, tokens_error
-from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.parallel import check_tp
 from magicdec.specs.speculation import MAX_GAMMA, SELF, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
-from magicdec.validate.rows import Count, published, read_rows
+from magicdec.validate.rows import Count, places, published, read_rows
 
 DEFAULT_TABLES = ("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
 ENGINE = "magicdec-2024"
@@ -39,7 +35,7 @@ SAMPLING = SamplingSpec(temperature=1.0)
 FITTED_CONTEXTS = (1024, 2048, 4000, 8000, 16000, 24000, 32000, 64000, 100000)
 FITTED_BATCHES = (32, 48, 64, 128, 256)
 FITTED_DEVICE, FITTED_TP, FITTED_BUDGET = "a100-sxm-80gb", 8, 512
-FALLBACK_PROFILE = "llama-3.1-8b-streamingllm-pg19"
+FALLBACK_PROFILE = PROFILES_DIRECTORY / "llama-3.1-8b-streamingllm-pg19.json"
 """Lends its shape to a pair without a profile when its rate is fitted."""
 Milliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 RATE_RANGE = (0.05, 0.995)
@@ -52,6 +48,7 @@ MEASURES = (
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, rename={"draft_budget": "draft_budget_tokens"}):
     """One measured configuration; None is what its table does not give."""
 
+    where: str = ""
     target: str
     draft: str
     draft_method: DraftMethod = "streamingllm"
@@ -66,20 +63,48 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, rename={"draft_bud
     speculative_ms_per_token: Milliseconds | None = None
 
     @property
-    def autoregressive_s(self) -> float | None:
-        return None if self.autoregressive_ms_per_token is None else self.autoregressive_ms_per_token * MILLI
+    def autoregressive_s(self) -> float:
+        return (self.autoregressive_ms_per_token or np.nan) * MILLI
 
     @property
-    def speculative_s(self) -> float | None:
-        return None if self.speculative_ms_per_token is None else self.speculative_ms_per_token * MILLI
+    def speculative_s(self) -> float:
+        return (self.speculative_ms_per_token or np.nan) * MILLI
+
+    @property
+    def measured_speedup(self) -> float:
+        """As given, or from the latencies; not a number where the table has neither."""
+        return self.speedup or self.autoregressive_s / self.speculative_s
+
+    @property
+    def file(self) -> Path:
+        return Path(self.where.rsplit(":", 1)[0])
+
+    @property
+    def drafting(self) -> tuple[str, str, str]:
+        return self.target, self.draft, self.draft_method
 
     @property
     def pair(self) -> tuple[str, str, str, str, int]:
-        return self.device, self.target, self.draft, self.draft_method, self.tp_size
+        return self.device, *self.drafting, self.tp_size
+
+    @property
+    def is_fitted_on(self) -> bool:
+        """Whether its shape is in the half that constants were fitted on: a checkerboard over contexts × batches.
+
+        Latencies of the pair Llama-2-7B-32K, TinyLlama-1.1B gave the engine's constants and that pair's rate; speedups
+        of Llama-3.1-8B gave that pair's rate alone.
+        """
+        if (self.device, self.tp_size, self.draft_budget) != (FITTED_DEVICE, FITTED_TP, FITTED_BUDGET):
+            return False
+        gives_rate = self.target == "llama-3.1-8b" and self.draft == SELF
+        if not gives_rate and not (self.target == "llama-2-7b-32k" and self.autoregressive_ms_per_token is not None):
+            return False
+        if self.context_len not in FITTED_CONTEXTS or self.batch_size not in FITTED_BATCHES:
+            return False
+        return (FITTED_CONTEXTS.index(self.context_len) + FITTED_BATCHES.index(self.batch_size)) % 2 == 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """Predictions of some rows of one pair; axis 1 is GAMMAS."""
 
     autoregressive_s: Array
@@ -90,25 +115,15 @@ class Evaluation:
     first_rate: Array
 
     @property
-    def best(self) -> npt.NDArray[np.int64]:
+    def best(self) -> Any:
         """The predicted best gamma of each row."""
-        return np.asarray(GAMMAS[np.argmax(self.speedup, axis=1)], dtype=np.int64)
+        return GAMMAS[np.argmax(self.speedup, axis=1)]
 
-
-def is_fitted_on(row: PublishedRow) -> bool:
-    """Whether the row's shape is in the half that constants were fitted on: a checkerboard over contexts × batches.
-
-    Latencies of the pair Llama-2-7B-32K, TinyLlama-1.1B gave the engine's constants and that pair's rate; speedups of
-    Llama-3.1-8B gave that pair's rate alone.
-    """
-    if (row.device, row.tp_size, row.draft_budget) != (FITTED_DEVICE, FITTED_TP, FITTED_BUDGET):
-        return False
-    gives_rate = row.target == "llama-3.1-8b" and row.draft == SELF
-    if not gives_rate and not (row.target == "llama-2-7b-32k" and row.autoregressive_s is not None):
-        return False
-    if row.context_len not in FITTED_CONTEXTS or row.batch_size not in FITTED_BATCHES:
-        return False
-    return (FITTED_CONTEXTS.index(row.context_len) + FITTED_BATCHES.index(row.batch_size)) % 2 == 1
+    def at_reported(self, rows: Sequence[PublishedRow], values: Array) -> Array:
+        """One value per row: at its reported gamma, or at the predicted best where it has none."""
+        gammas = [row.gamma or int(best) for row, best in zip(rows, self.best, strict=True)]
+        chosen: Array = values[np.arange(len(rows)), np.array(gammas) - 1]
+        return chosen
 
 
 def validate_published(
@@ -123,56 +138,44 @@ def validate_published(
     Raises ConfigError naming the file, line or column that cannot be used; or when no group can.
     """
     profile = load_engine(engine)
-    read = {Path(path): read_published(path) for path in paths or published(*DEFAULT_TABLES)}
-    tables = {path: rows for path, (rows, _) in read.items()}
-    acceptance: dict[tuple[str, str, str], AcceptanceProfile | None] = {}
-    by_pair: dict[tuple[str, str, str], list[PublishedRow]] = defaultdict(list)
-    for rows in tables.values():
-        for row in rows:
-            by_pair[row.target, row.draft, row.draft_method].append(row)
-    refusals = {row.pair: _refusal(row, profile) for rows in by_pair.values() for row in rows}
-    for (target, draft, method), rows in by_pair.items():
-        known = default_profile(target, method, draft)
-        usable = [row for row in rows if refusals[row.pair] is None]
-        acceptance[target, draft, method] = fit_rate(usable, known, profile) if fit_acceptance else known
+    rows: list[PublishedRow] = []
+    lines: list[str] = []
+    for path in dict.fromkeys(paths or published(*DEFAULT_TABLES)):
+        found, refused = read_published(path)
+        rows, lines = rows + found, lines + refused
+    refusals = {row.pair: _refusal(row, profile) for row in {row.pair: row for row in reversed(rows)}.values()}
+    laws = {}
+    for drafting, members in places([row.drafting] for row in rows).items():
+        laws[drafting] = default_profile(drafting[0], drafting[2], drafting[1])
+        if fit_acceptance:
+            usable = [rows[index] for index in members if refusals[rows[index].pair] is None]
+            laws[drafting] = fit_rate(usable, laws[drafting], profile)
     groups: list[dict[str, Any]] = []
-    refused: list[str] = []
-    for path, rows in tables.items():
-        of_file: dict[tuple[str, str, str, str, int], list[PublishedRow]] = defaultdict(list)
-        for row in rows:
-            of_file[row.pair].append(row)
-        for (device, target, draft, method, tp), members in of_file.items():
-            law = acceptance[target, draft, method]
-            name = f"{path.stem}/{device}/{target}/{draft}"
-            if len({key[4] for key in of_file if key[:4] == (device, target, draft, method)}) > 1:
-                name += f"/tp{tp}"
-            if len({key[3] for key in of_file if key[:3] == (device, target, draft)}) > 1:
-                name += f"/{method}"
-            why = refusals[members[0].pair]
-            if why is not None:
-                refused.append(f"{path}: {why}")
-                groups.append({"name": name, "rows": len(members)} | dict.fromkeys(MEASURES) | {"refused": why})
-                continue
-            summary = summarize(members, law, profile)
-            groups.append({"name": name, **summary, "acceptance": _origin(law, fit_acceptance)})
-    if len(refused) == len(groups):
-        raise ConfigError(refused[0])
-    return {"groups": groups, "refused": [line for _, lines in read.values() for line in lines]}
+    by_group = places([(row.file, row.pair)] for row in rows)
+    for (file, pair), members in by_group.items():
+        (device, target, draft, method, tp), law, why = pair, laws[pair[1:4]], refusals[pair]
+        alike = [other for where, other in by_group if where == file and other[:3] == pair[:3]]
+        name = f"{file.stem}/{device}/{target}/{draft}"
+        name += f"/tp{tp}" if len({other[4] for other in alike if other[3] == method}) > 1 else ""
+        name += f"/{method}" if len({other[3] for other in alike}) > 1 else ""
+        if why is not None:
+            groups.append({"name": name, "rows": len(members)} | dict.fromkeys(MEASURES) | {"refused": why})
+            continue
+        origin = "needs acceptance" if law is None else "fitted" if fit_acceptance else f"profile {law.name}"
+        summary = summarize([rows[index] for index in members], law, profile)
+        groups.append({"name": name, **summary, "acceptance": origin})
+    if all("refused" in group for group in groups):
+        raise ConfigError(f"{rows[0].file}: {groups[0]['refused']}")
+    return {"groups": groups, "refused": lines}
 
 
 def _refusal(row: PublishedRow, engine: EngineProfile) -> str | None:
     """Why rows of this one's pair cannot be predicted; None where they can."""
     try:
-        evaluate([row], load_profile(PROFILES_DIRECTORY / f"{FALLBACK_PROFILE}.json"), engine)
+        evaluate([row], load_profile(FALLBACK_PROFILE), engine)
     except ConfigError as error:
         return str(error)
     return None
-
-
-def _origin(law: AcceptanceProfile | None, fitted: bool) -> str:
-    if law is None:
-        return "needs acceptance"
-    return "fitted" if fitted else f"profile {law.name}"
 
 
 def read_published(path: str | Path) -> tuple[list[PublishedRow], list[str]]:
@@ -180,66 +183,33 @@ def read_published(path: str | Path) -> tuple[list[PublishedRow], list[str]]:
     return read_rows([path], PublishedRow, one_of=("speedup", "autoregressive_ms_per_token"))
 
 
-def evaluate(
-    rows: Sequence[PublishedRow],
-    acceptance: AcceptanceProfile,
-    engine: EngineProfile,
-    *,
-    hardware: HardwareProfile | None = None,
-) -> Evaluation:
+def evaluate(rows: Sequence[PublishedRow], acceptance: AcceptanceProfile, engine: EngineProfile) -> Evaluation:
     """Every gamma for rows of one (device, target, draft, method, tp)."""
     first = rows[0]
     spec = SpeculationSpec(draft=first.draft, draft_method=first.draft_method, draft_budget=FITTED_BUDGET, gamma=1)
-    setup = Setup.of(first.target, hardware or first.device, engine, spec, sampling=SAMPLING)
+    setup = Setup.of(first.target, first.device, engine, spec, sampling=SAMPLING)
     check_tp(setup.model, first.tp_size, engine.vocabulary_multiple)
     batch, context, budget = (
         np.array([[float(getattr(row, name))] for row in rows])
         for name in ("batch_size", "context_len", "draft_budget")
     )
     budget = np.minimum(budget, context)
-
     points = Points(batch=batch, context=context, tp=first.tp_size, budget=budget, gamma=GAMMAS[None, :])
     middle = predict(setup, acceptance, points)
     bounds = interval(middle, tokens_error(middle, acceptance))
-    shape = (len(rows), GAMMAS.size)
-    return Evaluation(
-        autoregressive_s=np.broadcast_to(middle.autoregressive_step_s, shape)[:, 0],
-        speculative_s=np.broadcast_to(middle.tpot_s, shape),
-        speedup=np.broadcast_to(middle.speedup, shape),
-        speedup_low=np.broadcast_to(bounds.speedup_low, shape),
-        speedup_high=np.broadcast_to(bounds.speedup_high, shape),
-        first_rate=acceptance.conditional_rates(budget=budget, context=context, gamma_max=1)[:, 0, 0],
-    )
-
-
-def _at_reported(rows: Sequence[PublishedRow], evaluation: Evaluation, values: Array) -> Array:
-    """One value per row: at its reported gamma, or at the predicted best where it has none."""
-    gammas = [row.gamma or int(best) for row, best in zip(rows, evaluation.best, strict=True)]
-    chosen: Array = values[np.arange(len(rows)), np.array(gammas) - 1]
-    return chosen
-
-
-def measured_speedups(rows: Sequence[PublishedRow]) -> Array:
-    """As given, or from the latencies; NaN where the table has neither."""
-    values = []
-    for row in rows:
-        if row.speedup is not None:
-            values.append(row.speedup)
-        elif row.autoregressive_s is not None and row.speculative_s is not None:
-            values.append(row.autoregressive_s / row.speculative_s)
-        else:
-            values.append(np.nan)
-    return np.array(values)
+    tables = (middle.autoregressive_step_s, middle.tpot_s, middle.speedup, bounds.speedup_low, bounds.speedup_high)
+    alone, *of_gammas = (np.broadcast_to(table, (len(rows), GAMMAS.size)) for table in tables)
+    rates = acceptance.conditional_rates(budget=budget, context=context, gamma_max=1)
+    return Evaluation._make([alone[:, 0], *of_gammas, rates[:, 0, 0]])
 
 
 def summarize(
     rows: Sequence[PublishedRow], acceptance: AcceptanceProfile | None, engine: EngineProfile
 ) -> dict[str, Any]:
     """The errors over rows of one pair; None where the table or the acceptance does not allow a number."""
-    evaluation = evaluate(rows, acceptance or load_profile(PROFILES_DIRECTORY / f"{FALLBACK_PROFILE}.json"), engine)
-    unfitted = np.array([not is_fitted_on(row) for row in rows])
-    alone = np.array([row.autoregressive_s or np.nan for row in rows])
-    latency = np.abs(evaluation.autoregressive_s / alone - 1.0)
+    found = evaluate(rows, acceptance or load_profile(FALLBACK_PROFILE), engine)
+    unfitted = np.array([not row.is_fitted_on for row in rows])
+    latency = np.abs(found.autoregressive_s / np.array([row.autoregressive_s for row in rows]) - 1.0)
     summary: dict[str, Any] = {
         "rows": len(rows),
         "rows_unfitted": int(unfitted.sum()),
@@ -248,40 +218,27 @@ def summarize(
     }
     if acceptance is None:
         return dict.fromkeys(MEASURES) | summary
-    measured = measured_speedups(rows)
-    error = np.abs(_at_reported(rows, evaluation, evaluation.speedup) / measured - 1.0)
-    token = np.array([row.speculative_s or np.nan for row in rows])
-    low, high = (_at_reported(rows, evaluation, each) for each in (evaluation.speedup_low, evaluation.speedup_high))
+    measured = np.array([row.measured_speedup for row in rows])
+    error = np.abs(found.at_reported(rows, found.speedup) / measured - 1.0)
+    token = found.at_reported(rows, found.speculative_s) / np.array([row.speculative_s for row in rows])
+    low, high = (found.at_reported(rows, each) for each in (found.speedup_low, found.speedup_high))
     inside = np.where(np.isnan(measured), np.nan, (measured >= low) & (measured <= high))
-    return (
-        summary
-        | {
-            "speculative_latency_mape": _mean(
-                np.abs(_at_reported(rows, evaluation, evaluation.speculative_s) / token - 1.0)
-            ),
-            "speedup_mape": _mean(error),
-            "speedup_mape_unfitted": _mean(error[unfitted]),
-        }
-        | _gamma_summary(rows, evaluation)
-        | {"acceptance_rate": float(np.mean(evaluation.first_rate)), "speedup_coverage": _mean(inside)}
-    )
-
-
-def _gamma_summary(rows: Sequence[PublishedRow], evaluation: Evaluation) -> dict[str, float | None]:
-    given = np.array([row.gamma is not None for row in rows])
-    if not given.any():
-        return {"gamma_exact": None, "gamma_within_1": None, "gamma_regret": None}
-    reported = np.array([row.gamma or 0 for row in rows])[given]
-    away = np.abs(evaluation.best[given] - reported)
-    regret = 1.0 - _at_reported(rows, evaluation, evaluation.speedup)[given] / evaluation.speedup.max(axis=1)[given]
-    return {
-        "gamma_exact": float(np.mean(away == 0)),
-        "gamma_within_1": float(np.mean(away <= 1)),
-        "gamma_regret": float(np.mean(regret)),
+    is_given = np.array([row.gamma is not None for row in rows])
+    away = np.abs(found.best - [row.gamma or 0 for row in rows])[is_given]
+    regret = 1.0 - (found.at_reported(rows, found.speedup) / found.speedup.max(axis=1))[is_given]
+    return summary | {
+        "speculative_latency_mape": _mean(np.abs(token - 1.0)),
+        "speedup_mape": _mean(error),
+        "speedup_mape_unfitted": _mean(error[unfitted]),
+        "gamma_exact": _mean(away == 0),
+        "gamma_within_1": _mean(away <= 1),
+        "gamma_regret": _mean(regret),
+        "acceptance_rate": float(np.mean(found.first_rate)),
+        "speedup_coverage": _mean(inside),
     }
 
 
-def _mean(values: Array) -> float | None:
+def _mean(values: Any) -> float | None:
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else None
 
@@ -296,22 +253,21 @@ def fit_rate(
     """
     from scipy.optimize import minimize_scalar
 
-    rows = [row for row in rows if not np.isnan(measured_speedups([row])[0])]
+    rows = [row for row in rows if not np.isnan(row.measured_speedup)]
     if not rows:
         return known
-    shape = known or load_profile(PROFILES_DIRECTORY / f"{FALLBACK_PROFILE}.json")
+    shape = known or load_profile(FALLBACK_PROFILE)
     context = float(np.exp(np.mean([np.log(row.context_len) for row in rows])))
-    by_pair: dict[tuple[str, str, str, str, int], list[PublishedRow]] = defaultdict(list)
-    for row in rows:
-        by_pair[row.pair].append(row)
+    budget = min(rows[0].draft_budget, context)
+    pairs = [[rows[index] for index in members] for members in places([row.pair] for row in rows).values()]
 
     def loss(rate: float) -> float:
-        law = shape.at_rate(rate, budget=min(rows[0].draft_budget, context), context=context)
+        law = shape.at_rate(rate, budget=budget, context=context)
         total = 0.0
-        for members in by_pair.values():
+        for members in pairs:
             evaluation = evaluate(members, law, engine)
-            speedup = _at_reported(members, evaluation, evaluation.speedup)
-            total += float(np.sum(np.abs(np.log(speedup / measured_speedups(members)))))
+            speedup = evaluation.at_reported(members, evaluation.speedup)
+            total += float(np.sum(np.abs(np.log(speedup / np.array([row.measured_speedup for row in members])))))
         return total
 
     coarse = np.linspace(*RATE_RANGE, 25)
@@ -319,4 +275,4 @@ def fit_rate(
     width = coarse[1] - coarse[0]
     bounds = (max(best - width, RATE_RANGE[0]), min(best + width, RATE_RANGE[1]))
     rate = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4}).x)
-    return shape.at_rate(rate, budget=min(rows[0].draft_budget, context), context=context)
+    return shape.at_rate(rate, budget=budget, context=context)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from magicdec.calibrate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES
-from magicdec.calibrate.engine_fit import EngineFit, fit_engine, predict_phase
+from magicdec.calibrate.engine_fit import EngineFit, fit_engine, predicted_steps
 from magicdec.calibrate.local_profile import Point
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.catalog import load_model_spec
@@ -48,6 +48,11 @@ UNSEEN = {
 }
 
 
+def phases(columns: dict[str, np.ndarray], engine: EngineProfile) -> dict[str, np.ndarray]:
+    terms = predicted_steps(columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=engine)
+    return {name: getattr(terms, name).total_s for name in ("autoregressive", "draft", "verify", "accept", "upkeep")}
+
+
 def timed(truth: EngineProfile, *, noise: float = 0.0, seed: int = 0) -> list[Point]:
     """What engine_bench.py would time of an engine with these constants."""
     rng = np.random.default_rng(seed)
@@ -59,10 +64,7 @@ def timed(truth: EngineProfile, *, noise: float = 0.0, seed: int = 0) -> list[Po
             "gamma": shape.gamma, "is_greedy": is_greedy,
         }  # fmt: skip
         columns = {name: np.array([float(value)]) for name, value in row.items()}
-        seconds = {
-            name: float(predict_phase(name, columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=truth)[0])
-            for name in ("autoregressive", "draft", "verify", "accept", "upkeep")
-        }
+        seconds = {name: float(seconds[0]) for name, seconds in phases(columns, truth).items()}
         per_element = truth.greedy_s_per_element if is_greedy else truth.sampling_s_per_element
         verified = shape.batch_size * (shape.gamma + 1) * vocabulary
         if is_greedy:
@@ -80,12 +82,8 @@ def fit(points: list[Point]) -> EngineFit:
 def missed(found: EngineProfile, truth: EngineProfile = TRUTH) -> np.ndarray:
     """Relative errors of the phases at shapes that were not timed."""
     columns = {name: np.array(values) for name, values in UNSEEN.items()}
-    ratios = [
-        predict_phase(name, columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=found)
-        / predict_phase(name, columns, model=MODEL, hardware=HARDWARE, precision=BF16, engine=truth)
-        for name in ("autoregressive", "draft", "verify", "accept", "upkeep")
-    ]
-    return np.abs(np.array(ratios) - 1.0)
+    predicted, expected = (np.array(list(phases(columns, engine).values())) for engine in (found, truth))
+    return np.abs(predicted / expected - 1.0)
 
 
 def test_a_known_engine_is_recovered_at_shapes_that_were_not_timed() -> None:

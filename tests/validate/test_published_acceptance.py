@@ -10,7 +10,7 @@ import pytest
 from magicdec.counts import survival
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance.law import Law
-from magicdec.validate.published_acceptance import Observation, fit_and_predict, split_rows, validate_acceptance
+from magicdec.validate.published_acceptance import Observation, fit_cells, split_rows, validate_acceptance
 
 HEADER = "model,dataset,draft_method,context_len,draft_budget_tokens,gamma,accepted_over_drafted,tokens_per_step\n"
 
@@ -53,7 +53,7 @@ def test_known_laws_extrapolate_from_8_to_16(law: Law) -> None:
         for gamma in (1, 2, 3, 4, 6, 8, 16)
     ]
     fitted, unfitted, _ = split_rows(rows)
-    predicted = fit_and_predict(fitted, unfitted).tokens
+    predicted = fit_cells(fitted, has_shape=True).tokens(unfitted)[0]
     assert np.mean(np.abs(predicted / np.array([row.tokens for row in unfitted]) - 1)) < 0.08
 
 

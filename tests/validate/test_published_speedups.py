@@ -11,7 +11,7 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import default_profile
 from magicdec.specs.engine import load_engine
-from magicdec.validate.published_speedups import ENGINE, evaluate, is_fitted_on, read_published, validate_published
+from magicdec.validate.published_speedups import ENGINE, evaluate, read_published, validate_published
 from magicdec.validate.rows import published
 
 LATENCY, SPEEDUP = published("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
@@ -56,9 +56,9 @@ def test_self_speculation_loses_at_4k_at_every_batch() -> None:
 
 
 def test_half_of_the_latency_table_is_held_out() -> None:
-    fitted = [is_fitted_on(row) for row in read_published(LATENCY)[0]]
+    fitted = [row.is_fitted_on for row in read_published(LATENCY)[0]]
     assert 0.4 <= np.mean(fitted) <= 0.6
-    assert not any(is_fitted_on(row) for row in read_published(SPEEDUP)[0] if row.draft != "self")
+    assert not any(row.is_fitted_on for row in read_published(SPEEDUP)[0] if row.draft != "self")
 
 
 def test_a_fitted_rate_is_marked_and_recovers_the_rate_behind_synthetic_speedups(tmp_path: Path) -> None:
