@@ -61,10 +61,24 @@ def reference(greedy_cases: list[dict[str, Any]], tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="session")
+def v2_engines(
+    greedy_cases: list[dict[str, Any]], reference: Any, prompt: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    from test_engine_v2 import chosen, sampled_requests, start_engines
+
+    engines = start_engines(chosen(greedy_cases), sampled_requests(prompt), tmp_path_factory.mktemp("v2"))
+    yield engines
+    for engine in engines.values():
+        engine.close()
+
+
+@pytest.fixture(scope="session")
 def served(request: pytest.FixtureRequest) -> Served:
-    """Started while the reference is at work, where a test needs that."""
-    if any("reference" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("reference")
+    """Started while the engines of other processes are at work, where a test needs these."""
+    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    for name in ("reference", "v2_engines"):
+        if name in wanted:
+            request.getfixturevalue(name)
     from cases import ENGINE
     from serving import start_engine
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,14 @@ def interpret_triton() -> None:
     from triton.language.extra import libdevice
 
     libdevice.log1p = lambda x: language.log(1.0 + x)  # the interpreter has none
+    patch_lang, patched = interpreter._patch_lang, {}
+
+    def patch_once(kernel: Any) -> Any:
+        """The language stays patched: going through all of it at each call within a kernel takes half the time."""
+        seen = tuple(id(each) for each in kernel.__globals__.values() if each in (language, language.core))
+        return patched.get(seen) or patched.setdefault(seen, (patch_lang(kernel), SimpleNamespace(restore=int))[1])
+
+    interpreter._patch_lang = patch_once
     for name, mask_at in (("create_masked_load", 1), ("create_masked_store", 2)):
         original = getattr(interpreter.InterpreterBuilder, name)
 
@@ -112,32 +121,36 @@ def counters(llm: Any) -> dict[str, Any]:
     return found
 
 
+QUEUE = ThreadPoolExecutor(1)
+"""Engines in processes of their own are at work one after another, beside the tests of this process."""
+
+
 class EngineProcess:
-    """An engine at work in a process of its own: the reference without plugin and speculation, or another one."""
+    """An engine in a process of its own: the reference without plugin and speculation, or another one."""
 
     def __init__(
         self, arguments: dict[str, Any], requests: Sequence[dict[str, Any]], folder: Path, *, runner: str = "V1"
     ) -> None:
-        self._answer, question = folder / "answer.json", folder / "question.json"
+        question, answer = folder / "question.json", folder / "answer.json"
         question.write_text(json.dumps({"engine": arguments, "requests": list(requests), "runner": runner}))
         environment = {**os.environ, **ENVIRONMENT}
         if "speculative_config" not in arguments:
             environment["VLLM_PLUGINS"] = "none"
-        command = [sys.executable, str(Path(__file__)), str(question), str(self._answer)]
-        self._process = subprocess.Popen(command, env=environment)
+        command = [sys.executable, str(Path(__file__)), str(question), str(answer)]
+
+        def run() -> dict[str, Any]:
+            with subprocess.Popen(command, env=environment) as self._process:
+                assert self._process.wait() == 0
+            return dict(json.loads(answer.read_text()))
+
+        self._answer = QUEUE.submit(run)
 
     def answer(self) -> dict[str, Any]:
-        assert self._process.wait() == 0
-        answer: dict[str, Any] = json.loads(self._answer.read_text())
-        return answer
-
-    def outputs(self) -> list[dict[str, Any]]:
-        outputs: list[dict[str, Any]] = self.answer()["outputs"]
-        return outputs
+        return self._answer.result()
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        if not self._answer.cancel() and not self._answer.done():
+            self._process.kill()
 
 
 def main(question: Path, answer: Path) -> None:

@@ -30,7 +30,7 @@ def differs(output: dict[str, Any], wanted: dict[str, Any]) -> str | None:
 
 @pytest.fixture(scope="module")
 def wanted(reference: Any, served: Any) -> list[dict[str, Any]]:
-    outputs: list[dict[str, Any]] = reference.outputs()
+    outputs: list[dict[str, Any]] = reference.answer()["outputs"]
     return outputs
 
 

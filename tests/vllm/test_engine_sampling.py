@@ -7,6 +7,7 @@ probability of FALSE_ALARM each.
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,14 @@ def exact_distribution(
     import torch
 
     likely: dict[tuple[int, ...], float] = {(): 1.0}
+    with torch.inference_mode():
+        seen = model(torch.tensor([prompt[:-1]]), use_cache=True, logits_to_keep=1).past_key_values
     for _ in range(LENGTH):
-        before = list(likely)
+        before, cache = list(likely), deepcopy(seen)
+        cache.batch_repeat_interleave(len(before))
         with torch.inference_mode():
-            batch = torch.tensor([prompt + list(start) for start in before])
-            logits = model(batch, logits_to_keep=1).logits[:, -1]
+            batch = torch.tensor([[prompt[-1], *start] for start in before])
+            logits = model(batch, past_key_values=cache, logits_to_keep=1).logits[:, -1]
         grown: dict[tuple[int, ...], float] = {}
         for start, full in zip(before, (logits.double() / temperature).softmax(dim=-1).numpy(), strict=True):
             row = truncate(full, top_k=top_k, top_p=top_p)

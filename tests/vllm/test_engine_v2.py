@@ -1,17 +1,18 @@
 """The draft in the engine's V2 model runner, each engine in a process of its own.
 
-The runner's kernels run in Triton's interpreter here: for identity and distribution, not for time.
+The runner's kernels run in Triton's interpreter here: for identity and distribution, not for time. So these engines
+start with the first test that needs an engine, and work beside the others.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(3000)
+pytestmark = pytest.mark.timeout(1500)
 NUM_MIXED, NUM_CROWD, GAMMA = 40, 14, 5
 TABLE = {"batch_sizes": [1, 6], "context_lens": [64, 1024], "gammas": [[0, 3], [2, GAMMA]]}
 ENGINES: dict[str, dict[str, Any]] = {
@@ -19,80 +20,76 @@ ENGINES: dict[str, dict[str, Any]] = {
     "by a table": {"async_scheduling": True, "settings": {"draft_budget": 96, "gamma_table": TABLE}},
     "top-k pages": {"async_scheduling": False, "settings": {"draft_budget": 160, "draft_method": "topk"}},
 }
+SAMPLED = "sampled"
+SAMPLING = {"temperature": 0.9}  # the kernel of top-k and top-p does not run in the interpreter
 
 
-def arguments(settings: dict[str, Any], **more: Any) -> dict[str, Any]:
+def start_engines(greedy: list[dict[str, Any]], sampled: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """All engines of this file: greedy requests of all kinds, some of them preempted; and those that sample, whose
+    continuations have room for two drafts."""
     from cases import ENGINE
+    from serving import EngineProcess
 
     from magicdec.vllm.settings import DRAFT_CLASS
 
-    speculation = {
-        "method": "custom_class", "model": DRAFT_CLASS, "num_speculative_tokens": GAMMA,
-        "draft_sample_method": "probabilistic",
-    }  # fmt: skip
-    return {**ENGINE, **more, "speculative_config": speculation, "additional_config": {"magicdec": settings}}
-
-
-@pytest.fixture(scope="module")
-def chosen(greedy_cases: list[dict[str, Any]]) -> list[int]:
-    """Requests of all kinds, and those that are preempted."""
-    return [*range(NUM_MIXED), *range(len(greedy_cases) - NUM_CROWD, len(greedy_cases))]
-
-
-@pytest.fixture(scope="module", params=ENGINES)
-def answer(
-    request: pytest.FixtureRequest,
-    greedy_cases: list[dict[str, Any]],
-    chosen: list[int],
-    reference: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, Any]]:
-    from serving import EngineProcess
+    def start(name: str, requests: list[dict[str, Any]], gamma: int, settings: Any, **more: Any) -> EngineProcess:
+        speculation = {
+            "method": "custom_class", "model": DRAFT_CLASS, "num_speculative_tokens": gamma,
+            "draft_sample_method": "probabilistic",
+        }  # fmt: skip
+        engine = {**ENGINE, **more, "speculative_config": speculation, "additional_config": {"magicdec": settings}}
+        (own := folder / name).mkdir()
+        return EngineProcess(engine, requests, own, runner="V2")
 
     choose = random.Random(3)
-    requests = [{**greedy_cases[i], "arrives": choose.randint(0, 60)} for i in chosen]
-    engine = EngineProcess(arguments(**ENGINES[request.param]), requests, tmp_path_factory.mktemp("v2"), runner="V2")
-    yield {**engine.answer(), "name": request.param}
-    engine.close()
+    greedy = [{**request, "arrives": choose.randint(0, 60)} for request in greedy]
+    engines = {name: start(name, greedy, GAMMA, **each) for name, each in ENGINES.items()}
+    return engines | {SAMPLED: start(SAMPLED, sampled, 2, {"draft_budget": 96}, async_scheduling=True)}
 
 
-def test_greedy_output_is_the_engines_own(answer: dict[str, Any], chosen: list[int], reference: Any) -> None:
-    """Token for token what V1 gives without speculation: chunked prefill, stops, penalties, preemption."""
+@pytest.mark.parametrize("name", ENGINES)
+def test_greedy_output_is_the_engines_own(
+    v2_engines: dict[str, Any], greedy_cases: list[dict[str, Any]], reference: Any, name: str
+) -> None:
+    """Token for token what V1 gives without speculation: chunked prefill, stops, penalties, preemption. A draft that
+    read a wrong page, or a wrong length, would hardly be accepted: the model's greedy text repeats itself."""
     from test_engine_lossless import differs
 
+    answer, wanted = v2_engines[name].answer(), reference.answer()["outputs"]
     assert answer["runner"].startswith("vllm.v1.worker.cpu.model_runner")
-    assert answer["is_async"] == ENGINES[answer["name"]]["async_scheduling"]
-    outputs = reference.outputs()
-    pairs = zip(chosen, answer["outputs"], (outputs[i] for i in chosen), strict=True)
-    assert not {i: why for i, output, expected in pairs if (why := differs(output, expected))}
-
-
-def test_drafts_are_accepted(answer: dict[str, Any]) -> None:
-    """A draft that read a wrong page, or a wrong length, would hardly be: the model's greedy text repeats itself."""
+    assert answer["is_async"] == ENGINES[name]["async_scheduling"]
+    pairs = zip(answer["outputs"], chosen(wanted), strict=True)
+    assert not [(i, why) for i, (output, expected) in enumerate(pairs) if (why := differs(output, expected))]
     found = answer["counters"]
     drafts, by_position = found["spec_decode_num_drafts"], found["spec_decode_num_accepted_tokens_per_pos"]
     assert by_position[0] > 0.6 * drafts
     assert by_position[GAMMA - 1] > 0
     length = found["spec_decode_num_draft_tokens"] / drafts  # the engine cuts drafts at its longest sequence
-    if answer["name"] == "by a table":
+    if name == "by a table":
         assert 2.0 < length < 0.95 * GAMMA
     else:
         assert 0.95 * GAMMA < length <= GAMMA
         assert found["num_preemptions"] > 0
 
 
+def chosen(cases: list[Any]) -> list[Any]:
+    return [*cases[:NUM_MIXED], *cases[-NUM_CROWD:]]
+
+
+def sampled_requests(prompt: list[int]) -> list[dict[str, Any]]:
+    from test_engine_sampling import mixed_requests
+
+    return mixed_requests(prompt, SAMPLING, count=400)
+
+
 def test_sampled_output_follows_the_models_distribution(
-    model: Any, prompt: list[int], tmp_path_factory: pytest.TempPathFactory
+    v2_engines: dict[str, Any], model: Any, prompt: list[int]
 ) -> None:
     """The draft sees 96 of 400 tokens; other requests of the same batches are greedy, or hotter."""
-    from serving import EngineProcess
-    from test_engine_sampling import FALSE_ALARM, chi_square, continuations, mixed_requests
+    from test_engine_sampling import FALSE_ALARM, chi_square, continuations
 
-    sampling = {"temperature": 0.9}  # the kernel of top-k and top-p does not run in the interpreter
-    requests = mixed_requests(prompt, sampling, count=400)
-    folder = tmp_path_factory.mktemp("sampled")
-    engine = EngineProcess(arguments({"draft_budget": 96}, async_scheduling=True), requests, folder, runner="V2")
-    answer = engine.answer()
+    answer = v2_engines[SAMPLED].answer()
     found = answer["counters"]
     assert 0.1 < found["spec_decode_num_accepted_tokens"] / found["spec_decode_num_draft_tokens"] < 0.97
-    assert chi_square(continuations(requests, answer["outputs"]), model, prompt, sampling) > FALSE_ALARM
+    counts = continuations(sampled_requests(prompt), answer["outputs"])
+    assert chi_square(counts, model, prompt, SAMPLING) > FALSE_ALARM
