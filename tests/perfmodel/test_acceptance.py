@@ -21,16 +21,10 @@ from tests.pace import slowness
 
 FOUR_SIGMA_FALSE_ALARM = 6.4e-5
 laws = st.builds(
-    Law,
-    rejection=st.floats(0.0, 5.0),
-    budget_exponent=st.floats(0.0, 3.0),
-    context_exponent=st.floats(-1.0, 1.0),
-    fill_exponent=st.floats(0.0, 3.0),
-    floor=st.floats(0.0, 1.0),
-    concentration=st.none() | st.floats(0.1, 1e6),
-    drift=st.floats(0.0, 10.0),
-    drift_depth=st.floats(0.1, 50.0),
-)
+    Law, rejection=st.floats(0.0, 5.0), budget_exponent=st.floats(0.0, 3.0), context_exponent=st.floats(-1.0, 1.0),
+    fill_exponent=st.floats(0.0, 3.0), floor=st.floats(0.0, 1.0), concentration=st.none() | st.floats(0.1, 1e6),
+    drift=st.floats(0.0, 10.0), drift_depth=st.floats(0.1, 50.0),
+)  # fmt: skip
 
 
 def sampled_counts(
@@ -240,12 +234,9 @@ def test_unusable_measurements_are_refused_in_one_line(change: dict, message: st
 
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     profile = AcceptanceProfile(
-        model="m",
-        draft_method="snapkv",
-        law=Law(rejection=0.1, concentration=3.0),
-        error=LawError(depth=0.1),
+        model="m", draft_method="snapkv", law=Law(rejection=0.1, concentration=3.0), error=LawError(depth=0.1),
         spread=0.03,
-    )
+    )  # fmt: skip
     acceptance.save_profile(profile, tmp_path / "p.json")
     assert acceptance.load_profile(tmp_path / "p.json") == profile
 

@@ -20,14 +20,9 @@ WAVES = msgspec.structs.replace(SMOOTH, attention_blocks_per_multiprocessor=2.0,
 def attention_s(engine: EngineProfile, batch: list[int]) -> np.ndarray:
     """Llama-2-7B at tp 8: 4 KV heads per rank, so 4 blocks per sequence; the A100 runs 216 at a time."""
     time = forward_pass(
-        load_model_spec("llama-2-7b-32k"),
-        load_hardware("a100-sxm-80gb"),
-        engine,
-        batch=batch,
-        query_len=1,
-        kv_len=8000,
-        tp_size=8,
-    )
+        load_model_spec("llama-2-7b-32k"), load_hardware("a100-sxm-80gb"), engine, batch=batch, query_len=1,
+        kv_len=8000, tp_size=8,
+    )  # fmt: skip
     return next(op.time_s for op in time.ops if op.name == "attention")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.perfmodel.kernels.links import AllReduceCurve
@@ -24,11 +24,7 @@ def test_times_are_finite_and_not_negative_for_any_input(device, size, ranks):
         time = function(hw, message_bytes=size, tp_size=ranks)
         assert np.isfinite(time)
         assert time >= 0
-
-
-@pytest.mark.parametrize("function", [all_reduce_time, all_gather_time, broadcast_time])
-def test_one_rank_costs_nothing(function):
-    assert float(function(load_hardware("h100"), message_bytes=1e9, tp_size=1)) == 0.0
+        assert float(function(hw, message_bytes=1e9, tp_size=1)) == 0.0
 
 
 @given(devices, st.sampled_from([2, 4, 8]), st.integers(2**16, 2**30))
@@ -40,33 +36,17 @@ def test_an_all_reduce_is_never_faster_than_the_link(device, ranks, size):
     assert float(all_reduce_time(hw, message_bytes=size, tp_size=ranks)) > least
 
 
-@given(devices, st.sampled_from([2, 4, 8]), st.integers(2**24, 2**30), st.integers(2**24, 2**30))
-@settings(deadline=None)
-def test_larger_bulk_messages_take_longer(device, ranks, first, second):
-    """Of one algorithm: the tables' library leaves the switch later than would pay, on 4 H100s by a quarter."""
-    hw, sizes = load_hardware(device), np.sort([first, second])
-    leaves_at = AllReduceCurve.of(hw).in_switch_bytes
-    assume(sizes[1] < leaves_at or sizes[0] >= leaves_at)
-    times = all_reduce_time(hw, message_bytes=sizes, tp_size=ranks)
-    assert times[0] <= times[1]
-
-
-@pytest.mark.parametrize(
-    ("device", "ranks", "size", "microseconds"),
-    [
-        ("a100-sxm-80gb", 8, 1024, 5.8),
-        ("a100-sxm-80gb", 8, 2**20, 21.7),
-        ("a100-sxm-80gb", 2, 2**23, 89.7),
-        ("h100-sxm-80gb", 8, 2**20, 14.8),
-        ("h200-sxm-141gb", 2, 2**22, 20.4),
-        ("b200-sxm-192gb", 8, 2**22, 26.3),
-        ("l40s-48gb", 2, 2**20, 60.2),
-        ("l40s-48gb", 8, 2**22, 4014.0),
-    ],
-)
-def test_published_all_reduces_come_out_within_a_tenth(device, ranks, size, microseconds):
+@pytest.mark.parametrize(("device", "ranks", "size", "microseconds", "near"), [
+    ("a100-sxm-80gb", 8, 1024, 5.8, 0.1), ("a100-sxm-80gb", 8, 2**20, 21.7, 0.1),
+    ("a100-sxm-80gb", 2, 2**23, 89.7, 0.1), ("h100-sxm-80gb", 8, 2**20, 14.8, 0.1),
+    ("h200-sxm-141gb", 2, 2**22, 20.4, 0.1), ("b200-sxm-192gb", 8, 2**22, 26.3, 0.1),
+    ("l40s-48gb", 2, 2**20, 60.2, 0.1), ("l40s-48gb", 8, 2**22, 4014.0, 0.1),
+    ("b200", 4, 2**19, 17, 0.2), ("b200", 4, 2**20, 18, 0.2),
+])  # fmt: skip
+def test_published_all_reduces_are_met(device, ranks, size, microseconds, near):
+    """The last two are of another harness, rounded to 1 us (https://github.com/vllm-project/vllm/pull/24111)."""
     time = float(all_reduce_time(load_hardware(device), message_bytes=size, tp_size=ranks))
-    assert time * 1e6 == pytest.approx(microseconds, rel=0.1)
+    assert time * 1e6 == pytest.approx(microseconds, rel=near)
 
 
 def test_bulk_bandwidth_of_an_all_gather_is_about_twice_an_all_reduces():
@@ -97,13 +77,6 @@ def test_one_kernel_takes_longer_with_more_ranks(device, size):
     hw = load_hardware(device)
     two, four, eight = (float(all_reduce_time(hw, message_bytes=size, tp_size=ranks)) for ranks in (2, 4, 8))
     assert two < four < eight
-
-
-@pytest.mark.parametrize(("size", "microseconds"), [(2**19, 17), (2**20, 18)])
-def test_four_ranks_on_b200_agree_with_another_source(size, microseconds):
-    """Two-shot kernel in https://github.com/vllm-project/vllm/pull/24111 (rounded to 1 us, another harness)."""
-    time = float(all_reduce_time(load_hardware("b200"), message_bytes=size, tp_size=4))
-    assert time * 1e6 == pytest.approx(microseconds, rel=0.2)
 
 
 def test_the_switch_adds_long_messages_of_enough_ranks():

@@ -31,15 +31,9 @@ NOISE = 0.02
 
 def local_cpu(l2_bytes: float = 0.0) -> HardwareProfile:
     return HardwareProfile(
-        name="local",
-        kind="cpu",
-        memory_bytes=8e9,
-        memory_bytes_per_s=1e10,
-        flops_per_s={"fp32": 1e11},
-        num_multiprocessors=2,
-        l2_bytes=l2_bytes,
-        link=Link(bytes_per_s=5e9, topology="shared-memory"),
-    )
+        name="local", kind="cpu", memory_bytes=8e9, memory_bytes_per_s=1e10, flops_per_s={"fp32": 1e11},
+        num_multiprocessors=2, l2_bytes=l2_bytes, link=Link(bytes_per_s=5e9, topology="shared-memory"),
+    )  # fmt: skip
 
 
 def noisy(times, seed=0):
@@ -160,15 +154,12 @@ def test_one_stalled_timing_among_many_does_not_move_the_fit():
     assert curve.bandwidth_efficiency * 1e10 == pytest.approx(7e9, rel=0.05)
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
-def test_a_time_that_is_not_a_positive_number_is_refused(bad):
-    with pytest.raises(ConfigError, match="positive times"):
-        fit_elementwise({"num_bytes": [1e3, 1e4, 1e5], "time_s": [1e-6, 2e-6, bad]}, local_cpu())
-
-
-def test_too_few_rows_are_refused():
+def test_too_few_rows_and_times_that_are_no_positive_numbers_are_refused():
     with pytest.raises(ConfigError, match="at least 3 rows"):
         fit_gemm({"m": [1], "n": [64], "k": [64], "time_s": [1e-5]}, local_cpu())
+    for bad in (0.0, -1.0, np.nan, np.inf):
+        with pytest.raises(ConfigError, match="positive times"):
+            fit_elementwise({"num_bytes": [1e3, 1e4, 1e5], "time_s": [1e-6, 2e-6, bad]}, local_cpu())
 
 
 def test_more_than_twelve_parameters_are_a_bug():
@@ -191,21 +182,10 @@ def test_a_cpu_whose_kernel_has_its_own_speed_per_number_of_rows_is_recovered() 
     assert curve.fit.relative_error <= 0.05
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gemm_bf16",
-        "decode_attention_bf16",
-        "prefill_attention_bf16",
-        "moe",
-        "allreduce_bf16",
-        "linear_attention",
-        "linear_prefill",
-        "indexer",
-        "top_k",
-        "sparse_attention",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "gemm_bf16", "decode_attention_bf16", "prefill_attention_bf16", "moe", "allreduce_bf16", "linear_attention",
+    "linear_prefill", "indexer", "top_k", "sparse_attention",
+])  # fmt: skip
 def test_a_fit_begins_at_the_generic_curve_and_stays_there_where_rows_agree(name):
     """One generic value per constant: timings that the generic curve gives are fitted by it."""
     table, groups = read_table(Path(__file__).parents[1] / "data/kernels" / f"{name}.csv.gz")

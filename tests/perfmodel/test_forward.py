@@ -19,20 +19,10 @@ ENGINE = load_engine("magicdec-2024")
 LLAMA = load_model_spec("llama-3.1-8b")
 
 TINY = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
-FAMILIES: dict[str, dict[str, object]] = {
-    "llama": {},
-    "mistral": {"sliding_window": None},
-    "qwen2": {},
-    "qwen3": {"head_dim": 16},
-}
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES = {"llama": {}, "mistral": {"sliding_window": None}, "qwen2": {}, "qwen3": {"head_dim": 16}}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -91,21 +81,6 @@ def test_a_sliding_window_bounds_the_attention() -> None:
     assert costs[0] == costs[1]
 
 
-@pytest.mark.parametrize("axis", ["batch", "query_len", "kv_len"])
-def test_time_never_falls_with_more_work(axis: str) -> None:
-    """Within 3 %: a kernel's wave quantisation may make a slightly fuller launch slightly faster."""
-    values = {"batch": 16.0, "query_len": 2.0, "kv_len": 4096.0}
-    steps = {"batch": 2.0 ** np.arange(0, 9), "query_len": np.arange(1.0, 9), "kv_len": 2.0 ** np.arange(7, 17)}
-    time = forward_pass(LLAMA, A100, ENGINE, **{**values, axis: steps[axis]}, tp_size=8).total_s
-    assert np.all(np.diff(time) >= -0.03 * time[:-1])
-
-
-def test_groups_and_bounds_each_add_up_to_the_total() -> None:
-    time = forward_pass(LLAMA, A100, ENGINE, batch=np.array([1.0, 64.0]), query_len=3, kv_len=9000, tp_size=8)
-    for parts in (time.group_seconds(), time.bound_seconds()):
-        np.testing.assert_allclose(sum(parts.values()), time.total_s, rtol=1e-9)
-
-
 def test_no_work_costs_only_overheads() -> None:
     bare = EngineProfile(name="bare", elementwise_kernels_per_layer=0)
     time = forward_pass(LLAMA, A100, bare, batch=0, query_len=1, kv_len=0)
@@ -149,12 +124,8 @@ def test_verification_writes_a_recurrence_after_every_token(engine: str, states:
     """Four tokens: read once, written four times, and in SGLang the accepted state copied. At a batch whose states take
     milliseconds the time is in that proportion to decoding's two, within what is fixed."""
     model, hw = load_model_spec("qwen3.5-35b-a3b"), load_hardware("h200")
-    one, four = (
-        forward_pass(model, hw, load_engine(engine), batch=512, query_len=q, kv_len=1000) for q in (1, 4)
-    )  # fmt: skip
-    decode, verify = (
-        next(op for op in each.ops if op.name == "linear attention") for each in (one, four)
-    )  # fmt: skip
+    passes = (forward_pass(model, hw, load_engine(engine), batch=512, query_len=q, kv_len=1000) for q in (1, 4))
+    decode, verify = (next(op for op in each.ops if op.name == "linear attention") for each in passes)
     assert float(verify.cost.kv_bytes / decode.cost.kv_bytes) == pytest.approx(states / 2)
     assert float(verify.time_s / decode.time_s) == pytest.approx(states / 2, rel=0.05)
 

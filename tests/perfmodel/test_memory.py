@@ -76,13 +76,9 @@ def test_a_draft_takes_as_much_of_the_cache_as_servers_report() -> None:
         assert taken == pytest.approx(reported, rel=1 / 3), method
     spec = SpeculationSpec(draft="dflash", draft_method="dflash", gamma=7)
     need = memory_need(
-        Setup.of("qwen3.5-27b", "h200-sxm-141gb", "sglang", spec),
-        batch=8,
-        max_len=2**17,
-        budget=None,
-        gamma=7,
+        Setup.of("qwen3.5-27b", "h200-sxm-141gb", "sglang", spec), batch=8, max_len=2**17, budget=None, gamma=7,
         tp_size=1,
-    )
+    )  # fmt: skip
     assert float(need.draft_kv_bytes) / 8 / 2**17 == pytest.approx(20 * 1024, rel=0.01)
 
 

@@ -74,14 +74,9 @@ def test_the_best_equals_brute_force() -> None:
 def test_the_search_under_a_latency_limit_equals_brute_force() -> None:
     limit = 0.02
     request = PlanRequest(
-        engine="magicdec-2024",
-        num_gpus=8,
-        context_lens=(16_384,),
-        acceptance=(STREAMING,),
-        draft="self",
-        draft_budgets=(512,),
-        tpot_limit_s=limit,
-    )
+        engine="magicdec-2024", num_gpus=8, context_lens=(16_384,), acceptance=(STREAMING,), draft="self",
+        draft_budgets=(512,), tpot_limit_s=limit,
+    )  # fmt: skip
     document = plan(request)
     best: tuple[float, Any] = (0.0, None)
     gammas = np.arange(13)
@@ -111,14 +106,6 @@ def test_the_document_holds_what_was_promised() -> None:
             assert row.bound_by in {"weights", "kv", "compute", "link", "overhead"}
     assert sum(r.time_s for r in document.breakdown["verify"]) == pytest.approx(document.best.verify_step_s)
     assert len(plan(PlanRequest(**CASE)).to_csv().splitlines()) == 2 + len(document.candidates)
-
-
-def test_an_operation_is_never_faster_than_the_datasheet_by_much() -> None:
-    """Weights may come from L2 between calls, so a factor of 0.8 is allowed."""
-    for rows in plan(PlanRequest(**CASE)).breakdown.values():
-        for row in rows:
-            if row.bound_by in ("weights", "kv", "compute"):
-                assert row.time_s > 0.8 * row.ceiling_s
 
 
 def test_where_speculation_does_not_pay_the_best_is_autoregressive() -> None:
@@ -242,12 +229,6 @@ def test_a_workload_reports_prefill_and_keeps_to_the_memory() -> None:
     assert best.gpu_hours_per_million_requests > 0
 
 
-def test_several_devices_are_answered_side_by_side() -> None:
-    document = plan(PlanRequest(**CASE, hardware=("a100-sxm-80gb", "h100-sxm-80gb")))
-    assert [case.hardware for case in document.cases] == ["a100-sxm-80gb", "h100-sxm-80gb"]
-    assert document.best.hardware == document.hardware == "a100-sxm-80gb"
-
-
 def test_each_case_is_answered_as_if_it_were_asked_alone() -> None:
     """Two contexts on two devices: best, table, frontier and baseline of each are those of a plan of its own."""
     devices, contexts = ("a100-sxm-80gb", "h100-sxm-80gb"), (4096, 65_536)
@@ -281,12 +262,9 @@ def test_a_context_that_the_model_cannot_read_refuses_itself_alone() -> None:
     assert any("reads at most 131072 tokens; 200000" in note for note in document.notes)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [(1.1, 1.5, "pays"), (0.9, 1.5, "unclear"), (0.5, 0.9, "does not pay"), (1.0, 1.0, "does not pay")],
-)
-def test_the_verdict(low: float, high: float, verdict: str) -> None:
-    assert verdict_of(speedup_low=low, speedup_high=high) == verdict
+def test_the_verdict() -> None:
+    cases = {(1.1, 1.5): "pays", (0.9, 1.5): "unclear", (0.5, 0.9): "does not pay", (1.0, 1.0): "does not pay"}
+    assert {ends: verdict_of(speedup_low=ends[0], speedup_high=ends[1]) for ends in cases} == cases
 
 
 def test_the_verdict_is_of_this_load_and_another_batch_is_another_statement() -> None:
@@ -323,13 +301,9 @@ def test_rows_and_table_give_one_verdict() -> None:
 
 def test_a_device_that_is_too_small_is_noted_beside_one_that_is_not() -> None:
     request = PlanRequest(
-        model="llama-3.1-70b",
-        hardware=("l4-24gb", "h200-sxm-141gb"),
-        batch_sizes=(4,),
-        context_lens=(8192,),
-        tp_size=4,
-        acceptance_rate=0.8,
-    )
+        model="llama-3.1-70b", hardware=("l4-24gb", "h200-sxm-141gb"), batch_sizes=(4,), context_lens=(8192,),
+        tp_size=4, acceptance_rate=0.8,
+    )  # fmt: skip
     document = plan(request)
     assert [case.hardware for case in document.cases] == ["h200-sxm-141gb"]
     assert any("does not fit on 4 x l4-24gb" in note for note in document.notes)
@@ -399,25 +373,15 @@ def test_a_price_gives_a_cost() -> None:
 
 def test_a_draft_that_the_ranks_do_not_split_runs_on_the_most_that_do() -> None:
     request = PlanRequest(
-        model="llama-2-7b-32k",
-        draft="llama-68m",
-        tp_size=8,
-        batch_sizes=(16,),
-        context_lens=(16_384,),
-        acceptance_rate=0.6,
-        engine="ours",
-    )
+        model="llama-2-7b-32k", draft="llama-68m", tp_size=8, batch_sizes=(16,), context_lens=(16_384,),
+        acceptance_rate=0.6, engine="ours",
+    )  # fmt: skip
     assert {row.draft_tp_size for row in plan(request).candidates} == {4}
 
 
 def test_small_models_of_the_vocabulary_are_listed_with_the_rate_from_which_they_would_pay() -> None:
-    case = {
-        "model": "llama-3.1-70b",
-        "hardware": ("h100-sxm-80gb",),
-        "batch_sizes": (8,),
-        "context_lens": (4096,),
-        "engine": "sglang",
-    }
+    case = {"model": "llama-3.1-70b", "hardware": ("h100-sxm-80gb",), "engine": "sglang"}
+    case |= {"batch_sizes": (8,), "context_lens": (4096,)}
     document = plan(PlanRequest(**case))
     rates = {each.draft: each.break_even_acceptance_rate for each in document.needs_acceptance}
     assert {"llama-3.2-1b", "llama-3.2-3b"} <= set(rates)

@@ -37,14 +37,9 @@ LONGER = np.unique(np.concatenate([2.0 ** np.linspace(6, 17, 45).round(2), *([n,
 LARGER = np.concatenate([np.arange(1.0, 40.0), np.unique(np.round(2.0 ** np.linspace(5.4, 10, 30)))])
 SERVERS = ("vllm", "sglang", "trtllm")
 MODELS = (
-    "llama-3.1-8b",
-    "gemma-3-27b",
-    "gpt-oss-120b",
-    "deepseek-v3",
-    "deepseek-v3.2",
-    "qwen3.5-35b-a3b",
+    "llama-3.1-8b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3", "deepseek-v3.2", "qwen3.5-35b-a3b",
     "nemotron-3-nano-30b-a3b",
-)
+)  # fmt: skip
 """Every kind of operation among them: windows, experts, shared ones, latents, an indexer, a recurrence."""
 BATCH = np.unique(np.round(2.0 ** np.linspace(0, 9, 40)))
 CONTEXT = np.unique(np.round(2.0 ** np.linspace(7, 17, 41)))

@@ -49,14 +49,9 @@ def test_the_drain_grows_with_the_batch_and_the_spread_and_shrinks_with_length()
     assert at(0.0, 32, 64) < at(0.0, 32, 1024) < at(0.0, 32, 50_000) <= 1.0
 
 
-@pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_nothing_is_lost_where_all_sequences_take_the_same_steps(rate: float) -> None:
-    kept = static_batch_efficiency(
-        profile_with(0.0, rate), budget=512, context=8192, gamma=3, batch_size=64, gen_len=400
-    )
-    assert kept == pytest.approx(1.0)
-
-
-def test_an_empty_batch_is_refused() -> None:
+def test_nothing_is_lost_where_all_sequences_take_the_same_steps_and_an_empty_batch_is_refused() -> None:
+    at = {"budget": 512, "context": 8192, "gamma": 3}
+    for rate in (0.0, 1.0):
+        assert static_batch_efficiency(profile_with(0.0, rate), **at, batch_size=64, gen_len=400) == pytest.approx(1.0)
     with pytest.raises(ConfigError, match="batch size"):
-        static_batch_efficiency(profile_with(0.0), budget=512, context=8192, gamma=3, batch_size=0, gen_len=4)
+        static_batch_efficiency(profile_with(0.0), **at, batch_size=0, gen_len=4)
