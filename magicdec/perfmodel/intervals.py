@@ -46,6 +46,7 @@ EXCHANGE_ERROR = 0.15
 """Least relative error of sending tokens to their experts: of the fits, with each number of ranks left out in turn."""
 EXPERTS_ERROR = 0.15
 """Relative error of matrix products where whole experts are divided over ranks: how unevenly they are chosen."""
+PARTS: tuple[Literal["mixer", "mlp", "experts"], ...] = ("mixer", "mlp", "experts")
 OTHER_HEAD_ERROR = 0.12
 """Acceptance rates of two heads of one model, and of one on two tasks, differ by about this much: 1.25 and 2.0 tokens
 per step of gpt-oss-120b at 9k tokens and gamma 3, 2.3 and 1.4 of Qwen3-8B at gamma 2, 2.5 to 4.1 of one head of
@@ -79,32 +80,26 @@ def _products(at: Where) -> Kernel:
     own = at.precision.weight_dtype
     if at.precision.weight_bytes >= 2.0:
         return Kernel("products in 16 bits", GemmCurve)
-    is_native = matrix_dtype(*at) == own
-    return Kernel(f"{own} products", GemmCurve, own if is_native else f"{own}, widened")
+    return Kernel(f"{own} products", GemmCurve, own if matrix_dtype(*at) == own else f"{own}, widened")
 
 
 def _experts(at: Where) -> Kernel:
     """Routed experts; kernels of another format's curve are alike."""
-    own, curve = at.precision.weight_dtype, experts_curve(at)
+    name, curve = f"{at.precision.weight_dtype} experts", experts_curve(at)
     if curve is None:
-        return _products(at)._replace(name=f"{own} experts")
-    return Kernel(
-        f"{own} experts", MoeCurve, next(name for name, each in MoeCurve.variants(at.hw).items() if each is curve)
-    )
+        return _products(at)._replace(name=name)
+    return Kernel(name, MoeCurve, next(key for key, each in MoeCurve.variants(at.hw).items() if each is curve))
 
 
 def kernels_of(at: Where, model: ModelSpec) -> dict[str, list[Kernel]]:
     """The kernels of a model's layers, by kind of term."""
-
-    def part(name: Literal["mixer", "mlp", "experts"]) -> Where:
-        return at._replace(precision=model.part_precision(name, at.precision))
-
+    mixer, mlp, experts = (at._replace(precision=model.part_precision(part, at.precision)) for part in PARTS)
     cache = at.precision.kv_dtype if at.precision.kv_bytes < 2.0 else ""
     over = f" over a {cache} cache" if cache else ""
-    mixed = [(mixer.label, curve) for mixer, _ in model.mixers for curve in mixer_curves(mixer)]
+    mixed = [(each.label, curve) for each, _ in model.mixers for curve in mixer_curves(each)]
     return {
-        "gemm": [_products(part("mixer")), _products(part("mlp"))],
-        "experts": [_experts(part("experts"))] if model.most_experts else [],
+        "gemm": [_products(mixer), _products(mlp)],
+        "experts": [_experts(experts)] if model.most_experts else [],
         "attention": [Kernel(f"attention ({label}){over}", curve, cache) for label, curve in mixed],
     }
 
@@ -117,15 +112,14 @@ def relative_errors(
     plain = {"gemm": [Kernel("", GemmCurve)], "experts": [], "attention": [Kernel("", AttentionCurve)]}
     kernels = plain if model is None else kernels_of(Where(hw, engine, precision), model)
     errors = {group: max((each.error(hw) for each in found), default=0.0) for group, found in kernels.items()}
+    fixed = engine.relative_error
     return {
         "gemm": errors["gemm"],
         "experts": errors["experts"] or errors["gemm"],
         "attention": errors["attention"] or AttentionCurve.of(hw).fit.relative_error,
         "elementwise": ElementwiseCurve.of(hw).fit.relative_error,
         "link": AllReduceCurve.of(hw).fit.relative_error,
-        "overhead": engine.relative_error
-        if is_engine_fitted_on(hw, engine)
-        else max(engine.relative_error, OTHER_DEVICE_ERROR),
+        "overhead": fixed if is_engine_fitted_on(hw, engine) else max(fixed, OTHER_DEVICE_ERROR),
     }
 
 
@@ -153,10 +147,8 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
     both holds for a time. Any other engine's is what the kernels' errors leave unexplained, and adds to them.
     """
     engine, hw = setup.engine, setup.hardware
-    alone = {
-        str(group): value / terms.autoregressive.total_s
-        for group, value in terms.autoregressive.group_seconds().items()
-    }
+    alone_s = terms.autoregressive.total_s
+    alone = {str(group): value / alone_s for group, value in terms.autoregressive.group_seconds().items()}
     step = {group: value / terms.step_s for group, value in terms.step_seconds("group").items()}
     of_speedup = np.sqrt(ratio_variance(setup, alone, step, tp_size) + engine_error(setup) ** 2)
     own: Array = (hw.memory_spread * step["attention"] + hw.compute_spread * (1.0 - step["attention"])) ** 2
@@ -170,12 +162,9 @@ def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Ar
 def ratio_variance(setup: Setup, shares: Mapping[str, Any], over: Mapping[str, Any], tp_size: Any) -> Array:
     """Variance of the logarithm of one step's time over another's, from the share of each kind of term in both.
 
-    An error in one kind of term moves both steps together, so only the difference of that term's shares counts.
-
-    σ_machine: the speeds of a calibrated machine's memory and processor drift independently. The memory's moves all
-    attention, the processor's everything else. They are assumed to drift in opposite directions, which affects a
-    speedup most (and in the same direction for the time of a token):
-    σ_machine = (σ_memory + σ_processor) · |share_AR,attention − share_SD,attention|.
+    An error in one kind of term moves both steps together, so only the difference of that term's shares counts. The
+    speeds of a calibrated machine's memory (all attention) and processor (everything else) are assumed to drift in
+    opposite directions, which affects a speedup most, and in the same direction for the time of a token.
     """
     machine = setup.hardware.memory_spread + setup.hardware.compute_spread
     variance: Array = (machine * (shares["attention"] - over["attention"])) ** 2

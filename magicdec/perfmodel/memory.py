@@ -87,12 +87,6 @@ def expert_share(model: ModelSpec, tp_size: Any, spread: Parallelism) -> Any:
     return np.ceil(model.most_experts / spread.ep_size(np.asarray(tp_size, dtype=np.float64))) / model.most_experts
 
 
-def exchange_bytes(model: ModelSpec, *, tokens: Any) -> Array:
-    """The buffers in which a rank's `tokens` are sent to all experts and received from all ranks, two of each, as
-    DeepEP's low-latency kernels have them, in 16 bits."""
-    return 4.0 * model.most_experts * np.asarray(tokens, dtype=np.float64) * model.hidden_size * 2.0
-
-
 def kv_bytes(
     model: ModelSpec, engine: EngineProfile, precision: Precision, length: Any, tp_size: Any, *, is_head: bool = False
 ) -> Array:
@@ -148,13 +142,6 @@ def workspace_bytes(
     return found
 
 
-def attention_scores_bytes(model: ModelSpec, *, batch: Any, length: Any, gamma: Any, tp_size: Any) -> Array:
-    """The fp32 attention of each verified token, by layer and KV head, which top-k chooses by."""
-    heads = sum(count * share(each.num_heads, tp_size) for each, count in model.caches if each.is_sparsifiable)
-    tokens = np.asarray(batch, dtype=np.float64) * (np.asarray(gamma, dtype=np.float64) + 1.0)
-    return heads * tokens * np.asarray(length, dtype=np.float64) * FP32_BYTES
-
-
 def memory_need(
     setup: ModelSetup, *, batch: Any, max_len: Any, budget: Any, gamma: Any, tp_size: Any, capacity: float = np.inf
 ) -> Memory:
@@ -194,9 +181,14 @@ def memory_need(
         sampling=setup.sampling,
     )  # fmt: skip
     if spread.dp > 1:
-        workspace = workspace + exchange_bytes(setup.model, tokens=batch / spread.pp * (gamma + 1.0) / tp)
+        # buffers in 16 bits in which a rank's tokens are sent to all experts and received, two of each (DeepEP)
+        tokens = batch / spread.pp * (gamma + 1.0) / tp
+        workspace = workspace + 4.0 * setup.model.most_experts * tokens * setup.model.hidden_size * 2.0
     if setup.speculation.draft_method == "topk":
-        workspace = workspace + attention_scores_bytes(setup.model, batch=batch, length=length, gamma=gamma, tp_size=tp)
+        # the fp32 attention of each verified token, by layer and KV head, which it chooses by
+        caches = (each for each in setup.model.caches if each[0].is_sparsifiable)
+        heads = sum(count * share(cache.num_heads, tp) for cache, count in caches)
+        workspace = workspace + heads * (batch * (gamma + 1.0)) * length * FP32_BYTES
     return Memory(
         weights_bytes=weights_bytes(setup.model, setup.precision, tp, spread),
         kv_bytes=of_stage * batch * (
@@ -217,8 +209,7 @@ def capacity_bytes(hw: HardwareProfile, engine: EngineProfile) -> float:
 
 def largest_batch(total_at_zero: Any, total_at_one: Any, capacity: Any) -> Array:
     """The largest batch whose need, affine in the batch, stays within the capacity (0: not even one)."""
-    per_sequence = np.maximum(np.asarray(total_at_one, dtype=np.float64) - total_at_zero, 1e-30)
-    batch: Array = np.floor(
-        np.maximum(np.asarray(capacity, dtype=np.float64) - total_at_zero, 0.0) / per_sequence + 1e-9
-    )
-    return np.where(np.asarray(total_at_zero) > capacity, 0.0, batch)
+    zero, capacity = np.asarray(total_at_zero, dtype=np.float64), np.asarray(capacity, dtype=np.float64)
+    per_sequence = np.maximum(np.asarray(total_at_one, dtype=np.float64) - zero, 1e-30)
+    batch = np.floor(np.maximum(capacity - zero, 0.0) / per_sequence + 1e-9)
+    return np.where(zero > capacity, 0.0, batch)

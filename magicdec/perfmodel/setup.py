@@ -238,5 +238,5 @@ class Points:
 
 def microbatch(setup: Setup, batch: Any) -> Array:
     """Sequences of the fullest group of ranks in one microbatch."""
-    each: Array = np.asarray(batch, dtype=np.float64)
+    each = np.asarray(batch, dtype=np.float64)
     return np.ceil(each / setup.spread.groups) if setup.spread.groups > 1 else each

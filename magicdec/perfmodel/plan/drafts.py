@@ -70,17 +70,13 @@ def draft_options(
             reason = _reason(target, name, kind, request, law)
             lacking.append(NeedsAcceptance(draft=name, draft_method=kind, reason=reason))
             continue
-        options.append(
+        options += [
             DraftOption(
-                draft=name,
-                method=kind,
-                model=model,
-                budgets=usable if kind in SPARSE_METHODS else (0,),
+                draft=name, method=kind, model=model, budgets=usable if kind in SPARSE_METHODS else (0,),
                 acceptance=law if head is None else law.of_head(head, target_len=target.max_position_embeddings),
-                draft_tp_size=request.draft_tp_size,
-                head=head,
+                draft_tp_size=request.draft_tp_size, head=head,
             )
-        )
+        ]  # fmt: skip
     return options, lacking
 
 
@@ -117,13 +113,12 @@ def _reason(
 ) -> str:
     """Why a draft is not ranked."""
     if published is not None:
-        return (
-            f"acceptance of {name} hangs on the text ({published.dataset} is published); --draft {name} plans with that"
-        )
-    weights = (
+        known = f"acceptance of {name} hangs on the text ({published.dataset} is published)"
+        return f"{known}; --draft {name} plans with that"
+    formats = (
         f" with weights in {request.draft_weight_dtype}" if _has_other_weights(request, target, kind, name) else ""
     )
-    return f"no published acceptance of {name}/{kind}{weights} for {target.name}; measure it, or give a rate"
+    return f"no published acceptance of {name}/{kind}{formats} for {target.name}; measure it, or give a rate"
 
 
 def _considered(target: ModelSpec, request: PlanRequest, context: int) -> list[tuple[str, DraftMethod]]:
@@ -132,26 +127,19 @@ def _considered(target: ModelSpec, request: PlanRequest, context: int) -> list[t
     draft models of its vocabulary, for the rate from which they would pay."""
     if request.names_a_draft:
         return _pairs(request.draft, request.draft_method)
-    known: list[Any] = [
-        *((each.draft, each.draft_method) for each in request.acceptance),
-        *laws.published_drafts(target.name),
-    ]
+    known: list[Any] = [(each.draft, each.draft_method) for each in request.acceptance]
+    known += laws.published_drafts(target.name)
     own: list[Any] = [("mtp", "mtp")] if target.mtp_layers else []
-    models: list[Any] = [(name, "full") for name in _small_models(target, context)]
-    if request.draft_weight_dtype is not None and target.name in model_names():
-        own += [(SELF, "full"), (target.name, "full")]  # a copy in these weights, as engines run it
-    return list(dict.fromkeys([*_pairs(None, None), *own, *known, *models]))
-
-
-def _small_models(target: ModelSpec, context: int) -> list[str]:
-    """The catalog's smallest models that could draft: of the target's vocabulary, and made for such a context."""
     most = LARGEST_DRAFT_SHARE * target.num_parameters
     able = (
         name
         for name in models_of_vocabulary(target.vocab_size)
         if (model := load_model_spec(name)).num_parameters <= most and model.longest_context >= context
     )
-    return list(islice(able, NUM_DRAFT_MODELS))
+    models: list[Any] = [(name, "full") for name in islice(able, NUM_DRAFT_MODELS)]
+    if request.draft_weight_dtype is not None and target.name in model_names():
+        own += [(SELF, "full"), (target.name, "full")]  # a copy in these weights, as engines run it
+    return list(dict.fromkeys([*_pairs(None, None), *own, *known, *models]))
 
 
 def _that_run(
@@ -209,10 +197,10 @@ def check_profiles(profiles: Iterable[AcceptanceProfile], *, draft: str | None, 
     planned = " or ".join(f"{name} ({kind})" for name, kind in pairs) or "none"
     for profile in profiles:
         if (profile.draft, profile.draft_method) not in pairs:
-            own = f"--draft {profile.draft} --draft-method {profile.draft_method}"
             raise ConfigError(
                 f"an acceptance profile is of draft {profile.draft} ({profile.draft_method}), the plan is for "
-                f"{planned}; plan with {own}, or leave the profile out"
+                f"{planned}; plan with --draft {profile.draft} --draft-method {profile.draft_method}, or leave the "
+                "profile out"
             )
 
 

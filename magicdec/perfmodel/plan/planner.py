@@ -83,7 +83,11 @@ def plan(request: PlanRequest) -> Plan:
     return Plan(
         **msgspec.structs.asdict(first.case), model=model.name, engine=first.device.engine.name,
         request=request.record(), precision=_formats(first), other_cases=[each.case for each in answers[1:]],
-        needs_acceptance=[_with_paying_rate(first, each) for each in first.lacking if _is_run(first.device, each)],
+        needs_acceptance=[
+            _with_paying_rate(first, each)
+            for each in first.lacking
+            if first.device.engine.runs_staged(each.draft, each.draft_method, first.device.spread.pp)
+        ],
         notes=[*key, *others, *refused], key_notes=[*key, *refused],
         autoregressive_rows=[row for each in answers for row in each.alone],
         candidates=[row for each in answers for row in each.drafted],
@@ -133,11 +137,6 @@ def answered(request: PlanRequest, model: ModelSpec, refused: list[str]) -> tupl
     return answers, devices
 
 
-def _is_run(device: Device, lacking: NeedsAcceptance) -> bool:
-    """Whether the engine runs this draft with as many stages as the answer has."""
-    return device.engine.runs_staged(lacking.draft, lacking.draft_method, device.spread.pp)
-
-
 def _too_slow(request: PlanRequest) -> CapacityError:
     """The error for limits that nothing keeps, naming the least that one sequence alone reaches."""
     free = plan(msgspec.structs.replace(request, tpot_limit_s=None, ttft_limit_s=None, batch_sizes=(1,), workload=None))
@@ -156,10 +155,10 @@ def _readable(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, list
         stretch = (
             "; if its publisher extends it, plan a config.json with that rope_scaling "
             f"(yarn, factor {longest / room:.3g} or more)"
+            if model.is_unscaled
+            else ""
         )
-        return f"{model.name} reads at most {room} tokens; {longest}, prompt and output together, is too long" + (
-            stretch if model.is_unscaled else ""
-        )
+        return f"{model.name} reads at most {room} tokens; {longest}, prompt and output together, is too long{stretch}"
 
     room = model.longest_context
     if request.workload is not None:
@@ -189,11 +188,10 @@ def _best_of(ways: list[Device]) -> Answer | None:
     refused: list[CapacityError] = []
     for device in ways:
         try:
-            answer = _answer(device, baseline)
+            if (answer := _answer(device, baseline)) is not None:
+                found.append(answer)
         except CapacityError as error:
             refused.append(error)
-            continue
-        found += [answer] if answer is not None else []
     if not found and refused:
         raise refused[0]
     ranked = sorted(found, key=lambda each: _objective(each.case.best), reverse=True)
@@ -277,10 +275,8 @@ def _ranked(alone: list[Candidate], drafted: list[Candidate]) -> tuple[Candidate
 def _pareto(rows: list[Candidate]) -> list[Candidate]:
     """Rows that no other beats in both latency and throughput of all devices, fastest first."""
     frontier: list[Candidate] = []
-    highest = 0.0
     for row in sorted(rows, key=lambda each: (each.between_tokens_s, -each.rate)):
-        if row.fits and row.within_limits and row.rate > highest:
-            highest = row.rate
+        if row.fits and row.within_limits and row.rate > (frontier[-1].rate if frontier else 0.0):
             frontier.append(row)
     return frontier
 
