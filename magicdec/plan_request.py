@@ -118,11 +118,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     ttft_p95_s: Annotated[
         float | None,
-        Option(name="p95_ttft_ms", help="Limit on TTFT's 95th percentile.", unit=MILLI, least=0, is_open=True),
+        Option(name="p95_ttft_ms", help="Limit on TTFT's 95th percentile, ms.", unit=MILLI, least=0, is_open=True),
     ] = None
     tpot_p95_s: Annotated[
         float | None,
-        Option(name="p95_tpot_ms", help="Limit on TPOT's 95th percentile.", unit=MILLI, least=0, is_open=True),
+        Option(name="p95_tpot_ms", help="Limit on TPOT's 95th percentile, ms.", unit=MILLI, least=0, is_open=True),
     ] = None
     balance: Annotated[str, Option(help="Over replicas: round-robin or least-loaded.")] = "round-robin"
 

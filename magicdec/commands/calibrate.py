@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from magicdec.commands import options
 from magicdec.commands.options import option, parse_ints, require
@@ -146,7 +146,6 @@ def calibrate_server(
         describe_server,
         estimated_seconds,
         fit_server,
-        save_fit,
         save_loads,
         send_plan,
     )
@@ -189,7 +188,7 @@ def calibrate_server(
         print(f"kept what was measured: {save_loads(found.points, loads.about, output)}")
         raise (ServerError(f"{found.stopped}; {error}") if found.stopped else error) from None
     _print_fit(fit, found.points)
-    print("wrote " + ", ".join(map(str, save_fit(fit, found.points, loads.about, output))))
+    _save_fit(fit, found.points, loads.about, serving, output)
     if found.stopped:
         raise ServerError(f"{found.stopped}; fitted to the {len(found.points)} loads that were measured before")
 
@@ -208,7 +207,7 @@ def calibrate_results(paths: Sequence[Path], serving: Serving, output: Path) -> 
     """Fits an engine profile to the result files of a load generator."""
     from magicdec.files import check_writable
     from magicdec.live.benchmark_results import points_of, read_runs, tokens_per_event
-    from magicdec.live.calibration import NOISE_LIMIT, fit_server, noise, save_fit
+    from magicdec.live.calibration import NOISE_LIMIT, fit_server, noise
 
     check_writable(output)
     runs = [run for path in paths for run in read_runs(path)]
@@ -221,7 +220,17 @@ def calibrate_results(paths: Sequence[Path], serving: Serving, output: Path) -> 
     if (noise(points) or 0.0) > NOISE_LIMIT:
         print("the requests differ much: the server or its machine did other work; measure again when it is quieter")
     origin = {"read": {"files": [path.name for path in paths], "requests": num_requests}}
+    _save_fit(fit, points, origin, serving, output)
+
+
+def _save_fit(
+    fit: ServerFit, points: Sequence[Measured], origin: dict[str, Any], serving: Serving, output: Path
+) -> None:
+    from magicdec.live.calibration import save_fit
+
     print("wrote " + ", ".join(map(str, save_fit(fit, points, origin, output))))
+    words = ["magicdec", "plan", "--model", serving.model, "--hardware", serving.hardware, "--engine", str(output)]
+    print(f"next: {shlex.join(words)}")
 
 
 def _print_fit(fit: ServerFit, points: Sequence[Measured], *, between: str = "rounds") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from magicdec.commands import options
 from magicdec.commands.options import OutputFormat, console, option, print_as, require
-from magicdec.errors import ConfigError, ServerError
+from magicdec.errors import ConfigError, MagicdecError, ServerError
 from magicdec.progress import shown_progress
 from magicdec.units import format_seconds
 
@@ -111,7 +112,9 @@ def observe_command(
         _watch(where, view, target=target, seconds=seconds, interval=every)
         return
     seen = _look(where, target=target, seconds=seconds, interval=every, quiet=quiet)
-    if output_format is OutputFormat.TABLE:
+    is_table = output_format is OutputFormat.TABLE
+    say = partial(print, file=sys.stdout if is_table else sys.stderr)
+    if is_table:
         print("\n".join(view.lines(seen)))
     else:
         document = view.document(seen)
@@ -121,10 +124,20 @@ def observe_command(
     kind, name = agreed(given, seen.announced), model or seen.target.model
     if output is not None:
         save_profile(acceptance_profile(seen, kind, model=name, context=context, dataset=dataset), output)
-        print(f"wrote {output}")
+        say(f"wrote {output}\nnext: {_next_plan(name, hardware, output)}")
     if records is not None:
         append_record(records, record(seen, kind, model=name, hardware=hardware or "", tp_size=tp))
-        print(f"appended to {records}")
+        say(f"appended to {records}")
+
+
+def _next_plan(model: str, hardware: str | None, acceptance: Path) -> str:
+    words = [
+        "magicdec",
+        "plan",
+        *(["--model", model] if model else []),
+        *(["--hardware", hardware] if hardware else []),
+    ]
+    return shlex.join([*words, "--acceptance", str(acceptance)])
 
 
 def _look(
@@ -142,7 +155,7 @@ def _look(
     except ServerError as error:
         if len(taken) < 2:
             raise
-        print(f"the window ends early, after {len(taken)} scrapes: {error}")
+        print(f"the window ends early, after {len(taken)} scrapes: {error}", file=sys.stderr)
     return observe(taken, choose_target(taken[-1], target))
 
 
@@ -188,7 +201,7 @@ def _print_imported(path: Path, draft: Draft, model: str, context: float, datase
     print(f"  accepted     {rates_text(profile.measured[0])}")
     if output is not None:
         save_profile(profile, output)
-        print(f"wrote {output}")
+        print(f"wrote {output}\nnext: {_next_plan(model, None, output)}")
 
 
 def tune_command(
@@ -259,15 +272,23 @@ def tune_command(
                 interval_s=interval, target=target, limit_s=left_s,
             )  # fmt: skip
 
-    trials = []
-    for trial in try_in_turns(order, try_one, limit_s=limit):
-        trials.append(trial)
-        say(
-            f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
-            f"{format_seconds(trial.predicted_tpot_s)} predicted; {trial.tokens_per_step:.2f} tokens per step, "
-            f"batch {trial.batch_size:.1f}"
-        )
+    trials: list[Trial] = []
+    ended: BaseException | None = None
+    try:
+        for trial in try_in_turns(order, try_one, limit_s=limit):
+            trials.append(trial)
+            say(
+                f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
+                f"{format_seconds(trial.predicted_tpot_s)} predicted; {trial.tokens_per_step:.2f} tokens per step, "
+                f"batch {trial.batch_size:.1f}"
+            )
+    except (MagicdecError, KeyboardInterrupt) as error:  # what was tried before is shown all the same
+        if not trials:
+            raise
+        ended = error
     rows, found = [dataclasses.asdict(trial) for trial in trials], outcomes(trials)
     gammas = [dataclasses.asdict(each) | {"spread": each.spread} for each in found]
     document = {"planned": order, "advised": chosen[0], "trials": rows, "outcomes": gammas, "regret": regret(found)}
     print_as(output_format, document, rows, lambda: print("\n".join(outcome_lines(trials, order))))
+    if ended is not None:
+        raise ended

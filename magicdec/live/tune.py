@@ -72,15 +72,16 @@ def try_gamma(
     limit_s: float = START_TIMEOUT_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Trial:
-    """Restarts the server with one gamma, waits for it to answer and to have load, and observes it. The restart, and
-    the wait for an answer, may take `limit_s` each.
+    """Restarts the server with one gamma, waits for it to answer and to have load, and observes it. The restart and the
+    wait for an answer together may take what `limit_s` leaves to a wait for load and a look of `seconds` each.
 
     Raises ConfigError where the command fails, or starts a server with another gamma; ServerError where the server does
     not come back, or has no load.
     """
+    deadline = time.monotonic() + max(limit_s - 2.0 * seconds, POLL_S)
     started = read_address(address).total(PROCESS_START, {})
-    restart(command, gamma, limit_s=limit_s)
-    _await_server(address, other_than=started, limit_s=limit_s, sleep=sleep)
+    restart(command, gamma, limit_s=deadline - time.monotonic())
+    _await_server(address, other_than=started, limit_s=deadline - time.monotonic(), sleep=sleep)
     _await_load(address, target, at_most=seconds, sleep=sleep)
     taken = list(scrapes(address, seconds=seconds, interval_s=interval_s, sleep=sleep))
     return trial_of(observe(taken, choose_target(taken[-1], target)), gamma, predicted_tpot_s)
@@ -204,7 +205,7 @@ def regret(found: Sequence[Outcome]) -> float:
 def outcome_lines(trials: Sequence[Trial], order: Sequence[int]) -> list[str]:
     """Each gamma's times, the best of them, what the advised one loses, and how sure that is."""
     found = outcomes(trials)
-    lines = [] if len(trials) == len(order) else [f"the time was up after {len(trials)} of {len(order)} trials"]
+    lines = [] if len(trials) == len(order) else [f"it ended after {len(trials)} of {len(order)} trials"]
     lines += [
         f"gamma {each.gamma}: {format_seconds(each.tpot_s)} per token "
         f"({format_seconds(each.low_s)} to {format_seconds(each.high_s)})"

@@ -148,6 +148,24 @@ def test_the_result_is_one_document_on_stdout(server):
     assert "it ends within" in done.stderr
 
 
+def test_what_was_tried_is_shown_when_the_server_does_not_come_back(server, tmp_path):
+    address, command = server
+    write = command.split('"')[1]
+    once = f"import os; os.mkdir('{tmp_path}/once'); {write}"
+    words = ["tune", address, "--restart", f'{sys.executable} -c "{once}"', "--model", "llama-3.1-8b", "--hardware",
+             "a100-sxm-80gb", "--yes", "--draft", "eagle", "--seconds", "0.4", "--interval", "0.2"]  # fmt: skip
+    done = CliRunner().invoke(app, words)
+    assert "status 1" in str(done.exception)
+    assert "it ended after 1 of" in done.stdout
+    assert "best of these: gamma" in done.stdout
+
+
+def test_a_trial_ends_in_the_time_it_is_given(server):
+    command = f'{sys.executable} -c "import time; time.sleep(60)#{{gamma}}"'
+    with pytest.raises(ConfigError, match="timed out"):
+        try_gamma(parse_address(server[0]), command, 1, predicted_tpot_s=1.0, seconds=0.4, interval_s=0.2, limit_s=3.0)
+
+
 def test_a_server_without_load_cannot_be_tuned(serve):
     idle = Vllm().scrape().encode()
     _, address = serve({"/metrics": lambda handler: handler.reply(idle)})
