@@ -66,7 +66,7 @@ def request_of(**options: Any) -> PlanRequest:
 def _shows_options(function: Callable[..., T]) -> Callable[..., T]:
     """Gives a function of `**options` the signature of a plan's options and a line on each, for help()."""
     asked = plan_request.options()
-    lines = (f"        {name}: {each.option.help}" for name, each in asked.items())
+    lines = (f"        {name}: {each.help}" for name, each in asked.items())
     before, raises, after = (function.__doc__ or "").partition("\n    Raises:")
     function.__doc__ = "\n".join([before.rstrip(), "", "    Options:", *lines, raises + after])
     function.__signature__ = Signature([  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -30,7 +30,7 @@ OF_ARRIVALS = ("burstiness", "cached", "p95_ttft_ms", "p95_tpot_ms", "balance")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """How a field is asked for."""
+    """A field of the request as it is asked for."""
 
     help: str
     name: str = ""
@@ -41,6 +41,46 @@ class Option:
     most: float = math.inf
     is_open: bool = False
     """Whether a value must be above `least`."""
+    field: str = ""
+    kind: Any = None
+    """The field's type."""
+    default: Any = None
+
+    @property
+    def is_many(self) -> bool:
+        return self.kind in (tuple[int, ...], tuple[str, ...])
+
+    @property
+    def is_whole(self) -> bool:
+        return self.kind in (int, int | None, tuple[int, ...])
+
+    def value(self, name: str, given: Any) -> Any:
+        """The field's value of a plain one: counts may be written "32k", and one value stand for a list of one."""
+        if self.is_many:
+            is_several = isinstance(given, Iterable) and not isinstance(given, str | Path)
+            values = tuple(given) if is_several else (given,)
+            return tuple(_count(name, each) for each in values) if self.is_whole else tuple(map(_named, values))
+        if self.is_whole:
+            return _count(name, given)
+        if isinstance(given, list | tuple):
+            return tuple(given)
+        return given * self.unit if self.unit != 1.0 else _named(given)
+
+    def check(self, value: Any) -> None:
+        """Raises ConfigError for a number outside the option's limits."""
+        name = (self.name or self.field).replace("_", " ")
+        for each in value if self.is_many else (value,):
+            if each is None or not (self.is_whole or self.kind in (float, float | None)):
+                continue
+            if self.least <= each <= self.most and not (self.is_open and each == self.least):
+                if self.is_whole:
+                    _count(name, each)
+                continue
+            wanted = f"between {self.least:.0f} and {self.most:.0f}"
+            if self.is_open or self.most == math.inf:
+                wanted = f"above {self.least:.0f}" if self.is_open else f"at least {self.least:.0f}"
+                wanted += f" and at most {self.most:.0f}" if self.most < math.inf else ""
+            raise ConfigError(f"{name} must be {wanted}, not {each / self.unit:.10g}")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,60 +172,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.rate is not None or self.requests is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A field of the request as an option."""
-
-    field: str
-    option: Option
-    kind: Any
-    """The field's type."""
-    default: Any
-
-    @property
-    def is_many(self) -> bool:
-        return self.kind in (tuple[int, ...], tuple[str, ...])
-
-    @property
-    def is_whole(self) -> bool:
-        return self.kind in (int, int | None, tuple[int, ...])
-
-    def value(self, name: str, given: Any) -> Any:
-        """The field's value of a plain one: counts may be written "32k", and one value stand for a list of one."""
-        if self.is_many:
-            is_several = isinstance(given, Iterable) and not isinstance(given, str | Path)
-            values = tuple(given) if is_several else (given,)
-            return tuple(_count(name, each) for each in values) if self.is_whole else tuple(map(_named, values))
-        if self.is_whole:
-            return _count(name, given)
-        if isinstance(given, list | tuple):
-            return tuple(given)
-        return given * self.option.unit if self.option.unit != 1.0 else _named(given)
-
-    def check(self, value: Any) -> None:
-        """Raises ConfigError for a number outside the option's limits."""
-        option, name = self.option, (self.option.name or self.field).replace("_", " ")
-        for each in value if self.is_many else (value,):
-            if each is None or not (self.is_whole or self.kind in (float, float | None)):
-                continue
-            if option.least <= each <= option.most and not (option.is_open and each == option.least):
-                if self.is_whole:
-                    _count(name, each)
-                continue
-            wanted = f"between {option.least:.0f} and {option.most:.0f}"
-            if option.is_open or option.most == math.inf:
-                wanted = f"above {option.least:.0f}" if option.is_open else f"at least {option.least:.0f}"
-                wanted += f" and at most {option.most:.0f}" if option.most < math.inf else ""
-            raise ConfigError(f"{name} must be {wanted}, not {each / option.unit:.10g}")
-
-
 @cache
-def options() -> dict[str, Asked]:
+def options() -> dict[str, Option]:
     """Every option of a plan, under its name."""
     hints, found = get_type_hints(Request, include_extras=True), {}
     for field in msgspec.structs.fields(Request):
         kind, (option,) = hints[field.name].__origin__, hints[field.name].__metadata__
-        found[option.name or field.name] = Asked(field=field.name, option=option, kind=kind, default=field.default)
+        found[option.name or field.name] = replace(option, field=field.name, kind=kind, default=field.default)
     return found
 
 
@@ -209,7 +202,7 @@ def given(request: Request) -> dict[str, Any]:
     for name, asked in options().items():
         value = getattr(request, asked.field)
         if value != asked.default:
-            found[name] = round(value / asked.option.unit, 9) if asked.option.unit != 1.0 else value
+            found[name] = round(value / asked.unit, 9) if asked.unit != 1.0 else value
     return found
 
 

@@ -152,7 +152,7 @@ def example() -> str:
 
 def plan_options() -> str:
     """A row per option of `magicdec.plan`."""
-    rows = [f"| `{name}` | {asked.option.help} | {asked.default!r} |" for name, asked in options().items()]
+    rows = [f"| `{name}` | {asked.help} | {asked.default!r} |" for name, asked in options().items()]
     return "\n".join(["| option | what it is | default |", "|---|---|---|", *rows, ""])
 
 

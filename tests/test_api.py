@@ -79,7 +79,7 @@ def test_the_interface_is_listed_explained_and_short(tmp_path: Path) -> None:
     assert {"plan", "predict", "load_plan", "load_records", "models", "hardware", "engines", "report"} <= set(
         dir(magicdec)
     )
-    assert all(f"{name}: {asked.option.help}" in (magicdec.plan.__doc__ or "") for name, asked in options().items())
+    assert all(f"{name}: {asked.help}" in (magicdec.plan.__doc__ or "") for name, asked in options().items())
     plan = magicdec.plan(batch=64, context=[4096, 32768])
     assert repr(plan).count("\n") == 2
     assert f"{plan.other_cases[0].best.speedup:.2f}x" in repr(plan)

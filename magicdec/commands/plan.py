@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from magicdec import plan_request
 from magicdec.commands import options
 from magicdec.commands.options import OutputFormat, list_of, option, parse_ints, parse_rates, print_as, table_console
-from magicdec.plan_request import Asked
+from magicdec.plan_request import Option
 
 if TYPE_CHECKING:
     from magicdec.perfmodel.plan.variations import Sensitivity
@@ -60,7 +60,7 @@ def asks_plan(*names: str) -> Callable[[Callable[..., None]], Callable[..., None
     return decorate
 
 
-def _parameter(name: str, asked: Asked) -> Parameter:
+def _parameter(name: str, asked: Option) -> Parameter:
     """An option on the command line, where lists are text, and files paths."""
     default: Any = asked.default
     kind: Any = asked.kind
@@ -73,7 +73,7 @@ def _parameter(name: str, asked: Asked) -> Parameter:
         kind = str if default else str | None
     names = (f"--{name.replace('_', '-')}",) if kind is bool else ()
     reads = options.as_formats if name.endswith("dtype") else None
-    shown = option(asked.option.help, OFFERS.get(name), *names, callback=reads)
+    shown = option(asked.help, OFFERS.get(name), *names, callback=reads)
     annotation = Annotated.__class_getitem__((kind, shown))  # type: ignore[attr-defined]  # made at run time
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
