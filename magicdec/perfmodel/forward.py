@@ -22,7 +22,6 @@ from magicdec.perfmodel.kernels.attention import (
     PrefillCurve,
     Prompts,
     attention,
-    expanded_attention,
     prefill_attention,
 )
 from magicdec.perfmodel.kernels.base import Curve
@@ -162,12 +161,6 @@ def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any
     return linear(projection.name, at, m=p.tokens, n=n, k=k, count=count, is_beside=is_beside)
 
 
-def mixer_ops(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
-    """The operations that mix tokens in `count` layers, projections apart."""
-    function: Callable[..., list[Op]] = MIXER_OPS[type(mixer)]
-    return function(mixer, p, count=count)
-
-
 def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
     found = [_norm_exchange(p, count=count)] if mixer.qk_norm == "layer" else []
     if p.is_prefill and (curve := PrefillCurve.known(p.at.hw)) is not None:
@@ -219,7 +212,7 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
         expanded = Attention(num_heads=mixer.num_heads, num_kv_heads=mixer.num_heads, head_dim=size // 2)
         return [_prefill(expanded, p, curve, count=count)]
     by_head = Attended(p.batch, p.query_len, kv_len, heads, heads, size / 2.0)
-    return [expanded_attention(p.at, by_head, key_value_dim=size, count=count, factor=factor)]
+    return [attention(p.at, by_head, count=count, factor=factor, is_expanded=True)]
 
 
 def _recurrence(mixer: GatedDeltaNet | LightningAttention | Mamba2, p: Pass, *, count: int) -> list[Op]:
@@ -237,26 +230,16 @@ def _recurrence(mixer: GatedDeltaNet | LightningAttention | Mamba2, p: Pass, *, 
     return [recurrence(p.at, work._replace(states_written=p.query_len + copied), count=count)]
 
 
-MIXER_OPS: dict[type, Callable[..., list[Op]]] = {
-    Attention: _attention,
-    LatentAttention: _latent,
-    GatedDeltaNet: _recurrence,
-    LightningAttention: _recurrence,
-    Mamba2: _recurrence,
-}
-MIXER_CURVES: dict[type, tuple[type[Curve] | None, ...]] = {
-    Attention: (AttentionCurve,),
-    LatentAttention: (LatentCurve,),
-    GatedDeltaNet: (LinearCurve,),
-    LightningAttention: (None,),
-    Mamba2: (None,),
-}
-"""The curves of what mixes tokens; None: kernels that no table holds, which another's curve stands for."""
+MIXERS: dict[type, tuple[Callable[..., list[Op]], type[Curve] | None]] = {
+    Attention: (_attention, AttentionCurve), LatentAttention: (_latent, LatentCurve),
+    GatedDeltaNet: (_recurrence, LinearCurve), LightningAttention: (_recurrence, None), Mamba2: (_recurrence, None),
+}  # fmt: skip
+"""The operations of what mixes tokens, and their curve; None: no table holds its kernels, another's stands for it."""
 
 
 def mixer_curves(mixer: Mixer) -> tuple[type[Curve] | None, ...]:
     chooses = getattr(mixer, "indexer", None) is not None
-    return MIXER_CURVES[type(mixer)] + ((IndexerCurve, SparseCurve) if chooses else ())
+    return MIXERS[type(mixer)][1], *((IndexerCurve, SparseCurve) if chooses else ())
 
 
 def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
@@ -333,7 +316,7 @@ def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
     activation = at.precision.activation_bytes
     operations = [
         *projection_ops(model, p),
-        *(op for mixer, count in model.mixers for op in mixer_ops(mixer, p, count=count)),
+        *(op for mixer, count in model.mixers for op in MIXERS[type(mixer)][0](mixer, p, count=count)),
         *expert_ops(model, p),
         streaming(
             "norms", at, num_bytes=p.tokens * activation * elementwise_size(model, p),

@@ -27,13 +27,9 @@ from magicdec.specs.speculation import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
 
 BoolArray = npt.NDArray[np.bool_]
 LIMITS = {
-    "batch": (1.0, 1e7),
-    "context": (0.0, 1e12),
-    "tp": (1.0, 1e5),
-    "gen_len": (-1e12, 1e12),
-    "gamma": (0.0, float(MAX_GAMMA)),
-    "budget": (0.0, 1e12),
-}
+    "batch": (1.0, 1e7), "context": (0.0, 1e12), "tp": (1.0, 1e5), "gen_len": (-1e12, 1e12),
+    "gamma": (0.0, float(MAX_GAMMA)), "budget": (0.0, 1e12),
+}  # fmt: skip
 NAMES = {"budget": "draft budget", "gen_len": "gen-len"}
 
 

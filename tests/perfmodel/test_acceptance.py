@@ -216,16 +216,11 @@ def test_structs_and_mappings_are_the_same_measurements() -> None:
     assert acceptance.fit_profile(rows) == acceptance.fit_profile([Measurement(**row) for row in rows])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"accepted": 30}, "accepted must be between"),
-        ({"position": 0}, "at least 1"),
-        ({"budget": float("nan")}, "finite"),
-        ({"trials": "many"}, "trials"),
-        ({"trials": 0, "accepted": 0}, "no acceptance measurement"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"accepted": 30}, "accepted must be between"), ({"position": 0}, "at least 1"),
+    ({"budget": float("nan")}, "finite"), ({"trials": "many"}, "trials"),
+    ({"trials": 0, "accepted": 0}, "no acceptance measurement"),
+])  # fmt: skip
 def test_unusable_measurements_are_refused_in_one_line(change: dict, message: str) -> None:
     row = {"draft_method": "snapkv", "budget": 256, "context": 4096, "position": 1, "trials": 20, "accepted": 17}
     with pytest.raises(ConfigError, match=message):

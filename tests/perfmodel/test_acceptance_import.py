@@ -104,21 +104,12 @@ def spec_bench_without_bonus(sequences: list[list[int]]) -> str:
     return spec_bench(sequences, bonus=0)
 
 
-@pytest.mark.parametrize(
-    ("write", "kind", "exact"),
-    [
-        (trace, "trace", 1e-12),
-        (bare_trace, "trace", 1e-12),
-        (vllm_benchmark, "vLLM benchmark", 1e-12),
-        (aiperf, "AIPerf records", 1e-12),
-        (guidellm, "GuideLLM report", 1e-12),
-        (vllm_log, "vLLM log", 2e-3),
-        (sglang, "SGLang answers", 1e-12),
-        (older_sglang, "SGLang answers", 1e-12),
-        (spec_bench, "Spec-Bench answers", 1e-12),
-        (spec_bench_without_bonus, "Spec-Bench answers", 1e-12),
-    ],
-)
+@pytest.mark.parametrize(("write", "kind", "exact"), [
+    (trace, "trace", 1e-12), (bare_trace, "trace", 1e-12), (vllm_benchmark, "vLLM benchmark", 1e-12),
+    (aiperf, "AIPerf records", 1e-12), (guidellm, "GuideLLM report", 1e-12), (vllm_log, "vLLM log", 2e-3),
+    (sglang, "SGLang answers", 1e-12), (older_sglang, "SGLang answers", 1e-12),
+    (spec_bench, "Spec-Bench answers", 1e-12), (spec_bench_without_bonus, "Spec-Bench answers", 1e-12),
+])  # fmt: skip
 def test_each_format_gives_the_rates_of_the_steps(write, kind, exact, sequences, tmp_path):
     (tmp_path / "file").write_text(write(sequences))
     found = read_acceptance(tmp_path / "file")

@@ -100,12 +100,8 @@ def test_a_narrower_copy_of_the_target_is_ranked_by_its_published_acceptance() -
     (copied, *_) = [row for row in rows if row.draft == "qwen2.5-7b" and row.gamma == 1]
     assert copied.expected_tokens_per_step == pytest.approx(1.884, rel=0.01)
     asked = {
-        "draft": "self",
-        "draft_method": "full",
-        "engine": "ours",
-        "context_lens": (1024,),
-        "model": "llama-3.1-8b",
-    }
+        "draft": "self", "draft_method": "full", "engine": "ours", "context_lens": (1024,), "model": "llama-3.1-8b",
+    }  # fmt: skip
     (best, *_) = plan(PlanRequest(**asked, draft_weight_dtype="int4")).candidates
     assert 1.5 < best.expected_tokens_per_step < best.gamma + 1
     assert plan(PlanRequest(**asked)).candidates[0].expected_tokens_per_step == pytest.approx(

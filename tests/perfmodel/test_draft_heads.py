@@ -172,14 +172,11 @@ def test_a_head_as_the_speculators_library_writes_it_is_read(tmp_path: Path) -> 
     assert load_head(path) == HeadSpec(method="p-eagle", num_layers=4, trained_len=4096, hidden_size=4096)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": 5120}, "hidden size 5120, not 4096"),
-        ({"architectures": ["LlamaForCausalLM"]}, "no trained head that is known"),
-        ({"num_hidden_layers": "many"}, "num_hidden_layers"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"hidden_size": 5120}, "hidden size 5120, not 4096"),
+    ({"architectures": ["LlamaForCausalLM"]}, "no trained head that is known"),
+    ({"num_hidden_layers": "many"}, "num_hidden_layers"),
+])  # fmt: skip
 def test_a_head_that_does_not_go_with_the_target_is_refused(
     changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:

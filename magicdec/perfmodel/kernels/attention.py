@@ -324,24 +324,23 @@ def _row_factors(rows: Array, ratios: Array) -> tuple[float, ...]:
     return tuple(float(f) for f in np.interp(every, known, [counted[n] for n in known]))
 
 
-def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Array:
-    """How much longer attention takes because its last wave of blocks does not fill the device.
-
-    1 + w·(ceil(x)/x − 1) for x = blocks / slots above 1; below, the kernel splits the context and fills the device.
-    """
+def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Any:
+    """How much longer attention takes because its last wave of blocks does not fill the device: 1 + w·(ceil(x)/x − 1)
+    for x = blocks / slots above 1; below, the kernel splits the context and fills the device."""
     per_multiprocessor = engine.attention_blocks_per_multiprocessor
     if per_multiprocessor is None:
-        return np.ones(())
+        return 1.0
     filling = np.maximum(np.asarray(blocks, dtype=np.float64) / (per_multiprocessor * hw.num_multiprocessors), 1.0)
     return 1.0 + engine.attention_wave_weight * (np.ceil(filling) / filling - 1.0)
 
 
-def attention(at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0) -> Op:
-    """`count` layers of attention of `query_len` tokens per sequence over `kv_len` cached ones, or a window of them."""
+def attention(at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0, is_expanded: bool = False) -> Op:
+    """`count` layers of attention of `query_len` tokens per sequence over `kv_len` cached ones, or a window of them.
+    `is_expanded`: latents expanded to keys and values of each head, as in prefill."""
     hw, engine, precision = at
     kv_dtype = precision.kv_dtype
     curve = AttentionCurve.of(hw, kv_dtype)
-    batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in work[:3])
+    batch, query_len, kv_len = work[:3]
     if work.window is not None:
         kv_len = np.minimum(kv_len, work.window + curve.window_tile_tokens)
     reads = query_len if engine.kv_reads == "per_query" else 1.0
@@ -349,36 +348,15 @@ def attention(at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0)
         flops=4.0 * batch * query_len * kv_len * work.num_heads * work.head_dim,
         kv_bytes=2.0 * batch * kv_len * work.num_kv_heads * work.head_dim * precision.kv_bytes * reads,
     )
-    time = curve.seconds(
-        hw,
-        work._replace(
-            kv_len=kv_len, window=None, kv_dtype=kv_dtype, kv_reads=engine.kv_reads, kernel=engine.attention_kernel,
-            reread=engine.query_tile_reread,
-        ),
+    work = work._replace(
+        kv_len=kv_len, window=None, kv_dtype=kv_dtype, kv_reads=engine.kv_reads, kernel=engine.attention_kernel,
+        reread=engine.query_tile_reread,
     )  # fmt: skip
-    own = engine.split_attention_factor if curve.splits == "always" else None
-    factor = (
-        factor
-        * (engine.attention_factor if own is None else own)
-        * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
-    )
-    return operation("attention", "attention", at, cost, time, kv_dtype, count=count, factor=factor)
-
-
-def expanded_attention(at: Where, work: Attended, *, key_value_dim: int, count: Any = 1.0, factor: Any = 1.0) -> Op:
-    """`count` layers of latent attention over expanded keys and values, as in prefill: heads of their own KV, with
-    `key_value_dim` numbers per token."""
-    hw, engine, precision = at
-    batch, query_len, kv_len, heads = (np.asarray(value, dtype=np.float64) for value in work[:4])
-    cost = Cost(
-        flops=2.0 * batch * query_len * kv_len * heads * key_value_dim,
-        kv_bytes=batch * kv_len * heads * key_value_dim * precision.kv_bytes,
-    )
-    kv_dtype = precision.kv_dtype
-    time = AttentionCurve.of(hw, kv_dtype).seconds(
-        hw, work._replace(kv_dtype=kv_dtype, kv_reads=engine.kv_reads, kernel=engine.attention_kernel)
-    )
-    factor = engine.attention_factor * factor
+    own = engine.split_attention_factor if curve.splits == "always" and not is_expanded else None
+    factor = factor * (engine.attention_factor if own is None else own)
+    if not is_expanded:
+        factor = factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
+    time = curve.seconds(hw, work)
     return operation("attention", "attention", at, cost, time, kv_dtype, count=count, factor=factor)
 
 

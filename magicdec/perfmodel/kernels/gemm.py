@@ -224,13 +224,10 @@ NARROW_TILES: tuple[tuple[Literal["cheapest", "by_rows"], tuple[str, ...]], ...]
 )
 """Which tiles a library takes for narrow formats is tried out, and counts as a parameter; then what does not matter."""
 UNTILED: Parameters = {
-    "overhead_s": Free(prior=5e-6, spread=2.0),
-    "bandwidth_efficiency": Free(prior=0.9, spread=0.5),
-    "flops_efficiency": Free(prior=0.8, spread=0.5),
-    "ridge_power": Free(prior=3.0, scale="above_one"),
-    "half_tokens": Free(prior=8.0, spread=1.0),
-    "gemv_efficiency": Free(prior=0.15, spread=1.0),
-}
+    "overhead_s": Free(prior=5e-6, spread=2.0), "bandwidth_efficiency": Free(prior=0.9, spread=0.5),
+    "flops_efficiency": Free(prior=0.8, spread=0.5), "ridge_power": Free(prior=3.0, scale="above_one"),
+    "half_tokens": Free(prior=8.0, spread=1.0), "gemv_efficiency": Free(prior=0.15, spread=1.0),
+}  # fmt: skip
 
 
 def cache_parameters(hw: Device) -> Parameters:

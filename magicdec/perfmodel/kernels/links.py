@@ -193,14 +193,10 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
 
 
 RING: Parameters = {
-    "overhead_s": Free(spread=1.0),
-    "one_shot_efficiency": Free(),
-    "two_shot_efficiency": Free(),
-    "bulk_overhead_s": Free(spread=1.0),
-    "bulk_efficiency": Free(),
-    "rank_exponent": Free(prior=RING_EXPONENT, spread=1.5, scale="linear"),
-    "ring_hop_s": Free(),
-}
+    "overhead_s": Free(spread=1.0), "one_shot_efficiency": Free(), "two_shot_efficiency": Free(),
+    "bulk_overhead_s": Free(spread=1.0), "bulk_efficiency": Free(),
+    "rank_exponent": Free(prior=RING_EXPONENT, spread=1.5, scale="linear"), "ring_hop_s": Free(),
+}  # fmt: skip
 
 
 class ExchangeCurve(Curve, frozen=True, kw_only=True):

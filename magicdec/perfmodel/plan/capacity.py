@@ -407,11 +407,8 @@ def _intervals(tried: Tried, replicas: int, rate: float, outcome: Outcome) -> di
 
     ttft, tpot = of(lambda each: each.ttft_s), of(lambda each: each.tpot_s)
     return {
-        "ttft_p95_low_s": ttft[0],
-        "ttft_p95_high_s": ttft[1],
-        "tpot_p95_low_s": tpot[0],
-        "tpot_p95_high_s": tpot[1],
-    }
+        "ttft_p95_low_s": ttft[0], "ttft_p95_high_s": ttft[1], "tpot_p95_low_s": tpot[0], "tpot_p95_high_s": tpot[1],
+    }  # fmt: skip
 
 
 def _curves(tried: list[Tried], load: Load, devices: int) -> list[TrafficLoad]:

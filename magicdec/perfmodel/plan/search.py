@@ -56,24 +56,17 @@ def candidates(
     points = prediction.points
     bounds = interval(prediction, tokens_error(prediction, acceptance))
     columns = {
-        "batch_size": points.batch.astype(np.int64),
-        "context_len": points.context.astype(np.int64),
+        "batch_size": points.batch.astype(np.int64), "context_len": points.context.astype(np.int64),
         "tp_size": points.tp.astype(np.int64),
-        "ep_size": np.asarray(prediction.setup.spread.ep_size(points.tp), dtype=np.int64),
-        "gamma": points.gamma,
+        "ep_size": np.asarray(prediction.setup.spread.ep_size(points.tp), dtype=np.int64), "gamma": points.gamma,
         "draft_budget": np.zeros(()) if points.budget is None else points.budget,
         "draft_tp_size": draft_tp(prediction.setup, points.tp),
-        **{name: getattr(prediction, name) for name in OF_PREDICTION},
-        "tpot_low_s": bounds.tpot_low_s,
-        "tpot_high_s": bounds.tpot_high_s,
-        "tokens_per_s_per_gpu": prediction.tokens_per_s / prediction.num_gpus,
-        "speedup_low": bounds.speedup_low,
-        "speedup_high": bounds.speedup_high,
-        "memory_bytes_per_gpu": prediction.memory.total_bytes,
-        "fits": prediction.memory.fits,
-        "bound_by": _binding(prediction),
-        **_of_requests(device, prediction, bounds),
-    }
+        **{name: getattr(prediction, name) for name in OF_PREDICTION}, "tpot_low_s": bounds.tpot_low_s,
+        "tpot_high_s": bounds.tpot_high_s, "tokens_per_s_per_gpu": prediction.tokens_per_s / prediction.num_gpus,
+        "speedup_low": bounds.speedup_low, "speedup_high": bounds.speedup_high,
+        "memory_bytes_per_gpu": prediction.memory.total_bytes, "fits": prediction.memory.fits,
+        "bound_by": _binding(prediction), **_of_requests(device, prediction, bounds),
+    }  # fmt: skip
     table = [prediction.full(np.asarray(values)).tolist() for values in columns.values()]
     rows = (dict(zip(columns, values, strict=True)) for values in zip(*table, strict=True))
     return [_candidate(device, prediction.setup, acceptance, value, baseline) for value in rows]
@@ -159,15 +152,11 @@ def _of_requests(device: Device, prediction: Prediction, bounds: Interval) -> di
     drafted = whole.drafted
     low, high = whole.speedup_bounds(bounds)
     return {
-        "request_ttft_s": drafted.ttft_s,
-        "request_tpot_s": drafted.tpot_s,
-        "request_s": drafted.in_slot_s,
-        "request_speedup": whole.speedup_at(prediction.speedup),
-        "request_speedup_low": low,
-        "request_speedup_high": high,
-        "prefill_share": drafted.prefill_share,
+        "request_ttft_s": drafted.ttft_s, "request_tpot_s": drafted.tpot_s, "request_s": drafted.in_slot_s,
+        "request_speedup": whole.speedup_at(prediction.speedup), "request_speedup_low": low,
+        "request_speedup_high": high, "prefill_share": drafted.prefill_share,
         "output_tokens_per_s_per_gpu": whole.output_tokens_per_s / prediction.num_gpus,
-    }
+    }  # fmt: skip
 
 
 def requests_of(device: Device, prediction: Prediction) -> WholeRequests | None:
@@ -202,12 +191,9 @@ def breakdown(prediction: Prediction) -> dict[str, list[Operation]]:
     """Operations of one configuration: time, the datasheet's ceiling for the same work, and what binds."""
     terms, tp_size = prediction.terms, int(prediction.points.tp.flat[0])
     passes = {
-        "autoregressive": terms.autoregressive,
-        "draft": terms.draft,
-        "verify": terms.verify,
-        "accept": terms.accept,
+        "autoregressive": terms.autoregressive, "draft": terms.draft, "verify": terms.verify, "accept": terms.accept,
         "upkeep": terms.upkeep,
-    }
+    }  # fmt: skip
     return {
         name: [_operation(prediction.setup, op, tp_size) for op in time.ops if _first(op.time_s) > 0]
         for name, time in passes.items()
