@@ -1,4 +1,5 @@
-"""The law of acceptance against Monte Carlo, known laws recovered from counts, and the properties any law must have."""
+"""The law of acceptance against Monte Carlo, known laws recovered from counts, rates that a user gives, and static
+batches against simulated ones."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from magicdec.counts import Z_90, expected_tokens_per_step, survival
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import acceptance
-from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
+from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile, fit_profile, load_profile, save_profile
 from magicdec.perfmodel.acceptance.fit import Measurement, measured_rates, measurements_from_rows
-from magicdec.perfmodel.acceptance.law import Law, LawError
+from magicdec.perfmodel.acceptance.law import Law, LawError, static_batch_efficiency
+from magicdec.perfmodel.plan.drafts import load_profiles
+from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from tests.pace import slowness
 
 FOUR_SIGMA_FALSE_ALARM = 6.4e-5
@@ -288,3 +291,106 @@ def test_scaling_to_a_rate_meets_it_and_keeps_the_shape() -> None:
     assert float(scaled.conditional_rates(budget=512, context=8192, gamma_max=1)[0]) == pytest.approx(0.7)
     assert scaled.law.drift == profile.law.drift
     assert scaled.fitted
+
+
+RATES = (0.9, 0.7, 0.5)
+
+
+def tokens(rates: tuple[float, ...], gamma: int) -> float:
+    """Expected tokens per step by simulation-free enumeration: the last rate holds beyond the list."""
+    padded = [*rates, *[rates[-1]] * gamma][:gamma]
+    return 1.0 + sum(np.prod(padded[: i + 1]) for i in range(gamma))
+
+
+def test_rates_by_position_give_the_tokens_per_step_they_mean():
+    document = plan(PlanRequest(batch_sizes=(8,), draft="ngram", acceptance_rate=RATES))
+    for row in document.candidates:
+        assert row.expected_tokens_per_step == pytest.approx(tokens(RATES, row.gamma), rel=1e-12)
+
+
+def test_one_rate_is_the_same_as_a_list_of_it():
+    one = plan(PlanRequest(batch_sizes=(8,), draft="ngram", acceptance_rate=0.8))
+    listed = plan(PlanRequest(batch_sizes=(8,), draft="ngram", acceptance_rate=(0.8, 0.8)))
+    assert [row.speedup for row in listed.candidates] == pytest.approx([row.speedup for row in one.candidates])
+
+
+def test_given_rates_survive_a_file_and_move_together(tmp_path):
+    profile = constant_profile(RATES, draft="ngram", draft_method="ngram")
+    save_profile(profile, tmp_path / "given.json")
+    law = load_profile(tmp_path / "given.json")
+    assert law.conditional_rates(budget=64, context=512, gamma_max=4) == pytest.approx([0.9, 0.7, 0.5, 0.5])
+    other = law.at_rate(0.8, budget=64, context=512).conditional_rates(budget=64, context=512, gamma_max=3)
+    power = np.log(0.8) / np.log(0.9)
+    assert other == pytest.approx(np.array(RATES) ** power)
+
+
+@pytest.mark.parametrize("rates", [(), (0.5, 1.2), (-0.1,), (0.5,) * 65, (float("nan"), 0.5)])
+def test_rates_that_are_none_are_refused(rates):
+    with pytest.raises(ConfigError, match="acceptance rate"):
+        PlanRequest(acceptance_rate=rates)
+
+
+@pytest.mark.parametrize(
+    ("draft", "method"), [("eagle", None), ("self", None), (None, "snapkv"), ("none", None), ("tinyllama-1.1b", None)]
+)
+def test_a_profile_of_another_draft_is_refused_with_both_names(draft, method, tmp_path):
+    save_profile(constant_profile(0.8, draft="ngram", draft_method="ngram"), tmp_path / "ngram.json")
+    with pytest.raises(ConfigError) as caught:
+        load_profiles([tmp_path / "ngram.json"], draft=draft, method=method)
+    assert "draft ngram (ngram)" in str(caught.value)
+    assert f"the plan is for {draft or 'self'}" in str(caught.value)
+
+
+def test_a_profile_of_one_draft_model_is_not_taken_for_another(tmp_path):
+    save_profile(constant_profile(0.8, draft="llama-3.2-1b", draft_method="full"), tmp_path / "small.json")
+    (profile,) = load_profiles([tmp_path / "small.json"], draft="llama-3.2-1b", method=None)
+    document = plan(PlanRequest(batch_sizes=(8,), draft="llama-3.2-3b", acceptance=(profile,)))
+    assert not document.candidates
+    assert plan(PlanRequest(batch_sizes=(8,), draft="llama-3.2-1b", acceptance=(profile,))).candidates
+
+
+def profile_with(spread: float, rate: float = 0.8) -> AcceptanceProfile:
+    return AcceptanceProfile(model="m", draft_method="streamingllm", law=Law(rejection=1 - rate), spread=spread)
+
+
+def simulated_efficiency(
+    rate: float, spread: float, *, gamma: int, batch_size: int, gen_len: int, repeats: int
+) -> float:
+    rng = np.random.default_rng(11)
+    slowest = []
+    for _ in range(repeats):
+        own = np.full(batch_size, rate)
+        if spread:
+            total = rate * (1 - rate) / spread**2 - 1
+            own = rng.beta(rate * total, (1 - rate) * total, batch_size)
+        tokens = 1 + np.cumprod(rng.random((batch_size, gen_len, gamma)) < own[:, None, None], axis=2).sum(axis=2)
+        slowest.append((np.cumsum(tokens, axis=1) < gen_len).sum(axis=1).max() + 1)
+    return gen_len / (sum(rate**i for i in range(gamma + 1)) * float(np.mean(slowest)))
+
+
+@pytest.mark.parametrize(("spread", "batch_size"), [(0.0, 32), (0.03, 32), (0.05, 64), (0.1, 16)])
+def test_the_drain_matches_simulated_batches(spread: float, batch_size: int) -> None:
+    """Within 3 %: a sequence's steps are only nearly normal; the simulation's own error is below 0.5 %."""
+    simulated = simulated_efficiency(0.8, spread, gamma=4, batch_size=batch_size, gen_len=128, repeats=200)
+    predicted = static_batch_efficiency(
+        profile_with(spread), budget=512, context=8192, gamma=4, batch_size=batch_size, gen_len=128
+    )
+    assert predicted == pytest.approx(simulated, rel=0.03)
+
+
+def test_the_drain_grows_with_the_batch_and_the_spread_and_shrinks_with_length() -> None:
+    def at(spread: float, batch_size: int, gen_len: int) -> float:
+        return static_batch_efficiency(
+            profile_with(spread), budget=512, context=8192, gamma=3, batch_size=batch_size, gen_len=gen_len
+        )
+
+    assert at(0.0, 8, 128) > at(0.0, 64, 128) > at(0.05, 64, 128) > at(0.1, 64, 128)
+    assert at(0.0, 32, 64) < at(0.0, 32, 1024) < at(0.0, 32, 50_000) <= 1.0
+
+
+def test_nothing_is_lost_where_all_sequences_take_the_same_steps_and_an_empty_batch_is_refused() -> None:
+    at = {"budget": 512, "context": 8192, "gamma": 3}
+    for rate in (0.0, 1.0):
+        assert static_batch_efficiency(profile_with(0.0, rate), **at, batch_size=64, gen_len=400) == pytest.approx(1.0)
+    with pytest.raises(ConfigError, match="batch size"):
+        static_batch_efficiency(profile_with(0.0), **at, batch_size=0, gen_len=4)

@@ -8,16 +8,17 @@ import pytest
 
 from magicdec.perfmodel.kernels.experts import experts_touched
 from magicdec.perfmodel.kernels.profile import load_hardware
+from magicdec.perfmodel.setup import Setup, draft_tp
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.layers import Attention
+from magicdec.specs.speculation import SpeculationSpec
 from tests.perfmodel.passes import forward_pass, prefill
 
 A100 = load_hardware("a100-sxm-80gb")
 ENGINE = load_engine("magicdec-2024")
 LLAMA = load_model_spec("llama-3.1-8b")
-
 TINY = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -143,3 +144,40 @@ def test_chunks_are_seen_up_to_the_mean_place_of_a_batchs_contexts() -> None:
         around = min(context - 1, 4)
         places = [(each - 1) % 9 + 1 for each in range(context - around, context + around + 1)]
         assert attended(9, context) == pytest.approx(np.mean([attended(None, each) for each in places]))
+
+
+SMOOTH = EngineProfile(name="smooth")
+WAVES = msgspec.structs.replace(SMOOTH, attention_blocks_per_multiprocessor=2.0, attention_wave_weight=1.0)
+
+
+def attention_s(engine: EngineProfile, batch: list[int]) -> np.ndarray:
+    """Llama-2-7B at tp 8: 4 KV heads per rank, so 4 blocks per sequence; the A100 runs 216 at a time."""
+    time = forward_pass(
+        load_model_spec("llama-2-7b-32k"), load_hardware("a100-sxm-80gb"), engine, batch=batch, query_len=1,
+        kv_len=8000, tp_size=8,
+    )  # fmt: skip
+    return next(op.time_s for op in time.ops if op.name == "attention")
+
+
+def test_a_last_wave_that_is_not_full_costs_a_whole_one() -> None:
+    batch = [32, 48, 64, 108, 128]
+    longer = attention_s(WAVES, batch) / attention_s(SMOOTH, batch)
+    blocks = 4 * np.array(batch)
+    expected = np.where(blocks <= 216, 1.0, np.ceil(blocks / 216) * 216 / blocks)
+    np.testing.assert_allclose(longer, expected)
+
+
+@pytest.mark.parametrize(("said", "runtime", "ranks"), [(None, None, 4), (None, 1, 1), (2, 1, 2)])
+def test_a_standalone_draft_runs_where_it_is_said_or_where_the_runtime_puts_it(
+    said: int | None, runtime: int | None, ranks: int
+) -> None:
+    setup = Setup(
+        model=load_model_spec("llama-2-7b-32k"),
+        draft_model=load_model_spec("tinyllama-1.1b"),
+        hardware=load_hardware("a100-sxm-80gb"),
+        engine=msgspec.structs.replace(SMOOTH, standalone_draft_tp_size=runtime),
+        speculation=SpeculationSpec(
+            draft="tinyllama-1.1b", draft_method="streamingllm", draft_budget=512, gamma=2, draft_tp_size=said
+        ),
+    )
+    assert float(draft_tp(setup, 4)) == ranks
