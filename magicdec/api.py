@@ -179,11 +179,10 @@ def report(
         StorageError: a file that cannot be read or written.
     """
     from magicdec.reports.data import ReportData
-    from magicdec.reports.html import write_html
-    from magicdec.reports.pdf import write_pdf
+    from magicdec.reports.report import write_report
 
     data = ReportData.from_records(load_records(records), plan, title=title)
-    (write_pdf if Path(path).suffix == ".pdf" else write_html)(data, Path(path))
+    write_report(data, Path(path))
     return Path(path)
 
 

@@ -22,7 +22,7 @@ from magicdec.plan_request import options
 from magicdec.records import read_records
 from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, ReportData, has_weak_baseline
 from magicdec.reports.figures import draw
-from magicdec.reports.style import PAPER, raw_svg
+from magicdec.reports.figures.chart import PAPER, raw_svg
 from magicdec.reports.terminal_plan import print_plan
 
 ROOT = Path(__file__).resolve().parent.parent

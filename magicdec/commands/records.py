@@ -32,8 +32,7 @@ EXPORT_SUFFIXES = (".csv", ".json", ".parquet")
 def ls_command(files: Files, output_format: options.Format = options.OutputFormat.TABLE) -> None:
     """List records, one line each."""
     from magicdec.records import read_many
-    from magicdec.reports.style import GAMMA
-    from magicdec.reports.text import text_table
+    from magicdec.reports.text import GAMMA, text_table
 
     rows = [{name: getattr(record, name) for name in LISTED} for record in read_many(files)]
 

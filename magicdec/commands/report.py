@@ -69,6 +69,7 @@ def report_command(
     Each is one file, which needs no network.
     """
     from magicdec.files import check_writable
+    from magicdec.reports.report import write_report
 
     paths = output or [Path("report.html")]
     for path in paths:
@@ -79,14 +80,7 @@ def report_command(
         check_writable(path)
     data = load_report_data(records or [], plan, profile, title=title)
     for path in paths:
-        if path.suffix.lower() == ".html":
-            from magicdec.reports.html import write_html
-
-            write_html(data, path)
-        else:
-            from magicdec.reports.pdf import write_pdf
-
-            write_pdf(data, path)
+        write_report(data, path)
         print(path)
 
 
@@ -166,7 +160,7 @@ def _format(is_figure: bool, output: Path | None, given: PlotFormat | None) -> P
 
 def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
     from magicdec.reports.figures import FIGURES, draw
-    from magicdec.reports.style import PAPER, png, raw_svg
+    from magicdec.reports.figures.chart import PAPER, png, raw_svg
     from magicdec.reports.tables import all_tables
 
     if name in FIGURES:

@@ -228,8 +228,7 @@ def demo_command(
     bind_threads()
     from magicdec.files import check_writable, write_atomic
     from magicdec.reports.data import ReportData
-    from magicdec.reports.html import write_html
-    from magicdec.reports.pdf import write_pdf
+    from magicdec.reports.report import write_report
     from magicdec.validate.demo import run_demo
 
     started = time.monotonic()
@@ -245,9 +244,9 @@ def demo_command(
         data = ReportData.from_records(
             [*result.predicted, *result.measured], plan=result.plan, title="magicdec demo", sources=[str(records)]
         )
-        write_html(data, output / "report.html")
+        write_report(data, output / "report.html")
         if has_pdf := find_spec("typst") is not None:
-            write_pdf(data, output / "report.pdf")
+            write_report(data, output / "report.pdf")
     _print_summary(result, output, time.monotonic() - started, has_pdf=has_pdf)
 
 

@@ -16,10 +16,10 @@ from magicdec.plan_document import Candidate
 from magicdec.plan_request import Request
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import Chart, draw
+from magicdec.reports.figures.chart import PAPER, raw_svg
 from magicdec.reports.headline import headline
-from magicdec.reports.html import TEMPLATES as REPORT_TEMPLATES
-from magicdec.reports.html import chart_view, table_view, template_environment
-from magicdec.reports.style import PAPER, raw_svg
+from magicdec.reports.report import TEMPLATES as REPORT_TEMPLATES
+from magicdec.reports.report import chart_view, table_view, template_environment
 from magicdec.reports.tables import Table, candidate_table
 
 TEMPLATES = Path(__file__).parent / "templates"

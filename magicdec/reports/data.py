@@ -83,9 +83,12 @@ class ReportData:
         if self.plan is not None:
             return candidate_record(self.plan, self.plan.best)
         if self.comparison.pairs:
-            return max((p.predicted for p in self.comparison.pairs), key=_speedup)
-        rows = [r for r in (*self.measured, *self.predicted) if r.is_speculative]
-        return max(rows, key=_speedup) if rows else None
+            return fastest(pair.predicted for pair in self.comparison.pairs)
+        return fastest(row for row in self.rows if row.is_speculative)
+
+    @property
+    def rows(self) -> tuple[Record, ...]:
+        return (*self.measured, *self.predicted)
 
     def find_measured(self, row: Record) -> Record | None:
         return next((r for r in self.measured if is_paired(r, row)), None)
@@ -120,8 +123,9 @@ def siblings(records: Iterable[Record], row: Record, vary: str) -> list[Record]:
     return sorted(found, key=lambda r: getattr(r, vary) or 0)
 
 
-def _speedup(record: Record) -> float:
-    return record.speedup or 0.0
+def fastest(records: Iterable[Record]) -> Record | None:
+    """The record of the greatest speedup, the first of equals."""
+    return max(records, key=lambda row: row.speedup or 0.0, default=None)
 
 
 # Plan documents ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from magicdec.naming import describe, device_name
 from magicdec.plan_document import GammaTable, verdict_of
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, has_weak_baseline, median_pair
-from magicdec.reports.style import GAMMA, GAMMA_IS, percent, thousands
+from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands
 from magicdec.units import format_seconds
 
 

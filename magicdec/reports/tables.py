@@ -20,7 +20,7 @@ from magicdec.reports.data import (
     has_weak_baseline,
     median_pair,
 )
-from magicdec.reports.style import GAMMA, thousands
+from magicdec.reports.text import GAMMA, thousands
 from magicdec.units import format_bytes, format_seconds
 
 Kind = Literal["text", "integer", "number", "seconds", "bytes", "percent", "signed_percent", "ratio", "rate", "mbu"]

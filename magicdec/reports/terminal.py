@@ -11,9 +11,8 @@ from magicdec.comparison import Comparison
 from magicdec.naming import describe
 from magicdec.records import Record
 from magicdec.reports.data import WEAK_BASELINE, WEAK_BASELINE_NOTE, has_weak_baseline
-from magicdec.reports.style import GAMMA
 from magicdec.reports.tables import Column, Table, Value, case_table, error_table, format_value, point_table
-from magicdec.reports.text import needed_width, text_table
+from magicdec.reports.text import GAMMA, needed_width, text_table
 from magicdec.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:

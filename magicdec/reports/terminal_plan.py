@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from magicdec.naming import ENGINE_TITLES, draft_id, draft_name
-from magicdec.plan_document import Candidate, Case, GammaTable, MemoryUse, NeedsAcceptance, Operation, Plan, Reach
-from magicdec.reports.terminal_traffic import print_traffic
+from magicdec.plan_document import Candidate, Case, GammaTable, Operation, Plan, Reach, Traffic, TrafficLoad
 from magicdec.reports.text import needed_width, text_table
 from magicdec.units import GIB, MILLI, format_bytes, format_number, format_seconds, format_tokens
 
@@ -28,7 +27,7 @@ Rows = Sequence[Candidate]
 def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool = False) -> None:
     """The answer of each case; `every` adds all rows, layouts, gammas and notes, `why` the breakdown and the memory."""
     if answer.traffic is not None:
-        print_traffic(answer, answer.traffic, console, every=every)
+        _print_traffic(answer, answer.traffic, console, every=every)
         if not every and not why:
             return
     if len(answer.cases) > 1:
@@ -41,10 +40,14 @@ def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool
     if why:
         console.print("[bold]where a step's time goes (the draft's row is one of its steps)[/bold]")
         console.print(_breakdown_table(answer.breakdown, answer.best.gamma))
-        console.print(_memory_line(answer.memory))
+        console.print(_memory_line(answer))
     if answer.needs_acceptance:
-        names = "; ".join(_wanted(each) for each in answer.needs_acceptance)
-        console.print(f"not ranked, acceptance unknown; faster from a rate of: {names}", style="dim")
+        wanted = []
+        for each in answer.needs_acceptance:
+            name = each.draft_method if each.draft in ("self", each.draft_method) else each.draft
+            rate = each.break_even_acceptance_rate
+            wanted.append(f"{name} none" if rate is None else f"{name} {rate:.2f}")
+        console.print(f"not ranked, acceptance unknown; faster from a rate of: {'; '.join(wanted)}", style="dim")
     for note in answer.notes if every else answer.key_notes:
         console.print(f"note: {note}", style="dim")
     console.print(f"next: {_next(answer, every=every)}")
@@ -254,14 +257,11 @@ def _with_baselines(case: Case, rows: list[Candidate]) -> list[Candidate]:
 
 
 def _draft(row: Candidate) -> str:
-    budget = f" {row.draft_budget}" if row.draft_budget else ""
-    return f"{draft_name(row.draft, row.draft_method)}{budget}, gamma {row.gamma}"
+    return f"{draft_name(row.draft, row.draft_method)}{_budget(row)}, gamma {row.gamma}"
 
 
-def _wanted(lacking: NeedsAcceptance) -> str:
-    rate = lacking.break_even_acceptance_rate
-    name = lacking.draft_method if lacking.draft in ("self", lacking.draft_method) else lacking.draft
-    return f"{name} {rate:.2f}" if rate is not None else f"{name} none"
+def _budget(row: Candidate | TrafficLoad) -> str:
+    return f" {row.draft_budget}" if row.draft_budget else ""
 
 
 def _ms(seconds: float) -> str:
@@ -273,17 +273,17 @@ BREAKS_FIRST = 3
 
 class Column(NamedTuple):
     head: str
-    text: Callable[[Candidate], str]
-    shown: Callable[[Rows], bool] = lambda rows: True
+    text: Callable[[Any], str]
+    shown: Callable[[Sequence[Any]], bool] = lambda rows: True
     rank: int = 0
     """Where there is no room, the highest rank goes first; 0 stays. Below `BREAKS_FIRST`, names break before that."""
 
 
-def _differs(name: str) -> Callable[[Rows], bool]:
+def _differs(name: str) -> Callable[[Sequence[Any]], bool]:
     return lambda rows: len({getattr(row, name) for row in rows}) > 1
 
 
-def _any(name: str) -> Callable[[Rows], bool]:
+def _any(name: str) -> Callable[[Sequence[Any]], bool]:
     return lambda rows: any(getattr(row, name) for row in rows)
 
 
@@ -294,15 +294,12 @@ def _speedup(row: Candidate) -> str:
 
 def _verdict(row: Candidate) -> str:
     """Whether it pays, from its interval, or why it cannot be run so."""
-    if not row.fits:
-        return "no room"
-    return row.verdict if row.is_speculative else "-"
+    return "no room" if not row.fits else row.verdict if row.is_speculative else "-"
 
 
 def _with_budget(row: Candidate) -> str:
     """The draft and its budget; a star marks acceptance outside the range that it was measured in."""
-    budget = f" {row.draft_budget}" if row.draft_budget else ""
-    return draft_id(row.draft, row.draft_method) + budget + "*" * row.acceptance_extrapolated
+    return draft_id(row.draft, row.draft_method) + _budget(row) + "*" * row.acceptance_extrapolated
 
 
 COLUMNS = (
@@ -331,9 +328,9 @@ COLUMNS = (
 """Every column of every table of candidates: shown where it tells rows apart, and there is room."""
 
 
-def _table(rows: Rows, width: int) -> Table:
+def _table(rows: Sequence[Any], width: int, columns: Sequence[Column] = COLUMNS) -> Table:
     """Names and marks break over lines between words, so nothing is cut off; numbers do not."""
-    shown = [each for each in COLUMNS if each.shown(rows)]
+    shown = [each for each in columns if each.shown(rows)]
 
     def cells() -> tuple[list[str], list[list[str]]]:
         return [each.head for each in shown], [[each.text(row) for each in shown] for row in rows]
@@ -345,7 +342,8 @@ def _table(rows: Rows, width: int) -> Table:
 
 
 def _gamma_table(table: GammaTable, width: int) -> Table:
-    """The best gamma by batch and context, with the speedup where there is room for it."""
+    """The best gamma by batch and context, with the speedup where there is room for it, and the context from which on
+    it is above 1; the table's first context is only a bound."""
     contexts = table.context_lens
     wide = 6 + 10 * len(contexts) + 13 <= width
 
@@ -358,17 +356,11 @@ def _gamma_table(table: GammaTable, width: int) -> Table:
 
     rows = [
         [str(batch), *(cell(row, column) for column in range(len(contexts))),
-         _faster_from(table.break_even_context[row], contexts[0])]
+         "-" if (start := table.break_even_context[row]) is None
+         else f"<= {format_tokens(contexts[0])}" if start <= contexts[0] else format_tokens(start)]
         for row, batch in enumerate(table.batch_sizes)
     ]  # fmt: skip
     return text_table(["batch", *map(format_tokens, contexts), "faster from"], rows, wraps=())
-
-
-def _faster_from(start: float | None, shortest: int) -> str:
-    """The context from which on the speedup is above 1; the table's first context is only a bound."""
-    if start is None:
-        return "-"
-    return f"<= {format_tokens(shortest)}" if start <= shortest else format_tokens(start)
 
 
 def _breakdown_table(breakdown: dict[str, list[Operation]], gamma: int) -> Table:
@@ -381,12 +373,90 @@ def _breakdown_table(breakdown: dict[str, list[Operation]], gamma: int) -> Table
     return text_table(("pass", "operation", "ms", "ceiling ms", "bound by"), rows, wraps=())
 
 
-def _memory_line(memory: MemoryUse) -> str:
-    parts = (("weights", memory.weights_bytes), ("KV", memory.kv_bytes), ("draft weights", memory.draft_weights_bytes),
-             ("draft KV", memory.draft_kv_bytes), ("workspace", memory.workspace_bytes),
-             ("of", memory.capacity_bytes))  # fmt: skip
-    sizes = ", ".join(f"{label} {format_bytes(size)}" for label, size in parts)
+def _memory_line(answer: Plan) -> str:
+    memory = answer.memory
+    parts = {
+        "weights": memory.weights_bytes, "KV": memory.kv_bytes, "draft weights": memory.draft_weights_bytes,
+        "draft KV": memory.draft_kv_bytes, "workspace": memory.workspace_bytes, "of": memory.capacity_bytes,
+    }  # fmt: skip
     return (
-        f"memory per device: {sizes}; largest batch {memory.largest_batch:.0f} "
-        f"(autoregressive {memory.largest_autoregressive_batch:.0f})"
+        f"memory per device: {', '.join(f'{label} {format_bytes(size)}' for label, size in parts.items())}; largest "
+        f"batch {memory.largest_batch:.0f} (autoregressive {memory.largest_autoregressive_batch:.0f})"
     )
+
+
+# Under arrivals ------------------------------------------------------------------------------------------------------
+
+
+def name_of(load: TrafficLoad) -> str:
+    """A draft with its policy in a few words."""
+    if not load.is_speculative:
+        return "no draft"
+    gamma = load.policy if load.policy.startswith("gamma") else f"gamma {load.policy}"
+    return f"{draft_name(load.draft, load.draft_method)}{_budget(load)}, {gamma}"
+
+
+def traffic_answer(traffic: Traffic) -> str:
+    """One line: the devices, and what speculation changes."""
+    best, alone, drafted = traffic.best, traffic.autoregressive, traffic.speculative
+    layout = f"{best.num_gpus} devices ({best.num_replicas} x tp {best.tp_size}), {name_of(best)}"
+    if alone is None:
+        return f"{layout}; without a draft no number of them keeps the limits"
+    if drafted is None:
+        return f"{layout}; no draft keeps the limits there, or none has a known acceptance"
+    other = alone if best.is_speculative else drafted
+    what = "without a draft" if best.is_speculative else f"with {name_of(drafted)}"
+    if other.num_gpus > best.num_gpus:
+        return f"{layout}; {what} {other.num_gpus}"
+    gain = (best.highest_rate_per_s or 0.0) / max(other.highest_rate_per_s or 0.0, 1e-9)
+    return f"{layout}; {what} as many, for {format_number(gain)} times less load at most"
+
+
+def _print_traffic(answer: Plan, traffic: Traffic, console: Console, *, every: bool) -> None:
+    """The devices, the percentiles of the layouts compared, and what to note; `every` adds all rates."""
+    console.print(f"[bold]{traffic_answer(traffic)}[/bold]")
+    limits = (("TTFT", answer.request.ttft_p95_s), ("TPOT", answer.request.tpot_p95_s))
+    told = [f"p95 of {name} {format_seconds(limit)}" for name, limit in limits if limit is not None]
+    rate = format_number(traffic.rate_per_s)
+    console.print(
+        f"{answer.model} on {answer.hardware}, engine {answer.engine}: {rate} requests/s, limits "
+        f"{' and '.join(told) or 'none'}; {traffic.num_requests} requests simulated"
+    )
+    compared = [each for each in (traffic.autoregressive, traffic.speculative) if each is not None]
+    at_rate = [each for each in traffic.curves if each.rate_per_s == traffic.rate_per_s]
+    for title, loads in (
+        (f"at {rate}/s, the fewest devices of each", compared),
+        (f"the policies on {traffic.best.num_gpus} devices", at_rate),
+        ("over rates", traffic.curves if every else []),
+    ):
+        if loads:
+            console.print(f"[bold]{title}[/bold] (p50/p95/p99)")
+            console.print(_table(loads, console.width, TRAFFIC_COLUMNS))
+    for load in compared:
+        highest = format_number(load.highest_rate_per_s or 0.0)
+        console.print(f"{load.num_gpus} devices with {name_of(load)} keep the limits up to {highest} requests/s")
+    for note in traffic.notes:
+        console.print(f"note: {note}", style="dim")
+
+
+def _percentiles(what: str, unit: float) -> Callable[[TrafficLoad], str]:
+    def read(load: TrafficLoad) -> str:
+        if (found := getattr(load, what)) is None:
+            return "overload"
+        return "/".join(format_number(value / unit) for value in (found.p50, found.p95, found.p99))
+
+    return read
+
+
+TRAFFIC_COLUMNS = (
+    Column("requests/s", lambda load: format_number(load.rate_per_s), _differs("rate_per_s")),
+    Column(DRAFT, name_of),
+    Column("devices", lambda load: str(load.num_gpus)),
+    Column("TTFT ms", _percentiles("ttft", MILLI)),
+    Column("TPOT ms", _percentiles("tpot", MILLI)),
+    Column("request s", _percentiles("request", 1.0)),
+    Column("kept/s", lambda load: format_number(load.goodput_per_s)),
+    Column("waiting", lambda load: format_number(load.mean_waiting), _differs("rate_per_s")),
+    Column("preempted", lambda load: str(load.preemptions), _differs("rate_per_s")),
+)
+"""Percentiles are p50/p95/p99; a table of one rate fits 80 characters."""

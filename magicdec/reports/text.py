@@ -1,14 +1,31 @@
-"""A table of plain text, for a terminal."""
+"""Numbers in text, and tables of plain text for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from magicdec.units import printable
+from magicdec.units import KIB, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+GAMMA = "\u03b3"
+GAMMA_IS = "γ\u00a0=\u00a0"
+"""With spaces at which no line breaks."""
+
+
+def thousands(value: float) -> str:
+    return f"{value:,.0f}".replace(",", "\u202f") if value >= 10_000 else f"{value:g}"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f}\u202f%"
+
+
+def compact_tokens(value: float) -> str:
+    """A token count for an axis: 512, 4k, 128k (k is 1024 where that divides it)."""
+    return f"{value / KIB:.0f}k" if value >= KIB and value % KIB == 0 else thousands(value)
 
 
 def needed_width(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Container[str] | None = None) -> int:

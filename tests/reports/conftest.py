@@ -8,7 +8,7 @@ import pytest
 from samples_reports import PROFILE, grid, plan
 
 from magicdec.reports.data import ReportData
-from magicdec.reports.html import write_html
+from magicdec.reports.report import write_report
 from tests.headless import driver  # noqa: F401  # a fixture
 
 
@@ -20,5 +20,5 @@ def data() -> ReportData:
 @pytest.fixture(scope="session")
 def html_file(data: ReportData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_html(data, path)
+    write_report(data, path)
     return path

@@ -17,8 +17,8 @@ from magicdec.naming import method_name
 from magicdec.plan_document import Moment, Percentiles, Traffic, TrafficLoad
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import FIGURES, Chart, draw, draw_all
-from magicdec.reports.figures.drafting import acceptance_by_position, rate_intervals
-from magicdec.reports.style import CSS_VARIABLES, GRID, INK, MUTED, PAPER, SERIES, inline_svg, png, raw_svg
+from magicdec.reports.figures.chart import CSS_VARIABLES, GRID, INK, MUTED, PAPER, SERIES, inline_svg, png, raw_svg
+from magicdec.reports.figures.measured import acceptance_by_position, rate_intervals
 
 OF_ARRIVALS = {"traffic", "goodput", "timeline"}
 FROM_THE_PLAN = {"heatmap", "limits", "roofline", "memory"}
@@ -132,7 +132,7 @@ def test_acceptance_has_the_clustered_intervals_that_its_record_holds() -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_inline_svg_is_themed_named_and_has_identifiers_of_its_own(name: str, charts: dict[str, Chart]) -> None:
     chart = charts[name]
-    svg = inline_svg(chart.figure, name=name, label=chart.alt, tips=chart.tips)
+    svg = inline_svg(chart)
     root = ET.fromstring(svg)
     assert root.get("role") == "img"
     assert chart.title in str(root.get("aria-label"))
@@ -177,7 +177,7 @@ def themes() -> list[dict[str, str]]:
     """The colours of the stylesheet's light and dark theme."""
     import re
 
-    from magicdec.reports.html import TEMPLATES
+    from magicdec.reports.report import TEMPLATES
 
     blocks = re.findall(r":root \{([^}]*)\}", (TEMPLATES / "report.css").read_text())
     found = [dict(re.findall(r"(--[a-z-]+): (#[0-9a-f]{6})", block)) for block in blocks]

@@ -14,7 +14,7 @@ from magicdec.errors import StorageError
 from magicdec.records import Environment
 from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline
-from magicdec.reports.html import render_html, write_html
+from magicdec.reports.report import render_html, write_report
 from magicdec.reports.tables import format_value, result_table
 
 VOID = {"meta", "link", "input", "br"}
@@ -116,7 +116,7 @@ def test_a_failed_write_leaves_the_old_report(
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(StorageError, match="No space left on device"):
-        write_html(data, html_file)
+        write_report(data, html_file)
     assert html_file.read_text() == before
     assert list(html_file.parent.iterdir()) == [html_file]
 

@@ -12,7 +12,7 @@ from samples_reports import measured, plan
 
 from magicdec.records import Environment
 from magicdec.reports.data import ReportData
-from magicdec.reports.pdf import MAX_ROWS, render_pdf
+from magicdec.reports.report import MAX_ROWS, render_pdf
 
 pytestmark = pytest.mark.slow
 NASTY = '#panic("no") *x* $y$ \\ [z] "quoted" <label> @ref // comment'

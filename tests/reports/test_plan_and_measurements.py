@@ -13,7 +13,7 @@ from magicdec.plan_document import Plan
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, candidate_record
 from magicdec.reports.headline import headline
-from magicdec.reports.html import render_html
+from magicdec.reports.report import render_html
 from magicdec.specs.speculation import SpeculationSpec
 
 REQUEST = BenchmarkRequest(model="embedded", batch_size=32, context_len=4096, gen_len=64)

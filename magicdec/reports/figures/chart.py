@@ -1,38 +1,104 @@
-"""A drawn figure with its words and values."""
+"""A figure, how every figure looks, and how it becomes SVG or PNG.
+
+A figure is drawn once in the colours of the light theme. For HTML each known colour becomes a CSS variable with that
+colour as its fallback, so the same drawing follows the reader's theme; the PDF takes the plain colours.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import io
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
 
-from magicdec.reports.style import Tips
-from magicdec.reports.tables import Table
+from magicdec.reports.tables import Column, Table, Value
+from magicdec.reports.text import thousands
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
+INK, MUTED, GRID, PAPER, ON_COLOUR = "#1c2126", "#5b646e", "#dfe3e8", "#fefefe", "#fffffd"
+# Okabe-Ito's and Tol's colour-blind-safe hues, darkened to 3:1 against paper; never the only carrier of a meaning.
+BLUE, RED, GREEN, PURPLE, OCHRE, GREY = "#0069a8", "#c9500a", "#00855f", "#9a3d8f", "#8f6b00", "#7b848e"
+SERIES = (BLUE, RED, GREEN, PURPLE, OCHRE, GREY)
+MARKERS = ("o", "s", "^", "D", "v", "P")
+CSS_VARIABLES = {
+    INK: "--ink", MUTED: "--muted", GRID: "--rule", PAPER: "--paper", ON_COLOUR: "--on-colour",
+    BLUE: "--blue", RED: "--red", GREEN: "--green", PURPLE: "--purple", OCHRE: "--ochre", GREY: "--grey",
+}  # fmt: skip
+WIDTH_IN = 4.7
 TITLE_SIZE, TITLE_X, LINE_HEIGHT, POINTS_PER_INCH = 10.0, 0.02, 1.35, 72.0
+RC: Any = {
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9, "axes.titlesize": 9,
+    "axes.labelsize": 9, "xtick.labelsize": 9, "ytick.labelsize": 9, "legend.fontsize": 9, "legend.frameon": False,
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED,
+    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.linewidth": 0.8, "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.7,
+    "figure.facecolor": "none", "axes.facecolor": "none", "lines.linewidth": 1.7, "lines.markersize": 5.5,
+    "svg.fonttype": "none", "svg.hashsalt": "magicdec", "axes.unicode_minus": True,
+}  # fmt: skip
+SVG_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A drawn figure. The title says the finding; the table holds the values drawn, for readers who cannot see them."""
+    """A figure of the common width while it is drawn, and then with its words.
+
+    The title says the finding; the table holds the values drawn, for readers who cannot see them.
+    """
 
     title: str
     caption: str
-    figure: Figure
     table: Table
-    marks: Tips
 
-    @property
-    def name(self) -> str:
-        return self.marks.name
+    def __init__(self, name: str, *, height: float = 3.1, rows: int = 1, **options: Any) -> None:
+        """Axes one above the other."""
+        from matplotlib.figure import Figure
 
-    @property
-    def tips(self) -> dict[str, str]:
-        """The value of each mark."""
-        return self.marks.texts
+        self.name = name
+        self.figure: Figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
+        self.axes: list[Axes] = list(self.figure.subplots(rows, 1, squeeze=False, **options)[:, 0])
+        self.tips: dict[str, str] = {}
+        """The value of each mark, by the mark's identifier."""
+        self.series: dict[str, str] = {}
+        """The series that a mark, line or band is shown and hidden with, by identifier."""
+        self.rows: list[tuple[Value, ...]] = []
+
+    def told(self, *, title: str, caption: str, table: str, columns: Sequence[Column], name: str = "") -> Chart:
+        """The finished figure; `table` is the title of its values, which have the figure's name by default."""
+        self.title, self.caption = title, caption
+        self.table = Table(name or self.name, table, tuple(columns), tuple(self.rows))
+        return self
+
+    def tip(self, artist: Artist, text: str, series: str = "") -> None:
+        """A mark shows its value when the reader points at it."""
+        identifier = f"{self.name}-tip{len(self.tips)}"
+        artist.set_gid(identifier)
+        self.tips[identifier] = text
+        if series:
+            self.series[identifier] = series
+
+    def part(self, series: str, *artists: Artist) -> None:
+        """Lines, bars and bands belong to a series, and have no value of their own to show."""
+        for artist in artists:
+            identifier = f"{self.name}-part{len(self.series)}"
+            artist.set_gid(identifier)
+            self.series[identifier] = series
+
+    def mark(self, axes: Axes, at: tuple[float, float], marker: str, text: str, series: str = "", **look: Any) -> None:
+        """A point with its value."""
+        style: dict[str, Any] = {"mec": PAPER, "mew": 0.6}
+        (artist,) = axes.plot(*at, marker, **(style | look))
+        self.tip(artist, text, series)
+
+    def interval(self, axes: Axes, at: tuple[float, float], ends: Ends, series: str, colour: str) -> None:
+        """The bar from one end of an interval to the other, where both are known."""
+        if (spread := spread_of(at[1], ends)) is not None:
+            self.part(series, *axes.errorbar(*at, yerr=spread, fmt="none", ecolor=colour, lw=1).lines[2])
 
     @property
     def alt(self) -> str:
@@ -51,6 +117,15 @@ class Chart:
         return figure
 
 
+Ends = tuple[float | None, float | None]
+
+
+def spread_of(value: float, ends: Ends) -> list[list[float]] | None:
+    """The distances to the ends of an interval, as error bars take them."""
+    low, high = ends
+    return None if low is None or high is None else [[max(value - low, 0)], [max(high - value, 0)]]
+
+
 def _wrapped(text: str, drawn: Text, limit: float) -> list[str]:
     """The words of `text` in lines that are at most `limit` pixels wide in the face of `drawn`."""
     lines = [""]
@@ -62,3 +137,84 @@ def _wrapped(text: str, drawn: Text, limit: float) -> list[str]:
         else:
             lines[-1] = longer
     return lines
+
+
+def plain_ticks(axis: Any, values: Sequence[float]) -> None:
+    """Ticks at these values and nowhere else, written out."""
+    axis.set_ticks(list(values), labels=[thousands(v) for v in values])
+    axis.set_ticks([], minor=True)
+
+
+def raw_svg(figure: Figure, *, background: str = "none") -> str:
+    """The figure as an SVG file; one that stands alone needs a background of its own on a dark page."""
+    import matplotlib
+
+    out, metadata = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with matplotlib.rc_context(RC):
+        figure.savefig(out, format="svg", facecolor=background, metadata=metadata)
+    return out.getvalue()
+
+
+def png(figure: Figure, *, dpi: int = 200) -> bytes:
+    import matplotlib
+
+    out = io.BytesIO()
+    with matplotlib.rc_context(RC):
+        figure.savefig(out, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    return out.getvalue()
+
+
+def inline_svg(chart: Chart) -> str:
+    """SVG to set into an HTML page: themed, identifiers of its own, the tips as titles, and each mark's series.
+
+    The titles are the browser's own tooltips while scripts are off; the page's script shows them better.
+    """
+    ET.register_namespace("", SVG)
+    ET.register_namespace("xlink", XLINK)
+    root = ET.fromstring(raw_svg(chart.figure))
+    for metadata in root.findall(f"{{{SVG}}}metadata"):
+        root.remove(metadata)
+    _give_own_identifiers(root, chart)
+    for element in root.iter():
+        if style := element.get("style"):
+            element.set("style", themed(style))
+    for name, value in {"role": "img", "aria-label": chart.alt, "class": "chart", "tabindex": "0"}.items():
+        root.set(name, value)
+    for size in ("width", "height"):
+        root.attrib.pop(size, None)
+    return ET.tostring(root, encoding="unicode")
+
+
+def themed(style: str) -> str:
+    """A style attribute whose known colours are CSS variables, and whose font is the page's."""
+
+    def replace(match: re.Match[str]) -> str:
+        colour = match.group(0).lower()
+        return f"var({CSS_VARIABLES[colour]}, {colour})" if colour in CSS_VARIABLES else colour
+
+    style = re.sub(r"#[0-9a-fA-F]{6}\b", replace, style)
+    return re.sub(r"'?DejaVu Sans'?(, sans-serif)?", SVG_FONTS, style)
+
+
+def _give_own_identifiers(root: ET.Element, chart: Chart) -> None:
+    text = ET.tostring(root, encoding="unicode")
+    used = set(re.findall(r'href="#([^"]+)"', text)) | set(re.findall(r"url\(#([^)]+)\)", text))
+    for element in root.iter():
+        identifier = element.get("id")
+        if identifier in chart.series:
+            element.set("data-series", chart.series[identifier])
+        if identifier in chart.tips:
+            element.set("class", "tip")
+            element.set("data-tip", chart.tips[identifier])
+            title = ET.Element(f"{{{SVG}}}title")
+            title.text = chart.tips[identifier]
+            element.insert(0, title)
+        if identifier in used and identifier not in chart.tips:
+            element.set("id", f"{chart.name}-{identifier}")
+        elif identifier is not None:
+            del element.attrib["id"]
+        for key, value in list(element.attrib.items()):
+            if key.endswith("href") and value.startswith("#"):
+                element.set(key, f"#{chart.name}-{value[1:]}")
+            elif "url(#" in value:
+                element.set(key, value.replace("url(#", f"url(#{chart.name}-"))

@@ -1,0 +1,172 @@
+"""The report as one self-contained HTML file, and as a typeset PDF of a few pages.
+
+The HTML needs no network, reads with scripts off and prints; every text is escaped. The PDF has vector figures, and its
+text goes in as data, never as markup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from magicdec.files import write_atomic
+from magicdec.reports.data import ReportData
+from magicdec.reports.figures import Chart, draw_all
+from magicdec.reports.figures.chart import inline_svg, raw_svg
+from magicdec.reports.headline import commands_to_reproduce, headline
+from magicdec.reports.tables import Table, all_tables, format_value
+
+if TYPE_CHECKING:
+    import jinja2
+
+TEMPLATES = Path(__file__).parent / "templates"
+MAX_ROWS = 20
+"""Most rows of a table in print; a longer one is cut, with a note. The HTML report and the CSV have every row."""
+SECTIONS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("pays", "Where it pays", ("heatmap", "speedup-by-batch", "gamma", "speedup-by-budget", "pareto"), ("gamma",)),
+    ("traffic", "Under arrivals", ("traffic", "goodput", "timeline"), ()),
+    ("right", "Is the prediction right?", ("scatter", "residuals"), ("errors",)),
+    ("time", "Where the time goes", ("phases", "limits", "roofline"), ()),
+    ("acceptance", "What is accepted", ("positions", "budget"), ()),
+    ("memory", "What it takes", ("memory",), ()),
+    ("numbers", "All numbers", (), ("results", "candidates")),
+)
+"""Identifier, heading, figures and tables of each section, in the report's order."""
+T = TypeVar("T")
+
+
+def write_report(data: ReportData, path: Path) -> None:
+    """Writes the report: a PDF where the path ends in .pdf, else HTML. Raises StorageError where it cannot."""
+    write_atomic(path, render_pdf(data) if path.suffix.lower() == ".pdf" else render_html(data))
+
+
+def _sections(charts: Mapping[str, T], tables: Mapping[str, T], figures: str) -> list[dict[str, Any]]:
+    """The sections that hold something, with their figures under the key `figures`."""
+    found = []
+    for identifier, heading, chart_names, table_names in SECTIONS:
+        shown, listed = [charts[n] for n in chart_names if n in charts], [tables[n] for n in table_names if n in tables]
+        if shown or listed:
+            found.append({"id": identifier, "heading": heading, figures: shown, "tables": listed})
+    return found
+
+
+# HTML ----------------------------------------------------------------------------------------------------------------
+
+
+def template_environment(*directories: Path) -> jinja2.Environment:
+    """Templates of `directories` and of the reports; every text is escaped."""
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*directories, TEMPLATES]), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+
+
+def render_html(data: ReportData) -> str:
+    from markupsafe import Markup
+
+    charts = {chart.name: chart_view(chart) for chart in draw_all(data)}
+    tables = {table.name: table_view(table) for table in all_tables(data)}
+    style, script = (Markup((TEMPLATES / name).read_text("utf-8")) for name in ("report.css", "report.js"))
+    page = template_environment().get_template("report.html")
+    return page.render(
+        data=data, headline=headline(data), tables=tables, sections=_sections(charts, tables, "charts"),
+        commands=commands_to_reproduce(data), notes=data.plan.notes if data.plan is not None else [],
+        needs_acceptance=data.plan.needs_acceptance if data.plan is not None else [], style=style, script=script,
+    )  # fmt: skip
+
+
+def chart_view(chart: Chart) -> dict[str, Any]:
+    """A figure as the templates take it."""
+    from markupsafe import Markup
+
+    return {
+        "name": chart.name,
+        "title": chart.title,
+        "caption": chart.caption,
+        "svg": Markup(inline_svg(chart)),  # safe: an XML serialiser wrote it, so every text in it is escaped
+        "table": table_view(chart.table),
+        "slider": _slider(chart) if chart.name == "gamma" else None,
+    }
+
+
+def _slider(chart: Chart) -> dict[str, Any]:
+    """One line of precomputed values per gamma, for the slider under the figure."""
+    names, steps = [column.name for column in chart.table.columns], []
+    for row, texts in zip(chart.table.rows, chart.table.cells, strict=True):
+        cells = {name: text for name, value, text in zip(names, row, texts, strict=True) if value is not None}
+        parts = []
+        for field, word in (("tokens", "tokens per step"), ("step", "step"), ("speedup", "speedup")):
+            keys = [(f"{field}_{kind}", kind) for kind in ("predicted", "measured")]
+            if values := [f"{cells[key]} {kind}" for key, kind in keys if key in cells]:
+                parts.append(f"{word} {', '.join(values)}")
+        steps.append({"gamma": cells["gamma"], "text": "; ".join(parts)})
+    best = max(range(len(chart.table.rows)), key=lambda i: float(chart.table.rows[i][5] or chart.table.rows[i][6] or 0))
+    return {"steps": steps, "best": best}
+
+
+def table_view(table: Table) -> dict[str, Any]:
+    """A table as the templates take it."""
+    rows = [
+        [
+            {"text": text, "sort": "" if value is None else value, "number": column.is_number}
+            for column, value, text in zip(table.columns, row, cells, strict=True)
+        ]
+        for row, cells in zip(table.rows, table.cells, strict=True)
+    ]
+    columns = [{"title": c.title, "number": c.is_number} for c in table.columns]
+    return {"name": table.name, "title": table.title, "note": table.note, "columns": columns, "rows": rows,
+            "filterable": len(rows) > 8}  # fmt: skip
+
+
+# PDF -----------------------------------------------------------------------------------------------------------------
+
+
+def render_pdf(data: ReportData) -> bytes:
+    import matplotlib
+    import typst
+
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    template: Any = (TEMPLATES / "report.typ").read_bytes()
+    inputs = {"report": json.dumps(_document(data))}
+    result: Any = typst.compile(template, font_paths=[str(fonts)], sys_inputs=inputs)
+    assert isinstance(result, bytes)
+    return result
+
+
+def _document(data: ReportData) -> dict[str, Any]:
+    """Everything the template sets, as plain strings and lists."""
+    charts = {
+        c.name: {"title": c.title, "caption": c.caption, "alt": c.alt, "svg": raw_svg(c.figure)} for c in draw_all(data)
+    }
+    tables = {table.name: table for table in all_tables(data)}
+    places = tables.get("environment")
+    return {
+        "title": data.title,
+        "created": data.created_utc[:10],
+        **asdict(headline(data)),
+        "sections": _sections(charts, {name: _typeset(table) for name, table in tables.items()}, "figures"),
+        "environment": [] if places is None else [
+            [[c.title, format_value(c, v)] for c, v in zip(places.columns, row, strict=True) if v not in (None, "")]
+            for row in places.rows
+        ],
+        "commands": commands_to_reproduce(data),
+        "notes": list(data.plan.notes) if data.plan is not None else [],
+    }  # fmt: skip
+
+
+def _typeset(table: Table) -> dict[str, Any]:
+    note = table.note
+    if len(table.rows) > MAX_ROWS:
+        note = f"{note} The first {MAX_ROWS} of {len(table.rows)} rows.".strip()
+    return {
+        "title": table.title,
+        "note": note,
+        "head": [c.title for c in table.columns],
+        "numbers": [c.is_number for c in table.columns],
+        "rows": table.cells[:MAX_ROWS],
+    }
