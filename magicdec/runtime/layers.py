@@ -1,18 +1,17 @@
-"""The layers of the transformer, holding this shard's weights.
+"""The layers of the transformer but its mixers, holding this shard's weights.
 
 What lies between two matrix products is one kernel on a GPU, where each launch counts (kernels/triton_fused.py), and
 plain torch elsewhere.
 
 Shape suffixes: B sequences, T query tokens, H hidden, V vocabulary of this shard, N query and key heads of this shard,
-D head_dim.
+D head_dim, M tokens, E experts, C chosen experts per token, G groups of experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,59 +20,37 @@ from torch import Tensor
 from magicdec.runtime import kernels
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.quantized import QuantizedWeight
-from magicdec.specs.layers import Activation
-
-
-class Norm(Protocol):
-    """Normalises the last dimension."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-    def after_adding_(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        """x += delta, where there is one, and the norm of the sum."""
+from magicdec.specs.layers import Activation, MixtureOfExperts
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMSNorm:
-    """x / sqrt(mean(x²) + eps) · weight. The weight may be in a wider format than x."""
+class Norm:
+    """x / sqrt(mean(x²) + eps) · weight; with `is_centered`, (x - mean) / sqrt(variance + eps) · weight + bias.
+
+    The weight may be in a wider format than x.
+    """
 
     weight: Tensor
     eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.weight.dtype == x.dtype:
-            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.eps).to(x.dtype)
-
-    def after_adding_(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        if delta is not None and kernels.can_fuse(x):
-            from magicdec.runtime.kernels import triton_fused
-
-            return triton_fused.add_rms_norm_(x, delta, self.weight, self.eps)
-        return self(x if delta is None else x.add_(delta))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerNorm:
-    """(x - mean) / sqrt(variance + eps) · weight + bias."""
-
-    weight: Tensor
-    eps: float
+    is_centered: bool = False
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
+        shape, wide = (x.shape[-1],), x.to(self.weight.dtype)
+        if not self.is_centered:
+            return F.rms_norm(wide, shape, self.weight, self.eps).to(x.dtype)
         bias = None if self.bias is None else self.bias.to(self.weight.dtype)
-        return F.layer_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, bias, self.eps).to(x.dtype)
-
-    def after_adding_(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        return self(x if delta is None else x.add_(delta))
+        return F.layer_norm(wide, shape, self.weight, bias, self.eps).to(x.dtype)
 
 
 def add_and_norm_(norm: Norm | None, x: Tensor, delta: Tensor | None) -> Tensor:
     """x += delta, where there is one, and what the next sublayer reads: the norm of the sum, or the sum itself."""
-    if norm is not None:
-        return norm.after_adding_(x, delta)
-    return x if delta is None else x.add_(delta)
+    if norm is not None and not norm.is_centered and delta is not None and kernels.can_fuse(x):
+        from magicdec.runtime.kernels import triton_fused
+
+        return triton_fused.add_rms_norm_(x, delta, norm.weight, norm.eps)
+    x = x if delta is None else x.add_(delta)
+    return x if norm is None else norm(x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,27 +63,6 @@ class HeadNorm:
     def __call__(self, heads_BTND: Tensor) -> Tensor:
         normed = F.rms_norm(heads_BTND.to(self.weight_ND.dtype), (heads_BTND.shape[-1],), None, self.eps)
         return (normed * self.weight_ND).to(heads_BTND.dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadLayerNorm:
-    """LayerNorm of each query and key head over head_dim, without a bias (Command-R+)."""
-
-    weight_ND: Tensor
-    eps: float
-
-    def __call__(self, heads_BTND: Tensor) -> Tensor:
-        return F.layer_norm(heads_BTND, (heads_BTND.shape[-1],), None, None, self.eps) * self.weight_ND
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlainHeadNorm:
-    """RMSNorm of each query and key head over head_dim, without weights (Llama 4)."""
-
-    eps: float
-
-    def __call__(self, heads_BTND: Tensor) -> Tensor:
-        return F.rms_norm(heads_BTND, (heads_BTND.shape[-1],), None, self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +85,6 @@ class AllHeadsNorm:
         return heads_BTND * scales_BTN[..., None] * self.weight_ND
 
 
-def linear(x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias, whatever the weight's format."""
-    return F.linear(x, weight, bias) if isinstance(weight, Tensor) else weight.linear(x, bias)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ColumnParallelLinear:
     """Rows of the weight (output features) are divided: each shard computes its own outputs, without a collective."""
@@ -142,19 +93,19 @@ class ColumnParallelLinear:
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        """x · weightᵀ + bias, whatever the weight's format."""
+        weight = self.weight
+        return F.linear(x, weight, self.bias) if isinstance(weight, Tensor) else weight.linear(x, self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowParallelLinear:
+class RowParallelLinear(ColumnParallelLinear):
     """Columns of the weight (input features) are divided: the shards' outputs are summed. Only shard 0 has the bias."""
 
-    weight: Tensor | QuantizedWeight
     tp: TensorParallel
-    bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.tp.all_reduce(linear(x, self.weight, self.bias))
+        return self.tp.all_reduce(super().__call__(x))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,17 +153,12 @@ class MLP:
         return self.down(activate(self.gate_up(x)))
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up, of the two side by side in the last dimension."""
-    if kernels.can_fuse(gate_up):
+def _gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
+    """activation(gate) · up, of the two side by side in the last dimension."""
+    if activation is F.silu and kernels.can_fuse(gate_up):
         from magicdec.runtime.kernels import triton_fused
 
         return triton_fused.silu_mul(gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
-
-
-def _gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return activation(gate).mul_(up)
 
@@ -233,7 +179,89 @@ UNGATED: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 }
 GATED: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     **{name: partial(_gated, function) for name, function in UNGATED.items()},
-    "silu": silu_mul,
     "swigluoai": _clamped_swiglu,
 }
-"""activation(gate) · up, of the two side by side in the last dimension."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Router:
+    """Chooses experts and their weights, in fp32."""
+
+    kind: MixtureOfExperts
+    weight_EH: Tensor
+    bias_E: Tensor | None = None
+    correction_E: Tensor | None = None
+    """Takes part in choosing, not in weighting."""
+
+    def __call__(self, x_MH: Tensor) -> tuple[Tensor, Tensor]:
+        """The chosen experts' weights and numbers, both [M, C]."""
+        kind, bias = self.kind, self.bias_E
+        logits_ME = F.linear(x_MH.float(), self.weight_EH.float(), None if bias is None else bias.float())
+        if kind.scoring == "sparse_mixer":
+            return self._one_by_one(logits_ME)
+        if kind.scoring in ("softmax_of_chosen", "sigmoid_of_input"):
+            chosen_MC, experts_MC = logits_ME.topk(kind.num_experts_per_tok, dim=-1)
+            return chosen_MC.softmax(-1) if kind.scoring == "softmax_of_chosen" else chosen_MC.sigmoid(), experts_MC
+        scores_ME = logits_ME.softmax(-1) if kind.scoring == "softmax" else logits_ME.sigmoid()
+        choice_ME = scores_ME if self.correction_E is None else scores_ME + self.correction_E
+        experts_MC = self._among_best_groups(choice_ME).topk(kind.num_experts_per_tok, dim=-1).indices
+        weights_MC = scores_ME.gather(1, experts_MC)
+        if kind.normalized:
+            weights_MC = weights_MC / (weights_MC.sum(-1, keepdim=True) + 1e-20)
+        return weights_MC * kind.scaling_factor, experts_MC
+
+    def _one_by_one(self, logits_ME: Tensor) -> tuple[Tensor, Tensor]:
+        """The best expert, by a softmax among those that are near it; then the best of the others, and so on."""
+        left_ME, weights, experts = logits_ME, [], []
+        for _ in range(self.kind.num_experts_per_tok):
+            best_M1, expert_M1 = left_ME.max(-1, keepdim=True)
+            is_far_ME = (best_M1 - logits_ME) / logits_ME.abs().maximum(best_M1) > 2 * self.kind.nearness
+            weights.append(left_ME.masked_fill(is_far_ME, float("-inf")).softmax(-1).gather(1, expert_M1))
+            experts.append(expert_M1)
+            left_ME = left_ME.scatter(1, expert_M1, float("-inf"))
+        return torch.cat(weights, dim=1), torch.cat(experts, dim=1)
+
+    def _among_best_groups(self, choice_ME: Tensor) -> Tensor:
+        """The scores, with those of experts outside the best groups at -inf."""
+        kind = self.kind
+        if kind.num_chosen_groups == kind.num_groups:
+            return choice_ME
+        by_group = choice_ME.unflatten(1, (kind.num_groups, -1))
+        best = by_group.amax(-1) if kind.group_score == "max" else by_group.topk(2, dim=-1).values.sum(-1)
+        chosen_MG = torch.zeros_like(best, dtype=torch.bool)
+        chosen_MG.scatter_(1, best.topk(kind.num_chosen_groups, dim=-1).indices, True)
+        return by_group.masked_fill(~chosen_MG[..., None], float("-inf")).flatten(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The chosen experts' outputs by their weights, and the shared experts'. Each shard holds a part of every expert's
+    width, so that one sum over the shards completes routed and shared ones alike.
+
+    An expert computes for the tokens that chose it, which the host has to know: no CUDA graph captures it.
+    """
+
+    router: Router
+    experts: Sequence[MLP]
+    tp: TensorParallel
+    shared: MLP | None = None
+    shared_gate_1H: Tensor | None = None
+    """The shared experts' output is multiplied with sigmoid of this projection."""
+
+    def __call__(self, x_BTH: Tensor) -> Tensor:
+        x_MH = x_BTH.flatten(0, -2)
+        weights_MC, experts_MC = self.router(x_MH)
+        if self.shared is None:
+            output_MH = torch.zeros_like(x_MH)
+        else:
+            output_MH = self.shared(x_MH)
+            if self.shared_gate_1H is not None:
+                output_MH = output_MH * F.linear(x_MH, self.shared_gate_1H).sigmoid()
+        for expert in experts_MC.unique().tolist():
+            tokens, places = (experts_MC == expert).nonzero(as_tuple=True)
+            weight_N1 = weights_MC[tokens, places, None].to(x_MH.dtype)
+            if self.router.kind.scoring == "sigmoid_of_input":
+                output_MH.index_add_(0, tokens, self.experts[expert](x_MH[tokens] * weight_N1))
+            else:
+                output_MH.index_add_(0, tokens, self.experts[expert](x_MH[tokens]) * weight_N1)
+        return self.tp.all_reduce(output_MH).view(x_BTH.shape)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from magicdec.runtime.attention import Scoring
 from magicdec.runtime.kv_cache import Kept
-from magicdec.runtime.layers import ColumnParallelLinear, HeadNorm, RMSNorm, RowParallelLinear
+from magicdec.runtime.layers import ColumnParallelLinear, HeadNorm, Norm, RowParallelLinear
 from magicdec.runtime.rotary import rotate_
 
 
@@ -75,31 +75,20 @@ class GroupedAttention:
         self._norm_and_rotate_(heads[:, :, : num_heads + kv_heads], rotations)
         query_BTAD, kv_BTND, gates_BTAD = heads.split((num_heads, 2 * kv_heads, num_heads * self.gated), dim=2)
         if self.temperature is not None:
-            query_BTAD = self._tempered(query_BTAD, attention.positions_BT)
+            strength, interval = self.temperature
+            intervals_BT = torch.floor((attention.positions_BT + self.temperature_offset).float() / interval)
+            scales_BT = 1.0 + strength * torch.log1p(intervals_BT)
+            query_BTAD = (query_BTAD * scales_BT[..., None, None]).to(query_BTAD.dtype)
         mixed_BTN = attention.attend(layer, query_BTAD, kv_BTND.unflatten(2, (2, kv_heads)), self.scoring)
         return self.output(mixed_BTN * gates_BTAD.flatten(2).sigmoid() if self.gated else mixed_BTN)
 
-    def _tempered(self, query_BTAD: Tensor, positions_BT: Tensor) -> Tensor:
-        assert self.temperature is not None
-        strength, interval = self.temperature
-        scales_BT = 1.0 + strength * torch.log1p(
-            torch.floor((positions_BT + self.temperature_offset).float() / interval)
-        )
-        return (query_BTAD * scales_BT[..., None, None]).to(query_BTAD.dtype)
-
     def _norm_and_rotate_(self, heads_BTND: Tensor, rotations: Sequence[Tensor]) -> None:
-        norm = self.norm
-        if (
-            self.rotary is not None
-            and self.num_rotated == self.kept.head_dim
-            and (norm is None or isinstance(norm, HeadNorm))
-        ):
-            rotate_(heads_BTND, rotations[self.rotary], norm)
-        else:
-            if norm is not None:
-                heads_BTND.copy_(norm(heads_BTND))
-            if self.rotary is not None:
-                rotate_(heads_BTND[..., : self.num_rotated], rotations[self.rotary])
+        is_whole = self.rotary is not None and self.num_rotated == self.kept.head_dim
+        fused = self.norm if is_whole and isinstance(self.norm, HeadNorm) else None
+        if self.norm is not None and fused is None:
+            heads_BTND.copy_(self.norm(heads_BTND))
+        if self.rotary is not None:
+            rotate_(heads_BTND[..., : self.num_rotated], rotations[self.rotary], fused)
         if self.rotated_norm is not None:
             heads_BTND.copy_(self.rotated_norm(heads_BTND))
 
@@ -128,7 +117,7 @@ class LatentAttention:
     query: ColumnParallelLinear
     latent: ColumnParallelLinear
     """Projection to the latent and the rotated key, whole on every shard, because every shard keeps them."""
-    latent_norm: RMSNorm
+    latent_norm: Norm
     keys_ADR: Tensor
     values_AVR: Tensor
     output: RowParallelLinear
@@ -136,7 +125,7 @@ class LatentAttention:
     rotary: int | None
     query_latent: ColumnParallelLinear | None = None
     """Where queries come from a latent of their own: what leads to it, the same on every shard."""
-    query_norm: RMSNorm | None = None
+    query_norm: Norm | None = None
 
     def __call__(self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]) -> Tensor:
         rank, query_x = self.latent_norm.weight.shape[0], x_BTH

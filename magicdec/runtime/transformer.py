@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from magicdec.runtime.distributed import TensorParallel
-from magicdec.runtime.experts import Experts
 from magicdec.runtime.kv_cache import Kept
-from magicdec.runtime.layers import MLP, ColumnParallelLinear, Norm, VocabParallelEmbedding, add_and_norm_
+from magicdec.runtime.layers import MLP, ColumnParallelLinear, Experts, Norm, VocabParallelEmbedding, add_and_norm_
 from magicdec.runtime.mixers import AttentionPass, Mixer
 from magicdec.runtime.rotary import RotaryEmbedding
 from magicdec.specs.model import ModelSpec
@@ -79,10 +78,6 @@ class Transformer:
         """Tokens that a prompt needs for the lengths that were reserved."""
         return max((rotary.shortest for rotary in self.rotaries), default=1)
 
-    def rotations(self, positions_BT: Tensor) -> list[Tensor]:
-        """The rotations of these positions, by rotary embedding."""
-        return [rotary[positions_BT] for rotary in self.rotaries]
-
     def turns(self, distances_BT: Tensor) -> list[Tensor]:
         """Rotations that move rotated keys on by so many positions, by rotary embedding."""
         return [rotary.turns(distances_BT) for rotary in self.rotaries]
@@ -94,7 +89,7 @@ class Transformer:
 
         What a layer adds to the residual stream is added where the next norm reads it: one kernel does both.
         """
-        rotations = self.rotations(attention.positions_BT)
+        rotations = [rotary[attention.positions_BT] for rotary in self.rotaries]
         scale = self.spec.residual_scale
         hidden_BTH = self.embedding(tokens_BT)
         if self.spec.embedding_scale != 1.0:
@@ -112,7 +107,7 @@ class Transformer:
                 delta_BTH = _written(layer.output_norm, layer.mlp(x_BTH), scale)
             if inspect is not None:
                 inspect(index, hidden_BTH if delta_BTH is None else hidden_BTH + delta_BTH)
-        return self.norm.after_adding_(hidden_BTH, delta_BTH)
+        return add_and_norm_(self.norm, hidden_BTH, delta_BTH)
 
     def logits_of(self, hidden: Tensor) -> Tensor:
         """This shard's part of the next-token logits of normed hidden states, [.., V]."""

@@ -14,8 +14,7 @@ from magicdec.errors import CheckpointError, ConfigError, unknown_choice
 from magicdec.runtime.builder import Builder
 from magicdec.runtime.checkpoint import CheckpointDirectory, RandomTensors, TensorSource
 from magicdec.runtime.distributed import SINGLE, TensorParallel
-from magicdec.runtime.experts import Experts
-from magicdec.runtime.layers import MLP, ColumnParallelLinear, RowParallelLinear
+from magicdec.runtime.layers import MLP, ColumnParallelLinear, Experts
 from magicdec.runtime.mixers import GroupedAttention, LatentAttention
 from magicdec.runtime.quantized import quantize
 from magicdec.runtime.transformer import Layer, Transformer
@@ -87,7 +86,7 @@ def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transform
 
 def _narrowed(part: Any, weight_dtype: str) -> Any:
     """Gives a part of a model with narrower linear layers; norms, routers and what latents absorb keep their format."""
-    if isinstance(part, ColumnParallelLinear | RowParallelLinear):
+    if isinstance(part, ColumnParallelLinear):
         assert isinstance(part.weight, Tensor)
         return replace(part, weight=quantize(part.weight, weight_dtype))
     if isinstance(part, list | tuple):

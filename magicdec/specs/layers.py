@@ -77,10 +77,6 @@ class MLP(Kind, frozen=True, kw_only=True, tag="mlp"):
             Projection(f"{prefix}down", (whole(hidden_size),), Part(self.width, 1)),
         )
 
-    @property
-    def label(self) -> str:
-        return "mlp"
-
     def num_parameters(self, hidden_size: int) -> int:
         biases = self.num_inner * self.width + hidden_size if self.bias else 0
         learned = 2 if self.activation == "xielu" else 0
@@ -96,9 +92,8 @@ class MLP(Kind, frozen=True, kw_only=True, tag="mlp"):
     def why_not_run(self) -> str | None:
         if self.activation == "swigluoai" and not self.gated:
             return "feed-forwards of an activation that has a gate, without one"
-        return (
-            "feed-forwards with xIELU that are gated or experts" if self.activation == "xielu" and self.gated else None
-        )
+        is_learned = self.activation == "xielu" and self.gated
+        return "feed-forwards with xIELU that are gated or experts" if is_learned else None
 
 
 class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"):
@@ -178,7 +173,7 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
         return f"{self.num_experts_per_tok} of {self.num_experts} experts"
 
     def num_parameters(self, hidden_size: int) -> int:
-        biases = self.num_experts * (int(self.router_bias) + int(self.correction_bias))
+        biases = self.num_experts * (self.router_bias + self.correction_bias)
         return matrices(self.projections(hidden_size)) + self.expert_parameters(hidden_size) + biases
 
     def active_parameters(self, hidden_size: int) -> int:

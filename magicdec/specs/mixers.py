@@ -73,13 +73,14 @@ class State(msgspec.Struct, frozen=True):
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="none"):
     """A part of a layer; files tell its kinds apart by `kind`."""
 
+    @property
+    def label(self) -> str:
+        """Its name for people, by its tag."""
+        return str(self.__struct_config__.tag).replace("_", " ")
+
 
 class BaseMixer(Kind, frozen=True):
     """A part that mixes tokens; these are the answers of a recurrence without a cache by token."""
-
-    @property
-    def label(self) -> str:
-        raise NotImplementedError
 
     @property
     def query_heads(self) -> int:
@@ -145,19 +146,37 @@ def matrices(projections: tuple[Projection, ...]) -> int:
     return sum(each.num_parameters for each in projections)
 
 
-class Attention(BaseMixer, frozen=True, kw_only=True, tag="attention"):
+class Attending(BaseMixer, frozen=True, kw_only=True):
+    """A mixer whose queries attend to what is kept of each token."""
+
+    num_heads: int
+    rope: Rope | None = None
+    scale: float | None = None
+    """Factor of the scores; None: one over the root of a head's size."""
+
+    @property
+    def query_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def rotary(self) -> Rope | None:
+        return self.rope
+
+    def costing(self: M) -> M:
+        return msgspec.structs.replace(self, rope=None, scale=None)
+
+
+class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
     """Grouped-query attention: q [A·D, H], k and v [K·D, H], o [H, A·D].
 
     `mask` says which of the tokens up to its own a query sees: all; the last `span` (a window); or those of its own
     chunk of `span` tokens.
     """
 
-    num_heads: int
     num_kv_heads: int
     head_dim: int
     mask: Literal["full", "window", "chunk"] = "full"
     span: int | None = None
-    rope: Rope | None = None
     bias: bool = False
     """Bias on q, k and v."""
     output_bias: bool = False
@@ -170,8 +189,6 @@ class Attention(BaseMixer, frozen=True, kw_only=True, tag="attention"):
     """A learned logit per head that takes part in the softmax and attends to nothing."""
     softcap: float | None = None
     """Scores become softcap · tanh(score / softcap)."""
-    scale: float | None = None
-    """Factor of the scores; 1/√D where None."""
     gated: bool = False
     """The output is multiplied with sigmoid of a projection as wide as q."""
     temperature: tuple[float, float] | None = None
@@ -196,27 +213,13 @@ class Attention(BaseMixer, frozen=True, kw_only=True, tag="attention"):
         count = matrices(self.projections(hidden_size))
         count += queries + 2 * kv_size if self.bias else 0
         count += hidden_size if self.output_bias else 0
-        norms = {
-            "none": 0,
-            "l2": 0,
-            "head": 2 * self.head_dim,
-            "head_after": 2 * self.head_dim,
-            "layer": q_size + kv_size,
-            "layernorm": q_size + kv_size,
-        }
-        return count + norms[self.qk_norm] + (self.num_heads if self.sinks else 0)
+        if self.qk_norm not in ("none", "l2"):
+            count += 2 * self.head_dim if self.qk_norm.startswith("head") else q_size + kv_size
+        return count + (self.num_heads if self.sinks else 0)
 
     def caches(self) -> tuple[Cache, ...]:
         is_full = self.mask == "full"
         return (Cache(self.num_kv_heads, 2 * self.head_dim, None if is_full else self.span, is_full),)
-
-    @property
-    def query_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def rotary(self) -> Rope | None:
-        return self.rope
 
     def costing(self) -> Attention:
         return msgspec.structs.replace(self, rope=None, scale=None, temperature=None, temperature_offset=1)
@@ -248,22 +251,19 @@ class Indexer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class LatentAttention(BaseMixer, frozen=True, kw_only=True, tag="latent_attention"):
+class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attention"):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds one latent of `kv_lora_rank` and one
     rotated key of `qk_rope_head_dim` per token, shared by all heads.
 
     Decoding absorbs the expansion into queries and output: each head attends to the latent itself.
     """
 
-    num_heads: int
     q_lora_rank: int | None
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
-    rope: Rope | None = None
     bias: bool = False
-    scale: float | None = None
     indexer: Indexer | None = None
 
     @property
@@ -310,17 +310,6 @@ class LatentAttention(BaseMixer, frozen=True, kw_only=True, tag="latent_attentio
         return latent, Cache(1, self.indexer.head_dim, None, False)
 
     @property
-    def query_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def rotary(self) -> Rope | None:
-        return self.rope
-
-    def costing(self) -> LatentAttention:
-        return msgspec.structs.replace(self, rope=None, scale=None)
-
-    @property
     def why_not_run(self) -> str | None:
         return None if self.indexer is None else "attention to tokens that an indexer chooses"
 
@@ -349,10 +338,6 @@ class GatedDeltaNet(BaseMixer, frozen=True, kw_only=True, tag="gated_delta_net")
             Projection("linear_in", inside, whole(hidden_size)),
             Projection("o", (whole(hidden_size),), Part(self.num_value_heads, self.value_head_dim)),
         )
-
-    @property
-    def label(self) -> str:
-        return "gated delta net"
 
     def num_parameters(self, hidden_size: int) -> int:
         return (

@@ -1,6 +1,6 @@
 """How a checkpoint is published in fewer bits: the schemes of its matrices, and which matrices have none. No torch.
 
-hf_quantization.py reads it from a configuration; a plan counts its bytes; runtime/widening.py reads the weights.
+hf_quantization.py reads it from a configuration; a plan counts its bytes; runtime/checkpoint.py reads the weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REGEX = "re:"
 Storage = Literal[
     "scaled", "gptq", "gptq_v2", "awq", "packed", "nvfp4", "nvfp4_inverse", "mxfp4", "mxfp8", "stacked_mxfp4"
 ]
-"""How a matrix is laid out in tensors: the keys of FORMATS in runtime/widening.py; stacked_mxfp4 holds all experts."""
+"""How a matrix is laid out: the keys of FORMATS in runtime/checkpoint.py; stacked_mxfp4 holds all experts."""
 
 
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):

@@ -160,7 +160,7 @@ def test_stored_keys_move_on_as_if_they_had_been_computed_there(model_type: str,
     mixer, x = model.layers[0].mixer, torch.randn(1, 3, config["hidden_size"])
     here, there = KeysOf([0, 1, 2]), KeysOf([7, 8, 9])
     for attention in (here, there):
-        mixer(x, 0, attention, model.rotations(attention.positions_BT))
+        mixer(x, 0, attention, [rotary[attention.positions_BT] for rotary in model.rotaries])
     moved = mixer.rotate_keys_(here.keys_BKTD.clone(), model.turns(torch.tensor([[7]])))
     assert not torch.allclose(here.keys_BKTD, there.keys_BKTD, atol=0.01)
     torch.testing.assert_close(moved, there.keys_BKTD, atol=1e-5, rtol=1e-5)

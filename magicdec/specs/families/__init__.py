@@ -9,10 +9,10 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from magicdec.errors import ConfigError
-from magicdec.specs.families import deepseek, gemma, granite, llama, minimax, nemotron, others, qwen
+from magicdec.specs.families import deepseek, hybrids, llama, others, qwen
 from magicdec.specs.families.parts import Architecture
 
-FAMILIES = (llama, qwen, gemma, deepseek, granite, minimax, nemotron, others)
+FAMILIES = (llama, qwen, deepseek, hybrids, others)
 ARCHITECTURES: dict[str, Architecture] = {name: row for family in FAMILIES for name, row in family.ROWS.items()}
 
 WRAPPERS = {

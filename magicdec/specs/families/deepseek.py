@@ -7,18 +7,9 @@ from typing import Any
 
 import msgspec
 
+from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
-from magicdec.specs.families.parts import (
-    Architecture,
-    GroupedQuery,
-    biased,
-    deepseek_experts,
-    latent,
-    leading_dense,
-    listed_kinds,
-    num_layers,
-    windows_from,
-)
+from magicdec.specs.families.parts import Architecture, GroupedQuery, biased, num_layers
 from magicdec.specs.layers import Attention, Indexer, LatentAttention, Layer, MixtureOfExperts
 from magicdec.specs.model import Norm, TensorNames
 
@@ -28,14 +19,14 @@ def v2_latent(keys: Keys, kind: str) -> LatentAttention:
     for key in ("qk_nope_head_dim", "kv_lora_rank"):
         if keys.size(key) % 2:
             raise keys.error(key, "even", keys.size(key))
-    return latent(keys)
+    return parts.latent(keys)
 
 
 def v2_experts(keys: Keys) -> MixtureOfExperts:
     greedy = keys.choice("topk_method", choices={"greedy": True, "group_limited_greedy": False})
     changes: dict[str, Any] = {"num_groups": 1, "num_chosen_groups": 1} if greedy else {"group_score": "max"}
     keys.ignore("norm_topk_prob", "n_group", "topk_group")
-    return deepseek_experts(keys, scoring="softmax", normalized=False, **changes)
+    return parts.deepseek_experts(keys, scoring="softmax", normalized=False, **changes)
 
 
 INDEXING = {"F": "full", "S": "shared", "full": "full", "shared": "shared"}
@@ -44,7 +35,7 @@ INDEXING = {"F": "full", "S": "shared", "full": "full", "shared": "shared"}
 def indexed(keys: Keys, index: int) -> LatentAttention:
     """Latent attention over the tokens that an indexer chooses; some layers may take an earlier layer's choice."""
     count = num_layers(keys)
-    listed_kinds(keys, lambda i: "indexed_attention")
+    parts.listed_kinds(keys, lambda i: "indexed_attention")
     types = keys.per_layer("indexer_types", count, lambda each: each in ("full", "shared"), "full, shared")
     keys.ignore("indexer_rope_interleave")
     if types is None:
@@ -55,7 +46,7 @@ def indexed(keys: Keys, index: int) -> LatentAttention:
         top_k=keys.size("index_topk"),
         is_shared=types[index] == "shared",
     )
-    return msgspec.structs.replace(latent(keys), indexer=chosen)
+    return msgspec.structs.replace(parts.latent(keys), indexer=chosen)
 
 
 def indexer_types(keys: Keys, count: int) -> list[str]:
@@ -72,7 +63,7 @@ def indexer_types(keys: Keys, count: int) -> list[str]:
 
 
 def indexed_layers(keys: Keys) -> list[Layer]:
-    return [Layer(mixer=indexed(keys, i), mlp=leading_dense(keys, i)) for i in range(num_layers(keys))]
+    return [Layer(mixer=indexed(keys, i), mlp=parts.leading_dense(keys, i)) for i in range(num_layers(keys))]
 
 
 def glm4_moe_attention(keys: Keys, kind: str) -> Attention:
@@ -82,14 +73,14 @@ def glm4_moe_attention(keys: Keys, kind: str) -> Attention:
 
 def dots1_kinds(keys: Keys) -> list[str]:
     """Windows from layer `max_window_layers` on, where there is one."""
-    return windows_from(keys, keys.optional_size("sliding_window"))
+    return parts.windows_from(keys, keys.optional_size("sliding_window"))
 
 
-DOTS1_EXPERTS = partial(deepseek_experts, scoring_names=("sigmoid", "noaux_tc"))
+DOTS1_EXPERTS = partial(parts.deepseek_experts, scoring_names=("sigmoid", "noaux_tc"))
 """DeepSeek-V3's, by scores that the files of dots.1 call noaux_tc and that are sigmoids."""
 V3 = Architecture(
-    mixer=latent,
-    mlp=leading_dense,
+    mixer=parts.latent,
+    mlp=parts.leading_dense,
     fixed={"topk_method": ("noaux_tc",), "mlp_bias": (False,)},
     mtp_key="num_nextn_predict_layers",
 )
@@ -103,7 +94,7 @@ GLM_ATTENTION = GroupedQuery(bias="attention_bias", partial=True, pairs="adjacen
 
 ROWS = {
     "deepseek_v2": Architecture(
-        mixer=v2_latent, mlp=partial(leading_dense, mixture=v2_experts), fixed={"mlp_bias": (False,)}
+        mixer=v2_latent, mlp=partial(parts.leading_dense, mixture=v2_experts), fixed={"mlp_bias": (False,)}
     ),
     "deepseek_v3": V3,
     "kimi_k2": V3,
@@ -119,10 +110,10 @@ ROWS = {
             norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
         ),
     ),
-    "glm4_moe": Architecture(mixer=glm4_moe_attention, mlp=leading_dense, mtp_key="num_nextn_predict_layers"),
+    "glm4_moe": Architecture(mixer=glm4_moe_attention, mlp=parts.leading_dense, mtp_key="num_nextn_predict_layers"),
     "dots1": Architecture(
         mixer=biased(qk_norm="head"),
-        mlp=partial(leading_dense, mixture=DOTS1_EXPERTS),
+        mlp=partial(parts.leading_dense, mixture=DOTS1_EXPERTS),
         kinds=dots1_kinds,
         ignored="use_sliding_window",
     ),

@@ -6,23 +6,9 @@ from functools import partial
 
 import msgspec
 
+from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
-from magicdec.specs.families.parts import (
-    NO_BIAS,
-    Architecture,
-    GroupedQuery,
-    always_window,
-    biased,
-    dense,
-    experts,
-    listed_kinds,
-    mlp,
-    num_layers,
-    sized_windows,
-    wide_experts,
-    windowed,
-    zeros_and_ones,
-)
+from magicdec.specs.families.parts import Architecture, GroupedQuery, biased, num_layers
 from magicdec.specs.families.rope import read_rope, rope_parameters
 from magicdec.specs.layers import Attention, Layer
 from magicdec.specs.model import TensorNames
@@ -42,11 +28,11 @@ def smollm3_layers(keys: Keys) -> list[Layer]:
     """Every n-th layer has no positions; it may have a window instead, or the layers that `layer_types` says do, even
     where `use_sliding_window` is false."""
     interval = keys.size("no_rope_layer_interval")
-    rotated = zeros_and_ones(keys, "no_rope_layers", lambda i: (i + 1) % interval != 0)
+    rotated = parts.zeros_and_ones(keys, "no_rope_layers", lambda i: (i + 1) % interval != 0)
     has_window = keys.flag("use_sliding_window") and keys.optional_size("sliding_window") is not None
     keys.ignore("sliding_window", "max_window_layers")
-    kinds = listed_kinds(keys, windowed(lambda i: has_window and not rotated[i]))
-    head, feed_forward = biased(), dense(keys, bias="mlp_bias")
+    kinds = parts.listed_kinds(keys, parts.windowed(lambda i: has_window and not rotated[i]))
+    head, feed_forward = biased(), parts.dense(keys, bias="mlp_bias")
     mixers = [head(keys, kind) for kind in kinds]
     return [
         Layer(mixer=mixer if turned else msgspec.structs.replace(mixer, rope=None), mlp=feed_forward)
@@ -60,8 +46,8 @@ def llama4_layers(keys: Keys) -> list[Layer]:
     interval = keys.size("no_rope_layer_interval")
     rotated = [(i + 1) % interval != 0 for i in range(count)]
     if keys.raw("no_rope_layers", default=None) != []:  # an empty list says nothing
-        rotated = zeros_and_ones(keys, "no_rope_layers", rotated.__getitem__)
-    kinds = listed_kinds(keys, lambda i: "chunked_attention" if rotated[i] else "full_attention")
+        rotated = parts.zeros_and_ones(keys, "no_rope_layers", rotated.__getitem__)
+    kinds = parts.listed_kinds(keys, lambda i: "chunked_attention" if rotated[i] else "full_attention")
     keys.ignore("attention_chunk_size")
     step = keys.size("interleave_moe_layer_step")
     sparse = keys.indices("moe_layers", count)
@@ -71,8 +57,10 @@ def llama4_layers(keys: Keys) -> list[Layer]:
     norm = "l2" if keys.flag("use_qk_norm") else "none"
     attention = biased(pairs="adjacent")
     width = keys.size("intermediate_size")
-    routed = experts(keys, width="intermediate_size", normalized=False, scoring="sigmoid_of_input", shared_width=width)
-    plain = dense(keys, width="intermediate_size_mlp")
+    routed = parts.experts(
+        keys, width="intermediate_size", normalized=False, scoring="sigmoid_of_input", shared_width=width
+    )
+    plain = parts.dense(keys, width="intermediate_size_mlp")
     layers = []
     for index, kind in enumerate(kinds):
         mixer = attention(keys, kind)
@@ -86,37 +74,40 @@ def llama4_layers(keys: Keys) -> list[Layer]:
 
 ROWS = {
     "llama": Architecture(
-        mlp=mlp(bias="mlp_bias"), ignored="sliding_window use_sliding_window layer_types max_window_layers"
+        mlp=parts.mlp(bias="mlp_bias"), ignored="sliding_window use_sliding_window layer_types max_window_layers"
     ),
     "mistral": Architecture(
-        mixer=GroupedQuery(), kinds=always_window, fixed=NO_BIAS, ignored="use_sliding_window max_window_layers"
+        mixer=GroupedQuery(),
+        kinds=parts.always_window,
+        fixed=parts.NO_BIAS,
+        ignored="use_sliding_window max_window_layers",
     ),
     "ministral": Architecture(
         mixer=GroupedQuery(),
-        kinds=lambda keys: sized_windows(keys, lambda index: "sliding_attention"),
-        fixed=NO_BIAS,
+        kinds=lambda keys: parts.sized_windows(keys, lambda index: "sliding_attention"),
+        fixed=parts.NO_BIAS,
         ignored="use_sliding_window max_window_layers",
     ),
     "mixtral": Architecture(
         mixer=GroupedQuery(),
-        mlp=wide_experts(),
-        kinds=always_window,
-        fixed=NO_BIAS,
+        mlp=parts.wide_experts(),
+        kinds=parts.always_window,
+        fixed=parts.NO_BIAS,
         names=TensorNames(mlp="block_sparse_moe", expert="w1"),
     ),
-    "ministral3": Architecture(mixer=ministral3_attention, kinds=always_window),
+    "ministral3": Architecture(mixer=ministral3_attention, kinds=parts.always_window),
     "llama4_text": Architecture(
         whole=llama4_layers,
         names=TensorNames(mlp="feed_forward", router="router", shared="shared_expert", experts="stacked"),
     ),
-    "arcee": Architecture(mlp=mlp(gated=False, bias="mlp_bias")),
+    "arcee": Architecture(mlp=parts.mlp(gated=False, bias="mlp_bias")),
     "smollm3": Architecture(whole=smollm3_layers),
     "seed_oss": Architecture(
-        mixer=GroupedQuery(bias="attention_bias", output_bias="attention_out_bias"), mlp=mlp(bias="mlp_bias")
+        mixer=GroupedQuery(bias="attention_bias", output_bias="attention_out_bias"), mlp=parts.mlp(bias="mlp_bias")
     ),
     "apertus": Architecture(
         mixer=biased(qk_norm="head"),
-        mlp=mlp(gated=False),
+        mlp=parts.mlp(gated=False),
         fixed={"mlp_bias": (False,), "post_norm": (False,), "qk_norm": (True,)},
         names=TensorNames(norms=("attention_layernorm", "feedforward_layernorm")),
     ),

@@ -1,32 +1,18 @@
-"""Publishers of one or two architectures: Cohere, OLMo, EXAONE, Phi, ERNIE, Hunyuan, gpt-oss."""
+"""Publishers of one or two architectures (Cohere, OLMo, EXAONE, Phi, ERNIE, Hunyuan, gpt-oss), and Gemma: norms with
+1 + weight around each sublayer, soft caps, and windows with a rotary base of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
-from magicdec.specs.families.parts import (
-    NO_BIAS,
-    Architecture,
-    Details,
-    GroupedQuery,
-    always_window,
-    biased,
-    dense,
-    every,
-    every_nth,
-    experts,
-    in_every_layer,
-    listed_kinds,
-    mlp,
-    num_layers,
-    pattern_kinds,
-    wide_experts,
-)
+from magicdec.specs.families.parts import Architecture, Details, GroupedQuery, biased, num_layers
 from magicdec.specs.families.rope import read_rope, rope_parameters
-from magicdec.specs.layers import Attention, FeedForward, Layer, MixtureOfExperts, Rope
+from magicdec.specs.layers import MLP, Attention, FeedForward, Layer, MixtureOfExperts, Rope
 from magicdec.specs.model import Norm, TensorNames
 
 
@@ -43,8 +29,8 @@ def exaone4_kinds(keys: Keys) -> list[str]:
     """As `layer_types` says; or windows but for every n-th layer, n given by `sliding_window_pattern`."""
     if keys.raw("layer_types") is None:
         keys.size("sliding_window")
-        return listed_kinds(keys, every_nth(keys.size("sliding_window_pattern")))
-    return listed_kinds(keys, lambda index: "")
+        return parts.listed_kinds(keys, parts.every_nth(keys.size("sliding_window_pattern")))
+    return parts.listed_kinds(keys, lambda index: "")
 
 
 def exaone4_attention(keys: Keys, kind: str) -> Attention:
@@ -68,7 +54,7 @@ def phimoe_rope(keys: Keys, head_dim: int, **options: Any) -> Rope:
 def phimoe_experts(keys: Keys) -> MixtureOfExperts:
     """A router trained with noise chooses among the experts that noise might have chosen."""
     nearness = keys.number("router_jitter_noise", least=-1e-9, most=1.0)
-    return experts(keys, width="intermediate_size", normalized=False, scoring="sparse_mixer", nearness=nearness)
+    return parts.experts(keys, width="intermediate_size", normalized=False, scoring="sparse_mixer", nearness=nearness)
 
 
 def phimoe_details(keys: Keys) -> Details:
@@ -80,13 +66,13 @@ def ernie_experts(keys: Keys, index: int) -> FeedForward:
     count, width = num_layers(keys), keys.size("moe_intermediate_size")
     first, last = keys.size("moe_layer_start_index", least=0), keys.size("moe_layer_end_index", least=-1)
     step = keys.size("moe_layer_interval")
-    routed = experts(
+    routed = parts.experts(
         keys,
         normalized=True,
         correction_bias=True,
         shared_width=width * keys.size("moe_num_shared_experts", least=0),
     )
-    plain = dense(keys)
+    plain = parts.dense(keys)
     is_sparse = first <= index <= (count - 1 if last == -1 else last) and (index + 1) % step == 0
     return routed if is_sparse else plain
 
@@ -94,7 +80,7 @@ def ernie_experts(keys: Keys, index: int) -> FeedForward:
 def ernie_details(keys: Keys) -> Details:
     """Prediction heads of a dense layer, whatever the model's are (vLLM's ernie_mtp.py)."""
     heads = keys.optional_size("num_nextn_predict_layers", least=0) or 0
-    return {"mtp_layers": (Layer(mixer=ERNIE_ATTENTION(keys), mlp=dense(keys)),) * heads}
+    return {"mtp_layers": (Layer(mixer=ERNIE_ATTENTION(keys), mlp=parts.dense(keys)),) * heads}
 
 
 def hunyuan_rope(keys: Keys, head_dim: int, **options: Any) -> Rope:
@@ -116,7 +102,7 @@ def gpt_oss_experts(keys: Keys) -> MixtureOfExperts:
     keys.require("hidden_act", "silu")
     keys.require("swiglu_alpha", 1.702)
     keys.require("swiglu_limit", 7.0)
-    return experts(
+    return parts.experts(
         keys, width="intermediate_size", normalized=False, activation="swigluoai", bias=True, router_bias=True,
         scoring="softmax_of_chosen",
     )  # fmt: skip
@@ -126,6 +112,42 @@ ERNIE_ATTENTION = GroupedQuery(pairs="adjacent")
 COHERE_NORM, COHERE_NAMES = Norm(kind="layernorm", placement="parallel"), TensorNames(norms=("input_layernorm",))
 AFTER = Norm(placement="after")
 AFTER_NAMES = TensorNames(norms=("post_attention_layernorm", "post_feedforward_layernorm"))
+
+
+def capped(head: GroupedQuery, *, has_cap: bool) -> Callable[[Keys, str], Attention]:
+    """Scores scaled by query_pre_attn_scalar, with a soft cap where the architecture's code applies it."""
+
+    def read(keys: Keys, kind: str) -> Attention:
+        keys.require("use_bidirectional_attention", False)
+        cap = keys.optional_number("attn_logit_softcapping")
+        return msgspec.structs.replace(
+            head(keys, kind), softcap=cap if has_cap else None, scale=keys.number("query_pre_attn_scalar") ** -0.5
+        )
+
+    return read
+
+
+def gemma_mlp(keys: Keys) -> MLP:
+    """The first Gemma's `hidden_act`, whose "gelu" meant the tanh approximation; `hidden_activation` since."""
+    activation = keys.activation("hidden_activation", "hidden_act")
+    is_older = not keys.knows("hidden_activation")
+    return MLP(
+        width=keys.size("intermediate_size"),
+        activation="gelu_tanh" if is_older and activation == "gelu" else activation,
+    )
+
+
+def gemma_details(keys: Keys) -> Details:
+    cap = keys.optional_number("final_logit_softcapping")
+    return {"embedding_scale": keys.size("hidden_size") ** 0.5, "logit_softcap": cap}
+
+
+MLP_OF_GEMMA = parts.in_every_layer(gemma_mlp)
+AROUND = Norm(kind="rms_plus_one", placement="around")
+AROUND_NAMES = TensorNames(
+    norms=("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+)
+
 
 ROWS = {
     "cohere": Architecture(
@@ -137,7 +159,7 @@ ROWS = {
     ),
     "cohere2": Architecture(
         mixer=biased(pairs="adjacent", rotated="window"),
-        kinds=pattern_kinds,
+        kinds=parts.pattern_kinds,
         norm=COHERE_NORM,
         eps_key="layer_norm_eps",
         details=cohere_details,
@@ -157,25 +179,25 @@ ROWS = {
     "olmo2": Architecture(mixer=biased(qk_norm="layer"), norm=AFTER, names=AFTER_NAMES),
     "olmo3": Architecture(
         mixer=biased(qk_norm="layer", has_ropes=True),
-        kinds=every(4),
+        kinds=parts.every(4),
         norm=AFTER,
         names=AFTER_NAMES,
     ),
     "olmoe": Architecture(
-        mixer=biased(qk_norm="layer"), mlp=wide_experts(normalized=None), fixed={"clip_qkv": (None,)}
+        mixer=biased(qk_norm="layer"), mlp=parts.wide_experts(normalized=None), fixed={"clip_qkv": (None,)}
     ),
     "exaone4": Architecture(mixer=exaone4_attention, kinds=exaone4_kinds, norm=AFTER, names=AFTER_NAMES),
     "phi3": Architecture(
         mixer=GroupedQuery(partial=True),
-        kinds=always_window,
-        fixed=NO_BIAS,
+        kinds=parts.always_window,
+        fixed=parts.NO_BIAS,
         ignored="original_max_position_embeddings",
         names=TensorNames(fused_qkv=True, fused_gate_up=True),
     ),
     "phimoe": Architecture(
         mixer=biased(rope=phimoe_rope),
-        mlp=in_every_layer(phimoe_experts),
-        kinds=always_window,
+        mlp=parts.in_every_layer(phimoe_experts),
+        kinds=parts.always_window,
         norm=Norm(kind="layernorm", has_bias=True),
         details=phimoe_details,
         fixed={"num_experts_per_tok": (2,)},
@@ -184,7 +206,7 @@ ROWS = {
     ),
     "ernie4_5": Architecture(
         mixer=GroupedQuery(bias="use_bias", output_bias="use_bias", pairs="adjacent"),
-        mlp=mlp(bias="use_bias"),
+        mlp=parts.mlp(bias="use_bias"),
     ),
     "ernie4_5_moe": Architecture(
         mixer=ERNIE_ATTENTION,
@@ -215,9 +237,35 @@ ROWS = {
     ),
     "gpt_oss": Architecture(
         mixer=biased(sinks=True),
-        mlp=in_every_layer(gpt_oss_experts),
-        kinds=every(2),
+        mlp=parts.in_every_layer(gpt_oss_experts),
+        kinds=parts.every(2),
         ignored="initial_context_length",
         names=TensorNames(router="router", experts="stacked_in_turn"),
+    ),
+    "gemma": Architecture(
+        mixer=biased(),
+        mlp=MLP_OF_GEMMA,
+        norm=Norm(kind="rms_plus_one"),
+        fixed={"use_bidirectional_attention": (False,)},
+        ignored="hidden_activation",
+        details=lambda keys: {"embedding_scale": keys.size("hidden_size") ** 0.5},
+    ),
+    "gemma2": Architecture(
+        mixer=capped(biased(), has_cap=True),
+        mlp=MLP_OF_GEMMA,
+        kinds=parts.every(2),
+        norm=AROUND,
+        ignored="hidden_act",
+        details=gemma_details,
+        names=AROUND_NAMES,
+    ),
+    "gemma3_text": Architecture(
+        mixer=capped(biased(qk_norm="head", has_ropes=True), has_cap=False),
+        mlp=MLP_OF_GEMMA,
+        kinds=parts.pattern_kinds,
+        norm=AROUND,
+        ignored="hidden_act _sliding_window_pattern",
+        details=gemma_details,
+        names=AROUND_NAMES,
     ),
 }

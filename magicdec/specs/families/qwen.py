@@ -7,25 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from magicdec.errors import ConfigError
+from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
-from magicdec.specs.families.parts import (
-    KINDS,
-    Architecture,
-    Details,
-    GroupedQuery,
-    all_full,
-    always_window,
-    biased,
-    dense,
-    every_nth,
-    experts,
-    in_every_layer,
-    listed_kinds,
-    mlp,
-    num_layers,
-    windowed,
-    windows_from,
-)
+from magicdec.specs.families.parts import KINDS, Architecture, Details, GroupedQuery, biased, num_layers
 from magicdec.specs.families.rope import MULTIMODAL_TYPES, read_rope
 from magicdec.specs.layers import Attention, FeedForward, GatedDeltaNet, MixtureOfExperts
 from magicdec.specs.model import Norm, TensorNames
@@ -34,14 +18,14 @@ from magicdec.specs.model import Norm, TensorNames
 def window_kinds(keys: Keys) -> list[str]:
     """Windows from layer `max_window_layers` on, where `use_sliding_window` is true; or as `layer_types` says."""
     used = keys.flag("use_sliding_window")
-    return only_if(used, keys, windows_from(keys, keys.optional_size("sliding_window") if used else None))
+    return only_if(used, keys, parts.windows_from(keys, keys.optional_size("sliding_window") if used else None))
 
 
 def second_window_kinds(keys: Keys) -> list[str]:
     """Windows in every second layer before `max_window_layers`, where `use_sliding_window` is true; or as `layer_types`
     says."""
     used, last = keys.flag("use_sliding_window"), keys.size("max_window_layers", least=0)
-    return only_if(used, keys, listed_kinds(keys, windowed(lambda i: used and i % 2 == 0 and i < last)))
+    return only_if(used, keys, parts.listed_kinds(keys, parts.windowed(lambda i: used and i % 2 == 0 and i < last)))
 
 
 def only_if(used: bool, keys: Keys, kinds: list[str]) -> list[str]:
@@ -71,7 +55,7 @@ def moe_kinds(keys: Keys) -> list[str]:
     """One window for all layers, where `use_sliding_window` is true."""
     used = keys.flag("use_sliding_window")
     keys.ignore("sliding_window", "max_window_layers", "layer_types")
-    return always_window(keys) if used else all_full(keys)
+    return parts.always_window(keys) if used else parts.all_full(keys)
 
 
 def linear_kinds(keys: Keys) -> list[str]:
@@ -83,7 +67,7 @@ def linear_kinds(keys: Keys) -> list[str]:
         "linear_num_value_heads",
         "linear_value_head_dim",
     )
-    return listed_kinds(keys, every_nth(keys.size("full_attention_interval"), other="linear_attention"))
+    return parts.listed_kinds(keys, parts.every_nth(keys.size("full_attention_interval"), other="linear_attention"))
 
 
 def hybrid_mixer(keys: Keys, kind: str) -> Attention | GatedDeltaNet:
@@ -116,7 +100,7 @@ def sparse_step(mixture: Callable[[Keys], MixtureOfExperts]) -> Callable[[Keys, 
         step = keys.size("decoder_sparse_step")
         only = keys.indices("mlp_only_layers", num_layers(keys)) or frozenset()
         is_sparse = index not in only and (index + 1) % step == 0
-        plain, routed = dense(keys), mixture(keys)
+        plain, routed = parts.dense(keys), mixture(keys)
         return routed if is_sparse else plain
 
     return read
@@ -124,7 +108,7 @@ def sparse_step(mixture: Callable[[Keys], MixtureOfExperts]) -> Callable[[Keys, 
 
 def shared_experts(keys: Keys, *, normalized: bool | None = None) -> MixtureOfExperts:
     width = keys.size("shared_expert_intermediate_size", least=0)
-    return experts(keys, normalized=normalized, shared_width=width, shared_gate=width > 0)
+    return parts.experts(keys, normalized=normalized, shared_width=width, shared_gate=width > 0)
 
 
 QWEN2 = Architecture(
@@ -137,7 +121,7 @@ QWEN2 = Architecture(
 QWEN3 = Architecture(mixer=biased(qk_norm="head"), kinds=window_kinds, fixed={"mlp_bias": (False,)}, details=dual_chunk)
 QWEN3_MOE = Architecture(
     mixer=biased(qk_norm="head"),
-    mlp=sparse_step(experts),
+    mlp=sparse_step(parts.experts),
     kinds=moe_kinds,
     fixed={"mlp_bias": (False,), "shared_expert_intermediate_size": (0,), "use_qk_norm": (True,)},
     ignored="qkv_bias",
@@ -168,7 +152,7 @@ ROWS = {
     ),
     "qwen3_5_text": Architecture(
         mixer=hybrid_mixer,
-        mlp=mlp(),
+        mlp=parts.mlp(),
         kinds=linear_kinds,
         norm=HYBRID_NORM,
         fixed={
@@ -182,7 +166,7 @@ ROWS = {
     ),
     "qwen3_5_moe_text": Architecture(
         mixer=hybrid_mixer,
-        mlp=in_every_layer(partial(shared_experts, normalized=True)),
+        mlp=parts.in_every_layer(partial(shared_experts, normalized=True)),
         kinds=linear_kinds,
         norm=HYBRID_NORM,
         fixed={"mtp_use_dedicated_embeddings": (False,), "mamba_ssm_dtype": ("float32",), "mlp_only_layers": ([],)},
@@ -194,12 +178,12 @@ ROWS = {
 
 MULTIMODAL = {
     "qwen2_5_vl_text": QWEN2_VL,
-    "qwen3_vl_text": replace(QWEN3, mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE), kinds=all_full),
+    "qwen3_vl_text": replace(QWEN3, mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE), kinds=parts.all_full),
     "qwen3_vl_moe_text": replace(
         QWEN3_MOE,
         mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE),
-        mlp=sparse_step(partial(experts, normalized=True)),
-        kinds=all_full,
+        mlp=sparse_step(partial(parts.experts, normalized=True)),
+        kinds=parts.all_full,
     ),
 }
 """Decoders of models of several modalities."""
