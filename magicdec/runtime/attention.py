@@ -76,11 +76,9 @@ def decode_attention(
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """softmax(scale·q·kᵀ)·v for a few query tokens over the slots of a long cache that each of them sees: [B, T, A·D].
-
     With `probabilities`, also the attention that each query pays to slots 0..stop-1, summed over the query heads of a
     KV head: [B, K, T, stop]. The kernel is the machine's fastest that takes the inputs; what none of them computes
-    (soft caps, sinks, chunks, values of another size than keys) is left to the reference.
-    """
+    (soft caps, sinks, chunks, values of another size than keys) is left to the reference."""
     is_plain = scoring.is_plain and keys_BKSD.shape == values_BKSD.shape
     kernel = fastest_kernel(query_BTAD, keys_BKSD, values_BKSD) if is_plain else None
     if kernel is None:
@@ -115,11 +113,8 @@ def reference_attention(
     workspace: Workspace,
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """`decode_attention` in plain torch, for any device, dtype and scoring.
-
-    Scores are computed as K·qᵀ from a row-major q: the layout in which CPU matrix products of this shape run at memory
-    speed.
-    """
+    """`decode_attention` in plain torch, for any device, dtype and scoring. Scores are computed as K·qᵀ from a
+    row-major q: the layout in which CPU matrix products of this shape run at memory speed."""
     num_sequences, num_tokens, num_heads, head_dim = query_BTAD.shape
     kv_heads, num_slots = keys_BKSD.shape[1], visible.stop - visible.first
     matrices, rows = num_sequences * kv_heads, num_tokens * num_heads // kv_heads

@@ -22,8 +22,7 @@ from magicdec.runtime.checkpoint import ALL, TensorSource
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.kv_cache import Kept
 from magicdec.runtime.layers import ColumnParallelLinear, Experts, Router, RowParallelLinear
-from magicdec.runtime.mixers import GroupedAttention, LatentAttention, Mixer
-from magicdec.runtime.rotary import RotaryEmbedding
+from magicdec.runtime.mixers import GroupedAttention, LatentAttention, Mixer, RotaryEmbedding
 from magicdec.runtime.transformer import Layer, Transformer
 from magicdec.specs import layers as specs
 from magicdec.specs.model import ModelSpec

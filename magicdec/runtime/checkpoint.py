@@ -170,11 +170,8 @@ class TensorSource(Protocol):
 
 class CheckpointDirectory:
     """The safetensors files of a directory. Only the wanted part of each tensor is read, and widened where it is
-    published in fewer bits.
-
-    Raises CheckpointError when there are none, one is damaged or missing, or a tensor is absent, misshapen, or not of
-    the numbers that the configuration says.
-    """
+    published in fewer bits. Raises CheckpointError when there are none, one is damaged or missing, or a tensor is
+    absent, misshapen, or not of the numbers that the configuration says."""
 
     def __init__(
         self, directory: Path, *, device: torch.device, dtype: torch.dtype, quantization: Quantization | None = None
@@ -236,10 +233,8 @@ class CheckpointDirectory:
         return wide[..., first - offset : stop - offset].transpose(1, 2)
 
     def view(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: tuple[str, ...]) -> Any:
-        """A tensor that is not read yet, of one of these shapes.
-
-        Raises CheckpointError where it is absent, misshapen or of another format.
-        """
+        """A tensor that is not read yet, of one of these shapes. Raises CheckpointError where it is absent, misshapen
+        or of another format."""
         if name not in self._files:
             raise CheckpointError(f"{self._directory} has no tensor {name}, which its config.json calls for")
         self._read.add(name)
@@ -410,10 +405,8 @@ def _shard_files(directory: Path) -> list[Path]:
 
 
 class RandomTensors:
-    """Seeded weights of a sane scale: matrices N(0, 1/columns), norms `norm_weight`, biases 0.
-
-    A tensor depends on the seed and its name only, so every shard of a model, on any number of ranks, agrees.
-    """
+    """Seeded weights of a sane scale: matrices N(0, 1/columns), norms `norm_weight`, biases 0. A tensor depends on the
+    seed and its name only, so every shard of a model, on any number of ranks, agrees."""
 
     def __init__(self, *, seed: int, device: torch.device, dtype: torch.dtype, norm_weight: float = 1.0) -> None:
         self._seed, self._device, self._dtype, self._norm_weight = seed, device, dtype, norm_weight

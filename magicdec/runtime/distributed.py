@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -26,17 +27,14 @@ class CollectiveClock:
     def __init__(self) -> None:
         self.enabled = False
         self._total_s = 0.0
-        self._start_s = 0.0
 
-    def start(self, device: torch.device) -> None:
-        if self.enabled:
-            _synchronize(device)
-            self._start_s = time.perf_counter()
-
-    def stop(self, device: torch.device) -> None:
-        if self.enabled:
-            _synchronize(device)
-            self._total_s += time.perf_counter() - self._start_s
+    def run(self, device: torch.device, collective: Callable[[], object]) -> None:
+        if not self.enabled:
+            collective()
+            return
+        start_s = now_s(device)
+        collective()
+        self._total_s += now_s(device) - start_s
 
     def take_s(self) -> float:
         """The time since the last call."""
@@ -44,17 +42,17 @@ class CollectiveClock:
         return total_s
 
 
-def _synchronize(device: torch.device) -> None:
+def now_s(device: torch.device) -> float:
+    """The clock, when the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel:
-    """This process's place among the `size` shards of a model. `group` is None for the default process group.
-
-    Ranks are those within the group, which always begins with global rank 0.
-    """
+    """This process's place among the `size` shards of a model. `group` is None for the default process group. Ranks are
+    those within the group, which always begins with global rank 0."""
 
     rank: int = 0
     size: int = 1
@@ -66,20 +64,11 @@ class TensorParallel:
         """Whether a CUDA graph can hold this group's collectives."""
         return self.size == 1 or dist.get_backend(self.group) == "nccl"
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over the shards, in place."""
+    def all_reduce(self, tensor: Tensor, *, largest: bool = False) -> Tensor:
+        """The sum over the shards, or the maximum, in place."""
         if self.size > 1:
-            self.clock.start(tensor.device)
-            dist.all_reduce(tensor, group=self.group)
-            self.clock.stop(tensor.device)
-        return tensor
-
-    def all_reduce_max(self, tensor: Tensor) -> Tensor:
-        """The maximum over the shards, in place."""
-        if self.size > 1:
-            self.clock.start(tensor.device)
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
-            self.clock.stop(tensor.device)
+            operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+            self.clock.run(tensor.device, lambda: dist.all_reduce(tensor, op=operation, group=self.group))
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -87,17 +76,14 @@ class TensorParallel:
         if self.size == 1:
             return tensor[None]
         parts = torch.empty(self.size, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        self.clock.start(tensor.device)
-        _gather(parts.view(-1), tensor.contiguous().view(-1), group=self.group)
-        self.clock.stop(tensor.device)
+        own = tensor.contiguous().view(-1)
+        self.clock.run(tensor.device, lambda: _gather(parts.view(-1), own, group=self.group))
         return parts
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Rank 0's tensor, in place."""
         if self.size > 1:
-            self.clock.start(tensor.device)
-            dist.broadcast(tensor, src=0, group=self.group)
-            self.clock.stop(tensor.device)
+            self.clock.run(tensor.device, lambda: dist.broadcast(tensor, src=0, group=self.group))
         return tensor
 
     def scatter(self, whole: Tensor | None, like: Tensor) -> Tensor:
@@ -107,9 +93,7 @@ class TensorParallel:
             return whole
         part = torch.empty_like(like)
         parts = None if whole is None else [chunk.contiguous() for chunk in whole.chunk(self.size, dim=-1)]
-        self.clock.start(part.device)
-        dist.scatter(part, parts, src=0, group=self.group)
-        self.clock.stop(part.device)
+        self.clock.run(part.device, lambda: dist.scatter(part, parts, src=0, group=self.group))
         return part
 
     def first(self, size: int) -> TensorParallel | None:
@@ -117,9 +101,7 @@ class TensorParallel:
         if size == self.size:
             return self
         group = dist.new_group(list(range(size)))
-        if self.rank >= size:
-            return None
-        return TensorParallel(rank=self.rank, size=size, group=group)
+        return TensorParallel(rank=self.rank, size=size, group=group) if self.rank < size else None
 
     def slice_of(self, total: int) -> slice:
         """This shard's part of a dimension that the shards divide evenly."""

@@ -11,8 +11,7 @@ or one latent). In this cache the slot of a token is its position, or that modul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,11 +66,9 @@ class PrefillPass:
 
 
 class DecodePass:
-    """A pass over equally many tokens of each of the first B sequences, after their own cached lengths.
-
-    Slots that a shorter sequence or an earlier token must not see are hidden from it. `write` is False for a pass over
-    tokens whose keys and values are cached already. With `static_shapes` nothing depends on the host's lengths.
-    """
+    """A pass over equally many tokens of each of the first B sequences, after their own cached lengths. Slots that a
+    shorter sequence or an earlier token must not see are hidden from it. `write` is False for a pass over tokens whose
+    keys and values are cached already. With `static_shapes` nothing depends on the host's lengths."""
 
     def __init__(
         self,
@@ -214,9 +211,7 @@ class Engine:
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """Caches all but the last token of each prompt, `chunk` tokens at a time; `progress` hears of each prompt done.
-
-        Raises CapacityError when a prompt is empty, or longer than the engine's `max_len` allows.
-        """
+        Raises CapacityError when a prompt is empty, or longer than the engine's `max_len` allows."""
         if len(prompts) != self.batch_size:
             raise ConfigError(f"{len(prompts)} prompts given for a batch of {self.batch_size}")
         self._check_prompts(prompts)
@@ -262,15 +257,6 @@ class Engine:
         self.sequence_of_slot[0] = sequence
         self._prefill_slot(0, list(prompt), chunk)
 
-    @contextmanager
-    def only_first(self) -> Iterator[None]:
-        """For a while, slot 0 is the only active one."""
-        num_active, self.num_active = self.num_active, 1
-        try:
-            yield
-        finally:
-            self.num_active = num_active
-
     def fill_with_noise(self, lengths: Sequence[int], *, seed: int = 0) -> None:
         """Makes the first sequences of the batch active, each with that many tokens of seeded noise cached: for timing,
         where what is cached does not matter. The noise is drawn on the first call."""
@@ -306,10 +292,8 @@ class Engine:
 
     @torch.inference_mode()
     def forward(self, tokens_BT: Tensor, *, observer: AttentionObserver | None = None) -> Tensor:
-        """One pass of all active sequences over their pending token and what is drafted after it.
-
-        Returns this shard's logits [B, T, V]. Lengths do not change: `advance` says how much of it stays.
-        """
+        """One pass of all active sequences over their pending token and what is drafted after it. Returns this shard's
+        logits [B, T, V]. Lengths do not change: `advance` says how much of it stays."""
         return self.model.logits(tokens_BT, self.decode_pass(tokens_BT.shape[1], observer=observer))
 
     def first_bad_layer(self, tokens_BT: Tensor) -> int | None:
@@ -364,10 +348,8 @@ class Engine:
         self.model.hidden(self.tokens_BS.gather(1, attention.positions_BT), attention)
 
     def advance(self, emitted_BT: Tensor, num_emitted_B: Tensor) -> None:
-        """Keeps the first `num_emitted` tokens of the last pass's block; the last of them becomes pending.
-
-        What `emitted_BT` holds beyond them is overwritten by the next block. `count` has to follow.
-        """
+        """Keeps the first `num_emitted` tokens of the last pass's block; the last of them becomes pending. What
+        `emitted_BT` holds beyond them is overwritten by the next block. `count` has to follow."""
         steps_T = torch.arange(1, emitted_BT.shape[1] + 1, device=emitted_BT.device)
         self.tokens_BS.scatter_(1, self.lengths_B[:, None] + steps_T, emitted_BT)
         self.lengths_B.add_(num_emitted_B)

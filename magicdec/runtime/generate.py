@@ -26,6 +26,7 @@ from magicdec.counts import Counts
 from magicdec.errors import CapacityError, ConfigError, MagicdecError
 from magicdec.runtime import graphs
 from magicdec.runtime.adaptive import GammaPolicy
+from magicdec.runtime.distributed import now_s
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.graphs import PhaseTimer, part
@@ -240,10 +241,8 @@ class Step:
         self.graphs.begin(self._engine.num_active, self._graph_key(gamma))
 
     def read(self, verdict: Verdict, proposal: Proposal | None, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """The step's tokens [B, gamma + 1] and how many of them were accepted [B], on the host.
-
-        Raises NumericalError for logits of the target that are not finite.
-        """
+        """The step's tokens [B, gamma + 1] and how many of them were accepted [B], on the host. Raises NumericalError
+        for logits of the target that are not finite."""
         host = verdict.packed.cpu().numpy()
         is_bad = host[:, -1].astype(bool)
         if is_bad.any():
@@ -268,20 +267,15 @@ class Step:
         if not self.graphs.enabled:
             return
         for _ in range(2):
-            self._rehearse()
+            key = self._graph_key(self._gamma)
+            if key is not None:  # a step whose whole block, the target's own token included, is then dropped
+                self.graphs.begin(self._engine.num_active, key)
+                proposal = self.propose(self._gamma) if self._gamma else None
+                verdict = self.accept(self.verify(proposal), proposal)
+                verdict.outcome.num_accepted_B.fill_(-1)
+                self.keep_up(verdict)
         if self._drafter is not None and self._drafter.observer is not None:
             self._drafter.start(self._sampling)  # it has learnt from the dropped blocks
-
-    def _rehearse(self) -> None:
-        """A step whose whole block, the target's own token included, is then dropped."""
-        key = self._graph_key(self._gamma)
-        if key is None:
-            return
-        self.graphs.begin(self._engine.num_active, key)
-        proposal = self.propose(self._gamma) if self._gamma else None
-        verdict = self.accept(self.verify(proposal), proposal)
-        verdict.outcome.num_accepted_B.fill_(-1)
-        self.keep_up(verdict)
 
     def _graph_key(self, gamma: int) -> Hashable | None:
         """A key of all that the next step's work depends on, the batch aside; None where it cannot be captured."""
@@ -306,6 +300,7 @@ class Batch:
     def __init__(self, engine: Engine, drafter: Drafter | None, options: DecodeOptions) -> None:
         self._engine, self._drafter, self._options = engine, drafter, options
         self.gamma = options.gamma if drafter is not None else 0
+        self._device = engine.model.device
         self._queue = list(options.queue)
         self._limits = self._check_limits()
         self.num_sequences = len(self._limits)
@@ -419,37 +414,32 @@ class Batch:
         """Gives the slots of ended sequences to queued prompts; those that none is left for become inactive."""
         num_refilled = min(len(slots), len(self._queue))
         if num_refilled:
-            start_s = self._now_s()
+            start_s = now_s(self._device)
             for slot in slots[:num_refilled].tolist():  # from the first: what slot 0 held is live when it moves on
                 self._refill(slot)
-            self._refill_s += self._now_s() - start_s
+            self._refill_s += now_s(self._device) - start_s
         rest = slots[num_refilled:]
         if len(rest) and self._steady is None:
             # Before the caches of ended sequences are exchanged: steady state has none of that.
-            self._steady = (self.num_steps, int(self._counts.sum()), self._now_s())
+            self._steady = (self.num_steps, int(self._counts.sum()), now_s(self._device))
         for slot in rest[::-1].tolist():  # from the last, so that an exchange brings in a sequence that goes on
             self._swap_drafts(slot, self._engine.retire(slot))
 
     def _refill(self, slot: int) -> None:
         """The next queued prompt takes an ended sequence's place. It goes to slot 0, the one that can be active alone,
         so that a draft's state is built for it and for no other."""
-        engine, drafter = self._engine, self._drafter
-        sequence = self.num_sequences - len(self._queue)
+        engine = self._engine
         engine.exchange(slot, 0)
-        engine.replace_first(sequence, self._queue.pop(0))
+        engine.replace_first(self.num_sequences - len(self._queue), self._queue.pop(0))
         self._swap_drafts(slot, 0)
-        if drafter is not None:
-            with engine.only_first():
-                drafter.admit()
+        if self._drafter is not None:
+            num_active, engine.num_active = engine.num_active, 1
+            self._drafter.admit()
+            engine.num_active = num_active
 
     def _swap_drafts(self, first: int, second: int) -> None:
         if self._drafter is not None and first != second:
             self._drafter.swap(first, second)
-
-    def _now_s(self) -> float:
-        if self._engine.model.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
     def result(self, phases: dict[str, list[float]]) -> DecodeResult:
         steps, count = self.num_steps, self.num_sequences

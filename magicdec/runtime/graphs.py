@@ -10,7 +10,6 @@ replayed in the order of their capture, and no step reads what another chain's s
 from __future__ import annotations
 
 import gc
-import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
+
+from magicdec.runtime.distributed import now_s
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -69,16 +70,12 @@ class StepGraphs:
 
 
 class PhaseTimer:
-    """Splits the wall-clock time of a loop into phases: entering one closes the phase before it.
-
-    The device is waited for each time, so phases do not overlap. A run without fences measures nothing, and does not
-    wait.
-    """
+    """Splits the wall-clock time of a loop into phases: entering one closes the phase before it. The device is waited
+    for each time, so phases do not overlap. A run without fences measures nothing, and does not wait."""
 
     def __init__(self, device: torch.device, *, enabled: bool) -> None:
-        self.enabled = enabled
+        self.enabled, self._device = enabled, device
         self.phases: dict[str, list[float]] = defaultdict(list)
-        self._is_cuda = device.type == "cuda"
         self._phase: str | None = None
         self._last_s = 0.0
 
@@ -87,20 +84,15 @@ class PhaseTimer:
         self.phases.clear()
         self._phase = None
         if self.enabled:
-            self._last_s = self._now_s()
+            self._last_s = now_s(self._device)
 
     def enter(self, phase: str | None) -> None:
         """Closes the phase before. None: the round ends. The first phase after that, or after `start`, begins there."""
         if self.enabled and self._phase is not None:
-            now_s = self._now_s()
-            self.phases[self._phase].append(now_s - self._last_s)
-            self._last_s = now_s
+            end_s = now_s(self._device)
+            self.phases[self._phase].append(end_s - self._last_s)
+            self._last_s = end_s
         self._phase = phase
-
-    def _now_s(self) -> float:
-        if self._is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
 
 def part(name: str) -> Callable[[Method], Method]:
@@ -125,9 +117,7 @@ def can_capture(device: torch.device) -> bool:
 
 def capture(part: Callable[[], T], pool: Any) -> tuple[Replay, T, Any]:
     """Records the part's kernels without running them: how to run them, its results (without values as yet), its pool.
-
-    Raises what CUDA says of an operation that cannot be captured; nothing is captured then.
-    """
+    Raises what CUDA says of an operation that cannot be captured; nothing is captured then."""
     graph = torch.cuda.CUDAGraph()
     stream = _capture_stream()
     torch.cuda.synchronize()

@@ -40,12 +40,10 @@ class Block:
 
 
 class KVCache:
-    """Keys and values of `num_slots` tokens per sequence and layer. Users say what a slot means.
-
-    Layers go by their number in the model; those that keep alike share a block of storage. With `spare`, a slot is a
-    position, and a layer that sees `span` tokens has a ring of span + spare slots, where that is shorter: so many
-    tokens may be written ahead of a query, or lie behind it, before one that it sees is overwritten.
-    """
+    """Keys and values of `num_slots` tokens per sequence and layer. Users say what a slot means. Layers go by their
+    number in the model; those that keep alike share a block of storage. With `spare`, a slot is a position, and a layer
+    that sees `span` tokens has a ring of span + spare slots, where that is shorter: so many tokens may be written ahead
+    of a query, or lie behind it, before one that it sees is overwritten."""
 
     def __init__(
         self,

@@ -25,10 +25,8 @@ from magicdec.specs.layers import Activation, MixtureOfExperts
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """x / sqrt(mean(x²) + eps) · weight; with `is_centered`, (x - mean) / sqrt(variance + eps) · weight + bias.
-
-    The weight may be in a wider format than x.
-    """
+    """x / sqrt(mean(x²) + eps) · weight; with `is_centered`, (x - mean) / sqrt(variance + eps) · weight + bias. The
+    weight may be in a wider format than x."""
 
     weight: Tensor
     eps: float
@@ -236,10 +234,8 @@ class Router:
 @dataclass(frozen=True, kw_only=True)
 class Experts:
     """The chosen experts' outputs by their weights, and the shared experts'. Each shard holds a part of every expert's
-    width, so that one sum over the shards completes routed and shared ones alike.
-
-    An expert computes for the tokens that chose it, which the host has to know: no CUDA graph captures it.
-    """
+    width, so that one sum over the shards completes routed and shared ones alike. An expert computes for the tokens
+    that chose it, which the host has to know: no CUDA graph captures it."""
 
     router: Router
     experts: Sequence[MLP]

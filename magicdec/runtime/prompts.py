@@ -30,11 +30,8 @@ def is_held_out(relative_path: str) -> bool:
 
 
 def stdlib_documents(*, held_out: bool, tests: bool = False) -> Iterator[str]:
-    """Texts of the standard library's Python files, in a fixed order that mixes packages.
-
-    `tests` chooses the library's own test suite instead of its sources. Tables of character encodings are left out:
-    they are not text.
-    """
+    """Texts of the standard library's Python files, in a fixed order that mixes packages. `tests` chooses the library's
+    own test suite instead of its sources. Tables of character encodings are left out: they are not text."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = _SKIPPED_PARTS if tests else _SKIPPED_PARTS | _TEST_PARTS
     chosen = []
@@ -53,10 +50,8 @@ def stdlib_documents(*, held_out: bool, tests: bool = False) -> Iterator[str]:
 
 
 def load_tokenizer(checkpoint: Path, *, vocab_size: int) -> Tokenizer:
-    """The tokenizer of a checkpoint directory.
-
-    Raises CheckpointError when there is none, it cannot be read, or it has more tokens than the model.
-    """
+    """The tokenizer of a checkpoint directory. Raises CheckpointError when there is none, it cannot be read, or it has
+    more tokens than the model."""
     file = checkpoint / "tokenizer.json"
     if not file.is_file():
         raise CheckpointError(f"{checkpoint} has no tokenizer.json; prompts of text need one (or use --prompts random)")
@@ -72,10 +67,8 @@ def load_tokenizer(checkpoint: Path, *, vocab_size: int) -> Tokenizer:
 
 def generation_eos_token_ids(checkpoint: Path, *, vocab_size: int) -> tuple[int, ...] | None:
     """The tokens that end a text, where the checkpoint's generation_config.json says it; it has the last word on them,
-    as in transformers. None where it does not.
-
-    Raises CheckpointError when it cannot be read, or names what is no token.
-    """
+    as in transformers. None where it does not. Raises CheckpointError when it cannot be read, or names what is no
+    token."""
     file = checkpoint / "generation_config.json"
     if not file.is_file():
         return None
@@ -93,13 +86,10 @@ def generation_eos_token_ids(checkpoint: Path, *, vocab_size: int) -> tuple[int,
 
 @dataclass(frozen=True, kw_only=True)
 class PromptRequest:
-    """`count` prompts of `context_len` tokens.
-
-    source: "stdlib" (held-out files of the running standard library), "recall" (the same, each ending with the start of
-    a passage from its first half), "random" (seeded tokens), or a path to a text file or a directory of them.
-    context_spread: prompt lengths are spread evenly from `context_len·(1 − context_spread)` to `context_len`.
-    calibration: take the half of the text that measured runs do not use.
-    """
+    """`count` prompts of `context_len` tokens. source: "stdlib" (held-out files of the running standard library),
+    "recall" (the same, each ending with the start of a passage from its first half), "random" (seeded tokens), or a
+    path to a text file or a directory of them. context_spread: prompt lengths are spread evenly from `context_len·(1 −
+    context_spread)` to `context_len`. calibration: take the half of the text that measured runs do not use."""
 
     source: str = "stdlib"
     count: int
@@ -115,10 +105,8 @@ class PromptRequest:
 
 
 def load_prompts(request: PromptRequest, *, tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
-    """Token ids of each prompt, the longest last.
-
-    Raises ConfigError when the source is unknown, cannot be read or is shorter than one prompt.
-    """
+    """Token ids of each prompt, the longest last. Raises ConfigError when the source is unknown, cannot be read or is
+    shorter than one prompt."""
     if request.source == "random":
         generator = np.random.default_rng(request.seed)
         return [generator.integers(1, vocab_size, size=n).tolist() for n in request.lengths]

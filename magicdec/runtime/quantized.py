@@ -40,11 +40,6 @@ class QuantizedWeight:
     group: int = 0
     """Columns of an int4 group; 0 for the other formats."""
 
-    @property
-    def num_bytes(self) -> int:
-        tensors = (self.data_NK,) if self.scales is None else (self.data_NK, self.scales)
-        return sum(t.numel() * t.element_size() for t in tensors)
-
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The weight [N, K] that this stands for."""
         if self.scales is None:
@@ -73,11 +68,8 @@ class QuantizedWeight:
 
 
 def quantize(weight_NK: Tensor, weight_dtype: str) -> QuantizedWeight:
-    """A weight in one of DRAFT_WEIGHT_DTYPES, rounded to nearest.
-
-    Raises ConfigError for another format, one that the weight's GPU cannot widen, or input features that no int4 group
-    divides.
-    """
+    """A weight in one of DRAFT_WEIGHT_DTYPES, rounded to nearest. Raises ConfigError for another format, one that the
+    weight's GPU cannot widen, or input features that no int4 group divides."""
     if weight_dtype == "bf16":
         return QuantizedWeight(data_NK=weight_NK.to(torch.bfloat16), scales=None)
     weight = weight_NK.float()
@@ -98,14 +90,10 @@ def quantize(weight_NK: Tensor, weight_dtype: str) -> QuantizedWeight:
 def check_fp8(capability: tuple[int, int]) -> None:
     """Raises ConfigError where a GPU of this compute capability cannot widen fp8 weights."""
     if capability < FP8_CAPABILITY:
+        needed, own = (".".join(map(str, each)) for each in (FP8_CAPABILITY, capability))
         raise ConfigError(
-            f"fp8 weights need compute capability {_dotted(FP8_CAPABILITY)} or newer, this GPU has "
-            f"{_dotted(capability)}; use int8 or int4"
+            f"fp8 weights need compute capability {needed} or newer, this GPU has {own}; use int8 or int4"
         )
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
 
 
 def _quantize_int4(weight_NK: Tensor) -> QuantizedWeight:

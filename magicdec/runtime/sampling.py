@@ -89,7 +89,7 @@ def probabilities(logits: Tensor, sampling: SamplingSpec, tp: TensorParallel) ->
         scaled = _keep_top_p(scaled, sampling.top_p, tp)
     if tp.size == 1:
         return torch.softmax(scaled, dim=-1)
-    highest = tp.all_reduce_max(scaled.amax(dim=-1, keepdim=True))
+    highest = tp.all_reduce(scaled.amax(dim=-1, keepdim=True), largest=True)
     weights = (scaled - highest).exp_()
     return weights.div_(tp.all_reduce(weights.sum(dim=-1, keepdim=True)))
 
@@ -105,9 +105,7 @@ def _keep_top_k(logits: Tensor, k: int, tp: TensorParallel) -> Tensor:
 
 def _keep_top_p(logits: Tensor, top_p: float, tp: TensorParallel) -> Tensor:
     """Keeps the smallest set of most likely tokens whose probabilities reach top_p; ties are broken by the token's id.
-
-    Needs the whole vocabulary in order, so the shards' logits are gathered.
-    """
+    Needs the whole vocabulary in order, so the shards' logits are gathered."""
     whole = logits if tp.size == 1 else tp.all_gather(logits).movedim(0, -2).flatten(-2)
     ordered, order = whole.sort(dim=-1, descending=True, stable=True)
     cumulative = ordered.softmax(dim=-1).cumsum(dim=-1)
@@ -117,10 +115,8 @@ def _keep_top_p(logits: Tensor, top_p: float, tp: TensorParallel) -> Tensor:
 
 
 def sample(weights_BV: Tensor, uniform_B: Tensor, tp: TensorParallel) -> Tensor:
-    """A token of each row by inverting the cumulative sum of its (not necessarily normalised) weights.
-
-    A token of weight 0 is never chosen, as long as the row has one above 0.
-    """
+    """A token of each row by inverting the cumulative sum of its (not necessarily normalised) weights. A token of
+    weight 0 is never chosen, as long as the row has one above 0."""
     if tp.size == 1 and kernels.can_fuse(weights_BV):
         from magicdec.runtime.kernels import triton_sampling
 
@@ -160,10 +156,8 @@ def token_probabilities(probabilities_BTV: Tensor, tokens_BT: Tensor, tp: Tensor
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
     """Drafted tokens; and, unless each was certain, their probabilities and the distributions they were drawn from.
-
     `distribution` gives this shard's part [B, V] of each sequence's draft distribution at a position [B]: what the
-    residual needs, and no more.
-    """
+    residual needs, and no more."""
 
     tokens_BT: Tensor
     token_probabilities_BT: Tensor | None = None
@@ -188,9 +182,7 @@ def verify(
     simulated_rates_T: Tensor | None = None,
 ) -> Outcome:
     """Judges a proposal by the target's logits after the pending token and each drafted one, [B, gamma + 1, V].
-
-    `simulated_rates_T`, where given, decides acceptance by position instead (everything is computed all the same).
-    """
+    `simulated_rates_T`, where given, decides acceptance by position instead (everything is computed all the same)."""
     if sampling.is_greedy:
         best_BT = greedy(logits_BTV, tp)
         if proposal is None:

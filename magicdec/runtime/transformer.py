@@ -17,18 +17,15 @@ from torch import Tensor
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.kv_cache import Kept
 from magicdec.runtime.layers import MLP, ColumnParallelLinear, Experts, Norm, VocabParallelEmbedding, add_and_norm_
-from magicdec.runtime.mixers import AttentionPass, Mixer
-from magicdec.runtime.rotary import RotaryEmbedding
+from magicdec.runtime.mixers import AttentionPass, Mixer, RotaryEmbedding
 from magicdec.specs.model import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """A mixer and a feed-forward, added to the residual stream, with norms of what they read and of what they write.
-
-    A block may have only one of them. Without a norm of its own in parallel, the feed-forward reads what the mixer
-    reads.
-    """
+    """A mixer and a feed-forward, added to the residual stream, with norms of what they read and of what they write. A
+    block may have only one of them. Without a norm of its own in parallel, the feed-forward reads what the mixer
+    reads."""
 
     mixer: Mixer | None = None
     mlp: MLP | Experts | None = None
@@ -85,10 +82,8 @@ class Transformer:
     def hidden(
         self, tokens_BT: Tensor, attention: AttentionPass, inspect: Callable[[int, Tensor], None] | None = None
     ) -> Tensor:
-        """The last layer's output after the final norm, [B, T, H]. `inspect` is shown each layer's output.
-
-        What a layer adds to the residual stream is added where the next norm reads it: one kernel does both.
-        """
+        """The last layer's output after the final norm, [B, T, H]. `inspect` is shown each layer's output. What a layer
+        adds to the residual stream is added where the next norm reads it: one kernel does both."""
         rotations = [rotary[attention.positions_BT] for rotary in self.rotaries]
         scale = self.spec.residual_scale
         hidden_BTH = self.embedding(tokens_BT)

@@ -70,11 +70,9 @@ def load_model(
 
 @torch.inference_mode()
 def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transformer:
-    """The model with its linear layers and head in a narrower format (see quantized.py), everything else shared.
-
-    The model itself where that is its format, or none is named. Raises ConfigError for an unknown format, and for a
-    model that is in another one already.
-    """
+    """The model with its linear layers and head in a narrower format (see quantized.py), everything else shared. The
+    model itself where that is its format, or none is named. Raises ConfigError for an unknown format, and for a model
+    that is in another one already."""
     own = model.weight_dtype, PROFILE_DTYPES.get(str(model.dtype).removeprefix("torch."))
     if weight_dtype is None or weight_dtype in own:
         return model

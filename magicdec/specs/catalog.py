@@ -6,9 +6,9 @@ A model argument is, in this order: a directory with a `config.json`, a JSON fil
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -49,12 +49,9 @@ class ArchitectureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Models of the catalog, each with its number of parameters."""
 
 
-class _Facts(msgspec.Struct):
-    architectures: tuple[ArchitectureFacts, ...]
-
-
 def architecture_facts() -> tuple[ArchitectureFacts, ...]:
-    return msgspec.json.decode(ARCHITECTURES_FILE.read_bytes(), type=_Facts).architectures
+    table = msgspec.json.decode(ARCHITECTURES_FILE.read_bytes())["architectures"]
+    return msgspec.convert(table, tuple[ArchitectureFacts, ...])
 
 
 def checkpoint_directory(model: str) -> Path | None:
@@ -65,30 +62,23 @@ def checkpoint_directory(model: str) -> Path | None:
     return path if path.is_dir() else None
 
 
-class _Sources(msgspec.Struct):
-    published: dict[str, str]
-    checkpoints: dict[str, str]
-
-
-@lru_cache(maxsize=1)
-def _checkpoints() -> dict[str, str]:
-    """The publisher's repository of each model of the catalog."""
-    sources = msgspec.toml.decode((MODELS_DIRECTORY / "SOURCES.toml").read_bytes(), type=_Sources)
-    read_there = {name: "/".join(url.split("/")[3:5]) for name, url in sources.published.items()}
-    return read_there | sources.checkpoints
+@cache
+def _tables(name: str) -> dict[str, dict[str, Any]]:
+    tables: dict[str, dict[str, Any]] = msgspec.toml.decode((MODELS_DIRECTORY / name).read_bytes())
+    return tables
 
 
 def served_names(*models: str) -> dict[str, str]:
     """The checkpoint that an engine loads for each model argument, a directory or a repository, where one is known."""
-    found = {name: checkpoint_directory(name) or _checkpoints().get(name) for name in models}
+    sources = _tables("SOURCES.toml")
+    published = {name: "/".join(url.split("/")[3:5]) for name, url in sources["published"].items()}
+    found = {name: checkpoint_directory(name) or (published | sources["checkpoints"]).get(name) for name in models}
     return {name: str(checkpoint) for name, checkpoint in found.items() if checkpoint}
 
 
 def resolve_hub_name(model: str, *, with_weights: bool) -> str:
-    """The local directory of `owner/name`, downloaded on first use; any other model argument as it is.
-
-    Raises ConfigError when it looks like a hub name but cannot be fetched.
-    """
+    """The local directory of `owner/name`, downloaded on first use; any other model argument as it is. Raises
+    ConfigError when it looks like a hub name but cannot be fetched."""
     if Path(model).exists() or not _HUB_NAME.fullmatch(model) or model.startswith("."):
         return model
     try:
@@ -108,12 +98,6 @@ def resolve_hub_name(model: str, *, with_weights: bool) -> str:
         ) from error
 
 
-@lru_cache(maxsize=1)
-def _extensions() -> dict[str, RopeScaling]:
-    path = MODELS_DIRECTORY / "EXTENSIONS.toml"
-    return msgspec.toml.decode(path.read_bytes(), type=dict[str, RopeScaling])
-
-
 class _Size(msgspec.Struct):
     """Keys that tell roughly how large a model is, read without the rest of its configuration."""
 
@@ -131,10 +115,8 @@ def models_of_vocabulary(vocab_size: int) -> tuple[str, ...]:
 
 
 def load_model_spec(model: str) -> ModelSpec:
-    """The spec of a model argument; a file is read anew each time.
-
-    Raises ConfigError when it is neither a file, a directory nor a known name.
-    """
+    """The spec of a model argument; a file is read anew each time. Raises ConfigError when it is neither a file, a
+    directory nor a known name."""
     known = _of_catalog(model)
     if known is not None:
         return known
@@ -157,7 +139,8 @@ def _of_catalog(name: str) -> ModelSpec | None:
     path = MODELS_DIRECTORY / f"{name}.json"
     if "/" in name or not path.is_file():
         return None
-    return msgspec.structs.replace(load_hf_config(path, name=name), extension=_extensions().get(name))
+    extension = msgspec.convert(_tables("EXTENSIONS.toml").get(name), RopeScaling | None)
+    return msgspec.structs.replace(load_hf_config(path, name=name), extension=extension)
 
 
 # A model described in a file of our own schema ----------------------------------------------------------------------
@@ -195,13 +178,8 @@ def load_model_file(path: Path) -> ModelSpec:
         raise ConfigError(f"{path}: the pattern names layer '{unknown[0]}'; described are {', '.join(file.layers)}")
     if not 1 <= sum(run.repeat * len(run.layers) for run in file.pattern) <= MAX_LAYERS:
         raise ConfigError(f"{path}: the pattern must have between 1 and {MAX_LAYERS} layers")
-    return ModelSpec(
-        name=file.name,
-        architecture=file.schema,
-        hidden_size=file.hidden_size,
-        vocab_size=file.vocab_size,
-        max_position_embeddings=file.max_position_embeddings,
-        layers=tuple(file.layers[name] for run in file.pattern for _ in range(run.repeat) for name in run.layers),
-        norm=file.norm,
-        tie_word_embeddings=file.tie_word_embeddings,
-    )
+    layers = tuple(file.layers[name] for run in file.pattern for _ in range(run.repeat) for name in run.layers)
+    given = {
+        name: getattr(file, name) for name in file.__struct_fields__ if name not in ("schema", "layers", "pattern")
+    }
+    return ModelSpec(architecture=file.schema, layers=layers, **given)

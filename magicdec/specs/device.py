@@ -133,10 +133,8 @@ class Device(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         return dtype in self.flops_per_s or (dtype == "fp8_block" and "fp8" in self.flops_per_s)
 
     def compute_rate(self, dtype: str) -> float:
-        """Peak FLOP/s in `dtype`, or in what the device widens it to.
-
-        Raises ConfigError for a dtype that does not exist.
-        """
+        """Peak FLOP/s in `dtype`, or in what the device widens it to. Raises ConfigError for a dtype that does not
+        exist."""
         bytes_per_element(dtype)
         candidate: str | None = dtype
         while candidate is not None:

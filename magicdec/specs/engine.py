@@ -314,10 +314,8 @@ def engines_that_run(draft: str, method: str) -> list[str]:
 
 
 def load_engine(name_or_path: str | Path) -> EngineProfile:
-    """A profile of the catalog, or of a TOML file.
-
-    Raises ConfigError naming the file and the key, or the nearest known name.
-    """
+    """A profile of the catalog, or of a TOML file. Raises ConfigError naming the file and the key, or the nearest known
+    name."""
     text = str(name_or_path)
     if "/" in text or text.endswith(".toml"):
         return engine_from_document(read_toml(Path(text), "engine profile"), where=text)
@@ -338,8 +336,5 @@ def engine_from_document(document: dict[str, Any], *, where: str) -> EngineProfi
 
 
 def save_engine(profile: EngineProfile, path: Path) -> None:
-    """Writes a profile as TOML, whole or not at all.
-
-    Raises StorageError when the file cannot be written.
-    """
+    """Writes a profile as TOML, whole or not at all. Raises StorageError when the file cannot be written."""
     write_atomic(path, msgspec.toml.encode(profile))

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TableGamma:
-    """A plan's best gamma by batch and context; what lies between is looked up at the nearest in logarithm.
-
-    gammas: [batch][context], the axes ascending.
-    """
+    """A plan's best gamma by batch and context; what lies between is looked up at the nearest in logarithm. gammas:
+    [batch][context], the axes ascending."""
 
     batch_sizes: tuple[int, ...]
     context_lens: tuple[int, ...]

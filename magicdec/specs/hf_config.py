@@ -30,11 +30,9 @@ BESIDE = ("tie_word_embeddings", "quantization_config", "eos_token_id")
 
 
 def model_from_hf_config(config: dict[str, Any], *, name: str, where: str) -> ModelSpec:
-    """The spec that a Hugging Face configuration describes.
-
-    `where` names the file in errors. Raises ConfigError for an architecture that is not known, for a missing or
-    unusable key, and for a key that may matter and is not understood.
-    """
+    """The spec that a Hugging Face configuration describes. `where` names the file in errors. Raises ConfigError for an
+    architecture that is not known, for a missing or unusable key, and for a key that may matter and is not
+    understood."""
     values = _decoder(config, where)
     model_type = values.get("model_type")
     if not isinstance(model_type, str):
@@ -104,9 +102,7 @@ def _token_ids(value: Any, where: str) -> tuple[int, ...]:
 
 def load_hf_config(path: Path, *, name: str | None = None) -> ModelSpec:
     """Reads a `config.json`, or the one in a checkpoint directory, with ModelOpt's file next to it where there is one.
-
-    Raises ConfigError when there is none, or it is not a JSON object.
-    """
+    Raises ConfigError when there is none, or it is not a JSON object."""
     file = path / "config.json" if path.is_dir() else path
     config = _json_object(file)
     if path.is_dir() and (beside := path / MODELOPT_FILE).is_file() and not _names_quantization(config):

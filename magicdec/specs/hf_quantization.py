@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.specs.families.keys import Keys
-from magicdec.specs.layers import Layer, MixtureOfExperts, Projection
+from magicdec.specs.layers import Layer, MixtureOfExperts
 from magicdec.specs.model import TensorNames
 from magicdec.specs.quantization import REGEX, WIDE_BYTES, PartFormat, Quantization, Scheme, Storage, scheme_of
 
@@ -38,10 +40,8 @@ class Read(NamedTuple):
 def read_quantization(
     keys: Keys, *, layers: Sequence[Layer], hidden_size: int, vocab_size: int, names: TensorNames
 ) -> Quantization | None:
-    """The formats of a model's parts. None where its weights are in 16 or 32 bits.
-
-    Raises ConfigError for a method or a format that is not known.
-    """
+    """The formats of a model's parts. None where its weights are in 16 or 32 bits. Raises ConfigError for a method or a
+    format that is not known."""
     value = keys.raw(KEY, "compression_config", default=None)
     if value is None:
         return None
@@ -86,7 +86,9 @@ def _matrices(
     for index, layer in enumerate(layers):
         prefix = f"model.layers.{index}"
         for each in () if layer.mixer is None else layer.mixer.projections(hidden_size):
-            yield "mixer", f"{prefix}.{_mixer_module(each, names)}", (1, *each.shape)
+            is_fused = each.name == "qkv" and names.fused_qkv
+            module = "self_attn.qkv_proj" if is_fused else MODULES.get(each.name, "self_attn.o_proj")
+            yield "mixer", f"{prefix}.{module}", (1, *each.shape)
         if layer.mlp is None:
             continue
         mlp = f"{prefix}.{names.mlp}"
@@ -98,15 +100,8 @@ def _matrices(
         if isinstance(layer.mlp, MixtureOfExperts):
             inner = layer.mlp.inner_size(hidden_size)
             for each in layer.mlp.expert.projections(inner):
-                last = {"w1": "w1", "gate_proj": "gate_proj"}[names.expert]
-                last = {"gate_proj": "down_proj", "w1": "w2"}[last] if each.name == "down" else last
+                last = {"gate_proj": "down_proj", "w1": "w2"}[names.expert] if each.name == "down" else names.expert
                 yield "experts", f"{mlp}.experts.0.{last}", (layer.mlp.num_experts, *each.shape)
-
-
-def _mixer_module(projection: Projection, names: TensorNames) -> str:
-    if projection.name == "qkv" and names.fused_qkv:
-        return "self_attn.qkv_proj"
-    return MODULES.get(projection.name, "self_attn.o_proj")
 
 
 class _Config:
@@ -251,8 +246,7 @@ def _modelopt(config: _Config) -> Read:
 def _of_algorithm(config: _Config, name: str, targets: tuple[str, ...]) -> Scheme:
     if name not in MODELOPT:
         raise config.error(f"of an algorithm that is known ({', '.join(MODELOPT)})", name)
-    scheme = MODELOPT[name]
-    return Scheme(**{field: getattr(scheme, field) for field in scheme.__struct_fields__} | {"targets": targets})
+    return msgspec.structs.replace(MODELOPT[name], targets=targets)
 
 
 COMPRESSED: Mapping[Any, tuple[str, Storage]] = {
@@ -306,14 +300,7 @@ def _group(config: _Config, group: Mapping[str, Any]) -> Scheme:
 
 
 READERS: Mapping[str, Callable[[_Config], Read]] = {
-    "fp8": _fp8,
-    "fbgemm_fp8": _fbgemm,
-    "mxfp4": _mxfp4,
-    "gptq": _gptq,
-    "awq": _awq,
-    "bitsandbytes": _bitsandbytes,
-    "modelopt": _modelopt,
-    "modelopt_fp4": _modelopt,
-    "compressed-tensors": _compressed,
-}
+    "fp8": _fp8, "fbgemm_fp8": _fbgemm, "mxfp4": _mxfp4, "gptq": _gptq, "awq": _awq, "bitsandbytes": _bitsandbytes,
+    "modelopt": _modelopt, "modelopt_fp4": _modelopt, "compressed-tensors": _compressed,
+}  # fmt: skip
 """By `quant_method`."""

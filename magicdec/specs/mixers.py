@@ -18,9 +18,7 @@ RopeType = Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
     """How rotary embeddings are stretched beyond the length that the model was trained with.
-
-    `original_max_position_embeddings` is that length; `attention_factor` multiplies cosine and sine.
-    """
+    `original_max_position_embeddings` is that length; `attention_factor` multiplies cosine and sine."""
 
     rope_type: RopeType
     factor: float = 1.0
@@ -46,11 +44,9 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cache(msgspec.Struct, frozen=True):
-    """Numbers that a mixer keeps for each token of context, of each of `num_heads` heads.
-
-    Ranks divide the heads; beyond one rank per head they hold copies. At most `max_tokens` tokens are kept, where that
-    is set. Only what full attention keeps may be left out by a sparse draft.
-    """
+    """Numbers that a mixer keeps for each token of context, of each of `num_heads` heads. Ranks divide the heads;
+    beyond one rank per head they hold copies. At most `max_tokens` tokens are kept, where that is set. Only what full
+    attention keeps may be left out by a sparse draft."""
 
     num_heads: int
     elements_per_token: int
@@ -60,10 +56,8 @@ class Cache(msgspec.Struct, frozen=True):
 
 class State(msgspec.Struct, frozen=True):
     """Numbers that a recurrence keeps per sequence, of each of `num_heads` heads, whatever the context.
-
     `recurrent_elements` are in 32 bits; `conv_elements`, the last inputs of a short convolution, in the activations'
-    format.
-    """
+    format."""
 
     num_heads: int
     recurrent_elements: int
@@ -167,11 +161,8 @@ class Attending(BaseMixer, frozen=True, kw_only=True):
 
 
 class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
-    """Grouped-query attention: q [A·D, H], k and v [K·D, H], o [H, A·D].
-
-    `mask` says which of the tokens up to its own a query sees: all; the last `span` (a window); or those of its own
-    chunk of `span` tokens.
-    """
+    """Grouped-query attention: q [A·D, H], k and v [K·D, H], o [H, A·D]. `mask` says which of the tokens up to its own
+    a query sees: all; the last `span` (a window); or those of its own chunk of `span` tokens."""
 
     num_kv_heads: int
     head_dim: int
@@ -230,10 +221,8 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
 
 
 class Indexer(msgspec.Struct, frozen=True, kw_only=True):
-    """Chooses the `top_k` tokens that a sparse attention reads, by scores of small heads over one key per token.
-
-    q [I·d, q_lora_rank], k [d, H] with a LayerNorm, head weights [I, H]. A shared one takes an earlier layer's choice.
-    """
+    """Chooses the `top_k` tokens that a sparse attention reads, by scores of small heads over one key per token. q
+    [I·d, q_lora_rank], k [d, H] with a LayerNorm, head weights [I, H]. A shared one takes an earlier layer's choice."""
 
     num_heads: int
     head_dim: int
@@ -253,10 +242,8 @@ class Indexer(msgspec.Struct, frozen=True, kw_only=True):
 
 class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attention"):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds one latent of `kv_lora_rank` and one
-    rotated key of `qk_rope_head_dim` per token, shared by all heads.
-
-    Decoding absorbs the expansion into queries and output: each head attends to the latent itself.
-    """
+    rotated key of `qk_rope_head_dim` per token, shared by all heads. Decoding absorbs the expansion into queries and
+    output: each head attends to the latent itself."""
 
     q_lora_rank: int | None
     kv_lora_rank: int

@@ -21,12 +21,9 @@ T = TypeVar("T")
 
 
 class Norm(msgspec.Struct, frozen=True, kw_only=True):
-    """The norms of a model, and where they stand.
-
-    `rms_plus_one` multiplies with 1 + weight; `layernorm` subtracts the mean first, with a bias where `has_bias`.
-    `placement`: on what a sublayer reads; on what it writes; on both; or one norm read by mixer and feed-forward alike,
-    whose outputs are added together.
-    """
+    """The norms of a model, and where they stand. `rms_plus_one` multiplies with 1 + weight; `layernorm` subtracts the
+    mean first, with a bias where `has_bias`. `placement`: on what a sublayer reads; on what it writes; on both; or one
+    norm read by mixer and feed-forward alike, whose outputs are added together."""
 
     kind: Literal["rms", "rms_plus_one", "layernorm", "layernorm_plus_one"] = "rms"
     placement: Literal["before", "after", "around", "parallel"] = "before"
@@ -137,11 +134,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def mixers(self) -> tuple[tuple[Mixer, int], ...]:
         """The mixers, each with the number of layers that have it; those that cost alike are one."""
-        return _counted(layer.mixer.costing() for layer in self.layers if layer.mixer is not None)
+        return tuple(Counter(layer.mixer.costing() for layer in self.layers if layer.mixer is not None).items())
 
     @cached_property
     def feed_forwards(self) -> tuple[tuple[FeedForward, int], ...]:
-        return _counted(layer.mlp for layer in self.layers if layer.mlp is not None)
+        return tuple(Counter(layer.mlp for layer in self.layers if layer.mlp is not None).items())
 
     @cached_property
     def caches(self) -> tuple[tuple[Cache, int], ...]:
@@ -190,8 +187,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def num_full_attention_layers(self) -> int:
         """Layers whose cache a sparse draft may thin out."""
-        sparse = [count for mixer, count in self.mixers if any(cache.is_sparsifiable for cache in mixer.caches())]
-        return sum(sparse)
+        return sum(count for mixer, count in self.mixers if any(cache.is_sparsifiable for cache in mixer.caches()))
 
     @property
     def num_attention_heads(self) -> int:
@@ -282,10 +278,6 @@ def why_not_run(spec: ModelSpec) -> str | None:
             if part is not None and part.why_not_run is not None:
                 return part.why_not_run
     return None if spec.quantization is None else spec.quantization.reason
-
-
-def _counted(items: Iterable[T]) -> tuple[tuple[T, int], ...]:
-    return tuple(Counter(items).items())
 
 
 def _merged(counted: Iterable[tuple[T, int]]) -> tuple[tuple[T, int], ...]:

@@ -11,11 +11,9 @@ from magicdec.specs.model import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """How one replica is spread, in addition to the tensor parallelism (tp) within each group of its ranks.
-
-    A stage holds a share of the layers and has `dp` groups of tp ranks, which hold sequences of their own:
-    data-parallel attention. Routed experts are cut by tp, or with `whole_experts` divided over all ranks of a stage.
-    """
+    """How one replica is spread, in addition to the tensor parallelism (tp) within each group of its ranks. A stage
+    holds a share of the layers and has `dp` groups of tp ranks, which hold sequences of their own: data-parallel
+    attention. Routed experts are cut by tp, or with `whole_experts` divided over all ranks of a stage."""
 
     pp: int = 1
     """Stages of the pipeline."""

@@ -9,10 +9,8 @@ from magicdec.specs.device import bytes_per_element
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
     """`weight_dtype` is what is read from memory; matrix products run in `compute_dtype` (weights are widened), or in
-    the weights' own format where engine and device do (perfmodel/kernels/gemm.py).
-
-    Checkpoints in narrow formats keep embeddings and head in 16 bits (`tables`).
-    """
+    the weights' own format where engine and device do (perfmodel/kernels/gemm.py). Checkpoints in narrow formats keep
+    embeddings and head in 16 bits (`tables`)."""
 
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
@@ -28,11 +26,9 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def activation_bytes(self) -> float:
-        """Bytes of one activation, and of one number of a recurrence's convolution state.
-
-        Whatever the KV cache's format, engines keep the last inputs of a short convolution in the model's own: vLLM by
-        default (`mamba_cache_dtype` "auto", MambaStateDtypeCalculator), SGLang in bfloat16 (Mamba2StateDType.conv).
-        """
+        """Bytes of one activation, and of one number of a recurrence's convolution state. Whatever the KV cache's
+        format, engines keep the last inputs of a short convolution in the model's own: vLLM by default
+        (`mamba_cache_dtype` "auto", MambaStateDtypeCalculator), SGLang in bfloat16 (Mamba2StateDType.conv)."""
         return bytes_per_element(self.compute_dtype)
 
     @property

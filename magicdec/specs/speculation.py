@@ -127,13 +127,11 @@ def load_head(path: Path) -> HeadSpec:
 
 
 class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A draft and how far it looks ahead. `gamma` = 0 is autoregressive decoding.
-
-    `draft` is "none", "self" (the target drafts for itself), "ngram", or a model's name. `draft_budget` counts the KV
-    slots per sequence and KV head that one draft step reads: sinks + selected + recent, generated tokens included, the
-    drafts of the current block excluded; None means the full cache. `draft_weight_dtype`: the format of the draft's
-    weights; None: as they are in the checkpoint, or in the target that drafts for itself.
-    """
+    """A draft and how far it looks ahead. `gamma` = 0 is autoregressive decoding. `draft` is "none", "self" (the target
+    drafts for itself), "ngram", or a model's name. `draft_budget` counts the KV slots per sequence and KV head that one
+    draft step reads: sinks + selected + recent, generated tokens included, the drafts of the current block excluded;
+    None means the full cache. `draft_weight_dtype`: the format of the draft's weights; None: as they are in the
+    checkpoint, or in the target that drafts for itself."""
 
     draft: str = "none"
     draft_method: DraftMethod = "none"

@@ -31,11 +31,9 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mix of requests.
-
-    A slot of the batch is busy with a request for as many steps as it generates tokens, so the mean over *time* of
-    what a slot holds weighs each request by its output; memory must hold the tail of what a batch holds together.
-    """
+    """A mix of requests. A slot of the batch is busy with a request for as many steps as it generates tokens, so the
+    mean over *time* of what a slot holds weighs each request by its output; memory must hold the tail of what a batch
+    holds together."""
 
     requests: tuple[RequestShape, ...]
 
@@ -90,10 +88,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def load_workload(path: Path) -> WorkloadSpec:
-    """Reads {"requests": [{"prompt_len", "gen_len", "weight"}]} from JSON or TOML, or those columns from CSV.
-
-    Raises ConfigError naming the file and the key.
-    """
+    """Reads {"requests": [{"prompt_len", "gen_len", "weight"}]} from JSON or TOML, or those columns from CSV. Raises
+    ConfigError naming the file and the key."""
     is_csv = path.suffix == ".csv"
     if is_csv:
         document: Any = {"requests": read_csv(path, "workload")}

@@ -20,11 +20,9 @@ from magicdec.specs.speculation import SamplingSpec
 
 
 class Drafter(ABC):
-    """Proposes tokens for all active sequences of an engine, and learns which of them were accepted.
-
-    Where `graph_key` says that a step can be captured, `propose`, `observer` and `accept` must be work on the device
-    only. A run that captures rehearses steps, and `start`s a drafter with an observer once more after that.
-    """
+    """Proposes tokens for all active sequences of an engine, and learns which of them were accepted. Where `graph_key`
+    says that a step can be captured, `propose`, `observer` and `accept` must be work on the device only. A run that
+    captures rehearses steps, and `start`s a drafter with an observer once more after that."""
 
     observer: AttentionObserver | None = None
     """Sees the attention probabilities of each verification, if the method wants them."""
@@ -56,10 +54,8 @@ class Drafter(ABC):
 
     def accept(self, outcome: Outcome, gamma: int) -> None:  # noqa: B027  # a method may keep nothing
         """Keeps the draft's storage in step with what was accepted of the last proposal: by default there is none.
-
         Called before the engine advances: its lengths are still those that the block was drafted at. With gamma 0
-        nothing was proposed, and the target alone went one token on. A negative count keeps nothing of the block.
-        """
+        nothing was proposed, and the target alone went one token on. A negative count keeps nothing of the block."""
 
     def count(self, num_accepted: np.ndarray, gamma: int) -> None:  # noqa: B027  # as above
         """Keeps what the draft has on the host, if anything, in step with what was accepted."""
@@ -107,10 +103,8 @@ LONGEST_MATCH = 3
 
 class NgramDrafter(Drafter):
     """N-gram lookup (arXiv 2304.04487): drafts what followed the longest (at most 3 tokens), then latest, earlier match
-    of the sequence's end.
-
-    Where nothing matches, the last token is proposed again. The engine's tokens are all the state there is.
-    """
+    of the sequence's end. Where nothing matches, the last token is proposed again. The engine's tokens are all the
+    state there is."""
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         last_B1 = self.engine.lengths_B[:, None]  # position of the pending token

@@ -278,12 +278,10 @@ class SparseModelDrafter(ModelDrafter):
 
 
 class FewerRanksDrafter(Drafter):
-    """A draft model on fewer ranks than the target: the first ones draft with `inner`, all of them learn the result.
-    On the others `inner` and `draft_tp` are None.
-
-    Per step one broadcast carries the drafted tokens (and, when sampling, their probabilities); after acceptance, when
-    sampling, the draft's distribution at the rejected position only is scattered, divided like the target's head.
-    """
+    """A draft model on fewer ranks than the target: the first ones draft with `inner`, all of them learn the result. On
+    the others `inner` and `draft_tp` are None. Per step one broadcast carries the drafted tokens (and, when sampling,
+    their probabilities); after acceptance, when sampling, the draft's distribution at the rejected position only is
+    scattered, divided like the target's head."""
 
     def __init__(self, engine: Engine, inner: Drafter | None, draft_tp: TensorParallel | None) -> None:
         super().__init__(engine)

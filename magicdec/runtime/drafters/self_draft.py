@@ -225,9 +225,7 @@ class SnapKVDrafter(RingDrafter):
 
 class TopKDrafter(CompactDrafter):
     """After each verification, the `draft_budget` tokens that its last accepted query attended to most, per KV head.
-
-    The verification computes that attention anyway; re-gathering the chosen keys and values is this method's upkeep.
-    """
+    The verification computes that attention anyway; re-gathering the chosen keys and values is this method's upkeep."""
 
     def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
         super().__init__(engine, spec, model)

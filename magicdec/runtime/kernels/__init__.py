@@ -28,10 +28,8 @@ def can_fuse(x: Tensor) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Visible:
-    """Which slots each query sees: those up to its last one, at most `window` of them, that are not empty.
-
-    In a ring, all of this is said of positions, and position p is in slot p mod `ring`.
-    """
+    """Which slots each query sees: those up to its last one, at most `window` of them, that are not empty. In a ring,
+    all of this is said of positions, and position p is in slot p mod `ring`."""
 
     last_BT: Tensor
     """The last slot that each query sees, int64."""

@@ -55,10 +55,8 @@ class SharedFolder:
 
 
 def kept(compiler: Callable[..., Any], *, name: str | None = None) -> Callable[[Callable[..., None]], Any]:
-    """Compiles at once with `compiler`, and keeps the result on disk, under `name`, where that can be done.
-
-    What is kept may be damaged, and the disk full: then it is compiled anew and not kept.
-    """
+    """Compiles at once with `compiler`, and keeps the result on disk, under `name`, where that can be done. What is
+    kept may be damaged, and the disk full: then it is compiled anew and not kept."""
 
     def decorate(function: Callable[..., None]) -> Any:
         function.__qualname__ = name or function.__name__

@@ -81,11 +81,8 @@ def decode_attention(
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Attends over the slots that each query sees, softmax(scale·q·kᵀ)·v: output [B, T, A·D]. The scale is 1/√D if not
-    given.
-
-    With `probabilities`, which a ring does not give, also the attention paid to each slot by each query, summed over
-    the query heads of a KV head, [B, K, T, S]. The windows of all tokens fit into a ring.
-    """
+    given. With `probabilities`, which a ring does not give, also the attention paid to each slot by each query, summed
+    over the query heads of a KV head, [B, K, T, S]. The windows of all tokens fit into a ring."""
     keys_BKSD, values_BKSD = keys_BKSD[:, :, : visible.stop], values_BKSD[:, :, : visible.stop]
     window, ring, last = visible.window, visible.ring, visible.last_BT.numpy()
     num_sequences, num_tokens, num_heads, head_dim = query_BTAD.shape
@@ -324,11 +321,8 @@ def _exponentials(line, highest, powers):
 @intrinsic(prefer_literal=True)
 def _dot_products(typing_context, queries, keys, scores, rows, head_dim, stride, count):
     """scores[m · stride + j] = queries[m] · keys[j] for each of the rows, and for one key or LANES of them. Addresses,
-    and literal sizes in floats.
-
-    A product leaves LANES partial sums; those of LANES keys are added up together, pair by pair, which takes a third of
-    the instructions that adding up each by itself takes.
-    """
+    and literal sizes in floats. A product leaves LANES partial sums; those of LANES keys are added up together, pair by
+    pair, which takes a third of the instructions that adding up each by itself takes."""
 
     def generate(context, builder, signature, arguments):
         query_at, key_at, score_at = arguments[:3]

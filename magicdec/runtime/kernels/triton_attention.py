@@ -18,7 +18,6 @@ R = T·G padded rows and N slots of a block.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -229,51 +228,21 @@ def _weigh_kernel(
         tl.store(probabilities + row_T[:, None] * num_slots + slots_N[None, :], weights_TN, mask=mask_TN)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Tiling:
+def tiling(*, group: int, head_dim: int, num_tokens: int, element_bytes: int) -> dict[str, int]:
     """Compile-time sizes: those that tensor cores and tl.arange ask to be powers of two, and at least 16 rows."""
-
-    group: int
-    head_dim: int
-    num_tokens: int
-    element_bytes: int
-
-    @property
-    def group_pad(self) -> int:
-        return triton.next_power_of_2(self.group)
-
-    @property
-    def tokens_pad(self) -> int:
-        most = max(1, MAX_TILE_ROWS // self.group_pad)
-        return max(min(triton.next_power_of_2(self.num_tokens), most), 16 // self.group_pad, 1)
-
-    @property
-    def num_tiles(self) -> int:
-        return triton.cdiv(self.num_tokens, self.tokens_pad)
-
-    @property
-    def dim_pad(self) -> int:
-        return max(16, triton.next_power_of_2(self.head_dim))
-
-    @property
-    def block(self) -> int:
-        return min(128, max(16, TILE_BYTES // (self.dim_pad * self.element_bytes)))
-
-    @property
-    def num_warps(self) -> int:
-        return 8 if self.tokens_pad * self.group_pad >= 64 else 4
-
-    def constants(self) -> dict[str, int]:
-        return {
-            "GROUP": self.group,
-            "HEAD_DIM": self.head_dim,
-            "GROUP_PAD": self.group_pad,
-            "TOKENS_PAD": self.tokens_pad,
-            "DIM_PAD": self.dim_pad,
-            "BLOCK": self.block,
-            "num_warps": self.num_warps,
-            "num_stages": 3,
-        }
+    group_pad, dim_pad = triton.next_power_of_2(group), max(16, triton.next_power_of_2(head_dim))
+    most = max(1, MAX_TILE_ROWS // group_pad)
+    tokens_pad = max(min(triton.next_power_of_2(num_tokens), most), 16 // group_pad, 1)
+    return {
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "GROUP_PAD": group_pad,
+        "TOKENS_PAD": tokens_pad,
+        "DIM_PAD": dim_pad,
+        "BLOCK": min(128, max(16, TILE_BYTES // (dim_pad * element_bytes))),
+        "num_warps": 8 if tokens_pad * group_pad >= 64 else 4,
+        "num_stages": 3,
+    }
 
 
 @lru_cache
@@ -317,10 +286,10 @@ def decode_attention(
     window, ring, last_BT = visible.window, visible.ring, visible.last_BT
     device = query_BTAD.device
     assert ring is None or (window is not None and not probabilities)
-    tiling = _Tiling(
+    constants = tiling(
         group=num_heads // kv_heads, head_dim=head_dim, num_tokens=num_tokens, element_bytes=keys_BKSD.element_size()
     )
-    num_programs = num_sequences * kv_heads * tiling.num_tiles
+    num_programs = num_sequences * kv_heads * triton.cdiv(num_tokens, constants["TOKENS_PAD"])
     if num_splits is None:
         num_splits = choose_num_splits(
             num_programs=num_programs, num_slots=num_slots, num_multiprocessors=_num_multiprocessors(device)
@@ -333,7 +302,7 @@ def decode_attention(
         partial = torch.empty(num_splits, *rows, head_dim, dtype=torch.float32, device=device)
         partial_log_sum = torch.empty(num_splits, *rows, dtype=torch.float32, device=device)
     scale = (scale or head_dim**-0.5) * math.log2(math.e)
-    constants = tiling.constants() | {
+    constants |= {
         "WINDOW": window or 0,
         "HAS_EMPTY": visible.empty is not None,
         "WIDEN": triton.knobs.runtime.interpret and query_BTAD.dtype == torch.bfloat16,
@@ -347,12 +316,12 @@ def decode_attention(
     if num_splits > 1:
         _combine_kernel[(math.prod(rows),)](
             partial, partial_log_sum, output, log_sum, math.prod(rows), num_splits,
-            HEAD_DIM=head_dim, DIM_PAD=tiling.dim_pad, SPLITS_PAD=triton.next_power_of_2(num_splits),
+            HEAD_DIM=head_dim, DIM_PAD=constants["DIM_PAD"], SPLITS_PAD=triton.next_power_of_2(num_splits),
         )  # fmt: skip
     weights = None
     if probabilities:
         weights = torch.empty(num_sequences, kv_heads, num_tokens, num_slots, dtype=torch.float32, device=device)
-        share = BLOCKS_PER_WEIGHING_PROGRAM * tiling.block
+        share = BLOCKS_PER_WEIGHING_PROGRAM * constants["BLOCK"]
         _weigh_kernel[(num_programs, triton.cdiv(num_slots, share))](
             query_BTAD, keys_BKSD, last_BT, hole_B, log_sum, weights, scale,
             *query_BTAD.stride()[:3], *keys_BKSD.stride()[:3], *last_BT.stride(),

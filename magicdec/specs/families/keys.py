@@ -83,10 +83,8 @@ def fields_of(model_type: str) -> Fields:
 
 class Keys:
     """A configuration's keys, those that are missing as transformers' class has them. Errors name the file and the key;
-    `unread` lists what nobody asked for.
-
-    A key is null where the class accepts that, and then means what the class makes of it.
-    """
+    `unread` lists what nobody asked for. A key is null where the class accepts that, and then means what the class
+    makes of it."""
 
     def __init__(self, values: Mapping[str, Any], where: str, known: Fields = Fields()) -> None:  # noqa: B008  (frozen)
         self._values, self.where = values, where

@@ -10,20 +10,10 @@ from functools import partial
 from typing import Any, Literal
 
 from magicdec.errors import ConfigError
+from magicdec.specs import layers
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.rope import read_rope, rope_parameters
-from magicdec.specs.layers import (
-    MLP,
-    Activation,
-    Attention,
-    FeedForward,
-    LatentAttention,
-    Layer,
-    Mixer,
-    MixtureOfExperts,
-    QKNorm,
-    Rope,
-)
+from magicdec.specs.layers import MLP, Attention, FeedForward, LatentAttention, Layer, MixtureOfExperts, Rope
 from magicdec.specs.model import Norm, TensorNames
 
 Details = dict[str, Any]
@@ -41,10 +31,6 @@ def num_layers(keys: Keys) -> int:
 
 
 # Kinds of layers: readers that return one of KINDS for each
-
-
-def all_full(keys: Keys) -> list[str]:
-    return ["full_attention"] * num_layers(keys)
 
 
 def listed_kinds(keys: Keys, default: Callable[[int], str]) -> list[str]:
@@ -88,6 +74,10 @@ def windows_from(keys: Keys, window: int | None) -> list[str]:
     return listed_kinds(keys, windowed(lambda i: window is not None and i >= first))
 
 
+def all_full(keys: Keys) -> list[str]:
+    return ["full_attention"] * num_layers(keys)
+
+
 def always_window(keys: Keys) -> list[str]:
     """Every layer sees `sliding_window` tokens, where that is not null."""
     kind = "full_attention" if keys.optional_size("sliding_window") is None else "sliding_attention"
@@ -111,7 +101,7 @@ class GroupedQuery:
     bias: bool | str = False
     """Bias on q, k and v, or the key that says it."""
     output_bias: bool | str = False
-    qk_norm: QKNorm = "none"
+    qk_norm: layers.QKNorm = "none"
     partial: bool = False
     """Whether the architecture's code rotates a share of a head, if its configuration says so."""
     pairs: Literal["halves", "adjacent"] = "halves"
@@ -134,12 +124,10 @@ class GroupedQuery:
         if mask == "linear" or kind in INDEXED:
             raise ConfigError(f"{keys.where}: layer_types has {kind} layers, which this architecture lacks")
         own = ("full_attention" if mask == "full" else kind) if self.has_ropes else None
-        rope = (
-            None
-            if self.rotated == "none"
-            else self.rope(keys, head_dim, kind=own, partial=self.partial, pairs=self.pairs)
-        )
-        is_rotated = self.rotated == "all" or (self.rotated == "window" and mask != "full")
+        rope = None
+        if self.rotated != "none":
+            rope = self.rope(keys, head_dim, kind=own, partial=self.partial, pairs=self.pairs)
+        is_rotated = self.rotated == "all" or mask != "full"
         span = {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(mask)
         return Attention(
             num_heads=heads,
@@ -228,7 +216,7 @@ def experts(
     *,
     width: str = "moe_intermediate_size",
     normalized: bool | None = None,
-    activation: Activation | None = None,
+    activation: layers.Activation | None = None,
     **changes: Any,
 ) -> MixtureOfExperts:
     """A mixture; `normalized` None reads norm_topk_prob."""
@@ -305,7 +293,7 @@ NO_BIAS: Mapping[str, tuple[Any, ...]] = {"attention_bias": (False,), "mlp_bias"
 class Architecture:
     """How the configurations of one architecture are read: its layers, and what differs from Llama around them."""
 
-    mixer: Callable[[Keys, str], Mixer] = BIASED
+    mixer: Callable[[Keys, str], layers.Mixer] = BIASED
     """Reads a layer's mixer, by kind."""
     mlp: Callable[[Keys, int], FeedForward] = MLP_IN_ALL
     """Reads a layer's feed-forward, by index."""

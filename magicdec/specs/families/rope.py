@@ -36,17 +36,18 @@ def read_rope(
     beside: tuple[str, ...] = (),
 ) -> Rope:
     """The rotary embedding of every layer; or of a layer of this kind, where kinds have one each (`rope_by_kind`).
-
     Without `partial` the architecture's code rotates whole heads, whatever its configuration says; another share is
-    refused. `share` is that of a file without any. `beside`: keys among the rope's that the architecture reads itself.
-    """
+    refused. `share` is that of a file without any. `beside`: keys among the rope's that the architecture reads
+    itself."""
     given = rope_parameters(keys) if kind is None else rope_by_kind(keys).get(kind, {})
     inside = Keys(given, f"{keys.where}: rope")
     if "rope_theta" not in given:
         given = {**given, "rope_theta": keys.raw("rope_theta")}
     keys.ignore("rope_theta")
     base = Keys(given, inside.where).number("rope_theta", least=1.0)
-    share = _share(keys, given, share)
+    outside = keys.raw("partial_rotary_factor", default=share)  # null is all of it
+    value = given.get("partial_rotary_factor", 1.0 if outside is None else outside)
+    share = Keys({"partial_rotary_factor": value}, keys.where).number("partial_rotary_factor", most=1.0)
     if not partial and share != 1.0:
         raise keys.error("partial_rotary_factor", "1.0 in this architecture", share)
     dim = int(head_dim * share)
@@ -96,13 +97,6 @@ def _object(keys: Keys, key: str) -> dict[str, Any] | None:
     if value is not None and not isinstance(value, dict):
         raise keys.error(key, "an object", value)
     return value
-
-
-def _share(keys: Keys, given: Mapping[str, Any], default: float) -> float:
-    """The share of a head that is rotated; null is all of it."""
-    outside = keys.raw("partial_rotary_factor", default=default)
-    value = given.get("partial_rotary_factor", 1.0 if outside is None else outside)
-    return Keys({"partial_rotary_factor": value}, keys.where).number("partial_rotary_factor", most=1.0)
 
 
 def _scaling(keys: Keys, inside: Keys, rope_type: RopeType | None, dim: int, *, nested: bool) -> RopeScaling | None:
@@ -164,29 +158,22 @@ def _longrope(inside: Keys, positions: int, original: int, dim: int) -> RopeScal
     factor = _factor(inside, positions / original)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     given = inside.optional_number("attention_factor")
+    lists: dict[str, Any] = {}
+    for key in ("short_factor", "long_factor"):
+        values = inside.raw(key)
+        is_list = isinstance(values, list) and len(values) == dim // 2
+        if not is_list or not all(is_number(value) and 0 < value < 1e6 for value in values):
+            raise inside.error(key, f"a list of {dim // 2} positive numbers", values)
+        lists[key] = tuple(map(float, values))
     return RopeScaling(
-        rope_type="longrope",
-        factor=factor,
-        original_max_position_embeddings=original,
-        attention_factor=default if given is None else given,
-        short_factor=_factors(inside, "short_factor", dim),
-        long_factor=_factors(inside, "long_factor", dim),
-    )
-
-
-def _factors(inside: Keys, key: str, dim: int) -> tuple[float, ...]:
-    values = inside.raw(key)
-    valid = isinstance(values, list) and len(values) == dim // 2
-    if not valid or not all(isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < 1e6 for v in values):
-        raise inside.error(key, f"a list of {dim // 2} positive numbers", values)
-    return tuple(float(value) for value in values)
+        rope_type="longrope", factor=factor, original_max_position_embeddings=original,
+        attention_factor=default if given is None else given, **lists,
+    )  # fmt: skip
 
 
 def reach(rope: Rope | None, positions: int) -> int:
-    """The longest context of a model whose configuration says `positions`, with what its rope is stretched to.
-
-    With a linear rope, llama3 or longrope, `positions` is what it is stretched to (Llama-2-7B-32K, Gemma 3).
-    """
+    """The longest context of a model whose configuration says `positions`, with what its rope is stretched to. With a
+    linear rope, llama3 or longrope, `positions` is what it is stretched to (Llama-2-7B-32K, Gemma 3)."""
     scaling = None if rope is None else rope.scaling
     if scaling is None or scaling.rope_type not in ("yarn", "dynamic"):
         return positions

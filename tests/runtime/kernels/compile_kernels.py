@@ -41,11 +41,11 @@ def main() -> None:
         (90, "fp32", 4, 4, 64, {}),
         (80, "bf16", 4, 2, 80, {}),
     ):
-        tiling = triton_attention._Tiling(
+        tiling = triton_attention.tiling(
             group=group, head_dim=head_dim, num_tokens=tokens, element_bytes=2 if dtype == "bf16" else 4
         )
         constants = {"WINDOW": 0, "RING": 0, "HAS_EMPTY": False, "WIDEN": False, "NUM_BLOCKS": 8, "SPLITS_PAD": 64}
-        constants |= tiling.constants() | extra
+        constants |= tiling | extra
         for kernel in (
             triton_attention._split_kernel,
             triton_attention._combine_kernel,
