@@ -111,7 +111,9 @@ def main() -> None:
         signal.signal(signal.SIGTERM, _terminate)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        _check_words(sys.argv[1:])
+        for word in sys.argv[1:]:
+            if any("\ud800" <= each <= "\udfff" for each in word):  # what is written would have to hold it
+                raise ConfigError(f"'{word}' is not UTF-8 text; give a file with such a name another one")
         called = sys.argv[1] if len(sys.argv) > 1 else ""
         register_commands(*((called,) if called in COMMANDS or called in GROUPS else ()))
         usual = {called: _defaults()} if called in TAKE_DEFAULTS else {}
@@ -145,15 +147,6 @@ def main() -> None:
             sys.exit(0)
         _fail(describe(error))
     sys.exit(TERMINATED_EXIT_CODE if _terminated else code if isinstance(code, int) else 0)
-
-
-def _check_words(words: list[str]) -> None:
-    """Raises ConfigError for an argument that is no text: what is written would have to hold it."""
-    for word in words:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f"'{word}' is not UTF-8 text; give a file with such a name another one") from None
 
 
 def _defaults() -> dict[str, str]:

@@ -224,8 +224,7 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
         shape = len(self.batch_sizes), len(self.context_lens)
         optional = ("idle_speedup", "gamma_set_up", "speedup_low", "speedup_high")
         for name in ("gamma", "speedup", "verdict", "fits", "break_even_gen_len", *optional):
-            rows = getattr(self, name)
-            if rows is None:
+            if (rows := getattr(self, name)) is None:
                 continue
             if not all(shape) or len(rows) != shape[0] or {len(row) for row in rows} != {shape[1]}:
                 raise ValueError(f"gamma_table: {name} must have a row per batch size and a column per context")

@@ -25,7 +25,7 @@ from magicdec.units import parse_count
 Completer = Callable[[str], list[str]]
 MAX_VALUES = 10_000
 """Limit on the numbers that one option may name: a longer range is a slip of the keyboard."""
-PIPED_WIDTH = 80
+PIPED_WIDTH, TEXT_WIDTH = 80, 100
 
 
 def examples(*lines: str) -> str:
@@ -231,5 +231,5 @@ def table_console() -> Console:
 
 def console() -> Console:
     """A console for stdout: at most 100 columns, plain text when piped."""
-    plain = Console(highlight=False)
-    return Console(highlight=False, width=min(plain.width, 100) if sys.stdout.isatty() else 100)
+    width = Console(highlight=False).width if sys.stdout.isatty() else TEXT_WIDTH
+    return Console(highlight=False, width=min(width, TEXT_WIDTH))

@@ -287,7 +287,7 @@ def tune_command(
             raise
         ended = error
     rows, found = [dataclasses.asdict(trial) for trial in trials], outcomes(trials)
-    gammas = [dataclasses.asdict(each) | {"spread": each.spread} for each in found]
+    gammas = [dataclasses.asdict(each) for each in found]
     document = {"planned": order, "advised": chosen[0], "trials": rows, "outcomes": gammas, "regret": regret(found)}
     print_as(output_format, document, rows, lambda: print("\n".join(outcome_lines(trials, order))))
     if ended is not None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,8 @@ def _aiperf(records: Sequence[Any]) -> list[Request]:
         if "time_to_first_token" not in metrics:
             continue
         gaps = metrics.get("inter_chunk_latency", {"value": [], "unit": "ms"})
-        start = float(metadata["request_start_ns"]) / GIGA
-        first = start + _seconds(metrics["time_to_first_token"])
+        start, waited = float(metadata["request_start_ns"]) / GIGA, metrics["time_to_first_token"]
+        first = start + float(waited["value"]) * UNITS_S[waited["unit"]]
         between = np.asarray(gaps["value"], dtype=np.float64) * UNITS_S[gaps["unit"]]
         found.append(
             Request(
@@ -143,17 +144,18 @@ def _aiperf(records: Sequence[Any]) -> list[Request]:
     return found
 
 
-def _seconds(metric: dict[str, Any]) -> float:
-    return float(metric["value"]) * UNITS_S[metric["unit"]]
-
-
 def points_of(runs: Sequence[Sequence[Request]]) -> list[Measured]:
     """One point for each load: the median over its requests. As in a planned calibration a chequerboard of them judges.
 
     Raises ConfigError: several tokens per event (a draft), prefill in every decoding, too few loads.
     """
     for run in runs:
-        _check_no_draft(run)
+        per_event = tokens_per_event([run])
+        if any(request.is_drafted for request in run) or per_event > MAX_TOKENS_PER_EVENT:
+            raise ConfigError(
+                f"{per_event:.2f} tokens came with each event of these requests, which had a draft: an engine's costs "
+                "are fitted to runs without"
+            )
     seen = [found for run in runs for found in map(_decoding, run, [run] * len(run)) if found is not None]
     if not seen:
         raise ConfigError(
@@ -162,7 +164,8 @@ def points_of(runs: Sequence[Sequence[Request]]) -> list[Measured]:
         )
     cells: dict[tuple[int, int], list[_Decoding]] = {}
     for each in seen:
-        cells.setdefault((_bin(each.batch), _bin(each.prompt_len)), []).append(each)
+        row, column = (round(BINS_PER_DOUBLING * log2(max(size, 1.0))) for size in (each.batch, each.prompt_len))
+        cells.setdefault((row, column), []).append(each)
     rows, columns = (sorted({cell[axis] for cell in cells}) for axis in (0, 1))
     points = [
         _point(found, is_judge=(rows.index(row) + columns.index(column)) % 2 == 1)
@@ -172,23 +175,10 @@ def points_of(runs: Sequence[Sequence[Request]]) -> list[Measured]:
     return points
 
 
-def _check_no_draft(run: Sequence[Request]) -> None:
-    per_event = tokens_per_event([run])
-    if any(request.is_drafted for request in run) or per_event > MAX_TOKENS_PER_EVENT:
-        raise ConfigError(
-            f"{per_event:.2f} tokens came with each event of these requests, which had a draft: an engine's costs are "
-            "fitted to runs without"
-        )
-
-
 def tokens_per_event(runs: Sequence[Sequence[Request]]) -> float:
     """The median over requests. Above 1 with a draft, or where the reader lagged."""
     found = [request.tokens_per_event for run in runs for request in run if len(request.events_s) > MIN_STEPS]
     return float(np.median(found)) if found else 1.0
-
-
-def _bin(value: float) -> int:
-    return round(BINS_PER_DOUBLING * float(np.log2(max(value, 1.0))))
 
 
 def _decoding(request: Request, run: Sequence[Request]) -> _Decoding | None:
@@ -199,14 +189,19 @@ def _decoding(request: Request, run: Sequence[Request]) -> _Decoding | None:
     others = [each for each in run if each is not request and each.start_s < request.last_s]
     others = [each for each in others if each.last_s > request.first_s]
     before, after = request.events_s[:-1], request.events_s[1:]
-    waits = np.zeros(steps)
-    decodes = np.zeros(steps)
+
+    def shared(start: float, end: float) -> Array:
+        """Seconds of each gap that lie between `start` and `end`."""
+        inside: Array = np.clip(np.minimum(after, end) - np.maximum(before, start), 0.0, None)
+        return inside
+
+    waits, decodes = np.zeros(steps), np.zeros(steps)
     for other in others:
-        waits += _shared(before, after, other.start_s, other.first_s)
-        decodes += _shared(before, after, other.first_s, other.last_s)
-    free = (
-        waits == 0.0 if request.is_timed else np.full(steps, waits.sum() <= MAX_PREFILL_SHARE * (after - before).sum())
-    )
+        waits += shared(other.start_s, other.first_s)
+        decodes += shared(other.first_s, other.last_s)
+    free = waits == 0.0
+    if not request.is_timed:
+        free = np.full(steps, waits.sum() <= MAX_PREFILL_SHARE * (after - before).sum())
     if free.sum() < MIN_STEPS:
         return None
     taken = (after - before)[free].sum()
@@ -218,12 +213,6 @@ def _decoding(request: Request, run: Sequence[Request]) -> _Decoding | None:
         ttft_s=request.first_s - request.start_s,
         num_steps=int(free.sum()),
     )
-
-
-def _shared(before: Array, after: Array, start: float, end: float) -> Array:
-    """Seconds of each gap that lie between `start` and `end`."""
-    shared: Array = np.clip(np.minimum(after, end) - np.maximum(before, start), 0.0, None)
-    return shared
 
 
 def _point(found: Sequence[_Decoding], *, is_judge: bool) -> Measured:

@@ -105,8 +105,8 @@ def _await_server(
     waited = 0.0
     while True:
         try:
-            if other_than is None or read_address(address).total(PROCESS_START, {}) != other_than:
-                read_address(address)
+            started = read_address(address).total(PROCESS_START, {})
+            if other_than is None or started != other_than:
                 return
             error = ServerError(f"{address} answers from the process that was there before the restart command")
         except ServerError as unreachable:
@@ -181,11 +181,8 @@ class Outcome:
     tpot_s: float
     low_s: float
     high_s: float
-
-    @property
-    def spread(self) -> float:
-        """Half the range over the median; 0 where it was tried once."""
-        return (self.high_s - self.low_s) / 2.0 / self.tpot_s
+    spread: float
+    """Half the range over the median; 0 where it was tried once."""
 
 
 def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
@@ -193,7 +190,9 @@ def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
     found = []
     for gamma in dict.fromkeys(trial.gamma for trial in trials):
         times = [trial.tpot_s for trial in trials if trial.gamma == gamma]
-        found.append(Outcome(gamma=gamma, tpot_s=median(times), low_s=min(times), high_s=max(times)))
+        low, middle, high = min(times), median(times), max(times)
+        spread = (high - low) / 2.0 / middle
+        found.append(Outcome(gamma=gamma, tpot_s=middle, low_s=low, high_s=high, spread=spread))
     return found
 
 

@@ -130,22 +130,15 @@ def test_a_plans_number_formats_are_run_unless_given(tmp_path: Path, program: Pr
         assert {row.get("draft_weight_dtype") for row in rows[1:]} == {draft}
 
 
-@pytest.mark.parametrize(
-    ("formats", "options"),
-    [
+def test_the_dtype_of_a_plan(tmp_path: Path) -> None:
+    """Of its formats, and as the planner states them: bf16 on a GPU, with the draft in what was asked."""
+    for formats, options in (
         (dict.fromkeys(FORMATS, "bf16"), {"dtype": "bfloat16"}),
         (dict.fromkeys(FORMATS, "fp32"), {"dtype": "float32"}),
         ({**FORMATS, "draft_weight_dtype": "fp8"}, {"dtype": "bfloat16", "draft_weight_dtype": "fp8"}),
-    ],
-)
-def test_the_dtype_of_a_plan(tmp_path: Path, formats: dict[str, str], options: dict[str, str]) -> None:
-    path = plan_file(tmp_path / "plan.json", precision=Formats(**formats))
-    for row in read_plan(path):
-        assert {name: row[name] for name in ("dtype", "draft_weight_dtype") if name in row} == options
-
-
-def test_a_plan_states_its_formats_for_the_run(tmp_path: Path) -> None:
-    """The planner's own document: bf16 on a GPU, with the draft in what was asked."""
+    ):
+        for row in read_plan(plan_file(tmp_path / "plan.json", precision=Formats(**formats))):
+            assert {name: row[name] for name in ("dtype", "draft_weight_dtype") if name in row} == options
     request = PlanRequest(
         model="llama-3.1-8b", hardware=("a100-sxm-80gb",), batch_sizes=(64,), context_lens=(32_768,),
         draft="self", draft_method="streamingllm", acceptance_rate=0.9, draft_weight_dtype="fp8",
@@ -156,18 +149,15 @@ def test_a_plan_states_its_formats_for_the_run(tmp_path: Path) -> None:
     assert (row["draft"], row["dtype"], row["draft_weight_dtype"]) == ("self", "bfloat16", "fp8")
 
 
-@pytest.mark.parametrize(
-    ("formats", "message"),
-    [
+def test_a_plan_in_a_format_that_cannot_be_run(tmp_path: Path) -> None:
+    for formats, message in (
         ({"weight_dtype": "fp8"}, "plans weights in fp8, which is not run; --dtype bfloat16 runs the rest of it"),
         ({"kv_dtype": "fp8", "draft_kv_dtype": "int4"}, "plans a KV cache in fp8 and a draft's KV cache in int4"),
-    ],
-)
-def test_a_plan_in_a_format_that_cannot_be_run(tmp_path: Path, formats: dict[str, str], message: str) -> None:
-    path = plan_file(tmp_path / "plan.json", precision=Formats(**(FORMATS | formats)))
-    with pytest.raises(ConfigError, match=message):
-        read_plan(path)
-    assert "dtype" not in read_plan(path, is_dtype_given=True)[0]
+    ):
+        path = plan_file(tmp_path / "plan.json", precision=Formats(**(FORMATS | formats)))
+        with pytest.raises(ConfigError, match=message):
+            read_plan(path)
+        assert "dtype" not in read_plan(path, is_dtype_given=True)[0]
 
 
 def test_bfloat16_on_a_device_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,8 @@ class LlamaCpp(Engine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.at(Gauge, "llamacpp:requests_processing").set(0)
+        for name in ("processing", "deferred"):
+            self.at(Gauge, f"llamacpp:requests_{name}").set(0)
 
     def serve(self, requests: list[Request]) -> None:
         def count(name: str, by: float = 1, **more: str) -> None:

@@ -148,9 +148,8 @@ def test_unclear_is_said_where_the_interval_holds_one():
         assert f"advice: {expected if expected != 'change' else 'gamma'}" in "\n".join(advice_lines(advice, None))
 
 
-@pytest.mark.parametrize(
-    ("others", "answer"),
-    [
+def test_keep_is_said_where_no_other_gamma_can_gain_much():
+    for others, answer in (
         ([(1.01, 0.97, 1.05)], "keep"),
         ([(1.01, 0.89, 1.15)], "unclear"),  # little by the middle, much by the end
         ([(1.05, 0.95, 1.16)], "unclear"),
@@ -160,15 +159,12 @@ def test_unclear_is_said_where_the_interval_holds_one():
         ([(0.9, 0.8, 1.05), (0.7, 0.3, 1.3)], "unclear"),
         ([(0.9, 0.8, 1.05), (0.7, 0.6, 0.8)], "keep"),
         ([(1.01, 0.99, 1.02), (0.9, 0.4, 1.4)], "unclear"),
-    ],
-)
-def test_keep_is_said_where_no_other_gamma_can_gain_much(others: list[tuple[float, float, float]], answer: str):
-    in_use = Choice(gamma=3, tokens_per_step=3.0, tpot_s=0.01, gain=1.0, gain_low=1.0, gain_high=1.0)
-    found = [
-        Choice(gamma=5 + number, tokens_per_step=3.0, tpot_s=0.01, gain=gain, gain_low=low, gain_high=high)
-        for number, (gain, low, high) in enumerate(others)
-    ]
-    assert answer_of([in_use, *found], 3) == answer
+    ):
+        choices = [
+            Choice(gamma=3 + number, tokens_per_step=3.0, tpot_s=0.01, gain=gain, gain_low=low, gain_high=high)
+            for number, (gain, low, high) in enumerate([(1.0, 1.0, 1.0), *others])
+        ]
+        assert answer_of(choices, 3) == answer, others
 
 
 def test_the_setting_is_exports_text_with_the_advised_gamma():
@@ -267,17 +263,8 @@ def test_the_command_advises_from_two_dumps(tmp_path, monkeypatch):
     for name, seed in (("before.txt", 1), ("after.txt", 2)):
         server.serve(random_requests(seed))
         (tmp_path / name).write_text(server.scrape())
-    words = [
-        "observe",
-        "before.txt",
-        "after.txt",
-        "--draft",
-        "eagle",
-        "--hardware",
-        "a100-sxm-80gb",
-        "--records",
-        "r.jsonl",
-    ]
+    words = ["observe", "before.txt", "after.txt", "--draft", "eagle", "--hardware", "a100-sxm-80gb"]
+    words += ["--records", "r.jsonl"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert "advice: " in done.stdout
