@@ -211,21 +211,17 @@ def pair_records(records: Iterable[Record]) -> list[Pair]:
         by_setting[setting_key(predicted)].append(predicted)
     pairs = []
     for measured in latest_measured(records):
-        found = [each for each in by_setting.get(setting_key(measured), ()) if _holds_for(each, measured)]
+        conditions, found = run_conditions(measured), []
+        for each in by_setting.get(setting_key(measured), ()):
+            stated = [
+                (own, other) for own, other in zip(run_conditions(each), conditions, strict=True) if own is not None
+            ]
+            if all(own == other for own, other in stated):
+                is_here = each.hardware in (measured.hardware, measured.device)
+                found.append((len(stated), each.source == "calibrated", is_here, each))
         if measured.is_speculative and found:
-            pairs.append(Pair(predicted=max(found, key=lambda each: _nearness(each, measured)), measured=measured))
+            pairs.append(Pair(predicted=max(found, key=lambda each: each[:3])[3], measured=measured))
     return pairs
-
-
-def _nearness(predicted: Record, measured: Record) -> tuple[int, bool, bool]:
-    stated = sum(value is not None for value in run_conditions(predicted))
-    is_here = predicted.hardware in (measured.hardware, measured.device)
-    return stated, predicted.source == "calibrated", is_here
-
-
-def _holds_for(predicted: Record, measured: Record) -> bool:
-    pairs = zip(run_conditions(predicted), run_conditions(measured), strict=True)
-    return all(stated is None or stated == value for stated, value in pairs)
 
 
 def by_cpu_time(record: Record) -> Record:
@@ -241,19 +237,14 @@ def by_cpu_time(record: Record) -> Record:
     is_fixed = record.is_speculative and not record.adaptive
     samples = record.speedup_cpu_samples or []
     return msgspec.structs.replace(
-        record,
-        autoregressive_step_s=record.autoregressive_step_cpu_s,
+        record, autoregressive_step_s=record.autoregressive_step_cpu_s, step_s=record.step_cpu_s,
         draft_step_s=seconds["draft"] / record.gamma if is_fixed else None,
         verify_step_s=seconds["verify"] if record.is_speculative else None,
         accept_step_s=seconds["sample"] if record.is_speculative else None,
-        step_s=record.step_cpu_s,
-        autoregressive_step_samples_s=None,
-        step_samples_s=None,
-        speedup=record.speedup_cpu,
-        speedup_low=min(samples, default=None),
-        speedup_high=max(samples, default=None),
+        autoregressive_step_samples_s=None, step_samples_s=None, speedup=record.speedup_cpu,
+        speedup_low=min(samples, default=None), speedup_high=max(samples, default=None),
         speedup_samples=record.speedup_cpu_samples,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,18 +405,13 @@ def _median(values: Iterable[float | None]) -> float | None:
 def summarise_case(pairs: Sequence[Pair], others: Sequence[Pair] = ()) -> Case:
     """The statistics of one case. Autoregressive decoding, with a speedup of 1, is among the choices; the regret is
     None where some configuration has fewer than two repetitions to split."""
-    own, other = summarise("speedup", pairs), summarise("speedup", others)
-    measured = pairs[0].measured
-    case = Case(
-        batch_size=measured.batch_size,
-        context_len=measured.context_len,
-        temperature=measured.temperature,
-        points=len(pairs),
-        median_error=own.median_error if own else None,
-        p90_error=own.p90_error if own else None,
-        other_median_error=other.median_error if other else None,
-        other_p90_error=other.p90_error if other else None,
-    )
+    errors: dict[str, Any] = {
+        f"{whose}{which}_error": getattr(summary, f"{which}_error") if summary else None
+        for whose, summary in (("", summarise("speedup", pairs)), ("other_", summarise("speedup", others)))
+        for which in ("median", "p90")
+    }
+    place = {name: getattr(pairs[0].measured, name) for name in ("batch_size", "context_len", "temperature")}
+    case = Case(**place, points=len(pairs), **errors)
     samples = [pair.measured.speedup_samples or [] for pair in pairs]
     if min(map(len, samples)) < 2:
         return case
@@ -434,4 +420,4 @@ def summarise_case(pairs: Sequence[Pair], others: Sequence[Pair] = ()) -> Case:
     losses = [1.0 - score[chosen] / score[int(np.argmax(pick))] for pick, score in (halves, halves[::-1])]
     names = [AUTOREGRESSIVE_CHOICE, *(describe(pair.measured) for pair in pairs)]
     best = int(np.argmax([1.0, *(statistics.median(s) for s in samples)]))
-    return Case(**asdict(case) | {"planned": names[chosen], "best": names[best], "regret": statistics.fmean(losses)})
+    return replace(case, planned=names[chosen], best=names[best], regret=statistics.fmean(losses))

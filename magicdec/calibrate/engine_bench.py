@@ -68,7 +68,10 @@ def engine_points(
     groups = shape_groups(model, quick=quick)
     stages = Stages(progress, [float(len(group)) for group in groups])
     for number, group in enumerate(groups):
-        points += _time_group(model, group, rounds=rounds, progress=stages.stage(number))
+        longest = max(shape.context_len + room_for(shape.gamma) for shape, _ in group)
+        engine = Engine(model, batch_size=max(shape.batch_size for shape, _ in group), max_len=longest)
+        points += _time_rounds(group, partial(_time_phases, engine), rounds=rounds, progress=stages.stage(number))
+        del engine  # before the next group's is made
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
     return points
@@ -115,15 +118,6 @@ def cuda_shapes(num_tokens: float, *, max_context: int) -> list[list[EngineShape
 def room_for(gamma: int) -> int:
     """Tokens that the timed steps generate at most."""
     return STEPS_PER_ROUND * (gamma + 1) + 8
-
-
-def _time_group(model: Transformer, shapes: Shapes, *, rounds: int, progress: Callable[[str], None]) -> list[Point]:
-    engine = Engine(
-        model,
-        batch_size=max(s.batch_size for s, _ in shapes),
-        max_len=max(s.context_len + room_for(s.gamma) for s, _ in shapes),
-    )
-    return _time_rounds(shapes, partial(_time_phases, engine), rounds=rounds, progress=progress)
 
 
 def _time_rounds(

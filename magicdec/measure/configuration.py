@@ -119,22 +119,18 @@ class Outputs:
         check_apart({"--records": self.records, "--save-output": self.save_output, **inputs})
         if self.records is not None:
             check_records_file(self.records)
-        if self.save_output is not None:
-            check_writable(self.save_output)
-            _check_is_output(self.save_output)
-
-
-def _check_is_output(path: Path) -> None:
-    """Raises StorageError for a file that holds something else than an earlier run's output."""
-    if not path.is_file():
-        return
-    try:
-        with path.open("rb") as file:
-            first = file.readline(MAX_LINE_BYTES)
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-    if first and b'"generated_ids"' not in first:
-        raise StorageError(f"{path} holds something else than a run's output, and is left as it is; give another file")
+        if (path := self.save_output) is None:
+            return
+        check_writable(path)
+        if path.is_file():
+            try:
+                with path.open("rb") as file:
+                    first = file.readline(MAX_LINE_BYTES)
+            except OSError as error:
+                raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+            if first and b'"generated_ids"' not in first:
+                wrong = "holds something else than a run's output"
+                raise StorageError(f"{path} {wrong}, and is left as it is; give another file")
 
 
 def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: bool = False) -> None:
@@ -148,7 +144,11 @@ def check_request(request: BenchmarkRequest, model: ModelSpec, *, is_loaded: boo
     if request.engine == "vllm":
         _check_for_vllm(request)
         return
-    _check_dtype(request)
+    if request.dtype == "bfloat16" and request.device.startswith("cuda"):
+        import torch
+
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise ConfigError(f"device '{request.device}' does not compute in bfloat16; use --dtype float16 or float32")
     if request.max_len > model.max_position_embeddings:
         room = model.max_position_embeddings - request.gen_len - request.max_gamma - 1
         raise CapacityError(
@@ -301,13 +301,9 @@ def planned_memory(request: BenchmarkRequest, speculation: SpeculationSpec, batc
 def choosing_bytes(request: BenchmarkRequest) -> float:
     """Bytes that each rank takes per sequence while the fullest configuration's tokens are chosen: what of the planned
     workspace grows with the batch."""
-    return max(
-        float(two.workspace_bytes - one.workspace_bytes)
-        for one, two in (
-            [planned_memory(request, speculation, batch_size=n) for n in (1, 2)]
-            for speculation in (AUTOREGRESSIVE, *request.speculations)
-        )
-    )
+    every = (AUTOREGRESSIVE, *request.speculations)
+    one, two = ([planned_memory(request, each, batch_size=n).workspace_bytes for each in every] for n in (1, 2))
+    return max(float(more - less) for less, more in zip(one, two, strict=True))
 
 
 def session_bytes(request: BenchmarkRequest) -> tuple[float, float]:
@@ -358,14 +354,6 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
             for_calibration=request.calibration_prompts,
         ),
     }
-
-
-def _check_dtype(request: BenchmarkRequest) -> None:
-    if request.dtype == "bfloat16" and request.device.startswith("cuda"):
-        import torch
-
-        if not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise ConfigError(f"device '{request.device}' does not compute in bfloat16; use --dtype float16 or float32")
 
 
 def check_devices(request: BenchmarkRequest) -> None:

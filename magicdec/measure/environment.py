@@ -70,23 +70,17 @@ class ReferenceTimes(NamedTuple):
 
 
 def median_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
-    """The median of each kernel's times. Raises statistics.StatisticsError for none."""
-    found = list(found)
-    return ReferenceTimes(
-        memory_s=statistics.median(times.memory_s for times in found),
-        compute_s=statistics.median(times.compute_s for times in found),
-    )
+    """The median of each kernel's times, at least one."""
+    memory_s, compute_s = zip(*found, strict=True)
+    return ReferenceTimes(statistics.median(memory_s), statistics.median(compute_s))
 
 
 def spread_of_times(found: Iterable[ReferenceTimes]) -> ReferenceTimes:
     """Standard deviation of the logarithms of each kernel's times, 0 for fewer than two."""
-    found = list(found)
-    if len(found) < 2:
-        return ReferenceTimes(memory_s=0.0, compute_s=0.0)
-    return ReferenceTimes(
-        memory_s=statistics.stdev(math.log(times.memory_s) for times in found),
-        compute_s=statistics.stdev(math.log(times.compute_s) for times in found),
-    )
+    memory_s, compute_s = ([math.log(each) for each in times] for times in zip(*found, strict=True))
+    if len(memory_s) < 2:
+        return ReferenceTimes(0.0, 0.0)
+    return ReferenceTimes(statistics.stdev(memory_s), statistics.stdev(compute_s))
 
 
 class ReferenceKernels:

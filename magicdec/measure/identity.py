@@ -36,7 +36,7 @@ def model_digest(model: str, *, with_weights: bool) -> str:
     if directory is None or not with_weights:
         return _hash([repr(load_model_spec(model)).encode()])
     files = [directory / name for name in SETTINGS if (directory / name).is_file()]
-    return _files_digest(directory, *_stamped([*files, *sorted(directory.glob("*.safetensors"))]))
+    return _files_digest(directory, [*files, *sorted(directory.glob("*.safetensors"))])
 
 
 def prompts_digest(source: str) -> str:
@@ -45,21 +45,16 @@ def prompts_digest(source: str) -> str:
     if not path.exists():
         return f"{source} of Python {platform.python_version()}"
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    return _files_digest(path, *_stamped(files))
+    return _files_digest(path, files)
 
 
-Stamped = tuple[Path, int, int]
-"""A file, its size, and when it last changed: while these stay, it is not read again."""
-
-
-def _stamped(files: list[Path]) -> Iterator[Stamped]:
-    for file in files:
-        status = file.stat()
-        yield file, status.st_size, status.st_mtime_ns
+def _files_digest(root: Path, files: list[Path]) -> str:
+    """The digest of files by content; one whose size and time of change stay is not read again."""
+    return _read_digest(root, *((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
 
 
 @lru_cache(maxsize=64)
-def _files_digest(root: Path, *files: Stamped) -> str:
+def _read_digest(root: Path, *files: tuple[Path, int, int]) -> str:
     parts = []
     for file, size, _ in files:
         name = file.relative_to(root) if file != root else Path()

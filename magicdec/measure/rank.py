@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from magicdec.files import write_atomic
 from magicdec.measure.configuration import BenchmarkRequest, Outputs, check_devices, configuration_fields
 from magicdec.measure.environment import ReferenceKernels
-from magicdec.measure.repetitions import R, Session, measure
+from magicdec.measure.repetitions import Session, measure
 from magicdec.measure.session import BenchmarkSession
 from magicdec.measure.utilisation import all_ranks_bandwidth_bytes_per_s
 from magicdec.measure.vllm_session import in_own_process
@@ -114,7 +114,7 @@ def _measure_in_vllm(
 
 
 def _measure_groups(
-    session: Session[R],
+    session: Session,
     todo: Sequence[SpeculationSpec],
     known: dict[str, Record],
     records: Path | None,
@@ -201,16 +201,10 @@ class TextStream:
         for sequence, new in zip(sequences.tolist(), tokens, strict=True):
             if sequence == self._sequence:
                 self._ids += new
-                self._show(is_last=False)
-
-    def _show(self, *, is_last: bool) -> None:
-        text = self._tokenizer.decode(self._ids)
-        if text.endswith(INCOMPLETE) and not is_last:
-            return
-        self._write(text[len(self._shown) :])
-        self._shown = text
+                if not (text := self._tokenizer.decode(self._ids)).endswith(INCOMPLETE):
+                    self._write(text[len(self._shown) :])
+                    self._shown = text
 
     def end(self) -> None:
         """Writes what was held back, and ends the line."""
-        self._show(is_last=True)
-        self._write("\n")
+        self._write(self._tokenizer.decode(self._ids)[len(self._shown) :] + "\n")

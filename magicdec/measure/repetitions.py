@@ -10,12 +10,11 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from magicdec.counts import Counts
 from magicdec.measure.configuration import NOISE, BenchmarkRequest, configuration_fields
 from magicdec.measure.environment import ReferenceKernels, ReferenceTimes, median_times
 from magicdec.naming import describe
@@ -26,40 +25,21 @@ from magicdec.specs.catalog import checkpoint_directory, load_model_spec
 from magicdec.specs.speculation import AUTOREGRESSIVE, SpeculationSpec
 
 
-class Run(Protocol):
-    """A decoding run's steady state: all sequences decode."""
-
-    @property
-    def steady_tokens_per_s(self) -> float: ...
-
-    @property
-    def steady_step_s(self) -> float: ...
-
-    @property
-    def counts(self) -> Counts:
-        """Drafts tried and accepted by each sequence."""
-
-    @property
-    def phases_s(self) -> dict[str, float]:
-        """Mean seconds of each phase of a step; empty where they were not timed apart."""
-
-
-R = TypeVar("R", bound=Run)
-
-
-class Session(Protocol[R]):
-    """A started runtime with a request's prompts prefilled, which decodes its configurations again and again."""
+class Session(Protocol):
+    """A started runtime with a request's prompts prefilled, which decodes its configurations again and again. A run has
+    `steady_step_s`, `steady_tokens_per_s`, `counts` by sequence, and `phases_s`, mean seconds of each phase of a step,
+    empty where they were not timed apart."""
 
     request: BenchmarkRequest
     prefill_s: float
 
-    def warm_up(self, speculation: SpeculationSpec) -> R | None:
+    def warm_up(self, speculation: SpeculationSpec) -> Any | None:
         """Decodes a few tokens; returns a run whose phases are timed apart where measured runs' are not."""
 
-    def run(self, speculation: SpeculationSpec, *, seed: int | None = None) -> R:
+    def run(self, speculation: SpeculationSpec, *, seed: int | None = None) -> Any:
         """Decodes from the prefilled prompts."""
 
-    def record_fields(self, measurement: Measurement[R], *, bandwidth_bytes_per_s: float | None) -> dict[str, Any]:
+    def record_fields(self, measurement: Measurement, *, bandwidth_bytes_per_s: float | None) -> dict[str, Any]:
         """A record's fields that this runtime alone can fill."""
 
 
@@ -87,34 +67,31 @@ def prompts_of(request: BenchmarkRequest) -> tuple[Tokenizer | None, list[list[i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement(Generic[R]):
+class Measurement:
     """One run of a configuration with its autoregressive run (itself where it is one)."""
 
     speculation: SpeculationSpec
-    run: R
-    baseline: R
-    warm_up: R | None = None
+    run: Any
+    baseline: Any
+    warm_up: Any = None
     """A run only for its phases, where the others do not time them."""
     references: list[ReferenceTimes] = field(default_factory=list)
     """The reference kernels' times before, between and after the runs; empty where they were not timed."""
 
     @property
     def speedup(self) -> float:
-        return self.run.steady_tokens_per_s / self.baseline.steady_tokens_per_s
+        return float(self.run.steady_tokens_per_s / self.baseline.steady_tokens_per_s)
 
     @property
     def phases(self) -> dict[str, float]:
         """Seconds of each phase of a step."""
         timed = [each.phases_s for each in (self.warm_up, self.run) if each is not None and each.phases_s]
-        return (
-            {name: statistics.median(each[name] for each in timed if name in each) for name in timed[0]}
-            if timed
-            else {}
-        )
+        names = timed[0] if timed else ()
+        return {name: statistics.median(each[name] for each in timed if name in each) for name in names}
 
 
 def measure(
-    session: Session[R],
+    session: Session,
     *,
     speculations: Sequence[SpeculationSpec] | None = None,
     references: ReferenceKernels | None = None,
@@ -133,7 +110,7 @@ def measure(
     """
     request = session.request
     chosen = tuple(request.speculations if speculations is None else speculations)
-    warm: dict[SpeculationSpec, R | None] = {}
+    warm: dict[SpeculationSpec, Any] = {}
     rows: dict[SpeculationSpec, list[Record]] = {}
     for speculation in (AUTOREGRESSIVE, *chosen):
         progress(f"warming up {describe(speculation)}")
@@ -157,16 +134,16 @@ def measure(
 
 
 def _runs(
-    session: Session[R],
+    session: Session,
     speculation: SpeculationSpec,
-    warm: Mapping[SpeculationSpec, R | None],
+    warm: Mapping[SpeculationSpec, Any],
     references: ReferenceKernels | None,
     *,
     seed: int,
-) -> list[Measurement[R]]:
+) -> list[Measurement]:
     """A run of a configuration, and the autoregressive one just before it."""
     times: list[ReferenceTimes] = []
-    runs: dict[SpeculationSpec, R] = {}
+    runs: dict[SpeculationSpec, Any] = {}
     for each in dict.fromkeys((AUTOREGRESSIVE, speculation)):
         times += [references.times()] if references is not None else []
         runs[each] = session.run(each, seed=seed)
@@ -177,7 +154,7 @@ def _runs(
     ]
 
 
-def _row(session: Session[R], measurement: Measurement[R], number: int, bandwidth_bytes_per_s: float | None) -> Record:
+def _row(session: Session, measurement: Measurement, number: int, bandwidth_bytes_per_s: float | None) -> Record:
     """The measured row of one run of a configuration."""
     request, speculation, phases = session.request, measurement.speculation, measurement.phases
     speculative = not speculation.is_autoregressive

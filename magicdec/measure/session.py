@@ -189,9 +189,7 @@ class BenchmarkSession:
         )
         return decode(self.engine, drafter, sampling, options)
 
-    def record_fields(
-        self, measurement: Measurement[DecodeResult], *, bandwidth_bytes_per_s: float | None
-    ) -> dict[str, Any]:
+    def record_fields(self, measurement: Measurement, *, bandwidth_bytes_per_s: float | None) -> dict[str, Any]:
         """A row's fields that only our runtime fills: whole batches, divergences and the use of memory."""
         request, run, base = self.request, measurement.run, measurement.baseline
         speculative = not measurement.speculation.is_autoregressive
@@ -211,7 +209,7 @@ class BenchmarkSession:
             fields["speedup_refilled"] = run.refilled_tokens_per_s / base.refilled_tokens_per_s
         return fields
 
-    def _memory_use(self, measurement: Measurement[DecodeResult], bandwidth: float | None) -> dict[str, Any]:
+    def _memory_use(self, measurement: Measurement, bandwidth: float | None) -> dict[str, Any]:
         """A row's fields on memory bandwidth."""
         speculation, is_adaptive = measurement.speculation, self.request.adaptive
         needed = phase_bytes(self.request, [len(prompt) for prompt in self.prompts], speculation)

@@ -61,8 +61,7 @@ def bandwidth_bytes_per_s(*, device: str, num_bytes: int = 256 * MIB, rounds: in
     """Bytes per second of reading memory: the best of a few passes over an array that no cache holds."""
     data = torch.ones(num_bytes // 4, device=device)
     data.sum()
-    best = min(seconds_per_call(data.sum, device=device, clock=clock) for _ in range(rounds))
-    return num_bytes / best
+    return num_bytes / min(seconds_per_call(data.sum, device=device, clock=clock) for _ in range(rounds))
 
 
 def copy_bytes_per_s(*, device: str, num_bytes: int = 2048 * MIB, rounds: int = 7) -> float:

@@ -15,9 +15,8 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any, ParamSpec, TypeVar
@@ -58,7 +57,7 @@ WARM_UP_TOKENS = 12
 DRAFTS_METRIC = "vllm:spec_decode_num_drafts"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class VllmRun:
     """One run's steady state, by wall clock and by process CPU time."""
 
@@ -162,14 +161,12 @@ class VllmSession:
     def _configure(self, speculation: SpeculationSpec) -> None:
         if self._draft is None:
             return
-        table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((0,),))
+        table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((speculation.gamma,),))
         if speculation.is_autoregressive:
             self._draft.settings = msgspec.structs.replace(self._draft.settings, gamma_table=table)
             return
         if self.request.adaptive and self.request.gamma_table is not None:
             table = self.request.gamma_table
-        else:
-            table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((speculation.gamma,),))
         assert speculation.draft_budget is not None
         self._draft.settings = DraftSettings(
             draft_method=speculation.draft_method,
@@ -199,9 +196,10 @@ class VllmSession:
         steps.begin()
         self._phases.clear()
         before = self._num_drafts()
-        with self._clock() as elapsed:
-            while not steps.has_ended:
-                steps.note(self._core.step())
+        wall, cpu = time.perf_counter(), time.process_time()
+        while not steps.has_ended:
+            steps.note(self._core.step())
+        elapsed = time.perf_counter() - wall, time.process_time() - cpu
         after = self._num_drafts()
         self._core.abort_request([str(index) for index in range(len(prompts))])
         while self._core.has_unfinished_requests():
@@ -209,26 +207,17 @@ class VllmSession:
         counts = Counts.of_histograms(steps.accepted[:, : speculation.gamma + 1])
         if speculation.gamma:
             counts.tried[:, 0] *= (after - before) / counts.steps.sum()
-        walls, cpus = (
-            self._by_phase(index, whole / steps.num_steps, steps.num_steps) for index, whole in enumerate(elapsed)
-        )
-        return VllmRun(
-            num_steps=steps.num_steps,
-            num_tokens=steps.num_tokens,
-            counts=counts,
-            elapsed_s=elapsed[0],
-            elapsed_cpu_s=elapsed[1],
-            phases_s=walls,
-            phases_cpu_s=cpus,
-        )
+        phases: list[dict[str, float]] = []
+        for index, whole_s in enumerate(elapsed):
+            known = {name: seconds[index] / steps.num_steps for name, seconds in self._phases.items()}
+            phases.append({**known, REST: whole_s / steps.num_steps - sum(known.values())})
+        return VllmRun(steps.num_steps, steps.num_tokens, counts, *elapsed, *phases)
 
     def warm_up(self, speculation: SpeculationSpec) -> None:
         """Decodes a few tokens; the phases of every measured run are timed apart."""
         self.run(speculation, gen_len=min(WARM_UP_TOKENS, self.request.gen_len))
 
-    def record_fields(
-        self, measurement: Measurement[VllmRun], *, bandwidth_bytes_per_s: float | None = None
-    ) -> dict[str, Any]:
+    def record_fields(self, measurement: Measurement, *, bandwidth_bytes_per_s: float | None = None) -> dict[str, Any]:
         """A row's fields on process CPU time: on a machine that others use too, that is what repeats."""
         run, baseline = measurement.run, measurement.baseline
         is_speculative = not measurement.speculation.is_autoregressive
@@ -257,19 +246,6 @@ class VllmSession:
                 output_kind=RequestOutputKind.DELTA,
             )
             self._core.add_request(str(index), {"prompt_token_ids": prompt}, wanted)
-
-    def _by_phase(self, index: int, step_s: float, num_steps: int) -> dict[str, float]:
-        """Seconds of each phase of a step, by one of the clocks, and what is left of it."""
-        phases = {name: seconds[index] / num_steps for name, seconds in self._phases.items()}
-        return {**phases, REST: step_s - sum(phases.values())}
-
-    @staticmethod
-    @contextmanager
-    def _clock() -> Iterator[list[float]]:
-        elapsed: list[float] = []
-        wall, cpu = time.perf_counter(), time.process_time()
-        yield elapsed
-        elapsed += [time.perf_counter() - wall, time.process_time() - cpu]
 
     def _prefill(self) -> float:
         """Leaves the prompts in the engine's prefix cache, so that all sequences of a run begin together."""
