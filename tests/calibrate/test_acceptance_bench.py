@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 pytest.importorskip("torch")
@@ -11,14 +9,14 @@ pytest.importorskip("torch")
 from magicdec.calibrate.acceptance_bench import (
     AcceptanceCounts,
     AcceptanceRequest,
-    _benchmark_request,
     fit_profiles,
     measure_acceptance,
 )
 from magicdec.errors import ConfigError
+from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
 from magicdec.runtime.engine import Engine
-from magicdec.specs.speculation import AUTOREGRESSIVE
+from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec
 
 REQUEST = AcceptanceRequest(
     draft_methods=("streamingllm", "snapkv"),
@@ -127,7 +125,12 @@ def test_ngram_counts_are_those_of_lookups_in_the_emitted_text() -> None:
         draft="ngram", draft_methods=("ngram",), context_lens=(128,), num_prompts=3, gen_len=gen_len, gamma=gamma,
         temperature=0.0,
     )  # fmt: skip
-    session = BenchmarkSession(_benchmark_request(replace(request, gen_len=gen_len + gamma + 1), 128, []))
+    session = BenchmarkSession(
+        BenchmarkRequest(
+            model="embedded", batch_size=3, context_len=128, gen_len=gen_len + gamma + 1,
+            sampling=SamplingSpec(seed=request.seed), calibration_prompts=True,
+        )
+    )  # fmt: skip
     alone = session.run(AUTOREGRESSIVE, run_to_end=True)
     lengths = [
         each
