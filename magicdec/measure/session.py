@@ -58,7 +58,9 @@ class BenchmarkSession:
         self._draft_models = self._load_drafts(tp)
         self._model_drafters: dict[SpeculationSpec, Drafter] = {}
         self._policies: dict[SpeculationSpec, AdaptiveGamma] = {}
-        self._eos_token_ids = self._load_eos_token_ids()
+        checkpoint = checkpoint_directory(request.model)
+        found = None if checkpoint is None else generation_eos_token_ids(checkpoint, vocab_size=self.spec.vocab_size)
+        self._eos_token_ids = self.spec.eos_token_ids if found is None else found
         self.tokenizer, self.prompts = prompts_of(request)
         observed = max((s.observation_window for s in request.speculations), default=0)
         self.engine = Engine(
@@ -83,14 +85,11 @@ class BenchmarkSession:
         the same ones."""
         wanted = dict.fromkeys(key for s in self.request.speculations if (key := self._draft_key(s)) is not None)
         groups = {size: tp.first(size) for size in dict.fromkeys(size for _, size, _ in wanted)}
-        models: dict[DraftKey, Transformer | None] = {}
+        models: dict[DraftKey, Transformer | None] = dict.fromkeys(wanted)
         for name, size, weight_dtype in wanted:
-            group = groups[size]
-            if group is None:
-                models[name, size, weight_dtype] = None
-                continue
-            model = self.model if name == SELF else self._load(name, group)
-            models[name, size, weight_dtype] = with_weight_dtype(model, weight_dtype)
+            if (group := groups[size]) is not None:
+                model = self.model if name == SELF else self._load(name, group)
+                models[name, size, weight_dtype] = with_weight_dtype(model, weight_dtype)
         return models
 
     def _draft_key(self, speculation: SpeculationSpec) -> DraftKey | None:
@@ -115,17 +114,12 @@ class BenchmarkSession:
             self._model_drafters[key] = drafter
         return self._model_drafters[key]
 
-    def _load_eos_token_ids(self) -> tuple[int, ...]:
-        checkpoint = checkpoint_directory(self.request.model)
-        found = None if checkpoint is None else generation_eos_token_ids(checkpoint, vocab_size=self.spec.vocab_size)
-        return self.spec.eos_token_ids if found is None else found
-
     def _prefill(self) -> float:
         start = _clock(self.request.device)
         if self.request.prompts == NOISE:
             self.engine.fill_with_noise([len(prompt) - 1 for prompt in self.prompts], seed=self.request.sampling.seed)
-            return _clock(self.request.device) - start
-        self.engine.prefill(self.prompts[: self.request.batch_size])
+        else:
+            self.engine.prefill(self.prompts[: self.request.batch_size])
         return _clock(self.request.device) - start
 
     @property
@@ -139,12 +133,6 @@ class BenchmarkSession:
             return None
         seed = self.request.sampling.seed
         return self.run(speculation, seed=seed, fences=True, run_to_end=False, use_queue=False)
-
-    def _policy(self, speculation: SpeculationSpec) -> GammaPolicy:
-        """The plan's table, where there is one; what a configuration's policy learns in one run serves the next."""
-        if self.request.gamma_table is not None:
-            return self.request.gamma_table
-        return self._policies.setdefault(speculation, AdaptiveGamma(speculation.gamma))
 
     def run(
         self,
@@ -173,7 +161,10 @@ class BenchmarkSession:
             self.snapshot = self.engine.snapshot()
         self.engine.restore(self.snapshot)
         drafter = self._drafter(speculation)
-        is_adaptive = request.adaptive if adaptive is None else adaptive
+        policy: GammaPolicy | None = None  # the plan's table, else what it learnt in the runs before
+        if drafter is not None and (request.adaptive if adaptive is None else adaptive):
+            learnt = self._policies.setdefault(speculation, AdaptiveGamma(speculation.gamma))
+            policy = learnt if request.gamma_table is None else request.gamma_table
         simulated = request.simulate_acceptance if drafter is not None else None
         options = DecodeOptions(
             gamma=0 if drafter is None else speculation.gamma,
@@ -183,7 +174,7 @@ class BenchmarkSession:
             simulate_acceptance=list(simulated) if simulated else None,
             stop_when_first_ends=not (request.run_to_end if run_to_end is None else run_to_end),
             queue=self.prompts[request.batch_size :] if use_queue else (),
-            policy=self._policy(speculation) if is_adaptive and drafter is not None else None,
+            policy=policy,
             on_step=on_step,
             cuda_graphs=request.cuda_graphs,
         )
@@ -200,7 +191,10 @@ class BenchmarkSession:
             **self._memory_use(measurement, bandwidth_bytes_per_s),
         }
         if speculative and request.sampling.is_greedy and request.simulate_acceptance is None:
-            fields["num_divergences"] = _num_divergences(run, base)
+            # rounding alone decides between logits that are nearly equal
+            pairs = zip(run.tokens, base.tokens, strict=True)
+            differ = (any(a != b for a, b in zip(own, other, strict=False)) for own, other in pairs)
+            fields["num_divergences"] = sum(differ)
         if request.run_to_end:
             fields["static_batch_tokens_per_s"] = run.num_tokens / run.elapsed_s
             fields["speedup_static_batch"] = base.elapsed_s / run.elapsed_s if speculative else None
@@ -224,13 +218,6 @@ class BenchmarkSession:
         mbu = achieved.get("step", None if is_adaptive else achieved["autoregressive"])
         fields["mbu"] = mbu / bandwidth if mbu is not None else None
         return {**fields, "autoregressive_mbu": achieved["autoregressive"] / bandwidth}
-
-
-def _num_divergences(run: DecodeResult, baseline: DecodeResult) -> int:
-    """Sequences whose tokens differ from those of their autoregressive run, as far as both go. Greedy decoding in
-    exact arithmetic has none; rounding decides between logits that are nearly equal."""
-    pairs = zip(run.tokens, baseline.tokens, strict=True)
-    return sum(any(a != b for a, b in zip(own, other, strict=False)) for own, other in pairs)
 
 
 def _clock(device: str) -> float:
