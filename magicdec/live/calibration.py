@@ -242,7 +242,10 @@ def fit_server(
     judges = np.array([point.load.is_judge for point in points])
     unexplained = float(np.sqrt(np.sum(missed[~judges] ** 2) / max(len(chosen) - len(FREE), 1)))
     intervals = solved.intervals(max(unexplained, noise, 1e-6))
-    constants = {name: (value, max(low, 0.0), high) for name, (value, low, high) in intervals.items()}
+    constants = {}
+    for constant, (value, low, high) in intervals.items():
+        least, most = FREE[constant].limits or (0.0, math.inf)
+        constants[constant] = value, max(low, least), min(high, most)
     error = float(np.clip(max(unexplained, noise), MIN_ERROR, MAX_ERROR))
     engine = msgspec.structs.replace(
         engine,

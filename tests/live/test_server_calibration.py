@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 from scipy.stats import binom
+from typer.testing import CliRunner
 
+from magicdec.cli import app, register_commands
 from magicdec.commands.calibrate import ended_by_signals
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import drive as drive_module
@@ -290,6 +292,34 @@ def test_the_noise_is_what_the_first_load_differs_by_at_the_end(engine):
     found = sent_by(engine[1], lambda load, seed: timed(load, 0.1 * 1.01 ** next(count)))
     assert found.drift == pytest.approx(19 * np.log(1.01))
     assert found.noise >= found.drift / 2 > 0.09
+
+
+def test_the_command_writes_what_it_measured(serve, tmp_path):
+    """Whether the machine is quiet enough for a fit or not; a constant's interval does not leave what it may be."""
+
+    def complete(handler):
+        asked = json.loads(handler.body)
+        handler.send_response(200)
+        handler.end_headers()
+        for number in range(1, asked["max_tokens"] + 1):
+            time.sleep(2e-3)
+            event = {"choices": [{"text": "a"}], "usage": {"completion_tokens": number}}
+            handler.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+
+    models = b'{"data": [{"id": "m", "max_model_len": 4096}]}'
+    _, address = serve({"/v1/completions": complete, "/v1/models": lambda handler: handler.reply(models)})
+    register_commands()
+    words = ["calibrate", "--server", str(address), "--model", "embedded", "--hardware", "l40s-48gb", "--rounds", "1",
+             "--concurrency", "1,2,4", "--prompt-len", "32,64,128", "--output-len", "12"]  # fmt: skip
+    done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "s.engine.toml")])
+    assert done.exit_code == 0 or "by themselves" in str(done.exception), done.output
+    document = json.loads((tmp_path / "s.engine.loads.json").read_text())
+    assert len(document["loads"]) == 9
+    assert document["sent"]["requests"] == 3 * (1 + 2 + 4) + 2
+    assert "noise: " in done.stdout
+    assert ("next: magicdec plan --model embedded" in done.stdout) == (done.exit_code == 0)
+    limits = {"gemm_factor": np.exp(3.0), "attention_factor": np.exp(3.0)}
+    assert all(document["constants"][name]["high"] <= most for name, most in limits.items() if done.exit_code == 0)
 
 
 def test_a_signal_to_end_is_the_users_interruption():
