@@ -297,6 +297,10 @@ def append_record(path: Path, record: Record) -> None:
         raise StorageError(f"cannot append to {path}: {error.strerror or error}; earlier records are intact") from error
 
 
+FIRST_KEY = b'{"schema_version":'
+"""How every line begins."""
+
+
 def check_records_file(path: Path) -> None:
     """Fails before the work rather than after it. Raises StorageError when records cannot be appended to the file."""
     check_writable(path)
@@ -309,11 +313,13 @@ def check_records_file(path: Path) -> None:
 
 
 def _check_is_ours(path: Path, file: BinaryIO) -> None:
-    """Raises StorageError for a regular file that holds something but no record."""
+    """Raises StorageError for a regular file that holds something but no record, nor the beginning of one."""
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or not file.seek(0, os.SEEK_END):
         return
     file.seek(0)
-    for line in io.BufferedReader(io.FileIO(file.fileno(), closefd=False)):
+    for number, line in enumerate(io.BufferedReader(io.FileIO(file.fileno(), closefd=False))):
+        if number == 0 and not line.endswith(b"\n") and line.startswith(FIRST_KEY[: len(line)]):
+            return
         with contextlib.suppress(msgspec.DecodeError):
             decode_json(line, _RecordHead)
             return

@@ -196,7 +196,13 @@ def calibrate_server(
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
     """A signal that asks to end is taken as the user's own interruption, so that what was measured is kept."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def interrupt(*_: object) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # which an event loop takes in between two steps of its tasks
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:

@@ -36,7 +36,7 @@ Clock = Callable[[], float]
 SILENCE_S = 300.0
 """Longest wait for the next event of an answer."""
 ANSWER_S = 3600.0
-"""Longest time of a whole answer, however often something of it comes."""
+"""Longest time of a load's answers, however often something of them comes, headers included."""
 BYTES_PER_TOKEN = 4096
 """An answer's size at most, for each token asked for; an event has some hundreds."""
 LONGEST_EVENT_BYTES = 64 * KIB
@@ -222,8 +222,11 @@ async def _send_all(
     async with client(address, timeout_s=SILENCE_S, limits=limits) as session:
         tasks = [asyncio.create_task(_send(session, address, body, clock=clock)) for body in bodies]
         try:
-            return list(await asyncio.gather(*tasks))
-        except httpx.HTTPError as error:
+            async with asyncio.timeout(ANSWER_S):
+                return list(await asyncio.gather(*tasks))
+        except TimeoutError:
+            raise ServerError(f"{address} did not answer within {ANSWER_S:g} s; nothing more was sent") from None
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # the last two of a damaged Location
             raise ServerError(f"{address}: {str(error) or type(error).__name__}; nothing more was sent") from None
         finally:
             for task in tasks:
@@ -254,18 +257,18 @@ async def _send(session: httpx.AsyncClient, address: Address, body: dict[str, An
             "it does not know ignore_eos, or does not stream"
         )
     tokens = counted if len(counted) == len(events) else []
+    if not all(type(each) is int and 0 <= each <= output_len for each in tokens) or tokens != sorted(tokens):
+        raise ServerError(f"{address} counts the tokens of an answer in a way that no engine does")
     return Answer(sent_s=sent, events_s=events, num_tokens=num_tokens, tokens=tokens)
 
 
 async def _lines(response: httpx.Response, address: Address, *, limit_bytes: int) -> AsyncIterator[str]:
-    """The lines of an answer. Raises ServerError for one that is too large, or takes too long."""
-    size, rest, begun = 0, b"", time.monotonic()
+    """The lines of an answer. Raises ServerError for one that is too large."""
+    size, rest = 0, b""
     async for chunk in response.aiter_raw():
         size += len(chunk)
         if size > limit_bytes:
             raise ServerError(f"{address} answers with more than {format_bytes(limit_bytes)}; nothing more was sent")
-        if time.monotonic() - begun > ANSWER_S:
-            raise ServerError(f"{address} did not end its answer within {ANSWER_S:g} s; nothing more was sent")
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > LONGEST_EVENT_BYTES:
             raise ServerError(f"{address} sends an event of more than {format_bytes(LONGEST_EVENT_BYTES)}")
@@ -306,6 +309,8 @@ def measure(load: Load, answers: list[Answer]) -> Measured:
         steps, tokens = steps + len(inside) - 1, tokens + last - first
         step_s += _slope([answer.events_s[event] for event in inside]) / len(answers)
         held += load.prompt_len + (first + last) / 2.0
+    if not (step_s and tokens):
+        raise WindowTooShort(f"of a load of {load} all answers came at once, so no step can be timed")
     return Measured(
         load=load,
         step_s=step_s,

@@ -211,7 +211,7 @@ def parse(text: str, *, where: str, time_s: float | None = None) -> Scrape:
                     raise ServerError(f"{where} counts {sample.value:g} of {sample.name}, which no engine has")
                 labels = {name: printable(value) for name, value in sample.labels.items()}
                 samples.setdefault(sample.name, []).append((labels, float(sample.value)))
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
         raise ServerError(f"{where} is not in Prometheus's text format: {error}") from None
     if not samples:
         raise ServerError(f"{where} holds no metrics in Prometheus's text format")
@@ -281,10 +281,13 @@ def targets(scrape: Scrape) -> list[Target]:
     for series in ENGINES:
         if not any(name.startswith(series.prefix) for name in scrape.samples):
             continue
+        replicas: dict[str, set[str]] = {}
+        for own, _ in scrape.samples.get(series.gauges["running"], ()):
+            if (replica := own.get(series.replica_label or "")) is not None:
+                replicas.setdefault(own.get("model_name", ""), set()).add(replica)
         for model in scrape.values("model_name", series.prefix) or [""]:
-            labels = {"model_name": model} if model else {}
-            running = scrape.by_label(series.gauges["running"], series.replica_label or "", labels)
-            found += [Target(series=series, model=model, replica=replica) for replica in sorted(running) or [""]]
+            there = sorted(replicas.get(model, ())) or [""]
+            found += [Target(series=series, model=model, replica=each) for each in there]
     if not found:
         known = ", ".join(f"{series.engine} ({series.prefix}...)" for series in ENGINES)
         raise ServerError(f"{scrape.where} has no metrics of a known engine; known: {known}")

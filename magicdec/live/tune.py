@@ -104,6 +104,7 @@ def _await_server(
     """Waits until a process answers that was not there before the restart, if the server reports when it started."""
     waited = 0.0
     while True:
+        begun = time.monotonic()
         try:
             started = read_address(address).total(PROCESS_START, {})
             if other_than is None or started != other_than:
@@ -113,8 +114,8 @@ def _await_server(
             error = unreachable
         if waited >= limit_s:
             raise error
+        waited += POLL_S + time.monotonic() - begun
         sleep(POLL_S)
-        waited += POLL_S
 
 
 def _await_load(address: Address, target: str | None, *, at_most: float, sleep: Callable[[float], None]) -> None:
