@@ -11,7 +11,7 @@ from typing import Any
 
 NASTY: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 7, 10**6, 10**22, -(10**18), 0.5, -0.5, 1.7, 1e-320, 1e300, 1e308,
-    math.nan, math.inf, -math.inf, "", "x", "1", "nan", "\u0000", "a" * 300, [], [1], [None], ["x"], [[1]],
+    math.nan, math.inf, -math.inf, "", "x", "1", "nan", "\u0000", "\x1b[2J", "a" * 300, [], [1], [None], ["x"], [[1]],
     {}, {"x": 1},
 )  # fmt: skip
 """Values that a field may be given instead of its own."""

@@ -1,8 +1,7 @@
-"""Whatever a file or an option holds: an answer of finite numbers, or one line that says what is wrong.
+"""Every surface under seeded damage (tests/fuzz/surfaces.py), and faults planted for the fuzzers to find: tracebacks,
+escape sequences, work that grows faster than its input, records that are lost. Wrong tokens: tests/runtime/flips.py.
 
-Never a traceback.
-
-Seeded, in process, so that the same cases run everywhere. MAGICDEC_FUZZ multiplies their number.
+MAGICDEC_FUZZ multiplies the cases; `python scripts/fuzz.py` prints their counts.
 """
 
 from __future__ import annotations
@@ -10,213 +9,170 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-import msgspec
 import pytest
-import tomli_w
-from damage import NASTY, damaged, damaged_bytes, finite_everywhere, parsed
 
-from magicdec.cli import main
-from magicdec.perfmodel.kernels.profile import HARDWARE_DIRECTORY
-from magicdec.records import read_many
-from magicdec.specs.catalog import MODELS_DIRECTORY
-from magicdec.specs.engine import ENGINES_DIRECTORY
-
-pytestmark = pytest.mark.slow
-MANY = int(os.environ.get("MAGICDEC_FUZZ", "1"))
-RESULTS = Path(__file__).resolve().parents[2] / "results"
-QUICK_PLAN = ("--batch", "8", "--context", "2048", "--gamma", "3", "--draft-budget", "256", "--format", "json")
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """Runs a command in this process. Gives its exit code and what it printed; anything but SystemExit goes through."""
-
-    monkeypatch.chdir(tmp_path)  # options name files to write
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["magicdec", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
-
-
-def check(outcome: tuple[int, str, str], what: str, *, is_json: bool = False) -> int:
-    code, out, err = outcome
-    assert code in (0, 2), f"{what}: exit code {code}"
-    assert "Traceback" not in err, what
-    if code == 2:
-        line = err.splitlines()[-1]
-        assert line.startswith("magicdec: "), f"{what}: {err!r}"
-        assert len(line) < 1000, f"{what}: a line of {len(line)} characters"
-    elif is_json:
-        assert finite_everywhere(parsed(out)), f"{what}: a number that is none"
-    return code
-
-
-def outcomes(cases: Iterator[tuple[str, int]]) -> None:
-    """Both an answer and a refusal must occur, or the cases test nothing."""
-    codes = {code for _, code in cases}
-    assert codes == {0, 2}
-
-
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "mistral-7b-v0.1"])
-def test_any_field_of_a_model_configuration(name: str, call: Call, tmp_path: Path) -> None:
-    document = json.loads((MODELS_DIRECTORY / f"{name}.json").read_text())
-    file = tmp_path / "config.json"
-
-    def cases() -> Iterator[tuple[str, int]]:
-        every = [("as it is", document), *damaged(document, count=120 * MANY, seed=1)]
-        for what, changed in every:
-            file.write_text(json.dumps(changed))
-            yield what, check(call("plan", "--model", str(file), *QUICK_PLAN), what, is_json=True)
-
-    outcomes(cases())
-
-
-@pytest.mark.parametrize(
-    ("directory", "name", "option"),
-    [
-        (HARDWARE_DIRECTORY, "h100-sxm-80gb", "--hardware"),
-        (HARDWARE_DIRECTORY, "l4-24gb", "--hardware"),
-        (ENGINES_DIRECTORY, "magicdec-2024", "--engine"),
-    ],
+from magicdec import files
+from magicdec.errors import StorageError
+from magicdec.records import Record, append_record, decode_record, read_rows
+from tests.fuzz.damage import NASTY
+from tests.fuzz.surfaces import (
+    RECORDS,
+    SURFACES,
+    Case,
+    Server,
+    calibration,
+    damaged_files,
+    faults,
+    judge,
+    options,
+    scrape,
 )
-def test_any_field_of_a_profile(directory: Path, name: str, option: str, call: Call, tmp_path: Path) -> None:
-    document = tomllib.loads((directory / f"{name}.toml").read_text())
-    file = tmp_path / "profile.toml"
 
-    def cases() -> Iterator[tuple[str, int]]:
-        for what, changed in damaged(document, count=100 * MANY, seed=2):
-            try:
-                file.write_text(tomli_w.dumps(changed))
-            except (TypeError, ValueError, RecursionError):  # TOML has no such value
-                continue
-            yield what, check(call("plan", option, str(file), *QUICK_PLAN), what, is_json=True)
-
-    outcomes(cases())
+MANY = int(os.environ.get("MAGICDEC_FUZZ", "1"))
 
 
-def test_any_field_of_an_acceptance_profile(call: Call, tmp_path: Path) -> None:
-    from magicdec.perfmodel.acceptance import PROFILES_DIRECTORY
-
-    document = json.loads((PROFILES_DIRECTORY / "llama-3.1-8b-streamingllm-pg19.json").read_text())
-    file = tmp_path / "acceptance.json"
-
-    def cases() -> Iterator[tuple[str, int]]:
-        for what, changed in damaged(document, count=150 * MANY, seed=3):
-            file.write_text(json.dumps(changed))
-            yield what, check(call("plan", "--acceptance", str(file), *QUICK_PLAN), what, is_json=True)
-
-    outcomes(cases())
-
-
-def test_any_field_of_a_record(call: Call, tmp_path: Path) -> None:
-    rows = [msgspec.to_builtins(row) | {"schema_version": row.schema_version}
-            for row in read_many([RESULTS / "demo-2-cores.jsonl"])]  # fmt: skip
-    good = json.dumps(rows[0])
-    file = tmp_path / "records.jsonl"
-
-    def cases() -> Iterator[tuple[str, int]]:
-        for what, changed in damaged(rows[-1], count=150 * MANY, seed=4):
-            file.write_text(f"{json.dumps(changed)}\n{good}\n")
-            yield what, check(call("records", "export", str(file), "-o", str(tmp_path / "out.json")), what)
-            yield what, check(call("records", "ls", str(file)), what)
-
-    assert {code for _, code in cases()} <= {0, 2}
-
-
-def test_extreme_numbers_in_records_are_drawn_or_refused(call: Call, tmp_path: Path) -> None:
-    rows = [msgspec.to_builtins(row) for row in read_many([RESULTS / "demo-2-cores.jsonl"])]
-    numbers = [name for name, value in rows[-1].items() if isinstance(value, float)]
-    file = tmp_path / "records.jsonl"
-    rng = random.Random(5)
-    for _ in range(6 * MANY):
-        changed = [dict(row) for row in rows]
-        name, value = rng.choice(numbers), rng.choice([1e308, 1e-320, 0.0, -1.0, 1e22])
-        changed[rng.randrange(len(rows))][name] = value
-        file.write_text("".join(json.dumps(row) + "\n" for row in changed))
-        what = f"{name} = {value}"
-        check(call("report", str(file), "-o", str(tmp_path / "report.html")), what)
-
-
-def test_damaged_bytes_of_every_kind_of_file(call: Call, tmp_path: Path) -> None:
-    kinds: list[tuple[Path, str, tuple[str, ...]]] = [
-        (MODELS_DIRECTORY / "llama-3.1-8b.json", "config.json", ("plan", *QUICK_PLAN, "--model")),
-        (HARDWARE_DIRECTORY / "a100-sxm-80gb.toml", "device.toml", ("plan", *QUICK_PLAN, "--hardware")),
-        (ENGINES_DIRECTORY / "ours.toml", "engine.toml", ("plan", *QUICK_PLAN, "--engine")),
-        (RESULTS / "demo-2-cores.jsonl", "records.jsonl", ("records", "ls")),
-    ]
-    for source, name, command in kinds:
-        text = source.read_bytes()[:20_000]
-        for what, changed in damaged_bytes(text, count=60 * MANY, seed=6):
-            (tmp_path / name).write_bytes(changed)
-            check(call(*command, str(tmp_path / name)), f"{name}: {what}")
-
-
-def options_of(command: Any) -> list[str]:
-    return [name for param in command.params for name in param.opts if name.startswith("--") and not param.is_flag]
-
-
-def test_any_value_of_any_option_of_commands_that_compute(call: Call, tmp_path: Path) -> None:
-    import typer
-
-    from magicdec.cli import app, register_commands
-
-    if not app.registered_commands:
-        register_commands()
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    values = ["", "x", "-1", "0", "1", "3", "1.5", "nan", "inf", "1e400", str(10**22), "1-3000000000", "1,,2", "a,b",
-              "\u00e9", "-", "..", "/", "8,16", "0.5", "bf16", "self", "32k", "%s", "a" * 5000]  # fmt: skip
-    rng = random.Random(7)
-    cheap = {"plan": QUICK_PLAN, "sensitivity": ()}
-    for name, usual in cheap.items():
-        options = [each for each in options_of(commands[name]) if each not in ("--output", "--format")]
-        for _ in range(150 * MANY):
-            chosen = rng.sample(options, rng.choice((1, 1, 2)))
-            arguments = [part for option in chosen for part in (option, rng.choice(values))]
-            check(call(name, *usual, *arguments), f"{name} {' '.join(arguments)[:200]}", is_json=name == "plan")
+@pytest.mark.slow
+@pytest.mark.parametrize("surface", SURFACES)
+def test_damage_is_answered_or_refused_in_one_line(surface: str, tmp_path: Path) -> None:
+    if surface in ("plans", "shards of weights"):
+        pytest.importorskip("torch")
+    assert faults(SURFACES[surface](tmp_path, 40 * MANY)) == []
 
 
 def test_nasty_values_are_of_every_kind() -> None:
-    """So that the seeds above do not quietly test one kind only."""
+    """So that the seeds do not quietly test one kind only."""
     assert {type(value) for value in NASTY} == {type(None), bool, int, float, str, list, dict}
 
 
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run ends where its ranks would start, after all that is checked before."""
-    pytest.importorskip("torch")
+@pytest.mark.filterwarnings("ignore:.*set aside unreadable")
+def test_planted_tracebacks_and_escape_sequences_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that does not catch, and text that is printed as it is."""
+    assert faults(damaged_files(tmp_path, 4)) == []
+    with monkeypatch.context() as planted:
+        planted.setattr(files, "_document", lambda path, what, form, decode, error: decode(path.read_text()))
+        assert any(fault.startswith("a traceback") for fault in faults(damaged_files(tmp_path, 4)))
+    with monkeypatch.context() as planted:
+        for module in ("cli", "errors", "reports.text"):
+            planted.setattr(f"magicdec.{module}.printable", str)
+        assert any(fault.startswith("an escape sequence") for fault in faults(options(tmp_path, 4)))
 
-    def end(*_: object, **__: object) -> None:
-        raise SystemExit(0)
 
-    monkeypatch.setattr("magicdec.runtime.launch.launch", end)
+BETWEEN = 8.0
+"""Four times the input is four times the work where it grows in proportion, and sixteen times where by the square."""
 
 
-@pytest.mark.usefixtures("checked")
-def test_any_field_of_a_plan(call: Call, tmp_path: Path) -> None:
-    """As it is run, exported and reported."""
-    usual = ("--model", "embedded", "--batch", "2", "--context", "120", "--gen-len", "5", "--acceptance-rate", "0.9")
-    formats = ("--weight-dtype", "fp32", "--kv-dtype", "fp32", "--draft-budget", "32", "--gamma", "2")
-    _, text, _ = call("plan", *usual, *formats, "--draft", "self", "--tp", "1", "--format", "json")
-    document = parsed(text)
-    file = tmp_path / "plan.json"
-    commands: list[tuple[str, ...]] = [("run", "--quiet", "--plan", str(file)), ("export", "vllm", str(file))]
+def lines_of(case: Case) -> int:
+    """How many lines of ours a command runs: its work, whatever else the machine does."""
+    count = 0
 
-    def cases() -> Iterator[tuple[str, int]]:
-        for what, changed in [("as it is", document), *damaged(document, count=100 * MANY, seed=8)]:
-            file.write_text(json.dumps(changed))
-            for command in commands:
-                yield what, check(call(*command), f"{command[0]}: {what}")
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if not {"magicdec", "fuzz"} & set(Path(frame.f_code.co_filename).parts[-5:]):
+            return None
+        count += event == "line"
+        return trace
 
-    outcomes(cases())
+    sys.settrace(trace)
+    try:
+        assert judge(case) == (0, "")
+    finally:
+        sys.settrace(None)
+    return count
+
+
+def growing(folder: Path, number: int) -> Iterator[Case]:
+    """Documents with `number` entries each."""
+    rows, before, after = (folder / name for name in ("records.jsonl", "before.txt", "after.txt"))
+    rows.write_bytes(b"".join(RECORDS.read_bytes().splitlines(keepends=True)[:1] * number))
+    yield Case("records", ("records", "export", str(rows), "-o", str(folder / "rows.json")))
+    for factor, file in ((1, before), (2, after)):
+        models = [scrape(accepted=[80.0 * factor], drafts=100.0 * factor, tokens=600.0 * factor, model=f"m{each}")
+                  for each in range(number)]  # fmt: skip
+        file.write_text("".join(models))
+    yield Case("metrics", ("observe", str(before), str(after), "--draft", "ngram", "--target", "m0"))
+
+
+def growth(folder: Path, few: int) -> dict[str, float]:
+    """How much more work four times as many entries are, beyond the work for hardly any."""
+    least, less, more = (
+        {case.what: lines_of(case) for case in growing(folder, number)} for number in (1, few, 4 * few)
+    )
+    return {what: (more[what] - least[what]) / max(less[what] - least[what], 1000) for what in less}
+
+
+def test_work_grows_with_its_input_and_planted_squares_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert max(growth(tmp_path, 20).values()) < BETWEEN
+    seen: list[bytes] = []
+
+    def slow(line: bytes) -> Record:
+        """Goes through all lines before this one."""
+        seen.append(line)
+        for _ in seen * 100:
+            pass
+        return decode_record(line)
+
+    monkeypatch.setattr("magicdec.records.decode_record", slow)
+    assert growth(tmp_path, 20)["records"] > BETWEEN
+
+
+def lost_records(folder: Path, append: Callable[[Path, Record], None], count: int) -> list[int]:
+    """Cuts of a records file, as a kill leaves it, after which a whole line, or the next run's, cannot be read."""
+    data, file = RECORDS.read_bytes(), folder / "records.jsonl"
+    lines = data.splitlines(keepends=True)[:4]
+    data, lost, rng = b"".join(lines), [], random.Random(17)
+    new = Record(source="measured", model="new", batch_size=1, context_len=128)
+    for cut in [0, len(lines[0]) - 1, len(lines[0]), *(rng.randrange(len(data)) for _ in range(count))]:
+        file.write_bytes(data[:cut])
+        append(file, new)
+        whole = [decode_record(line) for line in data[:cut].splitlines(keepends=True) if line.endswith(b"\n")]
+        try:
+            kept = read_rows(file)
+        except StorageError:
+            kept = []
+        if not kept or kept[: len(whole)] != whole or kept[-1] != new:
+            lost.append(cut)
+    return lost
+
+
+@pytest.mark.filterwarnings("ignore:.*set aside unreadable")
+def test_a_file_that_was_cut_loses_the_last_line_at_most_and_planted_losses_are_found(tmp_path: Path) -> None:
+    """`python scripts/fuzz.py ends` kills real runs, and shows what is left."""
+
+    def careless(path: Path, record: Record) -> None:
+        good = path.with_suffix(".new")
+        good.unlink(missing_ok=True)
+        append_record(good, record)
+        path.write_bytes(path.read_bytes() + good.read_bytes())
+
+    assert lost_records(tmp_path, append_record, 60) == []
+    assert len(lost_records(tmp_path, careless, 60)) > 30
+
+
+def test_a_termination_of_a_calibration_keeps_what_was_measured(tmp_path: Path) -> None:
+    """Of a server, in the middle of its loads: the loads are in a file, and the line says what ended it."""
+    server = Server()
+    try:
+        command, answers = calibration(server.address, tmp_path)
+        requests: list[int] = []
+
+        def stream(body: bytes) -> bytes:
+            requests.append(len(body))
+            if len(requests) == 12:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return answers["/v1/completions"](body)
+
+        server.answers = answers | {"/v1/completions": stream}
+        assert judge(Case("terminated", command)) == (2, "")
+    finally:
+        server.close()
+    kept = json.loads((tmp_path / "server.loads.json").read_text())
+    assert 0 < len(kept["loads"]) < 9

@@ -14,30 +14,11 @@ from typing import Any
 import pytest
 
 from magicdec.specs.catalog import MODELS_DIRECTORY
+from tests.fuzz.surfaces import QUICK, SERVED, scrape
 from tests.processes import Program
 
-RECORDS = Path(__file__).resolve().parents[2] / "results" / "demo-2-cores.jsonl"
 DEEP = 100_000
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
-SERVED = ("--model", "llama-3.1-8b", "--hardware", "h100-sxm-80gb")
-QUICK = ("--batch", "8", "--context", "2048", "--gamma", "3", "--draft-budget", "256")
-
-
-def scrape(*, accepted: list[float], drafts: float = 100.0, tokens: float = 600.0, model: str = "m") -> str:
-    """A saved answer of vLLM's."""
-    label = f'model_name="{model}",engine="0"'
-    rows = {
-        "spec_decode_num_drafts_total": drafts, "spec_decode_num_draft_tokens_total": drafts * len(accepted),
-        "spec_decode_num_accepted_tokens_total": sum(accepted), "generation_tokens_total": tokens,
-        "time_to_first_token_seconds_count": 10, "inter_token_latency_seconds_count": tokens / 2,
-        "inter_token_latency_seconds_sum": tokens / 50, "num_requests_running": 8,
-        "request_prompt_tokens_sum": 100 * tokens, "request_prompt_tokens_count": 10 + drafts / 100,
-        "request_generation_tokens_sum": tokens,
-    }  # fmt: skip
-    lines = [f"vllm:{name}{{{label}}} {value}" for name, value in rows.items()]
-    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    lines += [f'{name}{{{label},position="{at}"}} {count}' for at, count in enumerate(accepted)]
-    return "\n".join(lines) + "\n"
 
 
 @pytest.fixture
