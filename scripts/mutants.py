@@ -38,7 +38,7 @@ ROOT = SCRIPTS.parent
 PACKAGE = ROOT / "magicdec" / "perfmodel"
 CPU_SECONDS = 200
 TOLERANCE = 1e-12
-MOST_REQUESTS = 100
+MOST_REQUESTS = 60
 MOVED, FAILED, LIVES, UNMOVED = 10, 11, 12, 13
 OUTCOMES = {MOVED: "an answer", FAILED: "a test", LIVES: "survives"}
 BINARY: dict[type[ast.operator], type[ast.operator]] = {
@@ -49,6 +49,7 @@ COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
+ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 FUNCTIONS = {"minimum": "maximum", "maximum": "minimum", "ceil": "floor", "floor": "ceil", "min": "max", "max": "min"}
 UNWATCHED = (ast.Raise, ast.Assert, ast.AnnAssign, ast.ImportFrom, ast.Import)
 """Statements without numbers of an answer: what a message says, types, imports; fields' defaults are watched."""
@@ -64,7 +65,8 @@ class Mutant:
 
 
 class Mutation(ast.NodeTransformer):
-    """Applies the `wanted`-th change that a module offers, or counts them."""
+    """Applies the `wanted`-th change that a module offers, or counts them. A comparison that chooses the larger or
+    smaller of its own two sides is not changed: where they are equal, both are alike."""
 
     def __init__(self, wanted: int = -1) -> None:
         self.wanted, self.count, self.line, self.what = wanted, 0, 0, ""
@@ -103,6 +105,8 @@ class Mutation(ast.NodeTransformer):
         self.generic_visit(node)
         for place, op in enumerate(node.ops):
             other = COMPARED.get(type(op))
+            if getattr(node, "chooses_its_own_side", False) and type(op) in ORDERED:
+                continue
             if other is not None and self._is_wanted(node, f"{type(op).__name__} -> {other.__name__}"):
                 node.ops[place] = other()
         return node
@@ -115,6 +119,11 @@ class Mutation(ast.NodeTransformer):
         return node
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
+        if (
+            isinstance(node.test, ast.Compare) and len(node.test.ops) == 1
+        ):  # x if x > 0 else 0: alike where they are equal
+            sides = {ast.dump(node.test.left), ast.dump(node.test.comparators[0])}
+            node.test.chooses_its_own_side = sides == {ast.dump(node.body), ast.dump(node.orelse)}  # type: ignore[attr-defined]
         self.generic_visit(node)
         if self._is_wanted(node, "the other branch"):
             node.body, node.orelse = node.orelse, node.body
@@ -239,6 +248,7 @@ class Expected:
         from proof_golden import golden_requests
 
         self.answers: list[dict[str, Any]] = []
+        self.taken_s: list[float] = []
         self.entered: dict[tuple[str, int], list[int]] = {}
         for number in range(len(golden_requests())):
             seen: set[tuple[str, int]] = set()
@@ -247,14 +257,16 @@ class Expected:
                 if event == "call" and "/perfmodel/" in frame.f_code.co_filename:
                     seen.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
 
+            begun = time.process_time()
             sys.setprofile(enter)
             self.answers.append(numbered_answer(number))
             sys.setprofile(None)
+            self.taken_s.append(time.process_time() - begun)
             for place in seen:
                 self.entered.setdefault(place, []).append(number)
 
     def requests(self, mutant: Mutant) -> list[int]:
-        """Those that enter the function of a mutant; all, where it stands in none."""
+        """Those that enter the function of a mutant, the quickest first; all, where it stands in none."""
         path = str(ROOT / mutant.path)
         functions = [
             (min([node.lineno, *(each.lineno for each in node.decorator_list)]), node.end_lineno or 0)
@@ -263,7 +275,7 @@ class Expected:
         ]
         around = [(first, last) for first, last in functions if first <= mutant.line <= last]
         if not around:
-            return list(range(len(self.answers)))
+            return sorted(range(len(self.answers)), key=self.taken_s.__getitem__)
         first, last = max(around)
         within = {
             each
@@ -271,7 +283,7 @@ class Expected:
             if name == path and first <= line <= last
             for each in places
         }
-        return sorted(within)
+        return sorted(within, key=self.taken_s.__getitem__)
 
 
 def judged(mutant: Mutant, expected: Expected) -> int:
@@ -283,11 +295,10 @@ def judged(mutant: Mutant, expected: Expected) -> int:
     return UNMOVED
 
 
-def tested(mutant: Mutant | None, tests: list[Path]) -> int:
-    """In a fork: whether one of the tests fails with the mutant; None: with the package as it is."""
+def tested(mutant: Mutant | None, test: Path) -> int:
+    """In a fork: whether a test of this file fails with the mutant; None: with the package as it is."""
     import pytest
 
-    resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if mutant is not None:
         sys.meta_path.insert(0, Finder(mutant))
     os.chdir(ROOT)
@@ -295,19 +306,23 @@ def tested(mutant: Mutant | None, tests: list[Path]) -> int:
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
-    return LIVES if not tests or pytest.main([*options, *map(str, tests)]) == 0 else FAILED
+    return LIVES if pytest.main([*options, str(test)]) in (0, pytest.ExitCode.NO_TESTS_COLLECTED) else FAILED
 
 
-def outcome(mutant: Mutant, expected: Expected, passing: dict[str, list[Path]]) -> str:
-    """`passing`: by module, the tests that import something of it and pass with the package as it is."""
+def outcome(mutant: Mutant, expected: Expected, passing: dict[Path, bool]) -> str:
+    """`passing`: whether a test file that failed with a mutant passes with the package as it is."""
     status = forked(lambda: judged(mutant, expected))
-    if status == UNMOVED:
-        if mutant.path not in passing:
-            stem = Path(mutant.path).stem
-            every = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if _watches(path, mutant, stem)]
-            passing[mutant.path] = [path for path in every if forked(lambda path=path: tested(None, [path])) == LIVES]
-        status = forked(lambda: tested(mutant, passing[mutant.path]))
-    return OUTCOMES.get(status, OUTCOMES[MOVED])
+    if status != UNMOVED:
+        return OUTCOMES[MOVED]
+    stem = Path(mutant.path).stem
+    for path in sorted((ROOT / "tests").rglob("test_*.py"), key=lambda path: path.stat().st_size):
+        if not _watches(path, mutant, stem) or forked(lambda path=path: tested(mutant, path)) == LIVES:
+            continue
+        if path not in passing:
+            passing[path] = forked(lambda path=path: tested(None, path)) == LIVES
+        if passing[path]:
+            return OUTCOMES[FAILED]
+    return OUTCOMES[LIVES]
 
 
 def _watches(test: Path, mutant: Mutant, stem: str) -> bool:
@@ -342,7 +357,7 @@ def main() -> int:
     sys.path[:0] = [str(SCRIPTS), str(ROOT)]
     found = mutants(given.number, given.seed, given.only)
     counts = dict.fromkeys(OUTCOMES.values(), 0)
-    passing: dict[str, list[Path]] = {}
+    passing: dict[Path, bool] = {}
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "expected")
