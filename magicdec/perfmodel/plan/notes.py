@@ -134,8 +134,6 @@ def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> tup
             others.append(
                 f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow this context"
             )
-        if measured is None:
-            continue
         is_best = (option.draft, option.method) == (best.draft, best.draft_method)
         if measured.trained_len is not None and best.context_len > measured.trained_len:
             (key if is_best else others).append(_on_length(option, measured, best.context_len))

@@ -215,7 +215,7 @@ def _answer(device: Device, baseline: Candidate | None) -> Answer | None:
     best, drafted = by_load[0][0], [row for _, rows in by_load for row in rows]
     leading = best if best.is_speculative else next(iter(drafted), None)
     origin = next(each for each in found if best in each.rows)
-    prediction = origin.prediction.take([origin.rows.index(best)])
+    prediction = origin.of(best)
     best = _with_static_batch(device, origin, best)
     frontier = _pareto([*alone, *drafted])
     table, reach = gamma_table(device, best, leading)
@@ -296,7 +296,7 @@ def _alone(
 def _with_static_batch(device: Device, origin: Found, best: Candidate) -> Candidate:
     """The best row with what it keeps in a batch that waits for its slowest sequence, where a length is generated."""
     option, gen_len, lengths = origin.option, device.request.gen_len, device.lengths
-    if option is None or option.acceptance is None or gen_len == 0:
+    if option is None or gen_len == 0:
         return best
     kept = static_batch_efficiency(
         option.acceptance, budget=best.draft_budget, context=lengths.prompt_len + lengths.growth / 2.0,

@@ -73,13 +73,13 @@ class PlanRequest(Request, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOption:
-    """One draft and method with its budgets (0: the full cache) and its acceptance (None: it needs one)."""
+    """One draft and method with its budgets (0: the full cache) and its acceptance."""
 
     draft: str
     method: DraftMethod
     model: ModelSpec | None
     budgets: tuple[int, ...]
-    acceptance: AcceptanceProfile | None
+    acceptance: AcceptanceProfile
     draft_tp_size: int | None = None
     head: HeadSpec | None = None
     """A trained head that was named; None: one as they are usually published."""
@@ -195,8 +195,7 @@ class Device:
             return (0,)
         if self.request.gamma is not None:
             return (self.request.gamma,)
-        deepest = option.acceptance.max_gamma if option.acceptance is not None else None
-        return tuple(range(1, min(DEFAULT_MAX_GAMMA, deepest or DEFAULT_MAX_GAMMA) + 1))
+        return tuple(range(1, min(DEFAULT_MAX_GAMMA, option.acceptance.max_gamma or DEFAULT_MAX_GAMMA) + 1))
 
 
 def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EngineProfile:

@@ -75,73 +75,59 @@ def candidates(
 def _candidate(
     device: Device, setup: Setup, acceptance: AcceptanceProfile | None, value: dict[str, Any], baseline: float | None
 ) -> Candidate:
-    if value["gamma"] > 0:
-        budget, paid = int(value["draft_budget"]), value["break_even_gen_len"]
+    request, engine, hw, gamma = device.request, setup.engine, setup.hardware, value["gamma"]
+    if gamma > 0 and acceptance is not None:
+        budget, paid, context = int(value["draft_budget"]), value["break_even_gen_len"], value["context_len"]
+        named = request.draft_model  # as engines load it
         value |= {
-            "draft": setup.speculation.draft,
-            "draft_method": setup.speculation.draft_method,
-            "draft_budget": budget or None,
-            "draft_tp_size": int(value["draft_tp_size"]),
-            "acceptance_source": acceptance.source if acceptance is not None else "",
-            "draft_checkpoint": _checkpoint(device, acceptance),
-            "acceptance_extrapolated": _is_extrapolated(acceptance, budget, value["context_len"], value["gamma"]),
+            "draft": setup.speculation.draft, "draft_method": setup.speculation.draft_method,
+            "draft_budget": budget or None, "draft_tp_size": int(value["draft_tp_size"]),
+            "acceptance_source": acceptance.source,
+            "draft_checkpoint": str(Path(named).parent if named.endswith(".json") else named)
+            if named is not None
+            else acceptance.checkpoint,
+            "acceptance_extrapolated": _is_extrapolated(acceptance, budget, context, gamma),
             "break_even_gen_len": int(paid) if math.isfinite(paid) else None,
-            "marks": _marks(setup, acceptance, value["context_len"]),
-        }
+            "marks": _marks(setup, acceptance, context),
+        }  # fmt: skip
     else:
         value |= NO_DRAFT | {"verify_step_s": value["autoregressive_step_s"]}
-    request, whole = device.request, "request_s" in value
+    whole = "request_s" in value
     per_second = value["output_tokens_per_s_per_gpu" if whole else "tokens_per_s_per_gpu"]
-    price = setup.hardware.price_per_hour_usd
+    usd_per_s = hw.price_per_hour_usd / SECONDS_PER_HOUR if hw.price_per_hour_usd else None
     num_gpus = value["tp_size"] * setup.spread.groups
     num_replicas = max(1, (request.num_gpus or num_gpus) // num_gpus)
-    gain = per_second * num_gpus * num_replicas / baseline if baseline is not None else None
     if whole:
         gpu_s = device.lengths.output_len / per_second
         value["requests_per_s"] = num_replicas * num_gpus / gpu_s
         value["gpu_hours_per_million_requests"] = gpu_s / SECONDS_PER_HOUR * MEGA
-        value["cost_per_million_requests_usd"] = price / SECONDS_PER_HOUR * gpu_s * MEGA if price else None
-    between_s = value["request_tpot_s" if whole else "tpot_s"]
-    first_s = value["request_ttft_s" if whole else "ttft_s"]
-    seen = "request_speedup" if whole else "speedup"
+        value["cost_per_million_requests_usd"] = usd_per_s * gpu_s * MEGA if usd_per_s else None
+    between_s, first_s = (value[f"request_{name}" if whole else name] for name in ("tpot_s", "ttft_s"))
+    low, high = (value[f"request_speedup_{end}" if whole else f"speedup_{end}"] for end in ("low", "high"))
     return Candidate(
-        **value,
-        hardware=setup.hardware.name,
-        pp_size=setup.spread.pp,
-        dp_size=setup.spread.dp,
-        num_nodes=1 if setup.hardware.kind == "cpu" else -(-num_gpus // setup.hardware.link.num_gpus_per_node),
-        num_replicas=num_replicas,
-        is_captured=setup.engine.is_captured(
-            batch=int(microbatch(setup, value["batch_size"])), gamma=value["gamma"], tp_size=value["tp_size"]
+        **value, hardware=hw.name, pp_size=setup.spread.pp, dp_size=setup.spread.dp,
+        num_nodes=1 if hw.kind == "cpu" else -(-num_gpus // hw.link.num_gpus_per_node), num_replicas=num_replicas,
+        is_captured=engine.is_captured(
+            batch=int(microbatch(setup, value["batch_size"])), gamma=gamma, tp_size=value["tp_size"]
         ),
-        speedup_vs_best_autoregressive=gain,
-        verdict=verdict_of(speedup_low=value[f"{seen}_low"], speedup_high=value[f"{seen}_high"]),
+        speedup_vs_best_autoregressive=None if baseline is None else per_second * num_gpus * num_replicas / baseline,
+        verdict=verdict_of(speedup_low=low, speedup_high=high),
         within_limits=(request.tpot_limit_s is None or between_s <= request.tpot_limit_s)
         and (request.ttft_limit_s is None or first_s <= request.ttft_limit_s),
-        cost_per_million_tokens_usd=price / SECONDS_PER_HOUR / per_second * MEGA if price else None,
-    )
+        cost_per_million_tokens_usd=usd_per_s / per_second * MEGA if usd_per_s else None,
+    )  # fmt: skip
 
 
-def _checkpoint(device: Device, acceptance: AcceptanceProfile | None) -> str:
-    """The head that was named, as engines load it, else the one whose acceptance was published."""
-    if (named := device.request.draft_model) is not None:
-        return str(Path(named).parent if named.endswith(".json") else named)
-    return acceptance.checkpoint if acceptance is not None else ""
-
-
-def _marks(setup: Setup, acceptance: AcceptanceProfile | None, context: float) -> list[str]:
+def _marks(setup: Setup, acceptance: AcceptanceProfile, context: float) -> list[str]:
     """Reservations about a draft: no release of the engine runs it, no server was measured with it, no head read so
     far."""
-    engine, formats, spec, found = setup.engine, setup.precision, setup.speculation, []
+    engine, formats, spec, trained = setup.engine, setup.precision, setup.speculation, acceptance.trained_len
     is_foreign = draft_kind(spec.draft, spec.draft_method) in engine.draft_notes
-    if is_foreign:
-        found.append("plugin")
-    if is_foreign or not engine.is_speculation_fitted(setup.hardware.name, formats.weight_dtype, formats.kv_dtype):
-        found.append("untested")
-    trained = acceptance.trained_len if acceptance is not None else None
-    if trained is not None and context > trained * MEASURED_RANGE:
-        found.append(f"trained to {format_tokens(trained)}")
-    return found
+    is_known = engine.is_speculation_fitted(setup.hardware.name, formats.weight_dtype, formats.kv_dtype)
+    found = ["plugin"] if is_foreign else []
+    found += ["untested"] if is_foreign or not is_known else []
+    is_far = trained is not None and context > trained * MEASURED_RANGE
+    return [*found, f"trained to {format_tokens(trained or 0)}"] if is_far else found
 
 
 def _of_requests(device: Device, prediction: Prediction, bounds: Interval) -> dict[str, Any]:
@@ -167,10 +153,8 @@ def requests_of(device: Device, prediction: Prediction) -> WholeRequests | None:
     return whole_requests(prediction, prompts=lengths.prompts, output_len=lengths.output_len)
 
 
-def _is_extrapolated(acceptance: AcceptanceProfile | None, budget: float, context: float, gamma: int) -> bool:
+def _is_extrapolated(acceptance: AcceptanceProfile, budget: float, context: float, gamma: int) -> bool:
     """Whether a profile is used outside the budgets or contexts that it was measured at, or for longer blocks."""
-    if acceptance is None:
-        return False
     if acceptance.measured_gamma is not None and gamma > acceptance.measured_gamma:
         return True
     cases = ((budget, acceptance.measured_budgets), (context, acceptance.measured_contexts))
@@ -190,13 +174,9 @@ def _binding(prediction: Prediction) -> Any:
 def breakdown(prediction: Prediction) -> dict[str, list[Operation]]:
     """Operations of one configuration: time, the datasheet's ceiling for the same work, and what binds."""
     terms, tp_size = prediction.terms, int(prediction.points.tp.flat[0])
-    passes = {
-        "autoregressive": terms.autoregressive, "draft": terms.draft, "verify": terms.verify, "accept": terms.accept,
-        "upkeep": terms.upkeep,
-    }  # fmt: skip
     return {
-        name: [_operation(prediction.setup, op, tp_size) for op in time.ops if _first(op.time_s) > 0]
-        for name, time in passes.items()
+        name: [_operation(prediction.setup, op, tp_size) for op in getattr(terms, name).ops if _first(op.time_s) > 0]
+        for name in ("autoregressive", "draft", "verify", "accept", "upkeep")
     }
 
 
@@ -205,11 +185,10 @@ def ceilings(setup: Setup) -> Ceilings:
     hw, dtype = setup.hardware, setup.precision.compute_dtype
     gemm, rate = GemmCurve.of(hw, dtype), hw.compute_rate(dtype)
     return Ceilings(
-        memory_bytes_per_s=hw.memory_bytes_per_s,
-        flops_per_s=rate,
+        memory_bytes_per_s=hw.memory_bytes_per_s, flops_per_s=rate,
         gemm_bytes_per_s=gemm.bandwidth_efficiency * hw.memory_bytes_per_s,
         gemm_flops_per_s=gemm.flops_efficiency * rate,
-    )
+    )  # fmt: skip
 
 
 def _first(value: Any) -> float:
@@ -245,6 +224,10 @@ class Found:
     option: DraftOption | None
     prediction: Prediction
     rows: list[Candidate]
+
+    def of(self, row: Candidate) -> Prediction:
+        """The prediction of one of the rows."""
+        return self.prediction.take([self.rows.index(row)])
 
 
 def search(device: Device, baseline: Candidate | None) -> list[Found]:

@@ -217,10 +217,9 @@ def sensitivity(request: PlanRequest) -> Sensitivity:
         raise ConfigError("no draft of this request has an acceptance: give --acceptance-rate or --acceptance")
     best = first.drafted[0]
     origin = next(each for each in first.found if best in each.rows)
-    row = origin.prediction.take([origin.rows.index(best)])
-    assert origin.option is not None
-    assert origin.option.acceptance is not None  # the row was predicted with it
-    state, points = (row.setup, origin.option.acceptance), row.points
+    row, option = origin.of(best), origin.option
+    assert option is not None  # a draft's row
+    state, points = (row.setup, option.acceptance), row.points
 
     def log_speedup(change: Callable[[State, float], State], factor: float) -> float:
         setup, acceptance = change(state, factor)
@@ -228,11 +227,12 @@ def sensitivity(request: PlanRequest) -> Sensitivity:
 
     found = []
     for name, change, sigma, measure in _inputs(state):
-        slope = log_speedup(change, 1.0 + STEP) - log_speedup(change, 1.0 - STEP)
-        swing = None
-        if sigma is not None:
-            swing = abs(log_speedup(change, math.exp(sigma)) - log_speedup(change, math.exp(-sigma))) / 2.0
-        elasticity = slope / (math.log(1.0 + STEP) - math.log(1.0 - STEP))
+
+        def rise(up: float, down: float, change: Callable[[State, float], State] = change) -> float:
+            return log_speedup(change, up) - log_speedup(change, down)
+
+        elasticity = rise(1.0 + STEP, 1.0 - STEP) / (math.log(1.0 + STEP) - math.log(1.0 - STEP))
+        swing = None if sigma is None else abs(rise(math.exp(sigma), math.exp(-sigma))) / 2.0
         found.append(Input(name=name, elasticity=elasticity, sigma=sigma, swing=swing, measure=measure))
     found.sort(key=lambda each: (each.swing or 0.0, abs(each.elasticity)), reverse=True)
     speedup = math.exp(log_speedup(lambda unchanged, _: unchanged, 1.0))
