@@ -162,7 +162,9 @@ def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any
 
 
 def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
-    found = [_norm_exchange(p, count=count)] if mixer.qk_norm == "layer" else []
+    found = []
+    if mixer.qk_norm == "layer":  # a norm over all heads adds up squares of queries and keys: two numbers per token
+        found = [all_reduce(p.at, Message(p.tokens * 2.0 * FP32_BYTES, p.tp), count=count * p.num_passes)]
     if p.is_prefill and (curve := PrefillCurve.known(p.at.hw)) is not None:
         return [*found, _prefill(mixer, p, curve, count=count)]
     several = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0)
@@ -173,11 +175,6 @@ def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
         share(mixer.num_kv_heads, p.tp), mixer.head_dim, window=read if is_window else None,
     )  # fmt: skip
     return [*found, attention(p.at, work, count=count, factor=factor)]
-
-
-def _norm_exchange(p: Pass, *, count: int) -> Op:
-    """A norm over all heads adds up the squares of queries and keys over the ranks: two numbers per token."""
-    return all_reduce(p.at, Message(p.tokens * 2.0 * FP32_BYTES, p.tp), count=count * p.num_passes)
 
 
 def _prefill(mixer: Attention, p: Pass, curve: PrefillCurve, *, count: int) -> Op:
@@ -215,14 +212,13 @@ def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
     return [attention(p.at, by_head, count=count, factor=factor, is_expanded=True)]
 
 
-def _recurrence(mixer: GatedDeltaNet | LightningAttention | Mamba2, p: Pass, *, count: int) -> list[Op]:
+def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
     """The state is read and written once per pass in prefill; verification keeps the state after every token, so a
     rejection can go back to the one it needs, and in some engines copies that one."""
     states = mixer.states()
     recurrent = sum((share(each.num_heads, p.tp) * each.recurrent_elements for each in states), np.asarray(0.0))
     conv = sum((share(each.num_heads, p.tp) * each.conv_elements for each in states), np.asarray(0.0))
-    kernel = 1 if isinstance(mixer, LightningAttention) else mixer.conv_kernel
-    work = Recurrence(p.batch, p.query_len, recurrent, conv, kernel)
+    work = Recurrence(p.batch, p.query_len, recurrent, conv, getattr(mixer, "conv_kernel", 1))
     if p.is_prefill:
         work = work._replace(query_len=p.query_len / p.num_passes)
         return [recurrence(p.at, work, is_prefill=True, count=count * p.num_passes)]
@@ -314,6 +310,8 @@ def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
     p = p.in_arrays()
     at, layers = p.at, model.num_hidden_layers * p.num_passes
     activation = at.precision.activation_bytes
+    head = at if at.engine.quantized_head else at._replace(precision=at.precision.tables)
+    rows = p.batch * p.query_len if p.logit_rows is None else p.logit_rows
     operations = [
         *projection_ops(model, p),
         *(op for mixer, count in model.mixers for op in MIXERS[type(mixer)][0](mixer, p, count=count)),
@@ -326,7 +324,7 @@ def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
             at, Message(p.tokens * model.hidden_size * activation, p.tp),
             count=num_reduced(model, p.spread) * p.num_passes,
         ),
-        _lm_head(model, p),
+        linear("lm_head", head, m=rows, n=model.vocab_size / p.tp, k=model.hidden_size),
         fixed(
             "overhead", "overhead",
             layers * at.engine.layer_overhead_s + p.spread.pp * p.num_passes * at.engine.forward_overhead_s
@@ -345,12 +343,6 @@ def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
             fills = mlp.width / (1.0 if p.spread.whole_experts else p.tp) % BLOCK_COLUMNS == 0
             seconds = seconds + np.where(fills, 1.0, 0.0) * count * p.num_passes * layer_s
     return seconds
-
-
-def _lm_head(model: ModelSpec, p: Pass) -> Op:
-    at = p.at if p.at.engine.quantized_head else p.at._replace(precision=p.at.precision.tables)
-    rows = p.batch * p.query_len if p.logit_rows is None else p.logit_rows
-    return linear("lm_head", at, m=rows, n=model.vocab_size / p.tp, k=model.hidden_size)
 
 
 def prefill(

@@ -311,7 +311,8 @@ class _Step:
         sends: list[Op] = []
         for time, count, tokens in passes:
             send = send_op(self.setup, tokens=self.batch * tokens, tp_size=self.tp)
-            layers_s = layers_s + count * (time.total_s - head_s(time))
+            head_s = sum((op.time_s for op in time.ops if op.name == "lm_head"), np.asarray(0.0))  # on the last stage
+            layers_s = layers_s + count * (time.total_s - head_s)
             sends.append(fixed("send", "link", count * send.time_s, send.cost.times(count)))
         sends_s: Array = sum((op.time_s for op in sends), np.asarray(0.0))
         waiting = waiting_op(self.setup, batch=self.whole, layers_s=layers_s, last_s=step_s - layers_s, sends_s=sends_s)
@@ -441,11 +442,6 @@ def prefill_terms(setup: Setup, *, batch: Any, prompt_len: Any, tp_size: Any = 1
 
 TENSORS_SENT = 2.0
 """Hidden states and the residual beside them (as vLLM sends them)."""
-
-
-def head_s(time: ForwardTime) -> Array:
-    """Seconds of a pass that only the last stage works."""
-    return sum((op.time_s for op in time.ops if op.name == "lm_head"), np.asarray(0.0))
 
 
 def send_op(setup: Setup, *, tokens: Any, tp_size: Any) -> Op:

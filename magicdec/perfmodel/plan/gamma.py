@@ -38,7 +38,7 @@ class Best:
     is_usable: BoolArray
     """Whether it can run: with a budget below the context, and in memory wherever autoregressive decoding fits."""
     speedup: Array
-    """Of whole requests where a length is generated, else of decoding; 0 where it cannot run."""
+    """Speedup of whole requests where a length is generated, else of decoding; 0 where it cannot run."""
     low: Array
     high: Array
 

@@ -149,12 +149,6 @@ class Device:
     spread: Parallelism = TENSOR_PARALLEL
     lengths: Lengths
 
-    @property
-    def spread_name(self) -> str:
-        """For messages: nothing for tensor parallelism alone."""
-        parts = [f"{name} {size}" for name, size in (("pp", self.spread.pp), ("dp", self.spread.dp)) if size > 1]
-        return f" ({', '.join(parts)})" if parts else ""
-
     def setup(self, option: DraftOption | None) -> Setup:
         setup = Setup(
             model=self.model, hardware=self.hardware, engine=self.engine, sampling=self.request.sampling,

@@ -374,8 +374,10 @@ def _check_capacity(device: Device, batches: Array) -> None:
     largest, groups = device.largest_batches(), device.spread.groups
     name, hw, context = device.model.name, device.hardware.name, round(device.lengths.prompt_len)
     if largest.max(initial=0) < 1:
+        parts = [f"{part} {size}" for part, size in (("pp", device.spread.pp), ("dp", device.spread.dp)) if size > 1]
+        spread = f" ({', '.join(parts)})" if parts else ""
         raise CapacityError(
-            f"{name} with context {context} does not fit on {device.tp_sizes[-1] * groups} x {hw}{device.spread_name}; "
+            f"{name} with context {context} does not fit on {device.tp_sizes[-1] * groups} x {hw}{spread}; "
             f"{_what_fits(device)}"
         )
     if len(batches) and batches.min() > largest.max():

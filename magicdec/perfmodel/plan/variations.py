@@ -253,16 +253,10 @@ def _inputs(state: State) -> list[tuple[str, Callable[[State, float], State], fl
     for field, name in LAW_INPUTS.items():
         value = getattr(acceptance.law, field)
         if value:
-            inputs.append((name, _scaler("law", field), _law_sigma(acceptance, field, value), PROFILE))
+            relative = acceptance.error.log_rejection if field == "rejection" else None
+            sigma = relative if relative is not None else getattr(acceptance.error, field, 0.0) / abs(value)
+            inputs.append((name, _scaler("law", field), sigma or None, PROFILE))
     return inputs
-
-
-def _law_sigma(acceptance: AcceptanceProfile, field: str, value: float) -> float | None:
-    error = acceptance.error
-    if field == "rejection":
-        return error.log_rejection or None
-    deviation = getattr(error, field, 0.0)
-    return float(deviation / abs(value)) if deviation else None
 
 
 def _scaler(part: Literal["hardware", "engine", "law"], field: str) -> Callable[[State, float], State]:
