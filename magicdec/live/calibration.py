@@ -35,6 +35,7 @@ from magicdec.live.drive import Load, LoadPlan, Measured, WindowTooShort, check_
 from magicdec.live.http import Address, get
 from magicdec.live.metrics import Scrape, choose_target, read_address
 from magicdec.live.observation import Draft, agreed, observe
+from magicdec.perfmodel.serving import pass_seconds, prompt_time
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import looked_up_terms, step_terms
@@ -50,6 +51,13 @@ FREE = {
     "sequence_overhead_s": Free(scale="linear", prior=1e-4, spread=math.inf, limits=(0.0, 1.0), unit=1e-4),
 }
 """Factors on another engine's kernels, and fixed costs, of which nothing is expected."""
+PROMPT_FREE = {
+    "prefill_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
+    "prefill_attention_factor": Free(prior=1.0, spread=1.0, limits=(math.exp(-3.0), math.exp(3.0))),
+    "request_latency_s": Free(scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI),
+    "request_overhead_s": Free(scale="linear", prior=MILLI, spread=math.inf, limits=(0.0, 10.0), unit=MILLI),
+}
+"""Numbers of what comes before a first token."""
 PRIOR_WEIGHT = 0.05
 """A prior's standard deviation counts as an error of this size of one load."""
 LOSS_SCALE = 0.1
@@ -150,7 +158,7 @@ def send_plan(
         stopped = str(error) or "interrupted"
     probe = rounds[order[0]]
     whole = not stopped and order[0] not in skipped
-    drift = abs(math.log(probe[-1].tpot_s / probe[0].tpot_s)) if whole else None
+    drift = abs(math.log(_step_s(probe[-1]) / _step_s(probe[0]))) if whole else None
     points = [median_of(rounds[load]) for load in plan.loads if rounds[load]]
     return Sent(points=points, drift=drift, skipped=[skipped[each] for each in skipped if not rounds[each]],
                 stopped=stopped)  # fmt: skip
@@ -189,10 +197,16 @@ def _scrape(address: Address) -> Scrape | None:
 
 
 def median_of(rounds: Sequence[Measured]) -> Measured:
-    """The round with the median time per token, and the range of all."""
-    ordered = sorted(rounds, key=lambda each: each.tpot_s)
-    chosen, low, high = ordered[len(ordered) // 2], ordered[0].tpot_s, ordered[-1].tpot_s
-    return dataclasses.replace(chosen, spread=(high - low) / 2.0 / chosen.tpot_s if len(rounds) > 1 else None)
+    """The round with the median time per step, and the range of all; the median time to a first token."""
+    ordered = sorted(rounds, key=_step_s)
+    chosen, low, high = (ordered[place] for place in (len(ordered) // 2, 0, -1))
+    spread = (_step_s(high) - _step_s(low)) / 2.0 / _step_s(chosen) if len(rounds) > 1 else None
+    return dataclasses.replace(chosen, spread=spread, ttft_s=float(np.median([each.ttft_s for each in rounds])))
+
+
+def _step_s(measured: Measured) -> float:
+    """Seconds of a step; without drafts it makes one token, and an event of two is two steps that came together."""
+    return measured.step_s if measured.drafted_share else measured.tpot_s
 
 
 def noise(points: Sequence[Measured]) -> float | None:
@@ -236,7 +250,7 @@ def fit_server(
         return np.asarray(np.log(steps) - measured)
 
     solved = solve(FREE, residuals, pull=PRIOR_WEIGHT, loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac")
-    engine = _engine(solved.values, setup)
+    engine = _with_prompts(_engine(solved.values, setup), points, setup, tp_size)
     predicted = predicted_steps(points, setup, engine, tp_size=tp_size, gamma=gamma)
     missed = np.log(predicted) - np.log(_measured_steps(points, gamma))
     judges = np.array([point.load.is_judge for point in points])
@@ -266,6 +280,37 @@ def fit_server(
         fitted_error=float(np.median(np.abs(errors[~judges]))),
         held_out_error=float(np.median(np.abs(errors[judges]))),
     )
+
+
+def first_token_s(points: Sequence[Measured], setup: Setup, engine: EngineProfile, *, tp_size: int) -> Array:
+    """Mean seconds to the first token of requests that are sent at once to an idle server: the first has a pass of its
+    own, and the others fill the next ones."""
+    setup = dataclasses.replace(setup, engine=engine)
+    others = np.array([point.load.concurrency - 1 for point in points])
+    prompt = np.array([float(point.load.prompt_len) for point in points])
+    alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
+    tokens = others * prompt
+    passes = np.maximum(np.ceil(tokens / engine.prefill_tokens), 1.0)
+    rest = passes * pass_seconds(setup, tokens=np.maximum(tokens, prompt) / passes, tp_size=tp_size)
+    rest = rest + others * (alone.group_seconds()["attention"] + engine.request_overhead_s)
+    share = prompt / engine.prefill_tokens
+    waited = np.array([np.ceil(np.arange(1, n + 1) * each).sum() for n, each in zip(others, share, strict=True)])
+    first: Array = engine.request_latency_s + engine.request_overhead_s + alone.total_s
+    seconds: Array = first + waited / passes / (others + 1.0) * rest
+    return seconds
+
+
+def _with_prompts(engine: EngineProfile, points: Sequence[Measured], setup: Setup, tp_size: int) -> EngineProfile:
+    """The engine with what fits the first tokens of the loads that do not judge."""
+    chosen = [point for point in points if not point.load.is_judge]
+    measured = np.log([point.ttft_s for point in chosen])
+
+    def residuals(values: dict[str, float]) -> Array:
+        at = msgspec.structs.replace(engine, prompt_token_latency_s=0.0, **values)
+        return np.asarray(np.log(first_token_s(chosen, setup, at, tp_size=tp_size)) - measured)
+
+    solved = solve(PROMPT_FREE, residuals, pull=PRIOR_WEIGHT, loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac")
+    return msgspec.structs.replace(engine, prompt_token_latency_s=0.0, **solved.values)
 
 
 def _measured_steps(points: Sequence[Measured], gamma: int) -> list[float]:

@@ -170,7 +170,7 @@ class Measured:
     drafted_share: float = 0.0
     """Share of steps that verified a draft, by the server's counters."""
     spread: float | None = None
-    """Half the range of the rounds' times per token, over their median; None: it was sent once."""
+    """Half the range of the rounds' times per step, over their median; None: it was sent once."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,11 @@ def prompt_time(setup: Setup, *, prompt_len: Any, tp_size: Any) -> ForwardTime:
 
 
 def _for_prompts(setup: Setup) -> Where:
-    engine = msgspec.structs.replace(setup.engine, gemm_factor=1.0, narrow_gemm_factor=1.0, elementwise_factor=1.0)
+    engine, attention = setup.engine, setup.engine.prefill_attention_factor
+    engine = msgspec.structs.replace(
+        engine, gemm_factor=1.0, narrow_gemm_factor=1.0, elementwise_factor=1.0,
+        attention_factor=engine.attention_factor if attention is None else attention,
+    )  # fmt: skip
     return setup.at._replace(engine=engine)
 
 
@@ -144,7 +148,7 @@ def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any,
     alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
     room = np.maximum(engine.prefill_tokens - active, engine.prefill_tokens / 4.0)
     chunks = np.maximum(np.ceil(prompt / room), 1.0)
-    uncaptured_s = chunks * model.num_hidden_layers * engine.prefill_layer_overhead_s
+    uncaptured_s = chunks * model.num_hidden_layers * engine.prefill_layer_overhead_s + engine.request_overhead_s
     if spread.pp > 1:
         uncaptured_s = uncaptured_s + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
     if not engine.mixes_prefill:

@@ -203,10 +203,14 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Per layer of a pass with prompts in it: it runs outside captured graphs."""
     prefill_factor: float = 1.0
     """On top of the other factors, in what a prompt adds to the time of others."""
+    prefill_attention_factor: float | None = None
+    """Attention over prompts against the hardware's curve; None: `attention_factor`."""
     request_latency_s: float = 0.0
     """From a client to the scheduler and from the first token back: HTTP, processes in between."""
     prompt_token_latency_s: float = 0.0
     """Per token of a prompt on that way: it is sent, tokenised and hashed."""
+    request_overhead_s: float = 0.0
+    """Time that a request takes from all others when it enters, as where the server's processes share a core."""
     steps_ahead: float = 0.0
     """Steps that are scheduled before the one that runs has ended: a request that comes waits for them too."""
     admission: Literal["as_used", "whole"] = "as_used"

@@ -18,12 +18,14 @@ from magicdec.cli import app, register_commands
 from magicdec.commands.calibrate import ended_by_signals
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import drive as drive_module
-from magicdec.live.calibration import estimated_seconds, fit_server, median_of, save_fit, send_plan
+from magicdec.live.calibration import estimated_seconds, first_token_s, fit_server, median_of, save_fit, send_plan
 from magicdec.live.drive import Answer, Load, Measured, WindowTooShort, drive, measure, plan_loads
 from magicdec.live.http import TOKEN_VARIABLE
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
+from magicdec.perfmodel.traffic.requests import alike
+from magicdec.perfmodel.traffic.simulate import Server, simulate
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
@@ -420,3 +422,27 @@ def test_a_server_that_ends_early_is_refused(engine):
     server.short = 5
     with pytest.raises(ServerError, match="generated 5 tokens where 16"):
         drive(address, LOAD, model="m", vocab_size=100, seed=1, clock=server.steps)
+
+
+def test_first_tokens_are_fitted_by_what_prompts_cost_and_requests_take_from_others():
+    """Loads on a made-up server, simulated: the first request is in a pass of its own, the others come just after it.
+    Whatever is told apart, all are predicted within 12 %."""
+    truth = msgspec.structs.replace(
+        load_engine("vllm"), prefill_factor=1.6, prefill_attention_factor=1.9, request_latency_s=0.02,
+        request_overhead_s=0.004, prompt_token_latency_s=0.0, steps_ahead=0.0, prefill_layer_overhead_s=0.0,
+    )  # fmt: skip
+    known = msgspec.structs.replace(truth, prefill_factor=1.0, prefill_attention_factor=None, request_latency_s=0.0,
+                                    request_overhead_s=0.0)  # fmt: skip
+    points = []
+    for point in true_points(noise=0.0):
+        load = point.load
+        requests = alike(load.concurrency, prompt_len=load.prompt_len, output_len=2000)
+        requests.arrival_s[1:] = 1e-6
+        server = Server.of(dataclasses.replace(setup_of(), engine=truth), requests)
+        ttft_s = float(simulate(server, requests).ttft_s.mean())
+        points.append(dataclasses.replace(point, ttft_s=ttft_s))
+    setup = dataclasses.replace(setup_of(), engine=known)
+    found = fit_server(points, setup=setup, tp_size=1, gamma=0, name="x").profile
+    told = first_token_s(points, setup, found, tp_size=1)
+    for point, each in zip(points[:-1], told, strict=False):  # the last load is larger than the cache
+        assert each == pytest.approx(point.ttft_s, rel=0.12), point.load

@@ -135,7 +135,8 @@ def naive(server: Server, requests: Requests) -> tuple[np.ndarray, np.ndarray]:
         contexts = [int(requests.prompt_len[each]) + count for each, count in done.items()]
         if chunks:
             step = costs.step_s(0, max(len(done), 1), float(np.mean(contexts)) if done else float(chunks[0][2]))
-            now += step + costs.chunks_s(max(len(done), 1), [c[1] for c in chunks], [c[2] for c in chunks])
+            starts, ends = [each[1] for each in chunks], [each[2] for each in chunks]
+            now += step + costs.chunks_s(max(len(done), 1), starts, ends, sum(each[0] in waiting for each in chunks))
         else:
             now += costs.step_s(0, len(done), float(np.mean(contexts)))
         for request in list(done):
@@ -158,6 +159,7 @@ def naive(server: Server, requests: Requests) -> tuple[np.ndarray, np.ndarray]:
 def test_the_scheduler_is_the_one_written_out_token_by_token(seed: int, max_tokens: int, max_sequences: int) -> None:
     requests = drawn(60, rate=40.0, workload=MIX, burstiness=3.0, cached_len=50, seed=seed)
     server = Server.of(AUTOREGRESSIVE, requests, max_tokens=max_tokens, max_sequences=max_sequences)
+    server = replace(server, costs=replace(server.costs, request_overhead_s=0.002))
     first, last = naive(server, requests)
     outcome = simulate(server, requests)
     np.testing.assert_allclose(outcome.first_s, first, rtol=1e-9)
@@ -253,6 +255,7 @@ FILES = {
     "own.csv": "arrival,prompt,output,cached\n0.5,100,20,\n1.5,200,1,150\n",
     "own.jsonl": '{"arrival": 0.5, "prompt": 100, "output": 20}\n'
                  '{"arrival": 1.5, "prompt": 200, "output": 1, "cached": 150}\n',
+    "groups.csv": "arrival,prompt,output,prefix,shared\n0.5,100,20,system,64\n1.5,200,1,system,128\n",
     "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,100,20\n"
                  "2023-11-16 18:15:47.6805900,200,1\n",
     "azure24.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,100,20\n"
@@ -269,7 +272,7 @@ def test_traces_are_read_as_published(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found.arrival_s, [0.0, 1.0], atol=1e-6)
     assert found.prompt_len.tolist() == [100, 1200 if name.startswith("moon") else 200]
     assert found.output_len.tolist() == [20, 1]
-    assert found.cached_len.tolist() == [0, {"own": 150, "moo": 512}.get(name[:3], 0)]
+    assert found.cached_len.tolist() == [0, {"own": 150, "gro": 128, "moo": 512}.get(name[:3], 0)]
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -277,6 +280,7 @@ def test_traces_are_read_as_published(name: str, tmp_path: Path) -> None:
     ("arrival,prompt,output\n-1,5,5\n", ":2: arrival must be at least 0"),
     ("arrival,prompt,output\n1,0,5\n", ":2: prompt must be between 1 and"),
     ("arrival,prompt,output,cached\n1,5,5,9\n", ":2: 9 tokens cached, of a prompt of 5"),
+    ("arrival,prompt,output,prefix,shared\n1,5,5,a,9\n2,5,5,a,9\n", ":3: 9 tokens cached, of a prompt of 5"),
     ("arrival,prompt,output\n1,x,5\n", ":2: not a request"),
     ("time,tokens\n1,5\n", "has the columns time, tokens"),
     ("arrival,prompt,output\n", "holds no requests"),

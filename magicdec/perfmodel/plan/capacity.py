@@ -42,10 +42,14 @@ MIN_REQUESTS, MAX_REQUESTS, SPAN_S = 500, 3000, 400.0
 MAX_SHAPES = 512
 """Requests of a trace that stand for its lengths in the analytic answer."""
 MOST_DEVICES = 4096
+MOST_DRAFTS = 3
+"""Drafts that are simulated at each tp size, by the analytic answer's order."""
 CLOSE = 1.5
 """Layouts are simulated that take up to so many times the fewest devices, by the analytic answer."""
 SEEDS = 3
 DISAGREEMENT = 0.1
+LEAST_GAIN = 0.01
+"""Speculation pays where requests are faster by more than this."""
 SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7)
 """Points of the curves, as shares of the rate that was asked for."""
 MAX_MOMENTS = 200
@@ -233,7 +237,7 @@ def plan_traffic(request: PlanRequest, model: ModelSpec) -> Traffic:
     found = [each for each in (alone, drafted) if each is not None]
     if not found:
         raise _nothing_keeps(load, layouts, most)
-    best, replicas = min(found, key=lambda each: (_devices(each), -each[0].layout.rate * each[1]))
+    best, replicas = min(found, key=_worth)
     points = [_point(tried, count, load.rate, is_full=True) for tried, count in found]
     every = [tried for tried, _ in found]
     if best.layout.option is not None:
@@ -246,7 +250,7 @@ def plan_traffic(request: PlanRequest, model: ModelSpec) -> Traffic:
         autoregressive=next((each for each in points if not each.is_speculative), None),
         speculative=next((each for each in points if each.is_speculative), None),
         curves=curves, timeline=_timeline(outcome),
-        notes=_notes(load, best, replicas, chosen),
+        notes=[*_where_it_pays(curves), *_notes(load, best, replicas, chosen)],
     )  # fmt: skip
 
 
@@ -270,12 +274,15 @@ def simulated(
     return Tried(load=load, layout=layout).at(load.rate, replicas, seed=seed)
 
 
-def _devices(found: tuple[Tried, int]) -> int:
-    return found[0].layout.row.tp_size * found[1]
+def _worth(found: tuple[Tried, int]) -> tuple[int, float]:
+    """Fewer devices first, then a higher rate by the analytic answer."""
+    tried, replicas = found
+    return tried.layout.row.tp_size * replicas, -tried.layout.rate * replicas
 
 
 def _layouts(load: Load, model: ModelSpec, lengths: Lengths) -> list[Layout]:
-    """Each tp size without a draft, and with the draft that serves most there by the analytic answer."""
+    """Each tp size without a draft, and with the drafts that serve most there by the analytic answer, of those that a
+    release of the engine runs unless one was asked for."""
     request = msgspec.structs.replace(
         load.request, workload=load.workload, num_gpus=load.request.num_gpus or _node(load.request, model, lengths),
         tpot_limit_s=load.request.tpot_p95_s, ttft_limit_s=load.request.ttft_p95_s,
@@ -295,14 +302,12 @@ def _layouts(load: Load, model: ModelSpec, lengths: Lengths) -> list[Layout]:
         except CapacityError as error:
             refused.append(error)
             continue
-        best: dict[bool, Layout] = {}
-        for each in every:
-            row = max(each.rows, key=lambda row: row.requests_per_s or 0.0)
-            layout = Layout(device=one, option=each.option, row=row)
-            known = best.get(row.is_speculative)
-            if known is None or _preference(request, layout) > _preference(request, known):
-                best[row.is_speculative] = layout
-        found += [each.with_policy("by batch") if each.option is not None else each for each in best.values()]
+        rows = [(each.option, max(each.rows, key=lambda row: row.requests_per_s or 0.0)) for each in every]
+        here = [Layout(device=one, option=option, row=row) for option, row in rows]
+        found += [each for each in here if each.option is None]
+        drafted = sorted((each for each in here if each.row.is_speculative), key=lambda each: each.rate)
+        released = [each for each in drafted if request.names_a_draft or PLUGIN not in each.row.marks]
+        found += [each.with_policy("by batch") for each in (released or drafted)[-MOST_DRAFTS:]]
     if not found:
         raise (
             refused[0]
@@ -312,11 +317,6 @@ def _layouts(load: Load, model: ModelSpec, lengths: Lengths) -> list[Layout]:
             )
         )
     return found
-
-
-def _preference(request: PlanRequest, layout: Layout) -> tuple[bool, float]:
-    """Drafts that a release of the engine runs come first, unless one was asked for."""
-    return request.names_a_draft or PLUGIN not in layout.row.marks, layout.rate
 
 
 def _node(request: PlanRequest, model: ModelSpec, lengths: Lengths) -> int | None:
@@ -337,7 +337,7 @@ def _fewest(load: Load, layouts: list[Layout], most: int) -> tuple[Tried, int] |
     tried = [Tried(load=load, layout=each) for each in close]
     counts = cast(list[int | None], Parallel()(delayed(each.fewest)(most) for each in tried))
     kept = [(each, count) for each, count in zip(tried, counts, strict=True) if count is not None]
-    return min(kept, key=_devices, default=None)
+    return min(kept, key=_worth, default=None)
 
 
 def _nothing_keeps(load: Load, layouts: list[Layout], most: int) -> CapacityError:
@@ -426,6 +426,29 @@ def _timeline(outcome: Outcome) -> list[Moment]:
     return [
         Moment(time_s=at, batch=batch, waiting=waiting, kv_share=used / blocks) for at, batch, waiting, used in kept
     ]
+
+
+def _where_it_pays(curves: list[TrafficLoad]) -> list[str]:
+    """Up to which rate each policy makes the median request faster than without a draft on the same devices."""
+    alone = {each.rate_per_s: each.request for each in curves if not each.is_speculative}
+    said = []
+    for policy in dict.fromkeys(each.policy for each in curves if each.is_speculative):
+        gains = []
+        for each in (each for each in curves if each.policy == policy and each.rate_per_s in alone):
+            if (without := alone[each.rate_per_s]) is not None and each.request is not None:
+                gains.append((each.rate_per_s, without.p50 / each.request.p50))
+        if not gains:
+            continue
+        paid = next((place for place, (_, gain) in enumerate(gains) if gain < 1.0 + LEAST_GAIN), len(gains))
+        name = policy if policy.startswith("gamma") else f"gamma {policy}"
+        if paid == 0:
+            said.append(f"with {name} speculation does not pay at {gains[0][0]:.3g} requests/s, nor above")
+            continue
+        rate, gain = gains[paid - 1]
+        span = f"{gains[0][1]:.2f} times as fast at {gains[0][0]:.3g} requests/s, {gain:.2f} times at {rate:.3g}"
+        ends = "" if paid == len(gains) else f", and it stops paying below {gains[paid][0]:.3g}"
+        said.append(f"with {name} the median request is {span}{ends}")
+    return said
 
 
 def _notes(load: Load, best: Tried, replicas: int, chosen: TrafficLoad) -> list[str]:

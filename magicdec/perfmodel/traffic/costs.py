@@ -2,6 +2,7 @@
 
     iteration = step(n, c, gamma) + linear(n · (gamma + 1) + k) − linear(n · (gamma + 1))
               + Σ over chunks of (prompt(end) − prompt(start)) + overhead of a pass with prompts in it
+              + overhead of each request that enters
 
 n sequences decode at a mean context of c, k tokens of prompts share their pass. `step` is `predict`'s, `linear` and the
 rest serving.py's: no cost is modelled here. prompt(L) is attention over a prompt of L tokens, and the draft's own
@@ -56,6 +57,8 @@ class Costs:
     not mix prompts with decoding."""
     pass_overhead_s: float
     """Added to a pass with prompts in it."""
+    request_overhead_s: float = 0.0
+    """Added to the pass in which a request enters."""
     mixes: bool
     rows: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
@@ -75,12 +78,12 @@ class Costs:
         share = (context - at[place]) / (at[place + 1] - at[place])
         return row[place] + min(max(share, 0.0), 1.0) * (row[place + 1] - row[place])
 
-    def chunks_s(self, decoding: int, starts: list[int], ends: list[int]) -> float:
+    def chunks_s(self, decoding: int, starts: list[int], ends: list[int], entering: int) -> float:
         """The time that chunks of prompts, from a token to another, add to a pass over `decoding` tokens."""
         tokens = sum(ends) - sum(starts)
         added = self.linear[decoding + tokens] - self.linear[decoding] if self.mixes else 0.0
         own = np.interp(ends, self.prompt_lens, self.prompts) - np.interp(starts, self.prompt_lens, self.prompts)
-        return max(added, 0.0) + float(own.sum()) + self.pass_overhead_s
+        return max(added, 0.0) + float(own.sum()) + self.pass_overhead_s + entering * self.request_overhead_s
 
 
 def tabulate(
@@ -118,6 +121,7 @@ def tabulate(
         prompt_lens=length,
         prompts=np.maximum.accumulate(np.where(length > 0, np.broadcast_to(own, length.shape), 0.0)),
         pass_overhead_s=setup.model.num_hidden_layers * engine.prefill_layer_overhead_s,
+        request_overhead_s=engine.request_overhead_s,
         mixes=engine.mixes_prefill,
     )
 

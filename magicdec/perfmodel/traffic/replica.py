@@ -197,7 +197,8 @@ class Replica:
         taken = self.n * (gamma + 1) if decodes else 1
         self.began = self.now
         alone = self.costs.step_s(gamma if decodes else 0, self.n if decodes else 1, mean)
-        self.now += self.costs.chunks_s(taken, starts, ends) + (alone if self.costs.mixes else 0.0)
+        entering = len(chunks) - (self.part is not None)
+        self.now += self.costs.chunks_s(taken, starts, ends, entering) + (alone if self.costs.mixes else 0.0)
         self.iterations += 1
         if decodes:
             self._emit(self._accepted(gamma) if gamma else 1)

@@ -4,6 +4,8 @@ Drawn: gaps between arrivals are gamma-distributed with mean 1 / rate and a coef
 Poisson; 0: a constant rate). Read, as published or with columns of our own:
 
     arrival, prompt, output, cached         seconds and tokens; CSV, or objects of these in JSONL
+    …, prefix, shared                       a name, and the first tokens of a prompt that its requests have in common:
+                                            cached from the first of them on
     Azure LLM inference 2023 and 2024       TIMESTAMP, ContextTokens, GeneratedTokens; CSV
     Mooncake                                timestamp (ms), input_length, output_length, hash_ids; JSONL. Blocks of 512
                                             tokens whose hashes came before, from the first on, are cached
@@ -103,7 +105,7 @@ def read_requests(path: str | Path) -> Requests:
     every = list(_csv_rows(path, lines) if is_csv else _json_rows(path, lines))
     if not every:
         raise ConfigError(f"{path} holds no requests")
-    read, seen, before = _reader(every[0][1], path), set[int](), 0.0
+    read, seen, before = _reader(every[0][1], path), set[Any](), 0.0
     rows: list[tuple[float, int, int, int]] = []
     for where, values in every:
         try:
@@ -154,13 +156,21 @@ def _reader(first: dict[str, Any], path: Path) -> Any:
     if {"timestamp", "input_length", "output_length"} <= set(first):
         return _mooncake
     if set(COLUMNS[:3]) <= set(first):
-        return lambda row, _: (
-            float(row["arrival"]), int(row["prompt"]), int(row["output"]), int(row.get("cached") or 0)
-        )  # fmt: skip
+        return _own
     raise ConfigError(
-        f"{path} has the columns {', '.join(first)}; requests are arrival, prompt, output and cached, or a trace of "
+        f"{path} has the columns {', '.join(first)}; requests are arrival, prompt, output and cached (or prefix and "
+        "shared), or a trace of "
         "Azure (TIMESTAMP, ContextTokens, GeneratedTokens) or Mooncake (timestamp, input_length, output_length)"
     )
+
+
+def _own(row: dict[str, Any], seen: set[Any]) -> tuple[float, int, int, int]:
+    cached, name = int(row.get("cached") or 0), row.get("prefix") or None
+    if name in seen:
+        cached = max(cached, int(row.get("shared") or 0))
+    elif name is not None:
+        seen.add(name)
+    return float(row["arrival"]), int(row["prompt"]), int(row["output"]), cached
 
 
 def _timestamp(text: str) -> float:
@@ -169,7 +179,7 @@ def _timestamp(text: str) -> float:
     return datetime.fromisoformat(head + "+00:00").timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
 
 
-def _mooncake(row: dict[str, Any], seen: set[int]) -> tuple[float, int, int, int]:
+def _mooncake(row: dict[str, Any], seen: set[Any]) -> tuple[float, int, int, int]:
     hashes, cached = row.get("hash_ids", []), 0
     while cached < len(hashes) and hashes[cached] in seen:
         cached += 1
