@@ -24,6 +24,7 @@ from magicdec.perfmodel.kernels.op import FP32_BYTES, ForwardTime, Op, fixed
 from magicdec.perfmodel.kernels.profile import HardwareProfile
 from magicdec.perfmodel.setup import ModelSetup, Setup, draft_kv_tokens, draft_tp, microbatch
 from magicdec.specs.device import DTYPE_BYTES
+from magicdec.specs.engine import EngineProfile
 from magicdec.specs.parallel import TENSOR_PARALLEL
 from magicdec.specs.speculation import PARALLEL_METHODS, SPARSE_METHODS
 
@@ -117,6 +118,12 @@ class _Step:
     gamma: Array
     tp: Array
 
+    @cached_property
+    def speculating(self) -> EngineProfile:
+        """The engine's constants in this step, if it speculates."""
+        engine = self.setup.engine
+        return engine.self_drafting if self.setup.kind == "self" else engine
+
     @property
     def verified(self) -> Array:
         """Tokens that are verified."""
@@ -158,7 +165,7 @@ class _Step:
         """One draft step of `query_len` tokens, on average over a block, whose own drafts it also reads. A parallel
         head takes one pass of gamma masked positions and the last token for the whole block: each step's share of
         it."""
-        setup, engine, batch = self.setup, self.setup.engine, self.batch
+        setup, engine, batch = self.setup, self.speculating, self.batch
         if setup.kind == "ngram":
             return ForwardTime(())
         is_parallel = setup.speculation.draft_method in PARALLEL_METHODS
@@ -168,7 +175,7 @@ class _Step:
             *self._sampling(batch * self.gamma if is_parallel else batch, ranks, vocabulary),
             fixed("draft overhead", "overhead", engine.draft_step_overhead_s),
         ]
-        if setup.kind == "standalone" and engine.draft_model_layer_s:
+        if setup.kind in ("standalone", "self") and engine.draft_model_layer_s:
             seconds = setup.drafter.num_hidden_layers * engine.draft_model_layer_s
             extra.append(fixed("uncaptured", "overhead", seconds))
         if setup.leaves_graphs:
@@ -242,7 +249,7 @@ class _Step:
 
     def upkeep(self) -> ForwardTime:
         """Everything paid once per speculative step: the draft's cache, the hand-over between ranks, fixed costs."""
-        setup, engine, batch = self.setup, self.setup.engine, self.batch
+        setup, engine, batch = self.setup, self.speculating, self.batch
         sequence_s = engine.sequence_overhead_s + engine.speculation_sequence_s
         _, step_s = engine.step_overheads(setup.hardware.name)
         operations = [fixed("step overhead", "overhead", step_s + batch * sequence_s)]

@@ -102,7 +102,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     draft_step_overhead_s: float = 0.0
     """Per draft step, on top of its forward pass and sampling."""
     draft_model_layer_s: float = 0.0
-    """Per layer of a draft model's pass, where it is launched kernel by kernel outside captured graphs."""
+    """Per layer of a draft model's or self-draft's pass, where it is launched outside captured graphs."""
     eagle3_draft_overhead_s: float = 0.0
     """Per draft step of an EAGLE-3 head on top of that (its logits are scattered to the target's vocabulary)."""
     eagle3_step_overhead_s: float = 0.0
@@ -161,6 +161,10 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """By kind of draft: what to know before it is run there."""
     gamma_table_note: str = ""
     """The cost of following a table of gammas by batch size there."""
+    runner: str = ""
+    """Which of `self_draft` holds; users may choose another. Empty: none."""
+    self_draft: dict[str, dict[str, float]] = {}
+    """By the engine's model runner: constants that differ in speculative steps where the target drafts for itself."""
     draft_on_all_ranks: bool = False
     """Whether a draft model must be split over the target's ranks."""
     spreads: bool = True
@@ -251,6 +255,11 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         less = self.autoregressive_overhead_s - self.overhead_on[device]
         return self.overhead_on[device], self.step_overhead_s - less
 
+    @property
+    def self_drafting(self) -> EngineProfile:
+        """The constants of speculative steps with a self-draft."""
+        return msgspec.structs.replace(self, **self.self_draft.get(self.runner, {}))
+
     def is_speculation_fitted(self, device: str, weight_dtype: str, kv_dtype: str) -> bool:
         """Whether servers with speculation were measured on this device with these formats (or nothing says where)."""
         return not self.speculation_fitted or f"{device}/{weight_dtype}/{kv_dtype}" in self.speculation_fitted
@@ -288,6 +297,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for kind in (*self.drafts, *self.staged_drafts):
             if kind not in DRAFT_KINDS:
                 raise ValueError(f"'drafts' must be of {', '.join(DRAFT_KINDS)}, not '{kind}'")
+        if self.runner and self.runner not in self.self_draft:
+            raise ValueError(f"'runner' must be one of {', '.join(self.self_draft)}, not '{self.runner}'")
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, float | int):

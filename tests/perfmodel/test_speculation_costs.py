@@ -52,6 +52,25 @@ def test_constants_hold_from_their_version_on():
     }  # fmt: skip
 
 
+def test_a_self_draft_is_priced_as_the_model_runner_runs_it():
+    """V1 schedules between steps and captures no draft pass; the step without drafts, and other drafts, stay."""
+    engine = load_engine("vllm")
+    v1, given = msgspec.structs.replace(engine, runner="V1"), setup()
+    assert step(dataclasses.replace(given, engine=v1)) == step(given)
+    own = dataclasses.replace(
+        given, speculation=SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512)
+    )
+    (alone, on_v2), (alone_v1, on_v1) = (
+        step(dataclasses.replace(own, engine=each), batch=16.0, gamma=3.0) for each in (engine, v1)
+    )
+    assert alone == alone_v1
+    layers, terms = given.model.num_hidden_layers, v1.self_drafting
+    extra = 3 * layers * terms.draft_model_layer_s + terms.step_overhead_s - engine.step_overhead_s
+    assert on_v1 - on_v2 == pytest.approx(extra + 16 * (terms.sequence_overhead_s - engine.sequence_overhead_s))
+    with pytest.raises(ValueError, match="one of V2, V1, not 'V3'"):
+        msgspec.structs.replace(engine, runner="V3")
+
+
 def test_an_engine_that_expands_its_batch_pays_for_each_scored_token():
     """vLLM before 0.8: 16 sequences of 4 tokens are 64 sequences to its host."""
     given = setup()
