@@ -162,7 +162,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gamma_table_note: str = ""
     """The cost of following a table of gammas by batch size there."""
     runner: str = ""
-    """Which of `self_draft` holds; users may choose another. Empty: none."""
+    """Model runner of self-drafts, a key of `self_draft`; users may choose another. Empty: none is told apart."""
     self_draft: dict[str, dict[str, float]] = {}
     """By the engine's model runner: constants that differ in speculative steps where the target drafts for itself."""
     draft_on_all_ranks: bool = False

@@ -2,8 +2,8 @@
 
 Metadata of attention is built by the engine's own builders, from true positions and slots, and from the draft's table
 and lengths. On CUDA devices the pass replays the target's piecewise graphs where it has some (attention stays outside
-of these); whole-step graphs are not used. That path is written and was never run: nothing was measured on a GPU yet.
-Both of the engine's model runners use this module (draft.py: V1, speculator.py: V2).
+of these), unless it is part of a captured block (speculator.py). No GPU has run it yet. Both of the engine's model
+runners use this module (draft.py: V1, speculator.py: V2).
 
 Shape suffixes: B sequences that draft, T drafted tokens, H hidden size.
 """

@@ -2,7 +2,8 @@
 
 The V2 runner samples, verifies and schedules without knowing on the host how many drafts were accepted. So everything
 about a block is computed on the device, from the runner's own state: lengths, the window's pages, slots. Shapes depend
-on the batch and the budget alone. Gamma is the scheduler's, which looks a plan's table up one step ahead (patches.py).
+on the batch and the budget alone, so one captured graph holds the whole block: its window, gamma passes and samplings.
+Gamma is the scheduler's, which looks a plan's table up one step ahead (patches.py).
 
 A row that still prefills drafts like the others, at position 0, and stores nothing. Distributions are kept as the
 engine's own speculators keep them: logits before temperature, without the request's top-k and top-p.
@@ -12,6 +13,7 @@ Shape suffixes: B sequences of the batch, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,13 +21,21 @@ from torch import Tensor
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.worker.gpu.attn_utils import init_attn_backend
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
+    SpeculatorBatchDescriptor,
+    SpeculatorCudaGraphManager,
+)
 from vllm.v1.worker.gpu.states import RequestState
 
 from magicdec.vllm.draft_pass import PADDING_SLOT, DraftPasses, check_cache
 from magicdec.vllm.page_scores import PageSelector
 from magicdec.vllm.support import checked_settings
+
+NOBODY = -1
+"""A row that drafts for no request, in a graph larger than the batch or while a prompt is prefilled."""
 
 
 class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped where vLLM is not installed
@@ -69,12 +79,39 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         )
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """The target's piecewise graphs serve the draft as well."""
+        """Whole blocks are captured for each gamma and size of batch, where attention can find its metadata anew within
+        a graph. Other batches replay the target's piecewise graphs, pass by pass."""
         if cudagraph_mode.has_piecewise_cudagraphs():
             self._graph_sizes = sorted(self.vllm_config.compilation_config.cudagraph_capture_sizes or ())
+        is_whole = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL and self.settings.draft_method == "streamingllm"
+        is_whole = is_whole and all(group.supports_draft_decode_metadata_update for group in self.attn_groups[0])
+        mode = CUDAGraphMode.FULL_DECODE_ONLY if is_whole else CUDAGraphMode.NONE
+        self._blocks = SpeculatorCudaGraphManager(self.vllm_config, self.device, mode, decode_query_len=1)
+        table = self.settings.gamma_table
+        gammas = (
+            {self.num_speculative_steps} if table is None else {gamma for row in table.gammas for gamma in row} - {0}
+        )
+        self._blocks._capture_descs = {
+            mode: [
+                SpeculatorBatchDescriptor(**vars(each), num_speculative_tokens=gamma)
+                for each in sizes
+                for gamma in gammas
+            ]
+            for mode, sizes in self._blocks._capture_descs.items()
+        }
 
     def capture(self) -> None:
-        """Called once the target's graphs are captured."""
+        """Called once the target's graphs are captured. Nothing is stored meanwhile: no row is anybody's."""
+        self.idx_mapping.fill_(NOBODY)
+
+        def block_of(size: BatchExecutionDescriptor, warmup: bool) -> Callable[[CUDAGraphMode], None]:
+            del warmup
+            assert isinstance(size, SpeculatorBatchDescriptor)
+            assert size.num_reqs is not None
+            return lambda _: self._draft(size.num_reqs or 0, size.num_speculative_tokens)
+
+        if self._blocks.needs_capture():
+            CudaGraphManager.capture(self._blocks, block_of, "Capturing blocks of drafts")
         self._has_graphs = True
 
     def _graph_of(self, count: int) -> tuple[Any, int]:
@@ -107,6 +144,7 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
             last_hidden_states,
             aux_hidden_states,
             num_rejected,
+            last_sampled,
             next_prefill_tokens,
             others,
         )
@@ -114,28 +152,40 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         drafts_BT: Tensor = self.draft_tokens[: input_batch.num_reqs]
         if dummy_run or gamma == 0:
             return drafts_BT.fill_(PADDING_SLOT)
-        self._copy_request_inputs(input_batch.num_reqs, input_batch.idx_mapping, temperature, seeds)
-        index_B, is_drafting_B = input_batch.idx_mapping, num_sampled > 0
+        count = input_batch.num_reqs
+        self._copy_request_inputs(count, input_batch.idx_mapping, temperature, seeds)
+        self.idx_mapping[:count].masked_fill_(num_sampled <= 0, NOBODY)
+        size = self._blocks.dispatch(count, count, uniform_token_count=1, num_active_loras=0)
+        size = self._blocks.specialize_spec_tokens(size, gamma)
+        if self.settings.draft_method == "topk":  # on a CPU, whose tensors are the host's
+            self._draft(count, gamma, names=input_batch.req_ids)
+        elif size.cg_mode is CUDAGraphMode.FULL:
+            self._blocks.run_fullgraph(size)
+        else:
+            self._draft(count, gamma)
+        return drafts_BT
+
+    def _draft(self, count: int, gamma: int, *, names: Sequence[str] = ()) -> None:
+        """Drafts for the first `count` rows, from and into tensors that stay where they are."""
+        row_B = self.idx_mapping[:count]
+        is_drafting_B, index_B = row_B >= 0, row_B.clamp(min=0)
         cached_B = torch.where(is_drafting_B, self._states.num_computed_tokens.gpu[index_B].long(), 0)
         pages = self._tables.block_tables[0].gpu[index_B]
         block = self._passes.block(pages, cached_B, self.settings, gamma)
         block.slots_TB.masked_fill_(~is_drafting_B, PADDING_SLOT)
-        if self.settings.draft_method == "topk":  # on a CPU, whose tensors are the host's
+        if names:
             self._selector = self._selector or PageSelector(self._passes.layers, page_size=self._passes.page_size)
-            names = input_batch.req_ids
             block = self._selector.choosing(block, pages, cached_B.numpy(), self.settings, names, present=names)
-        token_B = last_sampled.view(-1)[index_B]
-        rows_B = torch.where(is_drafting_B, index_B, -1)  # a row of nobody keeps no distribution
+        token_B = self._states.last_sampled_tokens.view(-1)[index_B]
         for step in range(gamma):
             hidden_BH = block.forward(self.model, step, token_B.int())
             token_B = self.sample_draft(
                 hidden_BH,
                 block.positions_TB[step],
-                rows_B,
+                row_B,
                 self.temperature,
                 self.seeds,
                 self._steps[step],
                 self.draft_logits,
             )
-            drafts_BT[:, step] = token_B
-        return drafts_BT
+            self.draft_tokens[:count, step] = token_B

@@ -129,10 +129,17 @@ class EngineProcess:
     """An engine in a process of its own: the reference without plugin and speculation, or another one."""
 
     def __init__(
-        self, arguments: dict[str, Any], requests: Sequence[dict[str, Any]], folder: Path, *, runner: str = "V1"
+        self,
+        arguments: dict[str, Any],
+        requests: Sequence[dict[str, Any]],
+        folder: Path,
+        *,
+        runner: str = "V1",
+        has_graphs: bool = False,
     ) -> None:
         question, answer = folder / "question.json", folder / "answer.json"
-        question.write_text(json.dumps({"engine": arguments, "requests": list(requests), "runner": runner}))
+        asked = {"engine": arguments, "requests": list(requests), "runner": runner, "has_graphs": has_graphs}
+        question.write_text(json.dumps(asked))
         environment = {**os.environ, **ENVIRONMENT}
         if "speculative_config" not in arguments:
             environment["VLLM_PLUGINS"] = "none"
@@ -156,10 +163,17 @@ class EngineProcess:
 def main(question: Path, answer: Path) -> None:
     asked = json.loads(question.read_text())
     llm = start_engine(asked["engine"], runner=asked["runner"])
-    outputs = serve(llm, asked["requests"], arrivals=[request.get("arrives", 0) for request in asked["requests"]])
     worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    blocks: list[Any] = []
+    if asked["runner"] == "V2":
+        from graphs import capture_blocks, counting
+
+        graphs = capture_blocks(worker.model_runner) if asked["has_graphs"] else []
+        blocks = counting(worker.model_runner.speculator, "propose", graphs)
+    outputs = serve(llm, asked["requests"], arrivals=[request.get("arrives", 0) for request in asked["requests"]])
     answer.write_text(json.dumps({
         "outputs": outputs, "counters": counters(llm), "runner": type(worker.model_runner).__module__,
+        "blocks": blocks,
         "is_async": llm.llm_engine.vllm_config.scheduler_config.async_scheduling,
     }))  # fmt: skip
 

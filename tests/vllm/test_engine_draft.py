@@ -119,6 +119,27 @@ def test_gamma_follows_the_table_of_batch_and_context(served: Any) -> None:
         assert not by_position[gamma:].any()
 
 
+def test_a_block_takes_as_many_launches_for_any_batch(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafts of a step on V1: each pass launches as much as another, and the host waits once, for the drafts."""
+    from cases import prompts
+    from graphs import counting
+    from serving import serve
+
+    sampling = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
+    launches = {}
+    for batch, gamma in ((2, 2), (8, 2), (8, 3), (8, 4)):
+        served.configure(budget=128, gamma=gamma)
+        with monkeypatch.context() as patched:
+            patched.setattr(served.draft, "_draft", served.draft._draft)
+            blocks = counting(served.draft, "_draft")
+            serve(served.llm, [{"prompt": text, "sampling": sampling} for text in prompts(batch, 200, seed=batch)])
+        assert not any(block["waits"] for block in blocks)
+        launches[batch, gamma] = max(block["launches"] for block in blocks)
+    assert launches[2, 2] == launches[8, 2]
+    assert launches[8, 4] - launches[8, 3] == launches[8, 3] - launches[8, 2]
+    assert launches[8, 2] < 300
+
+
 def test_acceptance_is_that_of_our_own_runtime(served: Any) -> None:
     """Same prompts, temperature, and slots read; the difference of each position's rate is within four standard errors
     (clustered by sequence, of both runs). The engine's window begins at a page's edge, so that it reads between budget

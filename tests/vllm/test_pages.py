@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from graphs import Counted
 
 from magicdec.vllm.pages import most_pages, slots_of, streaming_window
 
@@ -65,18 +63,6 @@ def test_slots_are_those_of_the_table() -> None:
     positions = torch.tensor([[15, 16, 17], [31, 32, 33]])
     wanted = [[7 * 16 + 15, 3 * 16, 3 * 16 + 1], [2 * 16 + 15, 4 * 16, 4 * 16 + 1]]
     assert slots_of(table, positions, page_size=PAGE).tolist() == wanted
-
-
-class Counted(TorchDispatchMode):
-    """Counts the operations on tensors, each of them a launch on a device; views are none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.launches += not func.is_view
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("batch", [1, 64])
