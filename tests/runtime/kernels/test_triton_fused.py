@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from magicdec.runtime import kernels, layers, rotary
+from magicdec.runtime import kernels, layers, mixers
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.engine import Engine, PrefillPass
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
@@ -94,7 +94,7 @@ def test_heads_are_normalised_and_turned_in_place(
     rotation = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, :, None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "can_fuse", lambda x: True)
-        rotary.rotate_(projected[:, :, :heads], rotation, norm)
+        mixers.rotate_(projected[:, :, :heads], rotation, norm)
     assert_near(projected[:, :, :heads], exact_rotation(kept[:, :, :heads], angles, weight, 1e-2), dtype)
     assert torch.equal(projected[:, :, heads:], kept[:, :, heads:])
 
