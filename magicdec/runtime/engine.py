@@ -294,7 +294,8 @@ class Engine:
     def forward(self, tokens_BT: Tensor, *, observer: AttentionObserver | None = None) -> Tensor:
         """One pass of all active sequences over their pending token and what is drafted after it. Returns this shard's
         logits [B, T, V]. Lengths do not change: `advance` says how much of it stays."""
-        return self.model.logits(tokens_BT, self.decode_pass(tokens_BT.shape[1], observer=observer))
+        attention = self.decode_pass(tokens_BT.shape[1], observer=observer)
+        return self.model.logits_of(self.model.hidden(tokens_BT, attention))
 
     def first_bad_layer(self, tokens_BT: Tensor) -> int | None:
         """The first layer whose output holds NaN or infinity in a repetition of this pass; None when none does."""

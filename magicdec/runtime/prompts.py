@@ -120,18 +120,15 @@ def load_prompts(request: PromptRequest, *, tokenizer: Tokenizer | None, vocab_s
             f"prompts '{request.source}' hold {len(stream)} tokens, fewer than one prompt of {request.context_len}; "
             f"use a context of at most {len(stream)}"
         )
-    starts = _window_starts(len(stream), request)
+    # Evenly spaced windows: disjoint where the text is long enough, overlapping otherwise.
+    last = len(stream) - request.context_len
+    offset = np.random.default_rng(request.seed).integers(0, max(1, min(last, request.context_len)))
+    spaced = np.linspace(0, last, request.count, endpoint=request.count == 1)
+    starts = [int(offset + x) % (last + 1) for x in spaced]
     prompts = [stream[start : start + n] for start, n in zip(starts, request.lengths, strict=True)]
     if request.source == "recall":
         prompts = [_with_repeated_passage(prompt, seed=request.seed + i) for i, prompt in enumerate(prompts)]
     return prompts
-
-
-def _window_starts(stream_length: int, request: PromptRequest) -> list[int]:
-    """Evenly spaced starts of the windows: disjoint where the text is long enough, overlapping otherwise."""
-    last = stream_length - request.context_len
-    offset = np.random.default_rng(request.seed).integers(0, max(1, min(last, request.context_len)))
-    return [int(offset + x) % (last + 1) for x in np.linspace(0, last, request.count, endpoint=request.count == 1)]
 
 
 def _with_repeated_passage(prompt: list[int], *, seed: int, passage: int = 256, cue: int = 24) -> list[int]:

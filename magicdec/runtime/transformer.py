@@ -113,10 +113,6 @@ class Transformer:
             logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
         return logits
 
-    def logits(self, tokens_BT: Tensor, attention: AttentionPass) -> Tensor:
-        """This shard's part of the next-token logits after each token, [B, T, V]."""
-        return self.logits_of(self.hidden(tokens_BT, attention))
-
 
 def _written(norm: Norm | None, output_BTH: Tensor, scale: float) -> Tensor:
     """A sublayer's contribution to the residual stream."""

@@ -1,6 +1,6 @@
 """How a checkpoint is published in fewer bits: the schemes of its matrices, and which matrices have none. No torch.
 
-hf_quantization.py reads it from a configuration; a plan counts its bytes; runtime/checkpoint.py reads the weights.
+hf_config.py reads it from a configuration; a plan counts its bytes; runtime/checkpoint.py reads the weights.
 """
 
 from __future__ import annotations

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import SamplingSpec
 
 torch.set_num_threads(1)  # tiny operations gain nothing from a second thread, and wait for it when the machine is busy
 
@@ -41,11 +46,7 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "llama-mha": LlamaConfig(**{**SMALL, "num_key_value_heads": 6}, tie_word_embeddings=False),
     "llama-gqa-tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
     "llama-3.1-rope": LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False),
-    "llama-linear-rope": LlamaConfig(
-        **SMALL, rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
-    ),
     "llama-biases": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
-    "llama-mqa": LlamaConfig(**{**SMALL, "num_key_value_heads": 1}, tie_word_embeddings=False),
     "mistral-window": MistralConfig(**SMALL, sliding_window=16, tie_word_embeddings=False),
     "qwen2": Qwen2Config(**{k: v for k, v in SMALL.items() if k != "head_dim"}, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**{**SMALL, "head_dim": 16}, tie_word_embeddings=False),
@@ -91,3 +92,15 @@ def tiny_spec(name: str = "tiny", **changes: object) -> ModelSpec:
 @pytest.fixture(scope="session")
 def tiny_model() -> Transformer:
     return load_model(tiny_spec(), weights="random", seed=3)
+
+
+def started(model: Transformer, prompts: Sequence[Sequence[int]], max_len: int, **options: Any) -> Engine:
+    """An engine that holds these prompts."""
+    engine = Engine(model, batch_size=len(prompts), max_len=max_len, **options)
+    engine.prefill(prompts)
+    return engine
+
+
+def alone(engine: Engine, max_new_tokens: int | list[int]) -> list[list[int]]:
+    """Greedy tokens without a draft, from where the engine stands."""
+    return decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=max_new_tokens)).tokens

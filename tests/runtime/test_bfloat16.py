@@ -11,23 +11,12 @@ import torch
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
 from magicdec.runtime.engine import Engine
-from magicdec.runtime.generate import DecodeOptions
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import AUTOREGRESSIVE, SamplingSpec, SpeculationSpec
 from magicdec.validate.demo import top_two_gap
 from tests.runtime.conftest import tiny_spec
-from tests.runtime.drafts import DRAFTS
-from tests.runtime.test_lossless import (
-    BATCH,
-    FALSE_ALARM,
-    NUM_TOKENS,
-    PROMPT,
-    VOCAB,
-    chi_square_p_value,
-    exact_joint,
-    run,
-)
+from tests.runtime.test_lossless import FALSE_ALARM, VOCAB, chi_square_p_value, exact_joint, sampled_counts
 
 NEAR_TIE = 0.35
 """Logits of the embedded model reach 20, where bfloat16's steps are 0.125 wide; sums in other orders add as much."""
@@ -39,11 +28,9 @@ SELF_DRAFTS = [
 
 @torch.inference_mode()
 def teacher_forced_gaps(request: BenchmarkRequest, prompt: Sequence[int], generated: Sequence[int]) -> torch.Tensor:
-    """For each generated token, how far its logit is below the best, [generated tokens]; 0 where it is the best.
-
-    The target is given all tokens, and computes in float64: so these are the tokens' own errors, and none follows from
-    an earlier one. Greedy output in a narrow format is right where no gap exceeds what its rounding can explain.
-    """
+    """For each generated token, how far its logit is below the best, [generated tokens]; 0 where it is the best. The
+    target is given all tokens, and computes in float64: so these are the tokens' own errors, and none follows from an
+    earlier one. Greedy output in a narrow format is right where no gap exceeds what its rounding can explain."""
     model = load_model(request.model, weights=request.weights, device=request.device, dtype="float64")
     engine = Engine(model, batch_size=1, max_len=len(prompt) + len(generated))
     engine.prefill([prompt])
@@ -118,15 +105,5 @@ def test_sampled_tokens_follow_the_distribution_of_the_same_weights_in_float64(
     narrow, wide = toy_models
     sampling = SamplingSpec(temperature=0.8, seed=21)
     expected = exact_joint(wide, sampling)
-    engine = Engine(narrow, batch_size=BATCH, max_len=64)
-    engine.prefill([PROMPT] * BATCH)
-    snapshot = engine.snapshot()
-    counts = np.zeros(len(expected))
-    place = VOCAB ** np.arange(NUM_TOKENS)[::-1]
-    for seed in range(8):
-        engine.restore(snapshot)
-        options = DecodeOptions(gamma=0 if draft is None else 2, max_new_tokens=NUM_TOKENS)
-        seeded = SamplingSpec(temperature=sampling.temperature, seed=sampling.seed + 100 * seed)
-        spec = SpeculationSpec() if draft is None else DRAFTS[draft]
-        np.add.at(counts, np.array(run(engine, spec, seeded, options).tokens) @ place, 1)
+    counts, _ = sampled_counts(narrow, draft, sampling, 2)
     assert chi_square_p_value(counts, counts.sum() * expected) > FALSE_ALARM

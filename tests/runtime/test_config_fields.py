@@ -4,6 +4,7 @@ and tensors that a configuration has no place for."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,13 @@ def test_windows_from_some_layer_on_are_where_transformers_has_them(family: str,
     assert compared(directory, their_logits(directory)) == "equal"
 
 
-def test_one_rope_beside_those_of_kinds_of_layers_is_refused(tmp_path: Path) -> None:
+@pytest.fixture
+def directory(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoints["llama-mha"], tmp_path / "copy"))
+
+
+def test_one_rope_beside_those_of_kinds_of_layers_is_refused(directory: Path) -> None:
     """transformers reads the first in some architectures, and the others in others."""
-    directory = write_checkpoint(tmp_path / "a", FAMILIES["llama-mha"])
     config = json.loads((directory / "config.json").read_text())
     config["rope_parameters"] |= {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}
     (directory / "config.json").write_text(json.dumps(config))
@@ -149,23 +154,20 @@ def altered(directory: Path, **tensors: torch.Tensor) -> Path:
         ("model__layers__1__self_attn__sinks", torch.ones(6)),
     ],
 )
-def test_a_tensor_without_a_place_is_refused_by_name(name: str, tensor: torch.Tensor, tmp_path: Path) -> None:
-    directory = altered(write_checkpoint(tmp_path / "a", FAMILIES["llama-mha"]), **{name: tensor})
+def test_a_tensor_without_a_place_is_refused_by_name(name: str, tensor: torch.Tensor, directory: Path) -> None:
+    altered(directory, **{name: tensor})
     with pytest.raises(MagicdecError, match=name.replace("__", r"\.")):
         load_model(directory)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
-def test_weights_that_are_not_floating_point_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
-    weight = torch.ones(80, 48).to(dtype)
-    directory = write_checkpoint(tmp_path / "a", FAMILIES["llama-mha"])
-    altered(directory, model__layers__0__mlp__up_proj__weight=weight)
+def test_weights_that_are_not_floating_point_are_refused(dtype: torch.dtype, directory: Path) -> None:
+    altered(directory, model__layers__0__mlp__up_proj__weight=torch.ones(80, 48).to(dtype))
     with pytest.raises(MagicdecError, match="calls for F64 or F32 or F16 or BF16"):
         load_model(directory)
 
 
-def test_a_stray_file_beside_the_model_is_not_read(tmp_path: Path) -> None:
-    directory = write_checkpoint(tmp_path / "a", FAMILIES["llama-mha"])
+def test_a_stray_file_beside_the_model_is_not_read(directory: Path) -> None:
     expected = our_logits(directory)
     other = {name: torch.zeros_like(value) for name, value in load_file(directory / "model.safetensors").items()}
     save_file(other, directory / "zz-adapter.safetensors", {"format": "pt"})

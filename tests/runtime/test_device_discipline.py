@@ -20,7 +20,7 @@ from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec
-from tests.runtime.conftest import tiny_spec
+from tests.runtime.conftest import started, tiny_spec
 from tests.runtime.drafts import DRAFTS, TakesTurns, draft_model_for
 from tests.runtime.pretend_gpu import CLAIMED, MixedDevices, NotCapturable, PretendGPU, install
 
@@ -53,8 +53,7 @@ def run(
     draft_model = None if spec is None else draft_model_for(spec, 64)
     if gpu is not None:
         model, draft_model = gpu.put(model), gpu.put(draft_model)
-    engine = Engine(model, batch_size=2, max_len=64, max_gamma=3, max_back=5)
-    engine.prefill(PROMPTS)
+    engine = started(model, PROMPTS, 64, max_gamma=3, max_back=5)
     drafter = None if spec is None else build_drafter(spec, engine, draft_model)
     options = {"max_new_tokens": [9, 14], "gamma": 0 if spec is None else 2, **options}
     return decode(engine, drafter, SamplingSpec(temperature=temperature, seed=3), DecodeOptions(**options))
@@ -244,8 +243,7 @@ def test_on_a_gpu_captured_steps_decode_what_plain_steps_decode(draft: str | Non
     draft_model = load_model(small, weights="random", seed=9, device="cuda") if needs_model else None
     results = []
     for cuda_graphs in (False, True):
-        engine = Engine(model, batch_size=2, max_len=160)
-        engine.prefill([[7] * 33, [1, 2, 3, 4, 5]])
+        engine = started(model, [[7] * 33, [1, 2, 3, 4, 5]], 160)
         drafter = None if spec is None else build_drafter(spec, engine, draft_model)
         options = DecodeOptions(
             gamma=0 if drafter is None else 3,

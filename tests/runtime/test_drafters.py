@@ -14,7 +14,7 @@ from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-from tests.runtime.conftest import tiny_spec
+from tests.runtime.conftest import started, tiny_spec
 from tests.runtime.drafts import DRAFTS, small_draft
 
 LENGTHS = [3, 12, 13, 40, 57]
@@ -22,10 +22,8 @@ LENGTHS = [3, 12, 13, 40, 57]
 
 @pytest.fixture
 def engine(tiny_model: Transformer) -> Engine:
-    engine = Engine(tiny_model, batch_size=len(LENGTHS), max_len=300)
     generator = np.random.default_rng(1)
-    engine.prefill([generator.integers(0, 64, n + 1).tolist() for n in LENGTHS])
-    return engine
+    return started(tiny_model, [generator.integers(0, 64, n + 1).tolist() for n in LENGTHS], 300)
 
 
 @pytest.mark.parametrize("method", ["streamingllm", "snapkv", "topk"])
@@ -63,8 +61,7 @@ def sort_key(vector: torch.Tensor) -> float:
 def reference_probabilities(engine: Engine, row: int, first_query: int) -> list[torch.Tensor]:
     """Each layer's attention [K, T, S] of a sequence's cached tokens from `first_query` on, from its own prefill."""
     length = int(engine.host_lengths[row])
-    alone = Engine(engine.model, batch_size=1, max_len=300)
-    alone.prefill([engine.tokens_BS[row, : length + 1].tolist()])
+    alone = started(engine.model, [engine.tokens_BS[row, : length + 1].tolist()], 300)
     seen: list[torch.Tensor] = []
     num_tokens = length - first_query
     alone.probe(num_tokens, lambda layer, paid: seen.append(paid[0].clone()), num_back=num_tokens)
@@ -108,8 +105,7 @@ def test_top_k_holds_what_the_last_accepted_token_attended_to(engine: Engine) ->
 def test_ngram_lookup_continues_the_latest_longest_match(tiny_model: Transformer) -> None:
     """Longest match first, then the latest; the stretch repeats past the end; without a match the last token does."""
     prompts = [[1, 2, 3, 9, 8, 1, 2, 3, 7, 6, 5, 3, 40, 1, 2, 3], [4, 4, 4, 4], [10, 11, 12], [20, 21, 20, 22, 20]]
-    engine = Engine(tiny_model, batch_size=4, max_len=64)
-    engine.prefill(prompts)
+    engine = started(tiny_model, prompts, 64)
     drafter = build_drafter(DRAFTS["ngram"], engine)
     assert drafter is not None
     drafted = drafter.propose(4, None).tokens_BT.tolist()
@@ -118,8 +114,7 @@ def test_ngram_lookup_continues_the_latest_longest_match(tiny_model: Transformer
 
 def test_a_draft_model_equal_to_the_target_is_always_accepted(tiny_model: Transformer) -> None:
     """Every draft accepted, so every block's last token is missing from the draft's cache and must be caught up."""
-    engine = Engine(tiny_model, batch_size=3, max_len=150)
-    engine.prefill([[5], [1, 2, 3, 4], [9] * 30])
+    engine = started(tiny_model, [[5], [1, 2, 3, 4], [9] * 30], 150)
     snapshot = engine.snapshot()
     drafter = build_drafter(SpeculationSpec(draft="twin", draft_method="full", gamma=3), engine, tiny_model)
     for limits in ([100, 20, 50], [10, 90, 40]):  # the second run finds the slots in another order
@@ -130,9 +125,7 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(tiny_model: Transf
 
 def test_a_sparse_draft_model_sees_sinks_and_window_at_positions_in_its_cache(engine: Engine) -> None:
     """At every step its first draft is what the draft model says next after the sinks and the window as a text alone.
-
-    (With one layer, keys and values do not depend on what else was in the cache when they were computed.)
-    """
+    (With one layer, keys and values do not depend on what else was in the cache when they were computed.)"""
     model = small_draft(64)
     drafter = build_drafter(DRAFTS["sparse-model"], engine, model)
     assert drafter is not None
@@ -144,8 +137,7 @@ def test_a_sparse_draft_model_sees_sinks_and_window_at_positions_in_its_cache(en
         drafted = drafter.propose(3, None).tokens_BT[:, 0].tolist()
         for row, length in enumerate(engine.host_lengths.tolist()):
             kept = [*range(min(2, length)), *range(max(2, length - 10), length), length]
-            alone = Engine(model, batch_size=1, max_len=32)
-            alone.prefill([engine.tokens_BS[row, kept].tolist()])
+            alone = started(model, [engine.tokens_BS[row, kept].tolist()], 32)
             assert drafted[row] == int(alone.forward(alone.pending_B[:, None])[0, 0].argmax())
             checked += length > 12
         decode(engine, drafter, SamplingSpec(), options)

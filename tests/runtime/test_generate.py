@@ -15,8 +15,8 @@ from magicdec.runtime.generate import DecodeOptions, DecodeResult, NumericalErro
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec
-from tests.runtime.conftest import tiny_spec
-from tests.runtime.drafts import DRAFTS
+from tests.runtime.conftest import alone, started, tiny_spec
+from tests.runtime.drafts import DRAFTS, draft_model_for
 
 BATCH = 6
 PROMPTS = [[1 + i] * (4 + 5 * i) for i in range(BATCH)]
@@ -24,9 +24,7 @@ PROMPTS = [[1 + i] * (4 + 5 * i) for i in range(BATCH)]
 
 @pytest.fixture
 def engine(tiny_model: Transformer) -> Engine:
-    engine = Engine(tiny_model, batch_size=BATCH, max_len=200)
-    engine.prefill(PROMPTS)
-    return engine
+    return started(tiny_model, PROMPTS, 200)
 
 
 def speculate(engine: Engine, options: DecodeOptions, *, seed: int = 0) -> DecodeResult:
@@ -116,11 +114,8 @@ def test_on_step_hears_every_token(engine: Engine) -> None:
 def test_a_run_can_be_continued(engine: Engine) -> None:
     """Greedy decoding in two calls gives what one gives."""
     snapshot = engine.snapshot()
-    whole = decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=40)).tokens
-    engine.restore(snapshot)
+    whole = alone(engine, 40)
     for name in ("streamingllm", "snapkv", "topk", "ngram", "model"):
-        from tests.runtime.drafts import draft_model_for
-
         engine.restore(snapshot)
         drafter = build_drafter(DRAFTS[name], engine, draft_model_for(DRAFTS[name], 64))
         first = decode(engine, drafter, SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=60, max_steps=8))
@@ -140,27 +135,26 @@ def test_logits_that_are_not_finite_stop_the_run_and_name_step_and_layer() -> No
     with torch.inference_mode():
         head.head.weight[5] = float("inf")
     for model, message in ((broken, "step 0 .*layer 1"), (replace(good, head=head.head), "first in the head")):
-        engine = Engine(model, batch_size=2, max_len=40)
-        engine.prefill([[1, 2, 3], [4]])
+        engine = started(model, [[1, 2, 3], [4]], 40)
         with pytest.raises(NumericalError, match=message):
             decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=5))
 
 
 def test_refusals_say_what_is_valid(tiny_model: Transformer, engine: Engine) -> None:
-    with pytest.raises(CapacityError, match="ask for at most 171 new tokens"):
-        decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=180))
-    with pytest.raises(ConfigError, match="needs a drafter"):
-        decode(engine, None, SamplingSpec(), DecodeOptions(gamma=2, max_new_tokens=5))
-    with pytest.raises(ConfigError, match="2 values of max_new_tokens for a batch of 6"):
-        decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=[5, 5]))
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        speculate(engine, DecodeOptions(gamma=2, max_new_tokens=5, simulate_acceptance=[1.5]))
-    with pytest.raises(CapacityError, match="1024 tokens of prompt and output"):
-        Engine(tiny_model, batch_size=1, max_len=1025)
     small = Engine(tiny_model, batch_size=1, max_len=10)
-    with pytest.raises(CapacityError, match="prompt 0 has 11 tokens"):
-        small.prefill([[1] * 11])
-    with pytest.raises(ConfigError, match="outside the model's vocabulary of 64"):
-        small.prefill([[1, 64]])
-    with pytest.raises(ConfigError, match="2 prompts given for a batch of 1"):
-        small.prefill([[1], [2]])
+    given = SamplingSpec()
+    refused = {
+        "ask for at most 171 new tokens": lambda: alone(engine, 180),
+        "needs a drafter": lambda: decode(engine, None, given, DecodeOptions(gamma=2, max_new_tokens=5)),
+        "2 values of max_new_tokens for a batch of 6": lambda: alone(engine, [5, 5]),
+        "between 0 and 1": lambda: speculate(
+            engine, DecodeOptions(gamma=2, max_new_tokens=5, simulate_acceptance=[1.5])
+        ),
+        "1024 tokens of prompt and output": lambda: Engine(tiny_model, batch_size=1, max_len=1025),
+        "prompt 0 has 11 tokens": lambda: small.prefill([[1] * 11]),
+        "outside the model's vocabulary of 64": lambda: small.prefill([[1, 64]]),
+        "2 prompts given for a batch of 1": lambda: small.prefill([[1], [2]]),
+    }
+    for message, ask in refused.items():
+        with pytest.raises((CapacityError, ConfigError), match=message):
+            ask()

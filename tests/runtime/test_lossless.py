@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ from magicdec.runtime.generate import DecodeOptions, DecodeResult, decode
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-from tests.runtime.conftest import tiny_spec
+from tests.runtime.conftest import alone, started, tiny_spec
 from tests.runtime.drafts import DRAFTS, draft_model_for, small_draft
 
 FALSE_ALARM = 1e-4
@@ -46,8 +47,7 @@ def test_greedy_speculation_equals_autoregressive(
     draft: str, gamma: int, batch_size: int, tiny_model: Transformer
 ) -> None:
     """Ragged prompts, own limits and own end-of-sequence stops: every token is the same."""
-    engine = Engine(tiny_model, batch_size=batch_size, max_len=200)
-    engine.prefill(ragged_prompts(batch_size, 64))
+    engine = started(tiny_model, ragged_prompts(batch_size, 64), 200)
     snapshot = engine.snapshot()
     limits = [20 + 19 * i for i in range(batch_size)]
     options = {"max_new_tokens": limits, "eos_token_ids": (7, 30)}
@@ -61,13 +61,12 @@ def test_greedy_speculation_equals_autoregressive(
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_long_greedy_generation_slides_the_draft_cache(draft: str, tiny_model: Transformer) -> None:
     """Hundreds of tokens, many times the draft's budget, from prompts shorter and longer than it."""
-    engine = Engine(tiny_model, batch_size=3, max_len=400)
-    engine.prefill([[3], [5, 9] * 4, [1, 2, 3] * 20])
+    engine = started(tiny_model, [[3], [5, 9] * 4, [1, 2, 3] * 20], 400)
     snapshot = engine.snapshot()
-    expected = decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=300))
+    expected = alone(engine, 300)
     engine.restore(snapshot)
     result = run(engine, DRAFTS[draft], SamplingSpec(), DecodeOptions(gamma=4, max_new_tokens=300))
-    assert result.tokens == expected.tokens
+    assert result.tokens == expected
 
 
 SAMPLINGS = {
@@ -75,7 +74,7 @@ SAMPLINGS = {
     "top-k": SamplingSpec(temperature=1.2, top_k=4, seed=12),
     "top-p": SamplingSpec(temperature=1.0, top_p=0.8, seed=13),
 }
-VOCAB, NUM_TOKENS, BATCH, ROUNDS = 6, 4, 250, 32
+VOCAB, NUM_TOKENS, BATCH, ROUNDS = 6, 4, 1000, 8
 PROMPT = [1, 4, 2, 2, 0, 5, 3, 1, 1, 4, 0, 2, 5, 5, 3, 0, 1, 2, 4, 3]
 
 
@@ -93,8 +92,7 @@ def joint(toy_model: Transformer) -> Callable[[SamplingSpec], np.ndarray]:
 def exact_joint(model: Transformer, sampling: SamplingSpec) -> np.ndarray:
     """P(next tokens = x1..xn) for every x, in fp64, from the definition of each warper."""
     sequences = list(itertools.product(range(VOCAB), repeat=NUM_TOKENS))
-    engine = Engine(model, batch_size=1, max_len=64)
-    engine.prefill([PROMPT])
+    engine = started(model, [PROMPT], 64)
     joint = np.ones(len(sequences))
     for prefix_length in range(NUM_TOKENS):
         conditionals = {}
@@ -144,36 +142,33 @@ def test_sampled_tokens_follow_the_exact_joint_distribution(
     sampling = SAMPLINGS[sampling_name]
     expected = joint(sampling)
     assert abs(expected.sum() - 1) < 1e-9
-    engine = Engine(toy_model, batch_size=BATCH, max_len=64)
-    engine.prefill([PROMPT] * BATCH)
-    snapshot = engine.snapshot()
-    counts = np.zeros(len(expected))
-    place = VOCAB ** np.arange(NUM_TOKENS)[::-1]
-    accepted = []
-    for seed in range(ROUNDS):
+    counts, accepted = sampled_counts(toy_model, draft, sampling, ROUNDS)
+    assert counts.sum() == BATCH * ROUNDS
+    assert chi_square_p_value(counts, counts.sum() * expected) > FALSE_ALARM
+    if draft is not None:
+        assert 0.02 < np.mean(accepted) < 0.98, "a draft that is perfect or useless proves nothing"
+
+
+def sampled_counts(
+    model: Transformer, draft: str | None, sampling: SamplingSpec, rounds: int
+) -> tuple[np.ndarray, list[float]]:
+    """How often each continuation came, in the order of `exact_joint`; and the rates of acceptance."""
+    engine = started(model, [PROMPT] * BATCH, 64)
+    snapshot, accepted = engine.snapshot(), []
+    counts, place = np.zeros(VOCAB**NUM_TOKENS), VOCAB ** np.arange(NUM_TOKENS)[::-1]
+    for turn in range(rounds):
         engine.restore(snapshot)
-        seeded = SamplingSpec(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=sampling.seed + 100 * seed,
-        )
+        seeded = msgspec.structs.replace(sampling, seed=sampling.seed + 100 * turn)
         options = DecodeOptions(gamma=0 if draft is None else 2, max_new_tokens=NUM_TOKENS)
         result = run(engine, SpeculationSpec() if draft is None else DRAFTS[draft], seeded, options)
         np.add.at(counts, np.array(result.tokens) @ place, 1)
         accepted += [] if draft is None else result.counts.rates
-    assert counts.sum() == BATCH * ROUNDS
-    assert chi_square_p_value(counts, counts.sum() * expected) > FALSE_ALARM
-    if draft is not None:
-        assert 0.02 < np.mean(accepted) < 0.98, (
-            "the draft must be neither perfect nor useless for this to prove anything"
-        )
+    return counts, accepted
 
 
 def test_a_seed_repeats_a_run_and_another_does_not(tiny_model: Transformer) -> None:
     """The same seed gives the same tokens, whatever else the engine did before."""
-    engine = Engine(tiny_model, batch_size=4, max_len=120)
-    engine.prefill(ragged_prompts(4, 64))
+    engine = started(tiny_model, ragged_prompts(4, 64), 120)
     snapshot = engine.snapshot()
     outputs = []
     for seed in (1, 2, 1):
@@ -192,8 +187,7 @@ def test_a_draft_that_is_not_a_number_costs_no_token(bad: str, tiny_model: Trans
     with torch.inference_mode():
         draft.head.weight[5] = float(bad)
     count = 3000
-    engine = Engine(tiny_model, batch_size=count, max_len=12)
-    engine.prefill([[4, 5, 6]] * count)
+    engine = started(tiny_model, [[4, 5, 6]] * count, 12)
     expected = torch.softmax(engine.forward(engine.pending_B[:, None])[0, -1], dim=-1).double().numpy()
     sampling = SamplingSpec(temperature=1.0, seed=11)
     drafter = build_drafter(DRAFTS["model"], engine, draft)
@@ -207,16 +201,11 @@ def test_a_draft_that_is_not_a_number_costs_no_token(bad: str, tiny_model: Trans
 @pytest.mark.parametrize("temperature", [1e-20, 1e-38, 1e-45, 1e-300])
 def test_the_lowest_temperatures_are_greedy(temperature: float, tiny_model: Transformer) -> None:
     """Alone, speculative, and with top-p: no logits of a random model tie."""
-    engine = Engine(tiny_model, batch_size=3, max_len=80)
-    engine.prefill([[3], [5, 9] * 4, [1, 2, 3] * 6])
+    engine = started(tiny_model, [[3], [5, 9] * 4, [1, 2, 3] * 6], 80)
     snapshot = engine.snapshot()
-    expected = decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=20)).tokens
-    for top_p in (None, 0.9):
-        for name in ("none", "streamingllm", "model"):
-            engine.restore(snapshot)
-            sampling = SamplingSpec(temperature=temperature, top_p=top_p)
-            if name == "none":
-                found = decode(engine, None, sampling, DecodeOptions(max_new_tokens=20))
-            else:
-                found = run(engine, DRAFTS[name], sampling, DecodeOptions(gamma=2, max_new_tokens=20))
-            assert found.tokens == expected
+    expected = alone(engine, 20)
+    for top_p, draft in itertools.product((None, 0.9), (None, "streamingllm", "model")):
+        engine.restore(snapshot)
+        spec, options = (DRAFTS[draft], 2) if draft else (SpeculationSpec(), 0)
+        sampling = SamplingSpec(temperature=temperature, top_p=top_p)
+        assert run(engine, spec, sampling, DecodeOptions(gamma=options, max_new_tokens=20)).tokens == expected

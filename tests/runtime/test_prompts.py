@@ -54,32 +54,36 @@ def test_calibration_prompts_share_no_text_with_measured_ones(byte_tokenizer: To
 
 
 def test_recall_prompt_ends_with_a_passage_of_its_first_half(byte_tokenizer: Tokenizer) -> None:
-    prompt = load_prompts(
-        PromptRequest(source="recall", count=1, context_len=2000), tokenizer=byte_tokenizer, vocab_size=256
-    )[0]
+    request = PromptRequest(source="recall", count=1, context_len=2000)
+    prompt = load_prompts(request, tokenizer=byte_tokenizer, vocab_size=256)[0]
     cue = prompt[-24:]
     starts = [i for i in range(1000) if prompt[i : i + 24] == cue]
     assert starts
 
 
 def test_unusable_sources_are_one_line_errors(byte_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean stdlib"):
-        load_prompts(PromptRequest(source="stdlb", count=1, context_len=10), tokenizer=byte_tokenizer, vocab_size=256)
-    short = tmp_path / "short.txt"
+    short, binary = tmp_path / "short.txt", tmp_path / "b.bin"
     short.write_text("tiny")
-    with pytest.raises(ConfigError, match="context of at most 4"):
-        load_prompts(
-            PromptRequest(source=str(short), count=1, context_len=10), tokenizer=byte_tokenizer, vocab_size=256
-        )
-    binary = tmp_path / "b.bin"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not UTF-8"):
-        load_prompts(
-            PromptRequest(source=str(binary), count=1, context_len=10), tokenizer=byte_tokenizer, vocab_size=256
-        )
+    refused = {"stdlb": "did you mean stdlib", str(short): "context of at most 4", str(binary): "not UTF-8"}
+    for source, message in refused.items():
+        request = PromptRequest(source=source, count=1, context_len=10)
+        with pytest.raises(ConfigError, match=message):
+            load_prompts(request, tokenizer=byte_tokenizer, vocab_size=256)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="not a readable tokenizer"):
         load_tokenizer(tmp_path, vocab_size=256)
     byte_tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(CheckpointError, match="do not belong together"):
         load_tokenizer(tmp_path, vocab_size=100)
+
+
+@pytest.mark.slow
+def test_snapkv_beats_streamingllm_on_a_recalled_passage() -> None:
+    """At equal budget, on held-out text that repeats a passage from at least 2000 tokens back: the embedded model shows
+    what selecting by attention is for."""
+    from benchmarks.recall import forced_text, measure
+
+    _, snapkv, widely_pooled = measure(forced_text(12, 2600, 40, is_repeated=True), 40, [512])
+    assert snapkv["gain"] > 0
+    assert widely_pooled["gain"] > 2 * widely_pooled["gain_standard_error"]

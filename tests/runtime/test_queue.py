@@ -8,10 +8,11 @@ import pytest
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.runtime.adaptive import AdaptiveGamma
 from magicdec.runtime.drafters import build_drafter
-from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import INACTIVE, DecodeOptions, decode
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import SamplingSpec
+from tests.runtime.conftest import alone as decode_alone
+from tests.runtime.conftest import started
 from tests.runtime.drafts import DRAFTS, draft_model_for
 
 BATCH = 3
@@ -24,9 +25,7 @@ def alone(tiny_model: Transformer) -> list[list[int]]:
     """Each sequence decoded by itself, autoregressively."""
     found = []
     for prompt, limit in zip(PROMPTS, LIMITS, strict=True):
-        engine = Engine(tiny_model, batch_size=1, max_len=90)
-        engine.prefill([prompt])
-        found += decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=limit)).tokens
+        found += decode_alone(started(tiny_model, [prompt], 90), limit)
     return found
 
 
@@ -36,8 +35,7 @@ def test_queued_sequences_decode_as_they_would_alone(
     tiny_model: Transformer, alone: list[list[int]], draft: str | None, adaptive: bool
 ) -> None:
     """Greedy equality with each sequence alone, for every draft, at a fixed and at a changing gamma (0 included)."""
-    engine = Engine(tiny_model, batch_size=BATCH, max_len=90)
-    engine.prefill(PROMPTS[:BATCH])
+    engine = started(tiny_model, PROMPTS[:BATCH], 90)
     drafter = None
     if draft is not None:
         drafter = build_drafter(DRAFTS[draft], engine, draft_model_for(DRAFTS[draft], 64))
@@ -59,8 +57,7 @@ def test_queued_sequences_decode_as_they_would_alone(
 
 def test_the_draft_of_a_queued_sequence_sees_its_prompt(tiny_model: Transformer) -> None:
     """The target as its own draft over a full cache is accepted always, admitted sequences and gamma 0 included."""
-    engine = Engine(tiny_model, batch_size=BATCH, max_len=90)
-    engine.prefill(PROMPTS[:BATCH])
+    engine = started(tiny_model, PROMPTS[:BATCH], 90)
     drafter = build_drafter(DRAFTS["model"], engine, tiny_model)
     options = DecodeOptions(gamma=3, max_new_tokens=LIMITS, queue=PROMPTS[BATCH:], policy=AdaptiveGamma(3))
     result = decode(engine, drafter, SamplingSpec(), options)
@@ -69,8 +66,7 @@ def test_the_draft_of_a_queued_sequence_sees_its_prompt(tiny_model: Transformer)
 
 
 def test_refusals_say_what_is_valid(tiny_model: Transformer) -> None:
-    engine = Engine(tiny_model, batch_size=1, max_len=20)
-    engine.prefill([[1, 2, 3]])
+    engine = started(tiny_model, [[1, 2, 3]], 20)
     with pytest.raises(ConfigError, match="at least 2 tokens"):
         decode(engine, None, SamplingSpec(), DecodeOptions(max_new_tokens=4, queue=[[1]]))
     with pytest.raises(CapacityError, match="reach 22 tokens"):

@@ -16,12 +16,11 @@ from magicdec.errors import ConfigError
 from magicdec.runtime.adaptive import AdaptiveGamma
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.drafters import build_drafter
-from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, decode
 from magicdec.runtime.launch import RankDiedError, RankError, launch
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
-from tests.runtime.conftest import tiny_spec
+from tests.runtime.conftest import started, tiny_spec
 from tests.runtime.drafts import DRAFTS
 
 PROMPTS = [[5], [1, 2, 3, 4] * 4, [9, 60, 33] * 7]
@@ -49,8 +48,7 @@ DRAFT_SPEC = tiny_spec(name="small", hidden_size=16, num_hidden_layers=1, interm
 def decode_cases(tp: TensorParallel) -> dict[str, list[list[int]]]:
     """Every case's tokens, on this rank's shard."""
     model = load_model(SPEC, weights="random", seed=3, tp=tp)
-    engine = Engine(model, batch_size=len(PROMPTS), max_len=90)
-    engine.prefill(PROMPTS)
+    engine = started(model, PROMPTS, 90)
     snapshot = engine.snapshot()
     draft_groups = {1: tp.first(1), tp.size: tp}
     tokens = {}
@@ -73,8 +71,7 @@ def decode_queue(tp: TensorParallel) -> list[list[list[int]]]:
     found = []
     draft_group = tp.first(1)
     for draft in (DRAFTS["streamingllm"], ONE_RANK_DRAFT):
-        engine = Engine(load_model(SPEC, weights="random", seed=3, tp=tp), batch_size=2, max_len=90)
-        engine.prefill(PROMPTS[1:])
+        engine = started(load_model(SPEC, weights="random", seed=3, tp=tp), PROMPTS[1:], 90)
         draft_model = load_model(DRAFT_SPEC, weights="random", seed=9, tp=draft_group) if draft_group else None
         drafter = build_drafter(draft, engine, None if draft.is_self else draft_model)
         options = DecodeOptions(

@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,19 +37,15 @@ def next_logits(directory: Path) -> torch.Tensor:
     return engine.forward(engine.pending_B[:, None])
 
 
-def test_several_files_are_read_like_one(tmp_path: Path) -> None:
+def test_several_files_are_read_like_one_and_a_missing_one_is_named(tmp_path: Path) -> None:
     """The same model saved in one file and in many gives the same logits."""
     whole = write_checkpoint(tmp_path / "whole", FAMILIES["qwen3"])
     parts = write_checkpoint(tmp_path / "parts", FAMILIES["qwen3"], max_shard_size="20KB")
-    assert len(list(parts.glob("*.safetensors"))) > 2
+    files = sorted(parts.glob("*.safetensors"))
+    assert len(files) > 2
     assert torch.equal(next_logits(parts), next_logits(whole))
-
-
-def test_a_missing_file_of_several_is_named(tmp_path: Path) -> None:
-    parts = write_checkpoint(tmp_path / "parts", FAMILIES["qwen3"], max_shard_size="20KB")
-    lost = sorted(parts.glob("*.safetensors"))[1]
-    lost.unlink()
-    with pytest.raises(CheckpointError, match=lost.name):
+    files[1].unlink()
+    with pytest.raises(CheckpointError, match=files[1].name):
         load_model(parts)
 
 
@@ -62,33 +59,36 @@ def test_a_half_precision_checkpoint_computes_in_single(checkpoint: Path) -> Non
     assert torch.equal(next_logits(checkpoint), logits)
 
 
-def test_a_missing_tensor_is_named(checkpoint: Path) -> None:
+def without(checkpoint: Path, tensor: str) -> None:
     tensors = load_file(checkpoint / WEIGHTS)
-    del tensors["model.layers.1.mlp.up_proj.weight"]
+    del tensors[tensor]
     save_file(tensors, checkpoint / WEIGHTS)
-    with pytest.raises(CheckpointError, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
-        load_model(checkpoint)
 
 
-def test_a_misshapen_tensor_is_named_with_both_shapes(checkpoint: Path) -> None:
+def widened(checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    config["intermediate_size"] = 84
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"gate_proj\.weight has shape \[80, 48\].*\[84, 48\]"):
-        load_model(checkpoint)
+    (checkpoint / "config.json").write_text(json.dumps(config | {"intermediate_size": 84}))
 
 
-@pytest.mark.parametrize("size", [0, 7, 500])
-def test_a_damaged_file_is_named(checkpoint: Path, size: int) -> None:
-    data = (checkpoint / WEIGHTS).read_bytes()
-    (checkpoint / WEIGHTS).write_bytes(data[:size])
-    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
-        load_model(checkpoint)
+UP = "model.layers.1.mlp.up_proj.weight"
+UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a tensor missing": (lambda directory: without(directory, UP), f"no tensor {re.escape(UP)}"),
+    "another shape": (widened, r"gate_proj\.weight has shape \[80, 48\].*\[84, 48\]"),
+    "pickled": (lambda directory: (directory / WEIGHTS).rename(directory / "pytorch_model.bin"), "never loaded"),
+} | {
+    f"cut at {size}": (
+        lambda directory, size=size: (directory / WEIGHTS).write_bytes((directory / WEIGHTS).read_bytes()[:size]),
+        "not a readable safetensors file",
+    )
+    for size in (0, 7, 500)
+}
 
 
-def test_pickled_weights_are_never_loaded(checkpoint: Path) -> None:
-    (checkpoint / WEIGHTS).rename(checkpoint / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="never loaded"):
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_a_checkpoint_that_cannot_be_used_says_what_is_wrong(case: str, checkpoint: Path) -> None:
+    spoil, message = UNUSABLE[case]
+    spoil(checkpoint)
+    with pytest.raises(CheckpointError, match=message):
         load_model(checkpoint)
 
 

@@ -16,7 +16,7 @@ from magicdec.errors import CheckpointError, ConfigError
 from magicdec.runtime.checkpoint import ALL, CheckpointDirectory
 from magicdec.runtime.weights import load_model
 from magicdec.specs.families.keys import Keys
-from magicdec.specs.hf_quantization import read_quantization
+from magicdec.specs.hf_config import read_quantization
 from magicdec.specs.model import TensorNames
 from tests.runtime.test_architectures import WEIGHTS, check, prompts_for, write
 from tests.specs.architectures import draw

@@ -30,7 +30,7 @@ from magicdec.specs.engine import load_engine
 from magicdec.specs.hf_config import model_from_hf_config
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec
-from tests.runtime.conftest import tiny_spec
+from tests.runtime.conftest import started, tiny_spec
 from tests.runtime.drafts import DRAFTS, TakesTurns
 from tests.specs.architectures import draw
 
@@ -178,8 +178,7 @@ def test_a_draft_model_that_has_long_been_left_behind_catches_up_in_its_ring(win
         def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
             pass
 
-    engine = Engine(windowed_draft, batch_size=2, max_len=200, max_gamma=GAMMA, max_back=0)
-    engine.prefill([[1, 5, 9] * 12, [4, 8]])
+    engine = started(windowed_draft, [[1, 5, 9] * 12, [4, 8]], 200, max_gamma=GAMMA, max_back=0)
     drafter = build_drafter(DRAFTS["model"], engine, windowed_draft)
     options = DecodeOptions(gamma=GAMMA, max_new_tokens=120, policy=AloneForLong())
     result = decode(engine, drafter, SamplingSpec(temperature=1.0, seed=2), options)
@@ -189,8 +188,7 @@ def test_a_draft_model_that_has_long_been_left_behind_catches_up_in_its_ring(win
 
 
 def test_what_has_left_a_ring_is_not_observed(windowed: Transformer) -> None:
-    engine = Engine(windowed, batch_size=1, max_len=60, **SHORTER)
-    engine.prefill([[1, 2, 3] * 9])
+    engine = started(windowed, [[1, 2, 3] * 9], 60, **SHORTER)
     spec = msgspec.structs.replace(DRAFTS["snapkv"], observation_window=6)
     drafter = build_drafter(spec, engine, None)
     with pytest.raises(ConfigError, match="the last 5 tokens here; observe at most so many, not 6"):

@@ -199,14 +199,10 @@ def test_a_file_that_changed_is_read_anew(tmp_path):
     assert found == [(1e10, 1.5, 0.5), (2e10, 2.5, 0.7)]
 
 
-def test_an_unknown_device_names_the_nearest():
-    with pytest.raises(ConfigError, match="h100-sxm-80gb"):
-        load_hardware("h100-sxm-80g")
-
-
-def test_a_missing_file_is_named():
-    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
-        load_hardware("nowhere.toml")
+@pytest.mark.parametrize(("name", "named"), [("h100-sxm-80g", "h100-sxm-80gb"), ("nowhere.toml", r"nowhere\.toml")])
+def test_an_unknown_device_names_the_nearest_and_a_missing_file_is_named(name, named):
+    with pytest.raises(ConfigError, match=named):
+        load_hardware(name)
 
 
 def test_predicting_imports_neither_scipy_nor_pandas_nor_torch():

@@ -11,8 +11,7 @@ import pytest
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.memory import weights_bytes
 from magicdec.specs.catalog import load_model_spec
-from magicdec.specs.hf_config import model_from_hf_config
-from magicdec.specs.hf_quantization import READERS
+from magicdec.specs.hf_config import READERS, model_from_hf_config
 from magicdec.specs.precision import Precision
 from magicdec.specs.quantization import Quantization, matches
 

@@ -54,7 +54,14 @@ class Visible:
             return None
         slots_S = torch.arange(self.first + self.num_open, self.stop, device=self.last_BT.device)
         if self.ring is not None:
-            return self._is_hidden_in_ring(slots_S, self.ring)
+            # A slot holds the token so many places back from a query as it is behind the query's slot; or a later one,
+            # of the block or rejected, where that is too far back to be seen.
+            num_seen_BT = self.last_BT + 1
+            if self.window is not None:
+                num_seen_BT = num_seen_BT.clamp_max(self.window)
+            if self.chunk is not None:
+                num_seen_BT = self.last_BT % self.chunk + 1
+            return (self.last_BT[..., None] - slots_S) % self.ring >= num_seen_BT[..., None]
         hidden_BTS = slots_S > self.last_BT[..., None]
         if self.window is not None:
             hidden_BTS |= slots_S <= self.last_BT[..., None] - self.window
@@ -64,13 +71,3 @@ class Visible:
             first_B, stop = self.empty
             hidden_BTS |= ((slots_S >= first_B[:, None]) & (slots_S < stop))[:, None]
         return hidden_BTS
-
-    def _is_hidden_in_ring(self, slots_S: Tensor, ring: int) -> Tensor:
-        """A slot holds the token so many places back from a query as it is behind the query's slot; or a later one, of
-        the block or rejected, where that is too far back to be seen."""
-        num_seen_BT = self.last_BT + 1
-        if self.window is not None:
-            num_seen_BT = num_seen_BT.clamp_max(self.window)
-        if self.chunk is not None:
-            num_seen_BT = self.last_BT % self.chunk + 1
-        return (self.last_BT[..., None] - slots_S) % ring >= num_seen_BT[..., None]

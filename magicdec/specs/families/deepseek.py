@@ -62,18 +62,9 @@ def indexer_types(keys: Keys, count: int) -> list[str]:
     return [INDEXING[each] for each in pattern]
 
 
-def indexed_layers(keys: Keys) -> list[Layer]:
-    return [Layer(mixer=indexed(keys, i), mlp=parts.leading_dense(keys, i)) for i in range(num_layers(keys))]
-
-
 def glm4_moe_attention(keys: Keys, kind: str) -> Attention:
     norm: Any = "head" if keys.flag("use_qk_norm") else "none"
     return GroupedQuery(bias="attention_bias", qk_norm=norm, partial=True)(keys, kind)
-
-
-def dots1_kinds(keys: Keys) -> list[str]:
-    """Windows from layer `max_window_layers` on, where there is one."""
-    return parts.windows_from(keys, keys.optional_size("sliding_window"))
 
 
 DOTS1_EXPERTS = partial(parts.deepseek_experts, scoring_names=("sigmoid", "noaux_tc"))
@@ -85,7 +76,9 @@ V3 = Architecture(
     mtp_key="num_nextn_predict_layers",
 )
 SPARSE = Architecture(
-    whole=indexed_layers,
+    whole=lambda keys: [
+        Layer(mixer=indexed(keys, i), mlp=parts.leading_dense(keys, i)) for i in range(num_layers(keys))
+    ],
     fixed={"topk_method": ("noaux_tc",), "mlp_bias": (False,)},
     ignored="index_share_for_mtp_iteration",
     mtp_key="num_nextn_predict_layers",
@@ -114,7 +107,7 @@ ROWS = {
     "dots1": Architecture(
         mixer=biased(qk_norm="head"),
         mlp=partial(parts.leading_dense, mixture=DOTS1_EXPERTS),
-        kinds=dots1_kinds,
+        kinds=lambda keys: parts.windows_from(keys, keys.optional_size("sliding_window")),
         ignored="use_sliding_window",
     ),
 }

@@ -45,14 +45,10 @@ def granite_mamba(keys: Keys) -> Mamba2:
             f"mamba_expand · hidden_size, {inner}"
         )
     return Mamba2(
-        num_heads=heads,
-        head_dim=head_dim,
-        state_size=keys.size("mamba_d_state"),
-        num_groups=groups,
-        conv_kernel=keys.size("mamba_d_conv"),
-        conv_bias=keys.flag("mamba_conv_bias"),
+        num_heads=heads, head_dim=head_dim, state_size=keys.size("mamba_d_state"), num_groups=groups,
+        conv_kernel=keys.size("mamba_d_conv"), conv_bias=keys.flag("mamba_conv_bias"),
         bias=keys.flag("mamba_proj_bias"),
-    )
+    )  # fmt: skip
 
 
 def granite_layers(keys: Keys) -> list[Layer]:

@@ -21,10 +21,6 @@ def cohere_attention(keys: Keys, kind: str) -> Attention:
     return biased(pairs="adjacent", qk_norm=norm)(keys, kind)
 
 
-def cohere_details(keys: Keys) -> Details:
-    return {"logit_scale": keys.number("logit_scale")}
-
-
 def exaone4_kinds(keys: Keys) -> list[str]:
     """As `layer_types` says; or windows but for every n-th layer, n given by `sliding_window_pattern`."""
     if keys.raw("layer_types") is None:
@@ -55,10 +51,6 @@ def phimoe_experts(keys: Keys) -> MixtureOfExperts:
     """A router trained with noise chooses among the experts that noise might have chosen."""
     nearness = keys.number("router_jitter_noise", least=-1e-9, most=1.0)
     return parts.experts(keys, width="intermediate_size", normalized=False, scoring="sparse_mixer", nearness=nearness)
-
-
-def phimoe_details(keys: Keys) -> Details:
-    return {"head_bias": keys.flag("lm_head_bias")}
 
 
 def ernie_experts(keys: Keys, index: int) -> FeedForward:
@@ -109,9 +101,16 @@ def gpt_oss_experts(keys: Keys) -> MixtureOfExperts:
 
 
 ERNIE_ATTENTION = GroupedQuery(pairs="adjacent")
-COHERE_NORM, COHERE_NAMES = Norm(kind="layernorm", placement="parallel"), TensorNames(norms=("input_layernorm",))
-AFTER = Norm(placement="after")
-AFTER_NAMES = TensorNames(norms=("post_attention_layernorm", "post_feedforward_layernorm"))
+COHERE: dict[str, Any] = {
+    "norm": Norm(kind="layernorm", placement="parallel"),
+    "eps_key": "layer_norm_eps",
+    "details": lambda keys: {"logit_scale": keys.number("logit_scale")},
+    "names": TensorNames(norms=("input_layernorm",)),
+}
+AFTER: dict[str, Any] = {
+    "norm": Norm(placement="after"),
+    "names": TensorNames(norms=("post_attention_layernorm", "post_feedforward_layernorm")),
+}
 
 
 def capped(head: GroupedQuery, *, has_cap: bool) -> Callable[[Keys, str], Attention]:
@@ -143,26 +142,21 @@ def gemma_details(keys: Keys) -> Details:
 
 
 MLP_OF_GEMMA = parts.in_every_layer(gemma_mlp)
-AROUND = Norm(kind="rms_plus_one", placement="around")
-AROUND_NAMES = TensorNames(
-    norms=("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-)
+AROUND: dict[str, Any] = {
+    "mlp": MLP_OF_GEMMA,
+    "norm": Norm(kind="rms_plus_one", placement="around"),
+    "details": gemma_details,
+    "names": TensorNames(
+        norms=("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    ),
+}
 
 
 ROWS = {
-    "cohere": Architecture(
-        mixer=cohere_attention,
-        norm=COHERE_NORM,
-        eps_key="layer_norm_eps",
-        details=cohere_details,
-        names=COHERE_NAMES,
-    ),
+    "cohere": Architecture(mixer=cohere_attention, **COHERE),
     "cohere2": Architecture(
         mixer=biased(pairs="adjacent", rotated="window"),
         kinds=parts.pattern_kinds,
-        norm=COHERE_NORM,
-        eps_key="layer_norm_eps",
-        details=cohere_details,
         fixed={
             "use_qk_norm": (False,),
             "use_parallel_block": (True,),
@@ -174,19 +168,14 @@ ROWS = {
             "use_embedding_sharing": (True,),
             "rotary_pct": (1.0,),
         },
-        names=COHERE_NAMES,
+        **COHERE,
     ),
-    "olmo2": Architecture(mixer=biased(qk_norm="layer"), norm=AFTER, names=AFTER_NAMES),
-    "olmo3": Architecture(
-        mixer=biased(qk_norm="layer", has_ropes=True),
-        kinds=parts.every(4),
-        norm=AFTER,
-        names=AFTER_NAMES,
-    ),
+    "olmo2": Architecture(mixer=biased(qk_norm="layer"), **AFTER),
+    "olmo3": Architecture(mixer=biased(qk_norm="layer", has_ropes=True), kinds=parts.every(4), **AFTER),
     "olmoe": Architecture(
         mixer=biased(qk_norm="layer"), mlp=parts.wide_experts(normalized=None), fixed={"clip_qkv": (None,)}
     ),
-    "exaone4": Architecture(mixer=exaone4_attention, kinds=exaone4_kinds, norm=AFTER, names=AFTER_NAMES),
+    "exaone4": Architecture(mixer=exaone4_attention, kinds=exaone4_kinds, **AFTER),
     "phi3": Architecture(
         mixer=GroupedQuery(partial=True),
         kinds=parts.always_window,
@@ -199,7 +188,7 @@ ROWS = {
         mlp=parts.in_every_layer(phimoe_experts),
         kinds=parts.always_window,
         norm=Norm(kind="layernorm", has_bias=True),
-        details=phimoe_details,
+        details=lambda keys: {"head_bias": keys.flag("lm_head_bias")},
         fixed={"num_experts_per_tok": (2,)},
         ignored="original_max_position_embeddings",
         names=TensorNames(mlp="block_sparse_moe", expert="w1"),
@@ -252,20 +241,14 @@ ROWS = {
     ),
     "gemma2": Architecture(
         mixer=capped(biased(), has_cap=True),
-        mlp=MLP_OF_GEMMA,
         kinds=parts.every(2),
-        norm=AROUND,
         ignored="hidden_act",
-        details=gemma_details,
-        names=AROUND_NAMES,
+        **AROUND,
     ),
     "gemma3_text": Architecture(
         mixer=capped(biased(qk_norm="head", has_ropes=True), has_cap=False),
-        mlp=MLP_OF_GEMMA,
         kinds=parts.pattern_kinds,
-        norm=AROUND,
         ignored="hidden_act _sliding_window_pattern",
-        details=gemma_details,
-        names=AROUND_NAMES,
+        **AROUND,
     ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from magicdec.errors import ConfigError
 from magicdec.specs.families import parts
@@ -60,13 +61,8 @@ def moe_kinds(keys: Keys) -> list[str]:
 
 def linear_kinds(keys: Keys) -> list[str]:
     """Every n-th layer attends fully, n given by `full_attention_interval`; or as `layer_types` says, maybe all."""
-    keys.ignore(
-        "linear_conv_kernel_dim",
-        "linear_key_head_dim",
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-        "linear_value_head_dim",
-    )
+    keys.ignore("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads")
+    keys.ignore("linear_value_head_dim")
     return parts.listed_kinds(keys, parts.every_nth(keys.size("full_attention_interval"), other="linear_attention"))
 
 
@@ -128,8 +124,14 @@ QWEN3_MOE = Architecture(
 )
 MULTIMODAL_ROPE = partial(read_rope, types=MULTIMODAL_TYPES)
 QWEN2_VL = replace(QWEN2, mixer=GroupedQuery(bias=True, rope=MULTIMODAL_ROPE))
-HYBRID_NORM = Norm(kind="rms_plus_one")
 SHARED_NAMES = TensorNames(shared="shared_expert")
+HYBRID: dict[str, Any] = {
+    "mixer": hybrid_mixer,
+    "kinds": linear_kinds,
+    "norm": Norm(kind="rms_plus_one"),
+    "mtp_key": "mtp_num_hidden_layers",
+    "names": SHARED_NAMES,
+}
 
 ROWS = {
     "qwen2": QWEN2,
@@ -142,37 +144,21 @@ ROWS = {
     ),
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
-    "qwen3_next": Architecture(
-        mixer=hybrid_mixer,
-        mlp=sparse_step(shared_experts),
-        kinds=linear_kinds,
-        norm=HYBRID_NORM,
-        mtp_key="mtp_num_hidden_layers",
-        names=SHARED_NAMES,
-    ),
+    "qwen3_next": Architecture(mlp=sparse_step(shared_experts), **HYBRID),
     "qwen3_5_text": Architecture(
-        mixer=hybrid_mixer,
-        mlp=parts.mlp(),
-        kinds=linear_kinds,
-        norm=HYBRID_NORM,
         fixed={
             "mtp_use_dedicated_embeddings": (False,),
             "mamba_ssm_dtype": ("float32",),
             "output_gate_type": ("swish",),
         },
         ignored="mlp_only_layers",
-        mtp_key="mtp_num_hidden_layers",
-        names=SHARED_NAMES,
+        **HYBRID,
     ),
     "qwen3_5_moe_text": Architecture(
-        mixer=hybrid_mixer,
         mlp=parts.in_every_layer(partial(shared_experts, normalized=True)),
-        kinds=linear_kinds,
-        norm=HYBRID_NORM,
         fixed={"mtp_use_dedicated_embeddings": (False,), "mamba_ssm_dtype": ("float32",), "mlp_only_layers": ([],)},
         ignored="intermediate_size",
-        mtp_key="mtp_num_hidden_layers",
-        names=SHARED_NAMES,
+        **HYBRID,
     ),
 }
 

@@ -144,7 +144,7 @@ def prefill_and_verify(model: Transformer) -> list[Tensor]:
     generator = np.random.default_rng(1)
     prompts = [generator.integers(1, 90, n).tolist() for n in (23, 6)]
     first = PrefillPass(engine.cache, row=0, num_past=0, num_tokens=23)
-    logits = [model.logits(torch.tensor([prompts[0]], device=DEVICE), first)]
+    logits = [model.logits_of(model.hidden(torch.tensor([prompts[0]], device=DEVICE), first))]
     engine.prefill(prompts, chunk=8)
     logits += [
         engine.forward(torch.tensor(block, device=DEVICE)) for block in ([[3], [4]], [[3, 5, 7, 9], [4, 6, 8, 2]])
