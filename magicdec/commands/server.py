@@ -255,7 +255,7 @@ def tune_command(
     is_table = output_format is OutputFormat.TABLE
     say = partial(print, file=sys.stdout if is_table else sys.stderr, flush=True)
     say("\n".join(advice_lines(advice, seen.counts.tpot_s)))
-    chosen = candidates(advice)
+    chosen, predicted = candidates(advice), [choice.tpot_s for choice in advice.choices]
     order = in_turns(chosen, repeats)
     say(
         f"to try, each with a restart and {format_seconds(seconds)}: gamma {', '.join(map(str, order))}; it ends "
@@ -268,9 +268,8 @@ def tune_command(
         with shown_progress(quiet) as show:
             show(f"gamma {gamma}: restarting and looking")
             return try_gamma(
-                address, restart, gamma, predicted_tpot_s=advice.choices[gamma].tpot_s, seconds=seconds,
-                interval_s=interval, target=target, limit_s=left_s,
-            )  # fmt: skip
+                address, restart, gamma, seconds=seconds, interval_s=interval, target=target, limit_s=left_s
+            )
 
     trials: list[Trial] = []
     ended: BaseException | None = None
@@ -279,14 +278,15 @@ def tune_command(
             trials.append(trial)
             say(
                 f"gamma {trial.gamma}: {format_seconds(trial.tpot_s)} per token measured, "
-                f"{format_seconds(trial.predicted_tpot_s)} predicted; {trial.tokens_per_step:.2f} tokens per step, "
+                f"{format_seconds(predicted[trial.gamma])} predicted; {trial.tokens_per_step:.2f} tokens per step, "
                 f"batch {trial.batch_size:.1f}"
             )
     except (MagicdecError, KeyboardInterrupt) as error:  # what was tried before is shown all the same
         if not trials:
             raise
         ended = error
-    rows, found = [dataclasses.asdict(trial) for trial in trials], outcomes(trials)
+    rows = [dataclasses.asdict(trial) | {"predicted_tpot_s": predicted[trial.gamma]} for trial in trials]
+    found = outcomes(trials)
     gammas = [dataclasses.asdict(each) for each in found]
     document = {"planned": order, "advised": chosen[0], "trials": rows, "outcomes": gammas, "regret": regret(found)}
     print_as(output_format, document, rows, lambda: print("\n".join(outcome_lines(trials, order))))

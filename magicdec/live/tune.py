@@ -30,13 +30,12 @@ POLL_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One gamma tried on the server: its time per token, measured and predicted."""
+    """One gamma tried on the server, and what was measured."""
 
     gamma: int
     tpot_s: float
     tokens_per_step: float
     batch_size: float
-    predicted_tpot_s: float
 
 
 def candidates(advice: Advice) -> tuple[int, ...]:
@@ -65,7 +64,6 @@ def try_gamma(
     command: str,
     gamma: int,
     *,
-    predicted_tpot_s: float,
     seconds: float,
     interval_s: float,
     target: str | None = None,
@@ -84,7 +82,7 @@ def try_gamma(
     _await_server(address, other_than=started, limit_s=deadline - time.monotonic(), sleep=sleep)
     _await_load(address, target, at_most=seconds, sleep=sleep)
     taken = list(scrapes(address, seconds=seconds, interval_s=interval_s, sleep=sleep))
-    return trial_of(observe(taken, choose_target(taken[-1], target)), gamma, predicted_tpot_s)
+    return trial_of(observe(taken, choose_target(taken[-1], target)), gamma)
 
 
 def restart(command: str, gamma: int, *, limit_s: float = START_TIMEOUT_S) -> None:
@@ -130,7 +128,7 @@ def _await_load(address: Address, target: str | None, *, at_most: float, sleep: 
         waited += POLL_S
 
 
-def trial_of(seen: Observation, gamma: int, predicted_tpot_s: float) -> Trial:
+def trial_of(seen: Observation, gamma: int) -> Trial:
     """Raises ConfigError if the server ignores the gamma it was restarted with, ServerError if it had no load."""
     counts, batch = seen.counts, seen.batch_size
     if not counts.tpot_s or not batch:
@@ -144,10 +142,7 @@ def trial_of(seen: Observation, gamma: int, predicted_tpot_s: float) -> Trial:
         raise ConfigError(
             f"restarted with gamma {gamma} the server drafts {drafted} tokens: does --restart pass {PLACE} on?"
         )
-    return Trial(
-        gamma=gamma, tpot_s=counts.tpot_s, tokens_per_step=counts.tokens_per_step or 1.0, batch_size=batch,
-        predicted_tpot_s=predicted_tpot_s,
-    )  # fmt: skip
+    return Trial(gamma=gamma, tpot_s=counts.tpot_s, tokens_per_step=counts.tokens_per_step or 1.0, batch_size=batch)
 
 
 def in_turns(gammas: Sequence[int], repeats: int) -> list[int]:

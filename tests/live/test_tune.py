@@ -66,7 +66,7 @@ def expected_tokens(gamma: int) -> float:
 def test_a_trial_measures_the_gamma_it_restarted_with(server):
     address, command = server
     for gamma in (0, 1, 5):
-        trial = try_gamma(parse_address(address), command, gamma, predicted_tpot_s=1.0, seconds=1.0, interval_s=0.2)
+        trial = try_gamma(parse_address(address), command, gamma, seconds=1.0, interval_s=0.2)
         assert trial.tokens_per_step == pytest.approx(expected_tokens(gamma), rel=0.1)
         assert trial.tpot_s == pytest.approx(servers.STEP_S / trial.tokens_per_step)
         assert trial.batch_size == pytest.approx(8)
@@ -81,7 +81,7 @@ def test_the_best_the_one_in_use_and_close_ones_are_tried():
 
 
 def trial_of(gamma: int, tpot: float) -> Trial:
-    return Trial(gamma=gamma, tpot_s=tpot, tokens_per_step=2.0, batch_size=8.0, predicted_tpot_s=1.0)
+    return Trial(gamma=gamma, tpot_s=tpot, tokens_per_step=2.0, batch_size=8.0)
 
 
 def test_regret_is_of_the_advised_one_and_repetitions_show_their_spread():
@@ -163,14 +163,14 @@ def test_what_was_tried_is_shown_when_the_server_does_not_come_back(server, tmp_
 def test_a_trial_ends_in_the_time_it_is_given(server):
     command = f'{sys.executable} -c "import time; time.sleep(60)#{{gamma}}"'
     with pytest.raises(ConfigError, match="timed out"):
-        try_gamma(parse_address(server[0]), command, 1, predicted_tpot_s=1.0, seconds=0.4, interval_s=0.2, limit_s=3.0)
+        try_gamma(parse_address(server[0]), command, 1, seconds=0.4, interval_s=0.2, limit_s=3.0)
 
 
 def test_a_server_without_load_cannot_be_tuned(serve):
     idle = Vllm().scrape().encode()
     _, address = serve({"/metrics": lambda handler: handler.reply(idle)})
     with pytest.raises(ServerError, match="no load"):
-        try_gamma(address, f"{sys.executable} -c pass#{{gamma}}", 1, predicted_tpot_s=1.0, seconds=0.4, interval_s=0.2)
+        try_gamma(address, f"{sys.executable} -c pass#{{gamma}}", 1, seconds=0.4, interval_s=0.2)
 
 
 @pytest.mark.parametrize(("gamma", "drafted"), [(5, 3), (0, 3)])
@@ -179,7 +179,7 @@ def test_a_command_that_starts_another_gamma_is_refused(server, gamma, drafted):
     address, command = server
     other = command.replace("{gamma}", str(drafted)) + " #{gamma}"
     with pytest.raises(ConfigError, match=f"gamma {gamma} the server drafts {drafted} tokens"):
-        try_gamma(parse_address(address), other, gamma, predicted_tpot_s=1.0, seconds=1.0, interval_s=0.2)
+        try_gamma(parse_address(address), other, gamma, seconds=1.0, interval_s=0.2)
 
 
 def test_a_process_that_was_there_before_is_not_observed(serve):
@@ -203,7 +203,7 @@ def test_a_process_that_was_there_before_is_not_observed(serve):
     slept = []
     trial = try_gamma(
         address, f"{sys.executable} -c pass#{{gamma}}", 4,
-        predicted_tpot_s=1.0, seconds=1.0, interval_s=0.5, sleep=slept.append,
+        seconds=1.0, interval_s=0.5, sleep=slept.append,
     )  # fmt: skip
     assert trial.tokens_per_step == pytest.approx(expected_tokens(4), rel=0.1)
     assert slept.count(POLL_S) >= 2  # for the old process to go
