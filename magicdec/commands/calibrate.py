@@ -255,7 +255,7 @@ def _print_fit(fit: ServerFit, points: Sequence[Measured], *, between: str = "ro
 
 
 def _print_machine(result: Calibration) -> None:
-    """What was fitted and how well, the engine's times beyond the device's kernels, and how quiet the machine was."""
+    """Print what was fitted and how well, the engine's costs beyond the kernels', and how quiet the machine was."""
     machine = result.hardware
     rates = ", ".join(f"{format_rate(rate, 'FLOP')} {name}" for name, rate in machine.flops_per_s.items())
     memory = f"{format_bytes(machine.memory_bytes)} at {format_rate(machine.memory_bytes_per_s, 'B')}"

@@ -188,7 +188,7 @@ def _watch(where: Address, view: View, *, target: str | None, seconds: float, in
 
 
 def _print_imported(path: Path, draft: Draft, model: str, context: float, dataset: str, output: Path | None) -> None:
-    """What a trace says of acceptance; written to `output` as a profile."""
+    """Print what a trace says of acceptance, and write it to `output` as a profile."""
     from magicdec.live.profile import imported_profile
     from magicdec.live.show import rates_text
     from magicdec.perfmodel.acceptance import save_profile
