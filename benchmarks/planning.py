@@ -19,7 +19,7 @@ import time
 
 import numpy as np
 
-from magicdec.explore.page import Explorer
+from magicdec.explore.server import Explorer
 from magicdec.explore.state import Catalog
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.acceptance.law import Law

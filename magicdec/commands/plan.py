@@ -201,8 +201,7 @@ def explore_command(
     """
     import webbrowser
 
-    from magicdec.explore.page import Explorer
-    from magicdec.explore.server import Server
+    from magicdec.explore.server import Explorer, Server
     from magicdec.explore.state import Catalog
 
     catalog = Catalog.given(

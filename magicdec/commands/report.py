@@ -48,7 +48,7 @@ PICTURES = (PlotFormat.SVG, PlotFormat.PNG)
 
 
 def _figure_names() -> list[str]:
-    return ["list", *named("reports.figures:FIGURES")(), *named("reports.tables:TABLE_NAMES")()]
+    return ["list", *named("reports.figures:FIGURES")(), *named("reports.tables:TABLES")()]
 
 
 Records = Annotated[list[Path] | None, typer.Argument(help="Record files (JSON lines), measured and predicted.")]
@@ -105,7 +105,6 @@ def load_report_data(records: list[Path], plan: Path | None, profile: Path | Non
         profile=read_toml(profile, "profile") if profile is not None else None,
         title=title,
         command=shlex.join(["magicdec", *sys.argv[1:]]),
-        sources=[str(path) for path in records],
     )
 
 
@@ -125,13 +124,13 @@ def plot_command(
     """
     from magicdec.files import write_atomic
     from magicdec.reports.figures import FIGURES
-    from magicdec.reports.tables import TABLE_NAMES
+    from magicdec.reports.tables import TABLES
 
     if name == "list":
-        print(f"figures: {', '.join(FIGURES)}\ntables: {', '.join(TABLE_NAMES)}")
+        print(f"figures: {', '.join(FIGURES)}\ntables: {', '.join(TABLES)}")
         return
-    if name not in (*FIGURES, *TABLE_NAMES):
-        raise unknown_choice("figure or table", name, [*FIGURES, *TABLE_NAMES])
+    if name not in (*FIGURES, *TABLES):
+        raise unknown_choice("figure or table", name, [*FIGURES, *TABLES])
     kind = _format(name in FIGURES, output, output_format)
     content = _content(name, load_report_data(records or [], plan, profile), kind)
     if output is not None:
@@ -161,7 +160,7 @@ def _format(is_figure: bool, output: Path | None, given: PlotFormat | None) -> P
 def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
     from magicdec.reports.figures import FIGURES, draw
     from magicdec.reports.figures.chart import PAPER, png, raw_svg
-    from magicdec.reports.tables import all_tables
+    from magicdec.reports.tables import TABLES
 
     if name in FIGURES:
         chart = draw(name, data)
@@ -173,7 +172,7 @@ def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
             return png(chart.standalone())
         table: Table | None = chart.table
     else:
-        table = next((table for table in all_tables(data) if table.name == name), None)
+        table = TABLES[name](data)
     if table is None:
         raise ConfigError(f"the records and the plan hold no rows for '{name}'")
     text: str = getattr(table, f"to_{kind}")()

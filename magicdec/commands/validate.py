@@ -241,9 +241,7 @@ def demo_command(
         result = run_demo(output, progress=show, quick=quick)
         show("writing the report")
         write_atomic(output / "plan.json", result.plan.to_json())
-        data = ReportData.from_records(
-            [*result.predicted, *result.measured], plan=result.plan, title="magicdec demo", sources=[str(records)]
-        )
+        data = ReportData.from_records([*result.predicted, *result.measured], plan=result.plan, title="magicdec demo")
         write_report(data, output / "report.html")
         if has_pdf := find_spec("typst") is not None:
             write_report(data, output / "report.pdf")

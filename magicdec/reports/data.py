@@ -35,7 +35,6 @@ class ReportData:
     comparison: Comparison
     plan: Plan | None = None
     profile: Mapping[str, Any] | None = None
-    sources: tuple[str, ...] = ()
 
     @classmethod
     def from_records(
@@ -46,7 +45,6 @@ class ReportData:
         profile: Mapping[str, Any] | None = None,
         title: str = "Speculative decoding report",
         command: str = "",
-        sources: Iterable[str] = (),
     ) -> ReportData:
         """Splits the records by source and pairs them.
 
@@ -70,7 +68,6 @@ class ReportData:
             comparison=Comparison(pairs=pair_records(rows)),
             plan=plan,
             profile=profile,
-            sources=tuple(sources),
         )
 
     @property

@@ -56,10 +56,6 @@ class Deployment:
         return max([self.best.gamma, *(gamma for _, _, gamma in self.bands)])
 
     @property
-    def is_sparse(self) -> bool:
-        return self.best.draft_budget is not None
-
-    @property
     def is_captured(self) -> bool:
         """Whether the engine captures graphs of these passes without being told to."""
         return self.candidate is None or self.candidate.is_captured
@@ -122,9 +118,13 @@ def reachable(table: GammaTable, *, max_batch: int, max_len: int) -> dict[str, l
     Batches and contexts without room for the cache are left out; a single cell without room takes the gamma of the
     longest context of its row that has some. None where nothing is left to draft.
     """
+
+    def nearest(values: Sequence[int], value: int) -> int:  # as what runs a table looks it up (specs/gamma_table.py)
+        return nearest_index([math.log(each) for each in values], math.log(value))
+
     batches, lengths = table.batch_sizes, table.context_lens
-    rows = [i for i in range(nearest_in_log(batches, max_batch) + 1) if table.fits[i][0]]
-    columns = [j for j in range(nearest_in_log(lengths, max_len) + 1) if any(table.fits[i][j] for i in rows)]
+    rows = [i for i in range(nearest(batches, max_batch) + 1) if table.fits[i][0]]
+    columns = [j for j in range(nearest(lengths, max_len) + 1) if any(table.fits[i][j] for i in rows)]
     with_room = [[max(k for k in columns if k <= j and table.fits[i][k]) for j in columns] for i in rows]
     gammas = [[table.gamma_of_steps[i][k] for k in row] for i, row in zip(rows, with_room, strict=True)]
     if not any(map(any, gammas)):
@@ -140,11 +140,6 @@ def batch_bands(table: GammaTable, context_len: int) -> list[Band]:
     """
     column = nearest_index(table.context_lens, context_len)
     return bands_of(table.batch_sizes, [row[column] for row in table.gamma_of_steps])
-
-
-def nearest_in_log(values: Sequence[float], value: float) -> int:
-    """As what runs a table of gamma looks it up (specs/gamma_table.py)."""
-    return nearest_index([math.log(each) for each in values], math.log(value))
 
 
 def nearest_index(values: Sequence[float], value: float) -> int:
@@ -190,6 +185,8 @@ def heading(engine: str, plan: Deployment) -> list[str]:
         lines.append("Model names are magicdec's: put the checkpoint's path or Hugging Face name in their place.")
     if plan.asked_weights not in (None, "bf16"):
         lines.append(f"Priced with weights in {plan.asked_weights}: serve a checkpoint in that format.")
+    if not best.is_speculative:
+        lines.append("No speculation that is known to pay runs here: leave it off.")
     return lines
 
 
@@ -207,28 +204,30 @@ def _times(row: Candidate) -> str:
     return text + (f", ${cost:.2f} per million tokens." if cost is not None else ".")
 
 
-def sparse_note(engine: str, plan: Deployment) -> list[str]:
-    """Why a sparse-KV draft cannot be configured, or what is lost without it."""
-    name = ENGINE_TITLES[engine]
-    if plan.best.draft == "self":
-        return [
-            f"Not supported by {name}: self-speculation with a sparse KV cache ({plan.best.draft_method}). No flag of "
-            "it drafts with the target's own weights, so what follows decodes autoregressively."
-        ]
-    return [
-        f"Not supported by {name}: the draft's sparse KV cache ({plan.best.draft_method}, budget "
-        f"{plan.best.draft_budget}). The draft will read its full KV cache: the predicted speedup does not hold."
-    ]
+def unsupported(engine: str, plan: Deployment) -> list[str]:
+    """What of the plan the engine cannot do, or what is lost without it: the cache's format, a sparse-KV draft."""
+    name, best, lines = ENGINE_TITLES[engine], plan.best, cache_note(plan)
+    if best.is_speculative and best.draft_budget is not None and best.draft == "self":
+        lines.append(
+            f"Not supported by {name}: self-speculation with a sparse KV cache ({best.draft_method}). No flag of it "
+            "drafts with the target's own weights, so what follows decodes autoregressively."
+        )
+    elif best.is_speculative and best.draft_budget is not None:
+        lines.append(
+            f"Not supported by {name}: the draft's sparse KV cache ({best.draft_method}, budget {best.draft_budget}). "
+            "The draft will read its full KV cache: the predicted speedup does not hold."
+        )
+    return lines + (schedule_note(plan) if best.is_speculative and not can_speculate(plan) else [])
+
+
+def cache_note(plan: Deployment) -> list[str]:
+    if plan.kv_dtype in ("bf16", "fp32", "fp8"):
+        return []
+    return [f"Not supported: KV in {plan.kv_dtype}; the cache will take more memory than was planned."]
 
 
 def can_speculate(plan: Deployment) -> bool:
     return plan.best.is_speculative and plan.best.draft != "self"
-
-
-def off_note(plan: Deployment) -> list[str]:
-    if plan.best.is_speculative:
-        return []
-    return ["No speculation that is known to pay runs here: leave it off."]
 
 
 def head_name(plan: Deployment) -> tuple[str, list[str]]:

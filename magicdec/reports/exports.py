@@ -24,15 +24,15 @@ from magicdec.plan_document import UNKNOWN_SITE, Plan, Site
 from magicdec.reports.deployment import (
     Band,
     Deployment,
+    cache_note,
     can_speculate,
     command,
     comment,
     head_name,
     heading,
-    off_note,
     read_deployment,
     schedule_note,
-    sparse_note,
+    unsupported,
 )
 
 PLUGIN_CLASS = "magicdec.vllm.draft.SparseDraft"
@@ -71,12 +71,11 @@ def _vllm(plan: Deployment) -> str:
     best = plan.best
     if best.draft == "self" and best.draft_method in PLUGIN_METHODS:
         return _vllm_plugin(plan)
-    lines = heading("vllm", plan) + off_note(plan)
-    words = [*vllm_words(plan, lines), *_vllm_limits(plan, lines)]
-    if best.is_speculative and plan.is_sparse:
-        lines += sparse_note("vllm", plan)
+    lines = heading("vllm", plan)
+    words = [*vllm_words(plan, lines), *_vllm_limits(plan)]
+    lines += unsupported("vllm", plan)
     if not can_speculate(plan):
-        return comment(lines + (schedule_note(plan) if best.is_speculative else [])) + command(words)
+        return comment(lines) + command(words)
     by_batch = plan.varies and plan.rank_batch == best.batch_size  # not with data parallelism
     gamma = plan.max_gamma if by_batch else best.gamma
     config: dict[str, Any] = _vllm_draft(plan, lines) | {"num_speculative_tokens": gamma}
@@ -98,7 +97,7 @@ def _vllm(plan: Deployment) -> str:
     return comment(lines) + command([*words, ["--speculative-config", shlex.quote(json.dumps(config))]])
 
 
-def _vllm_limits(plan: Deployment, lines: list[str]) -> list[list[str]]:
+def _vllm_limits(plan: Deployment) -> Words:
     """As many sequences at a time as were priced, in captured graphs, with weights and cache in their formats."""
     words = [["--max-num-seqs", str(plan.rank_batch)]]
     if plan.max_model_len is not None:
@@ -112,14 +111,7 @@ def _vllm_limits(plan: Deployment, lines: list[str]) -> list[list[str]]:
         words.append(["--max-cudagraph-capture-size", str(plan.max_pass_tokens)])
     if plan.kv_dtype == "fp8":
         words.append(["--kv-cache-dtype", "fp8"])
-    lines += _other_cache_note(plan)
     return words
-
-
-def _other_cache_note(plan: Deployment) -> list[str]:
-    if plan.kv_dtype in ("bf16", "fp32", "fp8"):
-        return []
-    return [f"Not supported: KV in {plan.kv_dtype}; the cache will take more memory than was planned."]
 
 
 def _vllm_plugin(plan: Deployment) -> str:
@@ -148,13 +140,8 @@ def _vllm_plugin(plan: Deployment) -> str:
             ]
         gamma = max(map(max, plan.table["gammas"]))
         draft = _plugin_words(config | {"num_speculative_tokens": gamma}, settings | {"gamma_table": plan.table})
-    words = [
-        *vllm_words(plan, lines),
-        *_vllm_limits(plan, lines),
-        ["--block-size", str(PLUGIN_PAGE_SIZE)],
-        *draft,
-    ]
-    return comment(lines) + command(words)
+    words = [*vllm_words(plan, lines), *_vllm_limits(plan), ["--block-size", str(PLUGIN_PAGE_SIZE)], *draft]
+    return comment(lines + cache_note(plan)) + command(words)
 
 
 def _plugin_words(config: dict[str, Any], settings: dict[str, Any]) -> Words:
@@ -179,7 +166,7 @@ def _checkpoint(plan: Deployment, lines: list[str]) -> str:
 
 def _sglang(plan: Deployment) -> str:
     best = plan.best
-    lines = heading("sglang", plan) + off_note(plan)
+    lines = heading("sglang", plan)
     words = [
         ["python3", "-m", "sglang.launch_server"],
         ["--model-path", shlex.quote(plan.name)],
@@ -190,11 +177,9 @@ def _sglang(plan: Deployment) -> str:
         words.append(["--cuda-graph-max-bs", str(plan.rank_batch)])
     if plan.kv_dtype == "fp8":
         words.append(["--kv-cache-dtype", "fp8_e4m3"])
-    lines += _other_cache_note(plan)
-    if best.is_speculative and plan.is_sparse:
-        lines += sparse_note("sglang", plan)
+    lines += unsupported("sglang", plan)
     if not can_speculate(plan):
-        return comment(lines + (schedule_note(plan) if best.is_speculative else [])) + command(words)
+        return comment(lines) + command(words)
     candidates = {gamma for _, _, gamma in plan.bands}
     gamma = best.gamma if best.gamma in candidates or not plan.varies else plan.max_gamma
     method = METHODS[best.draft_method]
@@ -225,15 +210,12 @@ def _sglang(plan: Deployment) -> str:
 
 def _trtllm(plan: Deployment) -> str:
     best = plan.best
-    lines = heading("trtllm", plan) + off_note(plan)
+    lines = heading("trtllm", plan)
     flags, spread = trtllm_flags(plan, lines)
     serve = f"trtllm-serve {shlex.quote(plan.name)} {flags} --max_batch_size {plan.rank_batch}"
     body = [*spread, *_trtllm_limits(plan)]
-    lines += _other_cache_note(plan)
-    if best.is_speculative and plan.is_sparse:
-        lines += sparse_note("trtllm", plan)
+    lines += unsupported("trtllm", plan)
     if not can_speculate(plan):
-        lines += schedule_note(plan) if best.is_speculative else []
         return comment([*lines, *_trtllm_serve(serve, has_file=bool(body))]) + "".join(f"{line}\n" for line in body)
     config = _trtllm_draft(plan, lines) | {"max_draft_len": plan.max_gamma}
     lines += _trtllm_serve(serve, has_file=True)
@@ -271,7 +253,7 @@ def draft_len_schedule(bands: Sequence[Band]) -> tuple[dict[int, int], list[str]
     wanted = "; ".join(f"{start} to {end}: {gamma}" for start, end, gamma in bands if start < first)
     return schedule, [
         f"Changed: batch size 1 must have the greatest length, so batches below {first} draft {longest} tokens; "
-        f"the plan wants {wanted}.",
+        f"the plan wants {wanted}."
     ]
 
 

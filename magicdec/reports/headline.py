@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from magicdec.naming import describe, device_name
 from magicdec.plan_document import GammaTable, verdict_of
 from magicdec.records import BASELINE_MBU_FLOOR, Record
-from magicdec.reports.data import ReportData, has_weak_baseline, median_pair
+from magicdec.reports.data import ReportData, fastest, has_weak_baseline, median_pair
 from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands
 from magicdec.units import format_seconds
 
@@ -33,26 +33,26 @@ class Headline:
     facts: tuple[Fact, ...]
 
 
+UNKNOWN = "Not known: no draft has a measured acceptance rate"
+
+
 def headline(data: ReportData) -> Headline:
     reference = data.reference
     if reference is None:
-        baseline = next(iter(data.measured or data.predicted))
+        baseline = data.rows[0]
         rate = f" at {baseline.tokens_per_s:.0f} tokens/s" if baseline.tokens_per_s else ""
         answer = f"Decoded without a draft{rate}; no speculation was tried"
         return Headline(question=_question(baseline), answer=answer, certainty="", when_not="", facts=())
-    measured = data.find_measured(reference)
-    predicted = data.find_predicted(reference)
+    measured, predicted = data.find_measured(reference), data.find_predicted(reference)
+    was_ranked = any(row.is_speculative for row in data.rows)  # not so in a plan without acceptance rates
     return Headline(
         question=_question(reference),
-        answer=_answer(reference, measured, predicted) if _was_ranked(data) else UNKNOWN,
+        answer=_answer(reference, measured, predicted) if was_ranked else UNKNOWN,
         certainty=_certainty(measured, predicted) if reference.is_speculative else "",
         when_not=when_not(data, reference),
         better=_better(data, measured) if measured is not None else "",
-        facts=(*_facts(reference, measured, predicted), *_whole_request(data), *_throughput(data)),
+        facts=(*_facts(reference, measured, predicted), *_plan_facts(data)),
     )
-
-
-UNKNOWN = "Not known: no draft has a measured acceptance rate"
 
 
 def _question(record: Record) -> str:
@@ -76,11 +76,6 @@ def _answer(reference: Record, measured: Record | None, predicted: Record | None
     return f"{'Yes' if verdict == 'pays' else 'Unclear'}: {draft}, {word} {speedup:.2f}× as fast as without a draft"
 
 
-def _was_ranked(data: ReportData) -> bool:
-    """Whether there is any draft besides the baseline; a plan without acceptance rates has none."""
-    return any(r.is_speculative for r in (*data.measured, *data.predicted))
-
-
 def _certainty(measured: Record | None, predicted: Record | None) -> str:
     parts = []
     if measured is not None and measured.speedup:
@@ -99,23 +94,23 @@ def _certainty(measured: Record | None, predicted: Record | None) -> str:
     return "; ".join(parts) or "as recorded"
 
 
-def _facts(reference: Record, measured: Record | None, predicted: Record | None) -> list[Fact]:
-    facts = []
+def _facts(reference: Record, measured: Record | None, predicted: Record | None) -> Iterable[Fact]:
+    best = measured or predicted or reference
     if reference.is_speculative:
-        if measured is not None and measured.speedup:
-            facts.append(Fact(label="Measured speedup", value=f"{measured.speedup:.2f}×", detail=_range(measured)))
-        if predicted is not None and predicted.speedup:
-            facts.append(Fact(label="Predicted speedup", value=f"{predicted.speedup:.2f}×", detail=_range(predicted)))
-        best = measured or predicted or reference
+        for title, row in (("Measured", measured), ("Predicted", predicted)):
+            if row is not None and row.speedup:
+                yield Fact(label=f"{title} speedup", value=f"{row.speedup:.2f}×", detail=_range(row))
         if best.expected_tokens_per_step:
             detail = f"of at most {reference.gamma + 1}"
-            facts.append(Fact(label="Tokens per step", value=f"{best.expected_tokens_per_step:.2f}", detail=detail))
-    best = measured or predicted or reference
+            yield Fact(label="Tokens per step", value=f"{best.expected_tokens_per_step:.2f}", detail=detail)
     rate, base = median_pair(best)
     if rate:
-        detail = f"instead of {base:,.0f}".replace(",", "\u202f") if base and best.is_speculative else ""
-        facts.append(Fact(label="Tokens per second", value=f"{rate:,.0f}".replace(",", "\u202f"), detail=detail))
-    return facts
+        detail = f"instead of {_whole(base)}" if base and best.is_speculative else ""
+        yield Fact(label="Tokens per second", value=_whole(rate), detail=detail)
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}".replace(",", "\u202f")
 
 
 def _better(data: ReportData, chosen: Record) -> str:
@@ -124,8 +119,8 @@ def _better(data: ReportData, chosen: Record) -> str:
     def place(row: Record) -> tuple[object, ...]:
         return row.model, row.device, row.dtype, row.tp_size, row.batch_size, row.context_len, row.temperature
 
-    rivals = [r for r in data.measured if r.is_speculative and r.speedup and place(r) == place(chosen)]
-    best = max(rivals, key=lambda r: r.speedup or 0.0, default=chosen)
+    rivals = (r for r in data.measured if r.is_speculative and r.speedup and place(r) == place(chosen))
+    best = fastest(rivals) or chosen
     speedup, own = best.speedup or 0.0, chosen.speedup or 0.0
     if best is chosen or speedup <= own or not own:
         return ""
@@ -141,32 +136,25 @@ def _span(record: Record) -> str:
     return f"{record.speedup_low or record.speedup or 0:.2f}–{record.speedup_high or record.speedup or 0:.2f}"
 
 
-def _whole_request(data: ReportData) -> list[Fact]:
-    """Time and cost with prefill in them, of a plan that knows the length of the output; else the first token's."""
+def _plan_facts(data: ReportData) -> Iterable[Fact]:
+    """Time and cost of requests of a known length; and another batch without a draft, where it does more."""
     if data.plan is None:
-        return []
-    best = data.plan.best
+        return
+    best, ceiling = data.plan.best, data.plan.best_autoregressive
     if best.request_s is None:
-        return [Fact(label="First token", value=format_seconds(best.ttft_s), detail="one request alone")]
-    detail = f"first token after {format_seconds(best.first_token_s)}"
-    if best.is_speculative:
-        detail += f"; {best.request_speedup:.2f}× as fast as without speculation"
-    facts = [Fact(label="Whole request", value=format_seconds(best.request_s), detail=detail)]
-    if best.cost_per_million_tokens_usd is not None:
-        value = f"${best.cost_per_million_tokens_usd:.2f}"
-        facts.append(Fact(label="Per million tokens", value=value, detail="prefill included"))
-    return facts
-
-
-def _throughput(data: ReportData) -> list[Fact]:
-    """How much more another batch does without a draft, where it does more."""
-    if data.plan is None or not data.plan.best.is_speculative:
-        return []
-    gain, ceiling = data.plan.best.speedup_vs_best_autoregressive, data.plan.best_autoregressive
-    if gain is None or ceiling is None or gain >= 1.0:
-        return []
-    detail = f"the tokens per second and device, without a draft at batch {ceiling.batch_size}"
-    return [Fact(label="For throughput alone", value=f"{1.0 / gain:.3g}×", detail=detail)]
+        yield Fact(label="First token", value=format_seconds(best.ttft_s), detail="one request alone")
+    else:
+        detail = f"first token after {format_seconds(best.first_token_s)}"
+        if best.is_speculative:
+            detail += f"; {best.request_speedup:.2f}× as fast as without speculation"
+        yield Fact(label="Whole request", value=format_seconds(best.request_s), detail=detail)
+        if best.cost_per_million_tokens_usd is not None:
+            value = f"${best.cost_per_million_tokens_usd:.2f}"
+            yield Fact(label="Per million tokens", value=value, detail="prefill included")
+    gain = best.speedup_vs_best_autoregressive
+    if best.is_speculative and gain is not None and ceiling is not None and gain < 1.0:
+        detail = f"the tokens per second and device, without a draft at batch {ceiling.batch_size}"
+        yield Fact(label="For throughput alone", value=f"{1.0 / gain:.3g}×", detail=detail)
 
 
 def _range(record: Record) -> str:
@@ -185,8 +173,9 @@ def when_not(data: ReportData, reference: Record) -> str:
     if data.plan is not None:
         return _when_not_planned(data.plan.gamma_table, reference)
     for rows, word in ((data.measured, "measured"), (data.predicted, "predicted")):
-        losses = sorted({(r.batch_size, r.context_len) for r in rows if r.is_speculative and _loses(r, rows)})
-        if losses:
+        drafted = [row for row in rows if row.is_speculative]
+        paying = {(row.batch_size, row.context_len) for row in drafted if (row.speedup or 0) >= 1}
+        if losses := sorted({(row.batch_size, row.context_len) for row in drafted} - paying):
             places = _listing([f"batch {b} with context {thousands(c)}" for b, c in losses[:3]])
             more = f" and {len(losses) - 3} more" if len(losses) > 3 else ""
             return f"Leave it off at {places}{more}: every draft {word} there was slower than none."
@@ -213,12 +202,6 @@ def _when_not_planned(grid: GammaTable, reference: Record) -> str:
     if parts:
         return f"Leave it off {'; and '.join(parts)}. {doubt}".strip()
     return "It pays at every batch size and context that was planned." if seen == {"pays"} else doubt
-
-
-def _loses(row: Record, rows: Sequence[Record]) -> bool:
-    """No configuration at the row's batch and context gains."""
-    place = (row.batch_size, row.context_len)
-    return all((r.speedup or 0) < 1 for r in rows if r.is_speculative and (r.batch_size, r.context_len) == place)
 
 
 def _about(tokens: float) -> str:

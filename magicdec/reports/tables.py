@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from magicdec.reports.data import (
     candidate_record,
     has_weak_baseline,
     median_pair,
-)
+)  # fmt: skip
 from magicdec.reports.text import GAMMA, thousands
 from magicdec.units import format_bytes, format_seconds
 
@@ -128,34 +129,25 @@ def format_value(column: Column, value: Value) -> str:
 # Error of the predictions --------------------------------------------------------------------------------------------
 
 
-ERROR_COLUMNS: tuple[tuple[str, str, Kind], ...] = (
-    ("points", "Points", "integer"),
-    ("median_error", "Median error", "percent"),
-    ("p90_error", "90th percentile", "percent"),
-    ("max_error", "Largest", "percent"),
-    ("bias", "Bias", "signed_percent"),
-    ("normalised_median_error", "Median, normalised", "percent"),
-    ("normalised_p90_error", "90th, normalised", "percent"),
-    ("noise_floor", "Noise floor", "percent"),
-)
-
-
 def label_of(record: Record) -> str:
     return f"batch {record.batch_size}, context {record.context_len}, {describe(record, symbol=GAMMA)}"
 
 
 def error_table(comparison: Comparison) -> Table | None:
     """The error statistics of each term; those normalised to the machine's speed where the records allow it."""
-    summaries = comparison.summaries
-    if not summaries:
+    if not (summaries := comparison.summaries):
         return None
+
+    def of_summary(name: str, title: str, kind: Kind = "percent") -> Column:
+        return Column(name, title, kind, lambda item: getattr(item[1], name))
+
     columns = (
         Column("term", "Term", value=lambda item: TERMS[item[0]]),
-        *(
-            Column(name, title, kind, lambda item, name=name: getattr(item[1], name))  # type: ignore[misc]
-            for name, title, kind in ERROR_COLUMNS
-        ),
-    )
+        of_summary("points", "Points", "integer"), of_summary("median_error", "Median error"),
+        of_summary("p90_error", "90th percentile"), of_summary("max_error", "Largest"),
+        of_summary("bias", "Bias", "signed_percent"), of_summary("normalised_median_error", "Median, normalised"),
+        of_summary("normalised_p90_error", "90th, normalised"), of_summary("noise_floor", "Noise floor"),
+    )  # fmt: skip
     inside, total = comparison.covered
     note = "Error is predicted / measured − 1; the bias is the median of the signed errors."
     if any(summary.normalised_median_error is not None for summary in summaries.values()):
@@ -163,22 +155,17 @@ def error_table(comparison: Comparison) -> Table | None:
     if total:
         note += f" {inside} of {total} measured speedups lie inside their predicted 90 % interval."
     table = Table.of("errors", "Error of the predictions, term by term", columns, summaries.items(), note=note)
-    return table.without_empty(*(column.name for column in columns[-3:]))
+    return table.without_empty("normalised_median_error", "normalised_p90_error", "noise_floor")
 
 
 def case_table(comparison: Comparison) -> Table:
     """The errors of the speedups, and what following the plan loses, by batch, context and temperature."""
     columns = (
-        BATCH,
-        CONTEXT,
-        Column("temperature", "Temperature", "number"),
-        Column("points", "Points", "integer"),
-        Column("median_error", "Median error", "percent"),
-        Column("p90_error", "90th percentile", "percent"),
+        BATCH, CONTEXT, Column("temperature", "Temperature", "number"), Column("points", "Points", "integer"),
+        Column("median_error", "Median error", "percent"), Column("p90_error", "90th percentile", "percent"),
         Column("other_median_error", "Median elsewhere", "percent"),
-        Column("other_p90_error", "90th elsewhere", "percent"),
-        Column("regret", "Regret", "percent"),
-    )
+        Column("other_p90_error", "90th elsewhere", "percent"), Column("regret", "Regret", "percent"),
+    )  # fmt: skip
     return Table.of("cases", "Speedups by case", columns, comparison.cases)
 
 
@@ -213,16 +200,12 @@ def result_table(data: ReportData) -> Table | None:
         return lambda row: value(pair) if (pair := pairs.get(row.key)) else None
 
     columns = (
-        Column("draft", "Draft", value=_method),
-        BUDGET,
-        GAMMA_COLUMN,
+        Column("draft", "Draft", value=_method), BUDGET, GAMMA_COLUMN,
         replace(SPEEDUP, value=drafted(lambda row: row.speedup)),
         Column("spread", "Lowest–highest", value=_interval),
         Column("predicted_speedup", "Predicted", "ratio", paired(lambda pair: pair.predicted.speedup)),
         Column("error", "Error", "signed_percent", paired(lambda pair: pair.error("speedup"))),
-        BATCH,
-        CONTEXT,
-        Column("step_s", "Step", "seconds"),
+        BATCH, CONTEXT, Column("step_s", "Step", "seconds"),
         Column("tokens_per_step", "Tokens per step", "number", drafted(lambda row: row.expected_tokens_per_step)),
         Column("tokens_per_s", "Tokens/s", "rate", lambda row: median_pair(row)[0]),
         Column("baseline_tokens_per_s", "Its baseline", "rate", drafted(lambda row: median_pair(row)[1])),
@@ -230,7 +213,7 @@ def result_table(data: ReportData) -> Table | None:
         Column("speedup_static_batch", "Static batch", "ratio"),
         Column("refilled_tokens_per_s", "Refilled tokens/s", "rate"),
         Column("speedup_refilled", "Refilled", "ratio"),
-    )
+    )  # fmt: skip
     note = (
         "Steady state. Each repetition is paired with an autoregressive run beside it: the speedup is the median of "
         "the pairs, tokens/s and baseline are of that pair, and the spread is the lowest and highest pair."
@@ -239,8 +222,12 @@ def result_table(data: ReportData) -> Table | None:
         note += f" {WEAK_BASELINE_NOTE}"
     if any(record.adaptive for record in data.measured):
         note += " “γ up to”: chosen anew each step."
-    table = Table.of("results", "Measured configurations", columns, sorted(data.measured, key=_order), note=note)
-    return table.without_empty(*(column.name for column in columns[-4:]))
+
+    def order(row: Record) -> tuple[object, ...]:
+        return row.model, row.batch_size, row.context_len, row.draft_method, row.draft_budget or 0, row.gamma
+
+    table = Table.of("results", "Measured configurations", columns, sorted(data.measured, key=order), note=note)
+    return table.without_empty("baseline_mbu", "speedup_static_batch", "refilled_tokens_per_s", "speedup_refilled")
 
 
 def candidate_table(data: ReportData) -> Table | None:
@@ -248,35 +235,24 @@ def candidate_table(data: ReportData) -> Table | None:
     if data.plan is None or not data.plan.candidates:
         return None
     plan = data.plan
+
+    def spread(name: str) -> Column:
+        return Column(name, name[:2].upper(), "integer", lambda row: size if (size := getattr(row, name)) > 1 else None)
+
     columns = (
         Column("draft", "Draft", value=lambda row: _method(candidate_record(plan, row))),
-        BUDGET,
-        GAMMA_COLUMN,
-        SPEEDUP,
+        BUDGET, GAMMA_COLUMN, SPEEDUP,
         Column("interval", "90 % interval", value=lambda row: _interval(candidate_record(plan, row))),
-        Column("verdict", "Verdict"),
-        BATCH,
-        CONTEXT,
-        Column("tp_size", "TP", "integer"),
-        *(
-            Column(name, name[:2].upper(), "integer", lambda row, name=name: _above_one(getattr(row, name)))  # type: ignore[misc]
-            for name in SPREAD_FIELDS
-        ),
-        Column("step_s", "Step", "seconds"),
+        Column("verdict", "Verdict"), BATCH, CONTEXT, Column("tp_size", "TP", "integer"),
+        *map(spread, SPREAD_FIELDS), Column("step_s", "Step", "seconds"),
         Column("tokens_per_step", "Tokens/step", "number", lambda row: row.expected_tokens_per_step),
-        Column("tokens_per_s", "Tokens/s", "rate"),
-        Column("request_ttft_s", "First token", "seconds"),
-        Column("request_s", "Whole request", "seconds"),
-        Column("request_speedup", "Its speedup", "ratio"),
-        Column("cost_per_million_tokens_usd", "$ per million tokens", "number"),
-        Column("bound_by", "Bound by"),
+        Column("tokens_per_s", "Tokens/s", "rate"), Column("request_ttft_s", "First token", "seconds"),
+        Column("request_s", "Whole request", "seconds"), Column("request_speedup", "Its speedup", "ratio"),
+        Column("cost_per_million_tokens_usd", "$ per million tokens", "number"), Column("bound_by", "Bound by"),
         Column("fits", "Fits", value=lambda row: "yes" if row.fits else "no"),
-        Column(
-            "acceptance_range",
-            "Acceptance",
-            value=lambda row: "extrapolated" if row.acceptance_extrapolated else "in range",
-        ),
-    )
+        Column("acceptance_range", "Acceptance",
+               value=lambda row: "extrapolated" if row.acceptance_extrapolated else "in range"),
+    )  # fmt: skip
     fastest_first = sorted(plan.candidates, key=lambda each: -each.speedup)
     table = Table.of("candidates", "What the plan considered", columns, fastest_first)
     return table.without_empty(
@@ -286,23 +262,23 @@ def candidate_table(data: ReportData) -> Table | None:
 
 def environment_table(data: ReportData) -> Table | None:
     """Where the records come from, one row per distinct environment."""
-    rows: dict[tuple[Value, ...], tuple[Value, ...]] = {}
-    counts: dict[tuple[Value, ...], int] = {}
+    last: dict[tuple[Value, ...], Value] = {}
+    counts: Counter[tuple[Value, ...]] = Counter()
     for record in data.measured:
         env = record.environment
         versions = ", ".join(f"{k} {v}" for k, v in sorted(env.versions.items()))
         key = (record.model, record.device, record.dtype, env.host_cpu, env.python, versions, env.commit)
-        counts[key] = counts.get(key, 0) + 1
-        rows[key] = (*key, env.created_utc, counts[key])
-    if not rows:
+        counts[key] += 1
+        last[key] = env.created_utc
+    if not last:
         return None
-    titles = ("Model", "Device", "Data type", "Processor", "Python", "Versions", "Commit", "Last record (UTC)")
-    names = ("model", "device", "dtype", "host_cpu", "python", "versions", "commit", "created_utc")
     columns = (
-        *(Column(n, t) for n, t in zip(names, titles, strict=True)),
-        Column("records", "Records", "integer"),
-    )
-    return Table(name="environment", title="Where it was measured", columns=columns, rows=tuple(rows.values()))
+        Column("model", "Model"), Column("device", "Device"), Column("dtype", "Data type"),
+        Column("host_cpu", "Processor"), Column("python", "Python"), Column("versions", "Versions"),
+        Column("commit", "Commit"), Column("created_utc", "Last record (UTC)"), Column("records", "Records", "integer"),
+    )  # fmt: skip
+    rows = tuple((*key, last[key], count) for key, count in counts.items())
+    return Table("environment", "Where it was measured", columns, rows)
 
 
 def gamma_table(data: ReportData) -> Table | None:
@@ -310,11 +286,7 @@ def gamma_table(data: ReportData) -> Table | None:
     if data.plan is None:
         return None
     grid = data.plan.gamma_table
-    columns = (
-        BATCH,
-        *(Column(f"context_{c}", thousands(c), "integer") for c in grid.context_lens),
-        Column("break_even_context", "Faster from context on"),
-    )
+    contexts = (Column(f"context_{c}", thousands(c), "integer") for c in grid.context_lens)
     rows = []
     for batch, gammas, fits, start in zip(
         grid.batch_sizes, grid.gamma_of_steps, grid.fits, grid.break_even_context, strict=True
@@ -325,7 +297,8 @@ def gamma_table(data: ReportData) -> Table | None:
         f"Best γ of {grid.draft_name} for each batch size (rows) and context length (columns), as exported; 0 = draft "
         "nothing; empty = does not fit in memory."
     )
-    return Table(name="gamma", title="Which γ to use", note=note, columns=columns, rows=tuple(rows))
+    columns = (BATCH, *contexts, Column("break_even_context", "Faster from context on"))
+    return Table("gamma", "Which γ to use", columns, tuple(rows), note)
 
 
 def faster_from(start: float | None, shortest: int) -> str | None:
@@ -335,17 +308,19 @@ def faster_from(start: float | None, shortest: int) -> str | None:
     return f"≤ {thousands(shortest)}" if start <= shortest else thousands(round(start))
 
 
-def _report_errors(data: ReportData) -> Table | None:
-    return error_table(data.comparison)
+TABLES: dict[str, Callable[[ReportData], Table | None]] = {
+    "errors": lambda data: error_table(data.comparison),
+    "results": result_table,
+    "gamma": gamma_table,
+    "candidates": candidate_table,
+    "environment": environment_table,
+}
+"""In the order of the report."""
 
 
 def all_tables(data: ReportData) -> list[Table]:
     """The tables that the data has rows for."""
-    made = [make(data) for make in (_report_errors, result_table, gamma_table, candidate_table, environment_table)]
-    return [table for table in made if table is not None]
-
-
-TABLE_NAMES = ("errors", "results", "gamma", "candidates", "environment")
+    return [table for make in TABLES.values() if (table := make(data)) is not None]
 
 
 def _method(record: Record) -> str:
@@ -353,22 +328,7 @@ def _method(record: Record) -> str:
     return f"{name}, γ up to" if record.adaptive else name
 
 
-def _above_one(size: int) -> int | None:
-    return size if size > 1 else None
-
-
 def _interval(record: Record) -> str | None:
     if record.speedup_low is None or record.speedup_high is None or not record.is_speculative:
         return None
     return f"{record.speedup_low:.2f}–{record.speedup_high:.2f}"
-
-
-def _order(record: Record) -> tuple[object, ...]:
-    return (
-        record.model,
-        record.batch_size,
-        record.context_len,
-        record.draft_method,
-        record.draft_budget or 0,
-        record.gamma,
-    )

@@ -8,8 +8,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from magicdec.explore.page import FIGURES
-from magicdec.explore.server import Server
+from magicdec.explore.server import FIGURES, Server
 from tests.headless import DESKTOP, PHONE, accessibility_faults, opened, too_wide
 
 pytestmark = pytest.mark.slow

@@ -19,8 +19,7 @@ import pytest
 
 import magicdec
 from magicdec.errors import ConfigError
-from magicdec.explore.page import FIGURES, Explorer
-from magicdec.explore.server import Server
+from magicdec.explore.server import FIGURES, Explorer, Server
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.plan_document import Candidate
 from tests.pace import cpu_seconds, slowness

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.explore.page import Explorer
+from magicdec.explore.server import Explorer
 from magicdec.explore.state import CONTROLS, METHODS, Catalog, link
 from magicdec.plan_request import Request, options
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
@@ -122,7 +122,7 @@ def test_every_control_is_an_option_and_every_method_one_of_the_planners() -> No
 
 
 def test_an_output_length_and_a_price_give_whole_requests_on_the_page() -> None:
-    from magicdec.explore.page import Explorer
+    from magicdec.explore.server import Explorer
 
     explorer = Explorer(Catalog())
     query = "model=llama-3.1-8b&hardware=h100-sxm-80gb&tp=1&batch=8&context=8192&gen_len=200&price=2"
