@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from magicdec.naming import describe, device_name
-from magicdec.plan_document import GammaTable, verdict_of
+from magicdec.plan_document import GammaTable, Plan, Traffic, verdict_of
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, fastest, has_weak_baseline, median_pair
+from magicdec.reports.terminal_plan import traffic_answer
 from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands
-from magicdec.units import format_seconds
+from magicdec.units import format_number, format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ def headline(data: ReportData) -> Headline:
         rate = f" at {baseline.tokens_per_s:.0f} tokens/s" if baseline.tokens_per_s else ""
         answer = f"Decoded without a draft{rate}; no speculation was tried"
         return Headline(question=_question(baseline), answer=answer, certainty="", when_not="", facts=())
+    if data.plan is not None and data.plan.traffic is not None:
+        return _under_arrivals(data.plan, data.plan.traffic, reference)
     measured, predicted = data.find_measured(reference), data.find_predicted(reference)
     was_ranked = any(row.is_speculative for row in data.rows)  # not so in a plan without acceptance rates
     return Headline(
@@ -53,6 +56,27 @@ def headline(data: ReportData) -> Headline:
         better=_better(data, measured) if measured is not None else "",
         facts=(*_facts(reference, measured, predicted), *_plan_facts(data)),
     )
+
+
+def _under_arrivals(plan: Plan, traffic: Traffic, reference: Record) -> Headline:
+    """The devices for a rate of arrivals; the steady state of a batch that is always full is said next to it."""
+    best, request = traffic.best, plan.request
+    limits = {"TTFT": (best.ttft, request.ttft_p95_s), "TPOT": (best.tpot, request.tpot_p95_s)}
+    facts = [
+        Fact(label=f"{name} p95", value=format_seconds(found.p95),
+             detail="" if limit is None else f"limit {format_seconds(limit)}")
+        for name, (found, limit) in limits.items() if found is not None
+    ]  # fmt: skip
+    if best.highest_rate_per_s:
+        rate = f"{format_number(best.highest_rate_per_s)}/s"
+        facts.append(Fact(label="Highest rate", value=rate, detail="that keeps the limits"))
+    full = _answer(reference, None, reference)
+    return Headline(
+        question=f"How many {device_name(plan.hardware)} serve {plan.model} at {format_number(traffic.rate_per_s)} "
+        "requests/s, and does a draft help?",
+        answer=traffic_answer(traffic), certainty=f"simulated, {traffic.num_requests} requests", facts=tuple(facts),
+        when_not=f"If a batch of {reference.batch_size} were always full: {full[0].lower()}{full[1:]}.",
+    )  # fmt: skip
 
 
 def _question(record: Record) -> str:

@@ -230,39 +230,27 @@ def test_comments_fit_a_terminal_and_state_the_whole_request(engine: str) -> Non
     assert f"{document.best.request_speedup:.2f} times as fast as without" in text
 
 
-@pytest.mark.parametrize(
-    ("engine", "flags"),
-    [
-        ("vllm", "--tensor-parallel-size 8|--pipeline-parallel-size 2|--nnodes 2|--max-num-seqs 32"),
-        ("sglang", "--tp-size 8|--pp-size 2|--nnodes 2|--max-running-requests 32"),
-        ("trtllm", "--tp_size 8 --pp_size 2 --max_batch_size 32"),
-    ],
-)
-def test_stages_are_written_for_each_engine(engine: str, flags: str) -> None:
-    text = export(engine, spread_plan("llama-3.1-405b", tp_size=8, pp_size=2))
-    assert all(each in text for each in flags.split("|")), text
-    assert "tp 8 x pp 2" in text
-    assert "2 nodes" in text
+SPREADS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "tp 8 x pp 2": ("llama-3.1-405b", {"tp_size": 8, "pp_size": 2}, {
+        "vllm": "--tensor-parallel-size 8|--pipeline-parallel-size 2|--nnodes 2|--max-num-seqs 32",
+        "sglang": "--tp-size 8|--pp-size 2|--nnodes 2|--max-running-requests 32",
+        "trtllm": "--tp_size 8 --pp_size 2 --max_batch_size 32",
+    }),
+    "2 nodes": ("deepseek-v3", {"ep_size": 16, "dp_attention": True}, {
+        "vllm": "--tensor-parallel-size 1|--enable-expert-parallel|--data-parallel-size 16|--data-parallel-size-local 8"
+                "|--all2all-backend deepep_low_latency|--max-num-seqs 2",
+        "sglang": "--tp-size 16|--dp-size 16|--enable-dp-attention|--enable-dp-lm-head|--moe-dense-tp-size 1"
+                  "|--ep-size 16|--moe-a2a-backend deepep|--max-running-requests 32",
+        "trtllm": "--tp_size 16 --ep_size 16 --max_batch_size 2|enable_attention_dp: true",
+    }),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("engine", "flags"),
-    [
-        (
-            "vllm",
-            "--tensor-parallel-size 1|--enable-expert-parallel|--data-parallel-size 16|--data-parallel-size-local 8"
-            "|--all2all-backend deepep_low_latency|--max-num-seqs 2",
-        ),
-        (
-            "sglang",
-            "--tp-size 16|--dp-size 16|--enable-dp-attention|--enable-dp-lm-head|--moe-dense-tp-size 1|--ep-size 16"
-            "|--moe-a2a-backend deepep|--max-running-requests 32",
-        ),
-        ("trtllm", "--tp_size 16 --ep_size 16 --max_batch_size 2|enable_attention_dp: true"),
-    ],
-)
-def test_data_parallel_attention_is_written_for_each_engine(engine: str, flags: str) -> None:
-    """32 sequences over 16 groups: the engines that count by group are told 2."""
-    text = export(engine, spread_plan("deepseek-v3", ep_size=16, dp_attention=True))
-    assert all(each in text for each in flags.split("|")), text
-    assert "2 nodes" in text
+@pytest.mark.parametrize("spread", SPREADS)
+def test_a_spread_replica_is_written_for_each_engine(spread: str) -> None:
+    """With 32 sequences over 16 groups, the engines that count by group are told 2."""
+    model, how, flags = SPREADS[spread]
+    document = spread_plan(model, **how)
+    for engine, wanted in flags.items():
+        text = export(engine, document)
+        assert all(each in text for each in (*wanted.split("|"), spread, "2 nodes")), text

@@ -1,10 +1,11 @@
-"""`magicdec report`: files in, files out, and one line where that cannot be."""
+"""`magicdec report`, `plot` and `export`: files in, files out, and one line where that cannot be."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 import typer
@@ -14,7 +15,8 @@ from pypdf import PdfReader
 from samples_reports import grid, plan
 from typer.testing import CliRunner
 
-from magicdec.commands.report import report_command
+import magicdec
+from magicdec.commands.report import export_command, plot_command, report_command
 from magicdec.errors import ConfigError, MagicdecError, StorageError
 from magicdec.plan_document import plan_of
 from magicdec.records import append_record
@@ -27,7 +29,7 @@ from magicdec.reports.tables import all_tables
 @pytest.fixture
 def inputs(tmp_path: Path) -> tuple[Path, Path]:
     records, document = tmp_path / "records.jsonl", tmp_path / "plan.json"
-    for record in grid()[:12]:
+    for record in grid()[:16]:
         append_record(records, record)
     document.write_text(plan().to_json())
     return records, document
@@ -35,7 +37,8 @@ def inputs(tmp_path: Path) -> tuple[Path, Path]:
 
 def run(*arguments: object) -> str:
     app = typer.Typer()
-    app.command()(report_command)
+    for name, command in {"report": report_command, "plot": plot_command, "export": export_command}.items():
+        app.command(name)(command)
     result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
@@ -43,7 +46,7 @@ def run(*arguments: object) -> str:
 
 def test_writes_both_files_and_prints_their_paths(inputs: tuple[Path, Path], tmp_path: Path) -> None:
     html, pdf = tmp_path / "out" / "report.html", tmp_path / "out" / "report.pdf"
-    printed = run(inputs[0], "--plan", inputs[1], "-o", html, "-o", pdf)
+    printed = run("report", inputs[0], "--plan", inputs[1], "-o", html, "-o", pdf)
     assert printed.split() == [str(html), str(pdf)]
     assert html.read_text().startswith("<!doctype html>")
     assert len(PdfReader(pdf).pages) >= 2
@@ -63,7 +66,7 @@ def test_a_users_mistake_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MagicdecError, match=message) as error:
-        run(*arguments)
+        run("report", *arguments)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -71,7 +74,7 @@ def test_a_users_mistake_is_one_line(
 def test_an_unwritable_path_is_refused_before_the_work(inputs: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file where a directory is needed")
     with pytest.raises(StorageError, match=r"cannot write .*report\.html"):
-        run(inputs[0], "-o", tmp_path / "file" / "report.html")
+        run("report", inputs[0], "-o", tmp_path / "file" / "report.html")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_a_damaged_plan_is_refused_with_its_name(text: str, message: str, tmp_pa
     document = tmp_path / "plan.json"
     document.write_text(text)
     with pytest.raises(ConfigError, match=message) as error:
-        run("--plan", document, "-o", tmp_path / "report.html")
+        run("report", "--plan", document, "-o", tmp_path / "report.html")
     assert "plan.json" in str(error.value)
 
 
@@ -123,3 +126,62 @@ def test_a_plan_is_refused_or_reported(part: str, value: object, data: st.DataOb
     for engine in ("vllm", "sglang", "trtllm"):
         with contextlib.suppress(ConfigError):
             export(engine, read)
+
+
+def test_a_figure_in_every_format(inputs: tuple[Path, Path], tmp_path: Path) -> None:
+    for suffix, check in {
+        ".svg": lambda b: ET.fromstring(b).tag.endswith("svg"),
+        ".png": lambda b: b.startswith(b"\x89PNG"),
+        ".csv": lambda b: b.startswith(b"batch_size,context_len,speedup,gamma,verdict\n"),
+        ".json": lambda b: json.loads(b)["name"] == "heatmap",
+        ".md": lambda b: b.startswith(b"| Batch | Context |"),
+    }.items():
+        path = tmp_path / f"figure{suffix}"
+        assert run("plot", "heatmap", inputs[0], "--plan", inputs[1], "-o", path).strip() == str(path)
+        assert check(path.read_bytes())
+
+
+def test_a_table_goes_to_stdout(inputs: tuple[Path, Path]) -> None:
+    assert run("plot", "errors", inputs[0]).startswith("| Term |")
+    assert run("plot", "errors", inputs[0], "--format", "csv").startswith("term,points,")
+
+
+def test_list_names_what_there_is() -> None:
+    assert "heatmap" in run("plot", "list")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["heatmapp"], "did you mean heatmap"),
+        (["scatter", "--format", "png"], "give -o"),
+        (["errors", "--format", "svg"], "a table is not written as svg"),
+        (["errors", "-o", "x.docx"], "cannot tell the format"),
+    ],
+)
+def test_mistakes_name_what_would_do(arguments: list[str], message: str, inputs: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run("plot", *arguments, inputs[0])
+
+
+def test_a_figure_without_its_data_says_so(inputs: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match="nothing to draw 'roofline' from"):
+        run("plot", "roofline", inputs[0])
+
+
+def test_export_prints_or_writes(inputs: tuple[Path, Path], tmp_path: Path) -> None:
+    planned = tmp_path / "planned.json"
+    planned.write_text(magicdec.plan(batch=64, context=32768).to_json())
+    text = run("export", "vllm", planned)
+    assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in text
+    run("export", "vllm", planned, "-o", tmp_path / "flags.sh")
+    assert (tmp_path / "flags.sh").read_text() == text
+    with pytest.raises(ConfigError, match="'local-cpu' is not in the catalog; give its profile with --hardware"):
+        run("export", "vllm", inputs[1])
+
+
+def test_a_plan_among_the_records_is_taken_for_what_it_is(inputs: tuple[Path, Path]) -> None:
+    given = run("plot", "heatmap", inputs[0], "--plan", inputs[1], "--format", "csv")
+    assert run("plot", "heatmap", inputs[1], inputs[0], "--format", "csv") == given
+    with pytest.raises(ConfigError, match="one plan"):
+        run("plot", "heatmap", inputs[1], "--plan", inputs[1])

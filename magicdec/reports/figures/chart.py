@@ -30,7 +30,7 @@ CSS_VARIABLES = {
     INK: "--ink", MUTED: "--muted", GRID: "--rule", PAPER: "--paper", ON_COLOUR: "--on-colour",
     BLUE: "--blue", RED: "--red", GREEN: "--green", PURPLE: "--purple", OCHRE: "--ochre", GREY: "--grey",
 }  # fmt: skip
-WIDTH_IN = 4.7
+WIDTH_IN, MOST_TICKS = 4.7, 12
 TITLE_SIZE, TITLE_X, LINE_HEIGHT, POINTS_PER_INCH = 10.0, 0.02, 1.35, 72.0
 RC: Any = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9, "axes.titlesize": 9,
@@ -140,8 +140,13 @@ def _wrapped(text: str, drawn: Text, limit: float) -> list[str]:
 
 
 def plain_ticks(axis: Any, values: Sequence[float]) -> None:
-    """Ticks at these values and nowhere else, written out."""
-    axis.set_ticks(list(values), labels=[thousands(v) for v in values])
+    """Ticks at these values of a logarithmic axis, where there is room, and nowhere else, written out."""
+    apart = (values[-1] / values[0]) ** (1 / MOST_TICKS)
+    kept: list[float] = []
+    for value in reversed(values):
+        if not kept or kept[-1] / value >= apart:
+            kept.append(value)
+    axis.set_ticks(kept[::-1], labels=[thousands(v) for v in kept[::-1]])
     axis.set_ticks([], minor=True)
 
 

@@ -258,6 +258,8 @@ def _devices(traffic: Traffic) -> str:
 
 def latency_by_rate(data: ReportData) -> Chart | None:
     """95th percentiles of TTFT and TPOT over rates of arrivals, with and without speculation."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     if data.plan is None or (traffic := _traffic(data)) is None:
         return None
     chart = Chart("traffic", height=4.6, rows=2, sharex=True)
@@ -271,6 +273,9 @@ def latency_by_rate(data: ReportData) -> Chart | None:
         if limit is not None:
             axes.axhline(limit / MILLI, color=RED, lw=1, ls="--")
         axes.set(ylabel=f"{what.upper()} p95 (ms)", yscale="log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(lambda value, _: thousands(value))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     for name, loads in shown:
         for load in loads:
             seconds = [getattr(getattr(load, what), which, None) for what in limits for which in WHICH]

@@ -259,7 +259,10 @@ def predicted_vs_measured(data: ReportData) -> Chart | None:
         return None
     chart = Chart("scatter", height=3.9)
     (axes,) = chart.axes
-    values = [v for p in pairs for v in (p.measured.speedup, p.predicted.speedup) if v is not None]
+    values = [
+        v for p in pairs for r in (p.measured, p.predicted)
+        for v in (r.speedup, r.speedup_low, r.speedup_high) if v is not None
+    ]  # fmt: skip
     low, high = min(*values, 1.0) * 0.94, max(*values, 1.0) * 1.06
     _agreement(axes, low, high)
     groups = sorted({draft_name(p.measured.draft, p.measured.draft_method) for p in pairs})

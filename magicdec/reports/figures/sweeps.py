@@ -82,9 +82,11 @@ def _legend(axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def _label_ends(axes: Axes, lines: Sequence[Line]) -> None:
-    """Each line's name at its right end, moved up where two would overlap; long names stand in the legend."""
+    """Each line's name at its right end, moved up where two would overlap; long names, and those of lines that end amid
+    others, stand in the legend."""
     coloured = list(zip(lines, SERIES, strict=False))
-    if max(len(line.name) for line in lines) > LONGEST_LABEL:
+    lasts = {(line.predicted or line.measured)[-1].x for line in lines}
+    if max(len(line.name) for line in lines) > LONGEST_LABEL or len(lasts) > 1:
         for line, colour in coloured:
             axes.plot([], [], color=colour, label=line.name)
         axes.legend(loc="best")
