@@ -158,6 +158,7 @@ def records(folder: Path, count: int) -> Iterator[Case]:
         file.write_text(f"{json.dumps(changed)}\n{good}\n")
         yield Case(f"export: {what}", ("records", "export", str(file), "-o", out))
         yield Case(f"ls: {what}", ("records", "ls", str(file)))
+    yield Case("ls: no record", ("records", "ls", str(MODELS_DIRECTORY / "llama-3.1-8b.json")))
     numbers = [name for name, value in rows[-1].items() if isinstance(value, float)]
     rng = random.Random(5)
     for _ in range(count // 6):
