@@ -205,7 +205,7 @@ def _times(row: Candidate) -> str:
 
 
 def unsupported(engine: str, plan: Deployment) -> list[str]:
-    """What of the plan the engine cannot do, or what is lost without it: the cache's format, a sparse-KV draft."""
+    """Parts of the plan that the engine cannot do: the cache's format, a sparse-KV draft."""
     name, best, lines = ENGINE_TITLES[engine], plan.best, cache_note(plan)
     if best.is_speculative and best.draft_budget is not None and best.draft == "self":
         lines.append(
