@@ -333,7 +333,10 @@ def _watches(test: Path, mutant: Mutant, stem: str) -> bool:
     module = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     parent, _, name = module.rpartition(".")
     return (
-        f"{module} import" in text or (f"from {parent} import" in text and name in text) or test.stem == f"test_{stem}"
+        f"{module} import" in text
+        or (parent != "magicdec.perfmodel" and f"from {parent}." in text)  # a folder is tested by its uppermost module
+        or (f"from {parent} import" in text and name in text)
+        or test.stem == f"test_{stem}"
     )
 
 
