@@ -30,7 +30,6 @@ from magicdec.perfmodel.plan.planner import plan as answer
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.plan.variations import Sensitivity
 from magicdec.perfmodel.plan.variations import sensitivity as vary
-from magicdec.perfmodel.traffic.simulate import Outcome
 from magicdec.plan_document import Candidate, Plan
 from magicdec.plan_document import load_plan as read_plan
 from magicdec.plan_request import fields_of
@@ -43,6 +42,8 @@ from magicdec.specs.workload import load_workload
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from magicdec.perfmodel.traffic.simulate import Outcome
 
 T = TypeVar("T")
 IDENTITY = ("hardware", "batch_size", "context_len", "draft", "draft_method", "draft_budget", "gamma")
