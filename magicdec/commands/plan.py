@@ -13,6 +13,7 @@ from magicdec import plan_request
 from magicdec.commands import options
 from magicdec.commands.options import OutputFormat, list_of, option, parse_ints, parse_rates, print_as, table_console
 from magicdec.plan_request import Option
+from magicdec.progress import shown_progress
 
 if TYPE_CHECKING:
     from magicdec.perfmodel.plan.variations import Sensitivity
@@ -108,12 +109,15 @@ def plan_command(
 
     For a model, devices, contexts and batches; each answer has a 90 % interval.
     """
-    from magicdec.api import plan
+    from magicdec.api import request_of
     from magicdec.files import check_writable, write_atomic
+    from magicdec.perfmodel.plan.planner import plan
 
     if output is not None:
         check_writable(output)
-    answer = plan(**{name: _read(name, value) for name, value in given.items()})
+    request = request_of(**{name: _read(name, value) for name, value in given.items()})
+    with shown_progress(not request.has_arrivals) as show:
+        answer = plan(request, show)
     if record is not None:
         _record(answer, record)
     if output is not None:

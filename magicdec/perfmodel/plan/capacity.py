@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -22,6 +22,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 from joblib import Parallel, delayed
+from joblib.parallel import get_active_backend
 
 from magicdec.counts import Z_90
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
@@ -32,6 +33,7 @@ from magicdec.perfmodel.plan.search import search
 from magicdec.perfmodel.traffic.requests import Requests, drawn, read_requests
 from magicdec.perfmodel.traffic.simulate import WARM_UP, Balance, Outcome, Server, simulate
 from magicdec.plan_document import Candidate, Moment, Percentiles, Traffic, TrafficLoad
+from magicdec.progress import Progress, Stages, Step
 from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
@@ -217,7 +219,7 @@ class Tried:
         return low
 
 
-def plan_traffic(request: PlanRequest, model: ModelSpec) -> Traffic:
+def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> Traffic:
     """The fewest devices, simulated.
 
     Raises:
@@ -230,9 +232,10 @@ def plan_traffic(request: PlanRequest, model: ModelSpec) -> Traffic:
     lengths = lengths_of(msgspec.structs.replace(request, workload=load.workload))[0]
     layouts = _layouts(load, model, lengths)
     most = request.num_gpus or MOST_DEVICES
+    stages = Stages(progress, (1.0, 3.0, 4.0))
     alone, drafted = (
-        _fewest(load, [each for each in layouts if (each.option is not None) == is_drafted], most)
-        for is_drafted in (False, True)
+        _fewest(load, [each for each in layouts if (each.option is not None) == is_drafted], most, stages.stage(number))
+        for number, is_drafted in enumerate((False, True))
     )
     found = [each for each in (alone, drafted) if each is not None]
     if not found:
@@ -242,7 +245,7 @@ def plan_traffic(request: PlanRequest, model: ModelSpec) -> Traffic:
     every = [tried for tried, _ in found]
     if best.layout.option is not None:
         every += [Tried(load=load, layout=best.layout.with_policy(name)) for name in (POLICIES[0], POLICIES[2])]
-    curves = _curves(every, load, replicas * best.layout.row.tp_size)
+    curves = _curves(every, load, replicas * best.layout.row.tp_size, stages.stage(2))
     outcome = best.at(load.rate, replicas)
     chosen = points[found.index((best, replicas))]
     return Traffic(
@@ -326,7 +329,18 @@ def _node(request: PlanRequest, model: ModelSpec, lengths: Lengths) -> int | Non
     return None if request.tp_size is not None else max(device.tp_sizes)
 
 
-def _fewest(load: Load, layouts: list[Layout], most: int) -> tuple[Tried, int] | None:
+def _each(call: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], progress: Progress, what: str) -> list[Any]:
+    """The results of all jobs, by joblib's backend."""
+    way = "generator" if get_active_backend()[0].supports_return_generator else "list"
+    results: list[Any] = []
+    progress(Step(what, done=0, total=max(len(jobs), 1)))
+    for result in Parallel(return_as=way)(delayed(call)(*job) for job in jobs):
+        results.append(result)
+        progress(Step(what, done=len(results), total=len(jobs)))
+    return results
+
+
+def _fewest(load: Load, layouts: list[Layout], most: int, progress: Progress) -> tuple[Tried, int] | None:
     """The layout and number of replicas with the fewest devices."""
 
     def analytic(layout: Layout) -> float:
@@ -335,7 +349,7 @@ def _fewest(load: Load, layouts: list[Layout], most: int) -> tuple[Tried, int] |
     ranked = sorted(layouts, key=analytic)
     close = [each for each in ranked if analytic(each) <= CLOSE * analytic(ranked[0])]
     tried = [Tried(load=load, layout=each) for each in close]
-    counts = cast(list[int | None], Parallel()(delayed(each.fewest)(most) for each in tried))
+    counts = _each(Tried.fewest, [(each, most) for each in tried], progress, "simulating layouts")
     kept = [(each, count) for each, count in zip(tried, counts, strict=True) if count is not None]
     return min(kept, key=_worth, default=None)
 
@@ -411,10 +425,10 @@ def _intervals(tried: Tried, replicas: int, rate: float, outcome: Outcome) -> di
     }  # fmt: skip
 
 
-def _curves(tried: list[Tried], load: Load, devices: int) -> list[TrafficLoad]:
+def _curves(tried: list[Tried], load: Load, devices: int, progress: Progress) -> list[TrafficLoad]:
     """Each layout over rates, on the same number of devices."""
     jobs = [(each, max(devices // each.layout.row.tp_size, 1), share * load.rate) for each in tried for share in SHARES]
-    return list(Parallel()(delayed(_point)(each, replicas, rate) for each, replicas, rate in jobs))
+    return _each(_point, jobs, progress, "simulating rates")
 
 
 def _timeline(outcome: Outcome) -> list[Moment]:

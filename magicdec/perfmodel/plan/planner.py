@@ -37,6 +37,7 @@ from magicdec.perfmodel.plan.search import Found, best_autoregressive, breakdown
 from magicdec.perfmodel.setup import Points
 from magicdec.perfmodel.speedup import Prediction, predict
 from magicdec.plan_document import Candidate, Case, Formats, MemoryUse, NeedsAcceptance, Plan
+from magicdec.progress import Progress
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.speculation import SPARSE_METHODS, DraftMethod, draft_model_name
@@ -66,8 +67,8 @@ class Answer:
     """The drafts that this case could not rank."""
 
 
-def plan(request: PlanRequest) -> Plan:
-    """Answers a request.
+def plan(request: PlanRequest, progress: Progress = lambda _: None) -> Plan:
+    """Answers a request; `progress` hears of simulations, which take seconds.
 
     Raises:
         ConfigError: an impossible combination; the message names the nearest that works.
@@ -75,7 +76,7 @@ def plan(request: PlanRequest) -> Plan:
     """
     model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
     if request.has_arrivals:
-        return _under_arrivals(request, model)
+        return _under_arrivals(request, model, progress)
     request, refused = _readable(request, model)
     answers, devices = answered(request, model, refused)
     first = answers[0]
@@ -94,11 +95,11 @@ def plan(request: PlanRequest) -> Plan:
     )  # fmt: skip
 
 
-def _under_arrivals(request: PlanRequest, model: ModelSpec) -> Plan:
+def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) -> Plan:
     """The plan of the layout and devices that a rate of arrivals takes."""
     from magicdec.perfmodel.plan.capacity import Load, plan_traffic  # most plans need no simulator
 
-    traffic = plan_traffic(request, model)
+    traffic = plan_traffic(request, model, progress)
     settled = plan(
         msgspec.structs.replace(
             request, rate=None, burstiness=1.0, requests=None, cached_len=0, ttft_p95_s=None, tpot_p95_s=None,
