@@ -193,7 +193,9 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
     batch_sizes: list[Count]
     context_lens: list[Count]
     gamma: list[list[Annotated[int, msgspec.Meta(ge=0)]]]
+    """Where a length is generated, gamma, verdict and break-even context go by whole requests, as candidates do."""
     speedup: list[list[Number]]
+    """Speedup of decoding."""
     speedup_low: list[list[Number]] | None = None
     """Ends of the 90 % interval of the draft's speedup at its best gamma, below 1 too; 0 where it cannot run."""
     speedup_high: list[list[Number]] | None = None

@@ -28,7 +28,7 @@ app = typer.Typer(help="Compare predictions with measurements.", no_args_is_help
 
 Files = Annotated[list[Path], typer.Argument(help="CSV files (.csv or .csv.gz).")]
 DEMO_EPILOG = options.examples("demo", "demo --quick -o elsewhere")
-WHOLE, QUICK = "about 5 minutes on two cores", "about 2 minutes on two cores"
+WHOLE, QUICK = "about 4 minutes on two idle cores", "about 90 s on two idle cores"
 OptionalFiles = Annotated[list[Path] | None, typer.Argument(help="CSV files; default: the shipped tables.")]
 Clock = Annotated[Literal["wall", "cpu"] | None, option(options.CLOCK_HELP)]
 
@@ -215,7 +215,7 @@ def demo_command(
         "demo-output"
     ),
     quick: Annotated[
-        bool, option("Fewer shapes, prompts and configurations: about two minutes.", None, "--quick")
+        bool, option("Fewer shapes, prompts and configurations: about 90 seconds.", None, "--quick")
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:

@@ -195,7 +195,9 @@ def _draft(record: Record) -> str:
 def when_not(data: ReportData, reference: Record) -> str:
     """Where to leave speculation off: from the plan's table, else from the rows that lost."""
     if data.plan is not None:
-        return _when_not_planned(data.plan.gamma_table, reference)
+        length = data.plan.request.gen_len
+        said = _when_not_planned(data.plan.gamma_table, reference)
+        return f"{said} That is of whole requests of {thousands(length)} tokens." if said and length else said
     for rows, word in ((data.measured, "measured"), (data.predicted, "predicted")):
         drafted = [row for row in rows if row.is_speculative]
         paying = {(row.batch_size, row.context_len) for row in drafted if (row.speedup or 0) >= 1}

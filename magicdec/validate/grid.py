@@ -334,8 +334,10 @@ def plan_local(
     draft_budgets: tuple[int, ...] = (),
     method: str | None = None,
     draft_weight_dtype: str | None = None,
+    gen_len: int = 0,
 ) -> Plan:
-    """A plan for a measured configuration's model, batch and context on the calibrated machine."""
+    """A plan for a measured configuration's model, batch and context on the calibrated machine; without a generated
+    length of decoding alone, which is what runs time."""
     dtype = PROFILE_DTYPES[request.dtype]
     return plan(
         PlanRequest(
@@ -345,7 +347,7 @@ def plan_local(
             tp_size=1,
             batch_sizes=(request.batch_size,),
             context_lens=(request.context_len,),
-            gen_len=request.gen_len,
+            gen_len=gen_len,
             draft="self",
             draft_method=method,
             draft_budgets=draft_budgets,
@@ -372,7 +374,9 @@ def predict_records(request: BenchmarkRequest, profile: LocalProfile) -> list[Re
         chosen = [s for s in request.speculations if (s.draft_method, s.draft_weight_dtype) == (method, weights)]
         budgets = tuple(sorted({s.draft_budget for s in chosen if s.draft_budget is not None}))
         documents = [
-            plan_local(request, each, draft_budgets=budgets, method=method, draft_weight_dtype=weights)
+            plan_local(
+                request, each, draft_budgets=budgets, method=method, draft_weight_dtype=weights, gen_len=request.gen_len
+            )
             for each in (profile, replace(profile, hardware=slow))
         ]
         if not documents[0].candidates:

@@ -2,8 +2,9 @@
 
 A table is of the best configuration's draft and budget (where that is autoregressive, the leading draft's), so an
 engine with this draft set up can follow it. Drafting nothing then costs something: `idle_speedup`, and the best gamma
-when that is what it is compared with. A draft's reach is the widest stretch of contexts in which its best gamma and
-budget are faster than decoding without it.
+when that is what it is compared with. Where a length is generated, whole requests say whether a draft pays, as in the
+ranking; the speedups shown are of decoding, which is what is measured. A draft's reach is the widest stretch of
+contexts in which its best gamma and budget are faster than decoding without it.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class Best:
     """A draft at its best gamma and budget of each batch and context; arrays are [batch, context]."""
 
     rows: Prediction
-    whole: WholeRequests | None
-    """Requests at the rows, where a length is generated."""
     is_usable: BoolArray
     """Whether it can run: with a budget below the context, and in memory wherever autoregressive decoding fits."""
     speedup: Array
     """Speedup of whole requests where a length is generated, else of decoding; 0 where it cannot run."""
     low: Array
     high: Array
+    decoding: Array
+    """Speedup of decoding, with the ends of its interval; 0 where it cannot run: [3, batch, context]."""
 
 
 def best_gammas(device: Device, option: DraftOption, points: Points, room: BoolArray) -> Best:
@@ -58,10 +59,12 @@ def best_gammas(device: Device, option: DraftOption, points: Points, room: BoolA
     rows = result.take(np.arange(where.size) * usable.shape[-1] + where.ravel())
     requests, speedup = seen(rows)
     bounds = interval(rows, tokens_error(rows, option.acceptance))
-    ends = (bounds.speedup_low, bounds.speedup_high) if requests is None else requests.speedup_bounds(bounds)
     is_usable = usable.any(axis=-1)
+    decoding = np.stack([rows.full(each) for each in (rows.speedup, bounds.speedup_low, bounds.speedup_high)])
+    ends = decoding[1:] if requests is None else requests.speedup_bounds(bounds)
     speedup, low, high = (np.where(is_usable, np.reshape(each, shape), 0.0) for each in (speedup, *ends))
-    return Best(rows=rows, whole=requests, is_usable=is_usable, speedup=speedup, low=low, high=high)
+    decoding = np.where(is_usable, decoding.reshape(3, *shape), 0.0)
+    return Best(rows=rows, is_usable=is_usable, speedup=speedup, low=low, high=high, decoding=decoding)
 
 
 def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> tuple[GammaTable, list[Reach]]:
@@ -87,7 +90,7 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
     reaches = [_reach(device, each, best, near) for each in drafting]
     speedup, gamma, paid = np.zeros(shape), np.zeros(shape, dtype=np.int64), np.full(shape, np.inf)
     counted = np.ones(shape, dtype=bool)  # but where the draft alone has no room: a gap in the contexts it could pay at
-    verdict, fits, set_up = np.full(shape, "does not pay"), room, {}
+    verdict, fits, shown, set_up = np.full(shape, "does not pay"), room, np.ones((len(batches), split)), {}
     if option is not None and leading is not None:
         found = best_gammas(device, option, _grid(device, best, batches, [*contexts, *fine], option, leading), room)
         rows, speedup, pays = found.rows, found.speedup, found.speedup > 1.0
@@ -97,11 +100,12 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
         paid = np.where(pays, rows.full(rows.break_even_gen_len).reshape(shape), np.inf)
         fits = np.where(pays, rows.full(rows.memory.fits).reshape(shape), room)
         verdict = np.where(pays, VERDICTS(found.low, found.high), verdict)
-        set_up = {"speedup_low": found.low[:, usual].tolist(), "speedup_high": found.high[:, usual].tolist()}
+        decoding, *ends = found.decoding[..., usual]
+        shown = np.where(pays[:, usual], decoding, 1.0)
+        set_up = {"speedup_low": ends[0].tolist(), "speedup_high": ends[1].tolist()}
         if best.is_speculative:
-            idle = alone.full(_idle_speedup(device, option, leading, alone)).ravel()
-            idle = (idle if found.whole is None else found.whole.speedup_at(idle)).reshape(shape)[:, usual]
-            followed = np.where(speedup[:, usual] > idle, chosen[:, usual], 0)
+            idle = alone.full(_idle_speedup(device, option, leading, alone)).reshape(shape)[:, usual]
+            followed = np.where(decoding > idle, chosen[:, usual], 0)
             set_up |= {"idle_speedup": idle.tolist(), "gamma_set_up": followed.tolist()}
     table = GammaTable(
         tp_size=best.tp_size,
@@ -111,7 +115,7 @@ def gamma_table(device: Device, best: Candidate, leading: Candidate | None) -> t
         batch_sizes=batches,
         context_lens=contexts,
         gamma=gamma[:, usual].tolist(),
-        speedup=np.maximum(speedup, 1.0)[:, usual].tolist(),
+        speedup=shown.tolist(),
         verdict=verdict[:, usual].tolist(),
         fits=fits[:, usual].tolist(),
         break_even_gen_len=[[int(each) if np.isfinite(each) else None for each in row] for row in paid[:, usual]],

@@ -47,6 +47,7 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     if grid is None:
         return None
     batches, contexts, cells, word = grid
+    length = data.plan.request.gen_len if data.plan is not None else 0
     chart = Chart("heatmap", height=1.3 + 0.42 * len(batches))
     (axes,) = chart.axes
     reach = max(abs(math.log(cell.speedup)) for cell in cells.values()) or 0.01
@@ -65,7 +66,8 @@ def speedup_heatmap(data: ReportData) -> Chart | None:
     return chart.told(
         title=_heatmap_title(grid),
         caption=f"{word} speedup of the best γ (in small print) over autoregressive decoding at the same batch. Blue "
-        "gains, orange loses; the heavy line is around what pays; ?: unclear; empty: does not fit or was not tried.",
+        "gains, orange loses; the heavy line is around what pays; ?: unclear; empty: does not fit or was not tried."
+        + (f" What pays is judged by whole requests of {thousands(length)} tokens." if length else ""),
         table="Speedup by batch and context",
         columns=[BATCH, CONTEXT, SPEEDUP, GAMMA_COLUMN, Column("verdict", "Verdict")],
     )
