@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
-from magicdec.perfmodel.serving import prefill_seconds, serving_time
+from magicdec.perfmodel.serving import prefill_seconds, prompt_time, serving_time
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
 from magicdec.specs.catalog import load_model_spec, model_names
@@ -229,6 +229,18 @@ def test_no_factor_makes_prompts_faster_than_the_processor():
         seconds = prefill_seconds(setup, active=1.0, prompt_len=prompt, tp_size=tp_size)
         flops = 2.0 * (model.num_parameters - 2 * model.vocab_size * model.hidden_size) * prompt / tp_size
         assert np.all(seconds > flops / hw.compute_rate("bf16")), device
+
+
+def test_an_engine_may_beat_the_rate_that_one_library_reached_on_a_cpu():
+    """Its products use vectors half as wide as the engine's may be."""
+    model, slow = load_model_spec("llama-68m"), load_engine("ours")
+    fast = msgspec.structs.replace(slow, prefill_factor=0.5)
+    hw = HardwareProfile(name="x", kind="cpu", memory_bytes=1e10, memory_bytes_per_s=4e10, flops_per_s={"fp32": 1e11})
+    times = [
+        prompt_time(Setup(model=model, hardware=hw, engine=each), prompt_len=1024.0, tp_size=1).group_seconds()["gemm"]
+        for each in (slow, fast)
+    ]
+    assert times[1] == pytest.approx(0.5 * times[0])
 
 
 @pytest.mark.parametrize("engine", SERVERS)

@@ -5,6 +5,7 @@ A pass is a list of them (`ForwardTime`). Functions are pure and broadcast over 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -107,10 +108,12 @@ def operation(
 
     No factor makes an operation faster than the memory moves its bytes and the processor's peak in `dtype` does its
     FLOPs (the curve itself may be, out of a cache). Activations count where they are all that moves: what a matrix
-    product reads of them a cache may hold.
+    product reads of them a cache may hold. A CPU has no such peak: its rate is what one library's products reached,
+    and another's may use vectors twice as wide.
     """
     moved = cost.activation_bytes if group == "elementwise" else cost.weight_bytes + cost.kv_bytes
-    least_s = np.maximum(moved / (REACHED_BANDWIDTH * at.hw.memory_bytes_per_s), cost.flops / at.hw.compute_rate(dtype))
+    peak = math.inf if at.hw.kind == "cpu" else at.hw.compute_rate(dtype)
+    least_s = np.maximum(moved / (REACHED_BANDWIDTH * at.hw.memory_bytes_per_s), cost.flops / peak)
     least_s = np.minimum(time.time_s, least_s)
     scale = count * factor
     return Op(
