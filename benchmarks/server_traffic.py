@@ -1,20 +1,22 @@
 """A vLLM server on this machine under Poisson arrivals, without speculation, with n-gram drafts and with the plugin.
 
-    python benchmarks/server_traffic.py calibrate DIRECTORY     (in the environment of `make test-vllm`)
-    python benchmarks/server_traffic.py predict DIRECTORY       before anything that is judged is measured
-    python benchmarks/server_traffic.py measure DIRECTORY       and once more, for the noise
+    python benchmarks/server_traffic.py machine DIRECTORY     (in the environment of `make test-vllm`)
+    python benchmarks/server_traffic.py judge DIRECTORY       one server after another: fitted, predicted, then measured
     python benchmarks/server_traffic.py compare DIRECTORY
 
-Server, engine and load generator share one core. The generator is vLLM's own (`vllm bench serve`; it needs pandas and
-datasets), whose seed says when requests arrive. `calibrate` fits the machine, an engine profile for each server by
-`magicdec calibrate --server`, and acceptance by the server's own counters at the rates FITTED, with other prompts.
-`predict` simulates the arrivals of the rates JUDGED, and writes percentiles with their SHA-256. `compare` prints both,
-and writes DIRECTORY/compared.json.
+Server and engine have one core, the load generator another. It is vLLM's own (`vllm bench serve`; it needs pandas and
+datasets), whose seed says when requests arrive. `machine` times the kernels. `judge` fits an engine profile to each
+running server by `magicdec calibrate --server`, and acceptance by the server's own counters at the rates FITTED, with
+other prompts; then it simulates the arrivals of the rates JUDGED, writes percentiles with their SHA-256, and only then
+sends these loads (one of them twice, for the noise): a shared machine's speed drifts, so little time lies between a fit
+and what it is judged by.
+`compare` prints both, and writes DIRECTORY/compared.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import os
@@ -33,14 +35,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "magicdec" / "data" / "embedded"
 PORT, PAGE, GAMMA, BUDGET = 8801, 64, 3, 256
-PROMPT, OUTPUT, COUNT = 800, 64, 200
+PROMPT, OUTPUT, COUNT = 800, 64, 250
 FITTED = (2.0, 4.0)
-JUDGED = {1.5: 100, 3.0: 150, 4.5: 150}
+JUDGED = {1.5: 80, 5.0: 250, 8.0: 250}
 """Requests by rate."""
-REPEATED = {3.0: 150}
+REPEATED = {5.0: 250}
 SEED = 11
 MAX_SEQUENCES, MAX_TOKENS = 64, 2048
-LOADS = ("--concurrency", "1,2,4,8,16", "--prompt-len", "256,800,1600", "--output-len", "32", "--rounds", "2")
+LOADS = ("--concurrency", "1,2,4,8,16", "--prompt-len", "256,800,1600", "--output-len", "64", "--rounds", "3")
 SPECULATION: dict[str, dict[str, Any]] = {
     "off": {},
     "ngram": {"speculative": {
@@ -53,6 +55,16 @@ SPECULATION: dict[str, dict[str, Any]] = {
         "additional": {"magicdec": {"draft_method": "streamingllm", "draft_budget": BUDGET}},
     },
 }  # fmt: skip
+SLOWNESS = tuple(round(0.6 + 0.1 * step, 1) for step in range(17))
+"""Predictions are made for machines this many times slower than while the server was fitted: a shared one drifts."""
+WATCH = """
+import json, time
+from magicdec.measure.environment import ReferenceKernels
+kernels = ReferenceKernels()
+while True:
+    print(json.dumps([time.time(), *kernels.times()]), flush=True)
+    time.sleep(1.0)
+"""
 GENERATOR = """
 import argparse
 from vllm.benchmarks import serve
@@ -77,6 +89,40 @@ def done(words: list[Any], core: int) -> None:
 
 def scrape() -> str:
     return str(urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=10).read().decode())
+
+
+@contextmanager
+def watched(given: argparse.Namespace, kind: str) -> Iterator[None]:
+    """Times reference kernels beside the load generator, each second."""
+    with (given.directory / f"{kind}.speed").open("w") as file:
+        process = run([sys.executable, "-c", WATCH], given.client_core, stdout=file)
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def moment(name: str, given: argparse.Namespace) -> Iterator[None]:
+    start = time.time()
+    yield
+    (given.directory / f"{name}.moment").write_text(json.dumps([start, time.time()]))
+
+
+def slowness(kind: str, name: str, directory: Path) -> float:
+    """How many times slower the machine was than while the server was fitted: the mean of what memory and arithmetic
+    say, in logarithms, by the median of their times."""
+
+    def medians(name: str) -> list[float]:
+        start, end = json.loads((directory / f"{name}.moment").read_text())
+        seen = [json.loads(line) for line in (directory / f"{kind}.speed").read_text().splitlines()]
+        return [
+            statistics.median(times) for times in zip(*(row[1:] for row in seen if start <= row[0] <= end), strict=True)
+        ]
+
+    pairs = zip(medians(name), medians(f"{kind}-fit"), strict=True)
+    return statistics.geometric_mean(now / fitted for now, fitted in pairs)
 
 
 @contextmanager
@@ -141,32 +187,40 @@ def arrivals(rate: float, seed: int, count: int) -> Any:
     return sent * (count / rate / sent[-1])
 
 
-def calibrate(given: argparse.Namespace) -> None:
-    machine = given.directory / "machine.toml"
-    if not machine.exists():
-        done([sys.executable, "-m", "magicdec", "calibrate", "--engine", "vllm", "--quick", "-q", "-o", machine],
-             given.server_core)  # fmt: skip
-        engine = machine.with_suffix(".engine.toml")
-        engine.write_text(
-            engine.read_text().replace("relative_error", f"prefill_tokens = {MAX_TOKENS}\nrelative_error", 1)
-        )
+def machine(given: argparse.Namespace) -> None:
+    path = given.directory / "machine.toml"
+    done([sys.executable, "-m", "magicdec", "calibrate", "--engine", "vllm", "--quick", "-q", "-o", path],
+         given.server_core)  # fmt: skip
+    engine = path.with_suffix(".engine.toml")
+    engine.write_text(engine.read_text().replace("relative_error", f"prefill_tokens = {MAX_TOKENS}\nrelative_error", 1))
+
+
+def judge(given: argparse.Namespace) -> None:
+    path = given.directory / "machine.toml"
     for kind in given.kinds:
-        with server(kind, given):
-            if not (fitted := given.directory / f"{kind}.toml").exists():
+        with server(kind, given), watched(given, kind):
+            time.sleep(5.0)
+            with moment(f"{kind}-fit", given):
                 done([
                     sys.executable, "-m", "magicdec", "calibrate", "-q", "--server", f"http://127.0.0.1:{PORT}",
-                    "--model", "embedded", "--hardware", machine, "--engine", machine.with_suffix(".engine.toml"),
-                    *LOADS, "-o", fitted,
+                    "--model", "embedded", "--hardware", path, "--engine", path.with_suffix(".engine.toml"),
+                    *LOADS, "-o", given.directory / f"{kind}.toml",
                 ], given.client_core)  # fmt: skip
-            for name, rate in ((f"{kind}-fit-{rate}", rate) for rate in FITTED):
-                if not (given.directory / f"{name}.after").exists():
-                    (given.directory / f"{name}.before").write_text(scrape())
-                    load(rate, 7, 60, name, given)
-                    (given.directory / f"{name}.after").write_text(scrape())
+            for rate in FITTED:
+                name = f"{kind}-fit-{rate}"
+                (given.directory / f"{name}.before").write_text(scrape())
+                load(rate, 7, 60, name, given)
+                (given.directory / f"{name}.after").write_text(scrape())
+            predict(kind, given.directory)
+            for number, rates in enumerate((JUDGED, REPEATED)):
+                for rate, count in rates.items():
+                    with moment(name := f"{kind}-{rate}-{number}", given):
+                        load(rate, SEED, count, name, given)
 
 
-def simulated(kind: str, rate: float, seed: int, count: int, directory: Path) -> dict[str, float]:
-    """Percentiles of these arrivals, by the profiles and the acceptance that were fitted."""
+def simulated(kind: str, rate: float, seed: int, count: int, directory: Path) -> list[dict[str, float]]:
+    """Percentiles of these arrivals, by the profiles and the acceptance that were fitted, for each slowness. Where all
+    takes s times longer, times are s times those of arrivals that come s times faster."""
     import msgspec
     import numpy as np
 
@@ -193,16 +247,22 @@ def simulated(kind: str, rate: float, seed: int, count: int, directory: Path) ->
         acceptance = msgspec.structs.replace(acceptance, spread=spread(kind, directory))
     full = np.full(count, 1, dtype=np.int64)
     requests = Requests(
-        arrival_s=arrivals(rate, seed, count), prompt_len=full * PROMPT, output_len=full * OUTPUT, cached_len=full * 0
+        arrival_s=np.zeros(count), prompt_len=full * PROMPT, output_len=full * OUTPUT, cached_len=full * 0
     )
     policy = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((GAMMA,),))
     server = Server.of(
         setup, requests, acceptance=acceptance, policy=policy if draft else None, budget=BUDGET if draft else None,
         max_sequences=MAX_SEQUENCES, max_tokens=MAX_TOKENS,
     )  # fmt: skip
-    outcomes = [simulate(server, requests, seed=each) for each in range(5 if draft else 1)]
-    times = {name: np.concatenate([getattr(each, name) for each in outcomes]) for name in ("ttft_s", "tpot_s", "e2e_s")}
-    return figures(**times)
+    found = []
+    for slower in SLOWNESS:
+        sent = dataclasses.replace(requests, arrival_s=arrivals(rate, seed, count) / slower)
+        outcomes = [simulate(server, sent, seed=each) for each in range(5 if draft else 1)]
+        times = ("ttft_s", "tpot_s", "e2e_s")
+        found.append(
+            figures(**{name: slower * np.concatenate([getattr(each, name) for each in outcomes]) for name in times})
+        )
+    return found
 
 
 def spread(kind: str, directory: Path) -> float:
@@ -239,51 +299,57 @@ def measured(name: str, directory: Path) -> dict[str, float]:
     return figures(ttft, rest / (np.array(told["output_lens"]) - 1), ttft + rest)
 
 
-def predict(given: argparse.Namespace) -> None:
+def predict(kind: str, directory: Path) -> None:
     rows = [
-        {"kind": kind, "rate": rate, **simulated(kind, rate, SEED, count, given.directory)}
-        for kind in given.kinds for rate, count in JUDGED.items()
-    ]  # fmt: skip
+        {"kind": kind, "rate": rate, "slowness": slower, **told}
+        for rate, count in JUDGED.items()
+        for slower, told in zip(SLOWNESS, simulated(kind, rate, SEED, count, directory), strict=True)
+    ]
     text = json.dumps({"predicted_utc": time.strftime("%FT%TZ", time.gmtime()), "rows": rows}, indent=1)
-    (given.directory / "predictions.json").write_text(text)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    (given.directory / "predictions.sha256").write_text(f"{digest}  predictions.json\n")
-    for row in rows:
-        print({key: round(value, 1) if isinstance(value, float) else value for key, value in row.items()})
-    print(digest)
+    (directory / f"predictions-{kind}.json").write_text(text)
+    print(kind, "predicted:", hashlib.sha256(text.encode()).hexdigest(), flush=True)
 
 
-def measure(given: argparse.Namespace) -> None:
-    for number, rates in enumerate((JUDGED, REPEATED)):
-        for kind in given.kinds:
-            with server(kind, given):
-                for rate, count in rates.items():
-                    load(rate, SEED, count, f"{kind}-{rate}-{number}", given)
+def told_at(rows: list[dict[str, Any]], slower: float) -> dict[str, float]:
+    """The prediction at a slowness, between the two nearest that were made."""
+    import numpy as np
+
+    at = [row["slowness"] for row in rows]
+    return {name: float(np.interp(slower, at, [row[name] for row in rows])) for name in rows[0] if name.endswith("_ms")}
 
 
 def compare(given: argparse.Namespace) -> None:
-    predictions = given.directory / "predictions.json"
-    told = {(row["kind"], row["rate"]): row for row in json.loads(predictions.read_text())["rows"]}
-    rows = [
-        {"kind": kind, "rate": rate, "requests": count, "round": number,
-         "measured": measured(f"{kind}-{rate}-{number}", given.directory), "predicted": told[kind, rate]}
-        for number, rates in enumerate((JUDGED, REPEATED)) for kind in given.kinds for rate, count in rates.items()
-        if (given.directory / f"{kind}-{rate}-{number}.json").exists()
-    ]  # fmt: skip
-    digest = hashlib.sha256(predictions.read_bytes()).hexdigest()
-    document = {"predictions_sha256": digest, "rows": rows}
+    texts = {kind: (given.directory / f"predictions-{kind}.json").read_text() for kind in given.kinds}
+    told: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for text in texts.values():
+        for row in json.loads(text)["rows"]:
+            told.setdefault((row["kind"], row["rate"]), []).append(row)
+    rows = []
+    for number, rates in enumerate((JUDGED, REPEATED)):
+        for kind in given.kinds:
+            for rate, count in rates.items():
+                slower = slowness(kind, name := f"{kind}-{rate}-{number}", given.directory)
+                guesses = {
+                    "predicted": told_at(told[kind, rate], slower),
+                    "at_fitted_speed": told_at(told[kind, rate], 1.0),
+                }
+                found = {"kind": kind, "rate": rate, "requests": count, "round": number, "slowness": slower}
+                rows.append({**found, "measured": measured(name, given.directory), **guesses})
+    digests = {kind: hashlib.sha256(text.encode()).hexdigest() for kind, text in texts.items()}
+    document = {"predictions_sha256": digests, "rows": rows}
     (given.directory / "compared.json").write_text(json.dumps(document, indent=1) + "\n")
     shown = ("ttft_p50_ms", "ttft_p95_ms", "tpot_mean_ms", "tpot_p95_ms", "e2e_mean_ms")
-    errors: dict[str, list[float]] = {name: [] for name in shown}
-    for row in rows:
-        pairs = [(name, row["predicted"][name], row["measured"][name]) for name in shown]
-        for name, guess, truth in pairs:
-            errors[name] += [abs(guess / truth - 1.0)] * (row["round"] == 0)
-        text = ", ".join(
-            f"{name} {guess:.1f} / {truth:.1f} ({guess / truth - 1.0:+.0%})" for name, guess, truth in pairs
-        )
-        print(f"{row['kind']} at {row['rate']}/s, round {row['round']}: {text}")
-    print("median errors: " + ", ".join(f"{name} {statistics.median(each):.1%}" for name, each in errors.items()))
+    for which in ("predicted", "at_fitted_speed"):
+        errors: dict[str, list[float]] = {name: [] for name in shown}
+        for row in rows:
+            pairs = [(name, row[which][name], row["measured"][name]) for name in shown]
+            for name, guess, truth in pairs:
+                errors[name] += [abs(guess / truth - 1.0)] * (row["round"] == 0)
+            text = ", ".join(
+                f"{name} {guess:.1f} / {truth:.1f} ({guess / truth - 1.0:+.0%})" for name, guess, truth in pairs
+            )
+            print(f"{row['kind']} at {row['rate']}/s, round {row['round']}, slowness {row['slowness']:.2f}: {text}")
+        print(f"{which}: " + ", ".join(f"{name} {statistics.median(each):.1%}" for name, each in errors.items()))
     for rate in JUDGED:
         here = [row for row in rows if row["rate"] == rate and row["round"] == 0]
         picked, best = (min(here, key=lambda row: row[which]["e2e_mean_ms"]) for which in ("predicted", "measured"))
@@ -293,10 +359,10 @@ def compare(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("stage", choices=("calibrate", "predict", "measure", "compare"))
+    parser.add_argument("stage", choices=("machine", "judge", "compare"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--server-core", type=int, default=0)
-    parser.add_argument("--client-core", type=int, default=0)
+    parser.add_argument("--client-core", type=int, default=1)
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(SPECULATION))
     given = parser.parse_args()
     given.directory.mkdir(parents=True, exist_ok=True)
