@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -38,7 +38,7 @@ from magicdec.validate.published_speedups import (
     read_published,
     summarize,
 )
-from magicdec.validate.rows import PUBLISHED_DIRECTORY, read_rows
+from magicdec.validate.rows import PUBLISHED_DIRECTORY, Size, read_rows
 
 LATENCY = "latency_8xa100_llama2_tinyllama.csv"
 SPEEDUP = "speedup_8xa100.csv"
@@ -73,10 +73,17 @@ def fit_depth_law(directory: Path) -> Law:
     return depth.fit_cells(rows, has_shape=True).law
 
 
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """The acceptance rate at one context."""
+
+    context_len: Size
+    acceptance_rate: Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
 def context_growth(directory: Path) -> tuple[float, float]:
     """Exponent of 1 - alpha against context, and its standard error."""
-    rows, _ = read_rows([directory / RATES], depth.Rate)
-    x, y = np.log([(row.context, 1.0 - row.acceptance_rate) for row in rows]).T
+    rows, _ = read_rows([directory / RATES], Rate)
+    x, y = np.log([(row.context_len, 1.0 - row.acceptance_rate) for row in rows]).T
     (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
     return float(slope), float(np.sqrt(covariance[0, 0]))
 

@@ -25,7 +25,7 @@ GROUP_FRACTIONS = {
     "median_held_out", "p90_held_out", "mape_nearest_device", "mape_farthest_device",
     "latency_mape", "latency_mape_unfitted", "speculative_latency_mape", "speedup_mape", "speedup_mape_unfitted",
     "speedup_coverage", "gamma_exact", "gamma_within_1", "gamma_regret", "tokens_per_step_mape",
-    "tokens_per_step_mape_iid", "acceptance_rate_mape", "acceptance_rate_mape_constant",
+    "tokens_per_step_mape_iid",
 }  # fmt: skip
 """Which figures of the groups that `validate` prints are fractions, shown in per cent."""
 GROUP_CONSTANTS = {"acceptance_rate", "acceptance", "concentration", "drift", "drift_depth"}

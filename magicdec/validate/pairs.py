@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isnan, nan
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -50,8 +50,11 @@ from magicdec.specs.speculation import (
 from magicdec.units import MILLI
 from magicdec.validate.rows import (
     FORMATS,
-    LARGEST,
     NEWEST,
+    Count,
+    Length,
+    Positive,
+    columns,
     engine_name,
     format_name,
     model_name,
@@ -95,16 +98,16 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     model: str
     hardware: str
     engine: str
-    tp: int
-    concurrency: float
+    tp: Count
+    concurrency: Positive
     draft: str
-    gamma: int
+    gamma: Annotated[int, msgspec.Meta(ge=1, le=MAX_GAMMA)]
     unit: str
-    baseline: float
-    speculative: float
+    baseline: Positive
+    speculative: Positive
     engine_version: str = ""
-    prompt_len: float = nan
-    output_len: float = nan
+    prompt_len: Length = nan
+    output_len: Positive = nan
     draft_detail: str = ""
     tokens_per_step: float | None = None
     weight_dtype: str = "bf16"
@@ -117,11 +120,6 @@ class PairRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for name, length in usual.items():
             if isnan(getattr(self, name)):
                 msgspec.structs.force_setattr(self, name, length)
-        for name in ("concurrency", "baseline", "speculative", "tp", "output_len"):
-            if not 0 < getattr(self, name) < LARGEST:
-                raise ConfigError(f"column '{name}' must be above 0, not {getattr(self, name)!r}")
-        if not 1 <= self.gamma <= MAX_GAMMA:
-            raise ConfigError(f"column 'gamma' must be between 1 and {MAX_GAMMA}, not {self.gamma}")
         if self.unit != "tok_s" and not re.fullmatch(r"(tpot|itl)(_\w+)?_ms", self.unit):
             raise ConfigError(f"unknown unit '{self.unit}': did you mean tok_s or tpot_mean_ms?")
         if self.tokens_per_step is not None and not 0.0 <= self.tokens_per_step <= self.gamma + 1.0:
@@ -277,10 +275,8 @@ def predict_pairs(
 
 def _predict_alike(setup: Setup, rows: Sequence[PairRow], tokens: Sequence[float | None]) -> Array:
     """Baseline and speculative seconds, and the deviation of their ratio's logarithm, of rows of one setup."""
-    users, prompt_len, output_len, tp, budgets = (
-        np.array([getattr(row, name) for row in rows], dtype=np.float64)
-        for name in ("concurrency", "prompt_len", "output_len", "tp", "budget")
-    )
+    names = ("concurrency", "prompt_len", "output_len", "tp", "budget")
+    users, prompt_len, output_len, tp, budgets = columns(rows, *names)
     gamma, spec = np.array([row.gamma for row in rows]), setup.speculation
     profile: AcceptanceProfile | None = None
     law: Any

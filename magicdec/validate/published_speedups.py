@@ -25,7 +25,7 @@ from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.parallel import check_tp
 from magicdec.specs.speculation import MAX_GAMMA, SELF, DraftMethod, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
-from magicdec.validate.rows import Count, places, published, read_rows
+from magicdec.validate.rows import Count, columns, places, published, read_rows
 
 DEFAULT_TABLES = ("latency_8xa100_llama2_tinyllama.csv", "speedup_8xa100.csv")
 ENGINE = "magicdec-2024"
@@ -122,8 +122,7 @@ class Evaluation(NamedTuple):
     def at_reported(self, rows: Sequence[PublishedRow], values: Array) -> Array:
         """One value per row: at its reported gamma, or at the predicted best where it has none."""
         gammas = [row.gamma or int(best) for row, best in zip(rows, self.best, strict=True)]
-        chosen: Array = values[np.arange(len(rows)), np.array(gammas) - 1]
-        return chosen
+        return np.asarray(values[np.arange(len(rows)), np.array(gammas) - 1])
 
 
 def validate_published(
@@ -189,10 +188,7 @@ def evaluate(rows: Sequence[PublishedRow], acceptance: AcceptanceProfile, engine
     spec = SpeculationSpec(draft=first.draft, draft_method=first.draft_method, draft_budget=FITTED_BUDGET, gamma=1)
     setup = Setup.of(first.target, first.device, engine, spec, sampling=SAMPLING)
     check_tp(setup.model, first.tp_size, engine.vocabulary_multiple)
-    batch, context, budget = (
-        np.array([[float(getattr(row, name))] for row in rows])
-        for name in ("batch_size", "context_len", "draft_budget")
-    )
+    batch, context, budget = (each[:, None] for each in columns(rows, "batch_size", "context_len", "draft_budget"))
     budget = np.minimum(budget, context)
     points = Points(batch=batch, context=context, tp=first.tp_size, budget=budget, gamma=GAMMAS[None, :])
     middle = predict(setup, acceptance, points)

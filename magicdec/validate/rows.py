@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Annotated, TypeVar, get_args, get_type_hints
 
 import msgspec
+import numpy as np
 
+from magicdec.counts import Array
 from magicdec.errors import ConfigError, MagicdecError, unknown_choice
 from magicdec.files import read_csv
 from magicdec.specs.catalog import model_names
@@ -25,6 +27,7 @@ K = TypeVar("K", bound=Hashable)
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 Length = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
 Size = Annotated[float, msgspec.Meta(ge=1, le=LARGEST)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=LARGEST)]
 NEWEST = "9999"
 """The version of a row that states none."""
 FORMATS = {
@@ -115,6 +118,11 @@ def places(keys: Iterable[Iterable[K]]) -> dict[K, list[int]]:
         for key in own:
             found[key].append(index)
     return found
+
+
+def columns(rows: Sequence[object], *names: str) -> list[Array]:
+    """The rows' values of some fields."""
+    return [np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in names]
 
 
 @lru_cache(maxsize=1024)

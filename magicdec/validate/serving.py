@@ -50,7 +50,7 @@ from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import OWN_METHOD, SamplingSpec, SpeculationSpec
 from magicdec.units import MILLI
-from magicdec.validate.rows import Count, Length, Size, engine_name, format_name, model_name, places, read_rows
+from magicdec.validate.rows import Count, Length, Size, columns, engine_name, format_name, model_name, places, read_rows
 from magicdec.validate.rows import weight_format as format_of_weights
 
 Metric = Literal[
@@ -206,10 +206,6 @@ def predict_rows(rows: Sequence[ServingRow], engines: Engines | None = None) -> 
     return np.stack(np.broadcast_arrays(*(found[index] for index in range(len(rows)))), axis=-1)
 
 
-def _column(rows: Sequence[ServingRow], name: str) -> Array:
-    return np.array([getattr(row, name) for row in rows], dtype=np.float64)
-
-
 def row_setup(row: ServingRow, engine: EngineProfile) -> Setup:
     """The setup that a row was measured with; its sampling is the default of benchmarks of servers, greedy."""
     spec = SpeculationSpec()
@@ -243,18 +239,17 @@ def tokens_per_step(row: ServingRow) -> float:
 
 def row_steps(rows: Sequence[ServingRow], engine: EngineProfile) -> tuple[Setup, StepTerms, Array]:
     """The steps of rows that differ in numbers only, with their setup and tp sizes."""
-    setup, tp, kv_len = row_setup(rows[0], engine), _column(rows, "tp_size"), _column(rows, "context_len")
-    gamma = _column(rows, "gamma") if rows[0].metric == "speedup" else np.zeros(len(rows))
-    batch = _column(rows, "batch_size")
+    setup = row_setup(rows[0], engine)
+    tp, kv_len, batch, gamma = columns(rows, "tp_size", "context_len", "batch_size", "gamma")
+    gamma = gamma if rows[0].metric == "speedup" else np.zeros(len(rows))
     terms = step_terms(setup, batch=batch, kv_len=kv_len, draft_kv_len=kv_len, gamma=gamma, tp_size=tp)
     return setup, terms, tp
 
 
 def _predict_alike(rows: Sequence[ServingRow], engine: EngineProfile) -> Array:
     """Rows that differ in numbers only."""
-    metric, batch, tp, prompt, output = rows[0].metric, *(
-        _column(rows, name) for name in ("batch_size", "tp_size", "prompt_len", "output_len")
-    )  # fmt: skip
+    metric = rows[0].metric
+    batch, tp, prompt, output = columns(rows, "batch_size", "tp_size", "prompt_len", "output_len")
     if metric.endswith("_ms") and np.all(output > 0):
         setup = row_setup(rows[0], engine)
         time = serving_time(setup, concurrency=batch, prompt_len=prompt, output_len=output, tp_size=tp)
