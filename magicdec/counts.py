@@ -167,8 +167,7 @@ def expected_tokens_per_step(rates: Any, gamma: Any) -> Array:
     totals = np.concatenate([first, 1.0 + np.cumsum(survival(rates), axis=-1)], axis=-1)
     shape = np.broadcast_shapes(totals.shape[:-1], depth.shape)
     totals = np.broadcast_to(totals, (*shape, totals.shape[-1]))
-    tokens: Array = np.take_along_axis(totals, np.broadcast_to(depth, shape)[..., None], axis=-1)[..., 0]
-    return tokens
+    return np.asarray(np.take_along_axis(totals, np.broadcast_to(depth, shape)[..., None], axis=-1)[..., 0])
 
 
 def constant_rate(tokens_per_step: Any, gamma: Any) -> Array:
@@ -178,5 +177,4 @@ def constant_rate(tokens_per_step: Any, gamma: Any) -> Array:
         middle = 0.5 * (low + high)
         is_low = (1.0 - middle ** (np.asarray(gamma) + 1.0)) / (1.0 - middle) < tokens_per_step
         low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
-    rate: Array = 0.5 * (low + high)
-    return rate
+    return np.asarray(0.5 * (low + high))

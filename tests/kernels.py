@@ -67,11 +67,11 @@ def all_reduce_time(hw: Any, *, message_bytes: Any, tp_size: Any, kernels: str =
 
 
 def all_gather_time(hw: Any, *, message_bytes: Any, tp_size: Any) -> Any:
-    return links.all_gather_time(hw, links.Message(message_bytes, tp_size))
+    return links.one_way_time(hw, links.Message(message_bytes, tp_size))
 
 
 def broadcast_time(hw: Any, *, message_bytes: Any, tp_size: Any) -> Any:
-    return links.broadcast_time(hw, links.Message(message_bytes, tp_size))
+    return links.one_way_time(hw, links.Message(message_bytes, tp_size), is_broadcast=True)
 
 
 def exchange_time(hw: Any, *, token_bytes: float, **work: Any) -> Any:

@@ -9,17 +9,15 @@ text).
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.measure.configuration import BenchmarkRequest
 from magicdec.measure.session import BenchmarkSession
 from magicdec.perfmodel.acceptance import AcceptanceProfile, fit_profile
 from magicdec.perfmodel.acceptance.fit import Measurement, measurements_of
-from magicdec.progress import Stages, Step
+from magicdec.progress import Progress, Stages, Step
 from magicdec.specs.speculation import MODEL_METHODS, SELF, SPARSE_METHODS, DraftMethod, SamplingSpec, SpeculationSpec
 
 DRAFTS_METHODS: dict[str, tuple[str, ...]] = {SELF: SPARSE_METHODS, "ngram": ("ngram",)}
@@ -59,29 +57,10 @@ class AcceptanceRequest:
             raise ConfigError(f"gamma must be between 1 and the {self.gen_len} generated tokens, not {self.gamma}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AcceptanceCounts:
-    """`rows`: counts by (method, budget, context, sequence, position): blocks that reached the position, and accepted
-    there. `prefill_s` by context, `decode_s` by (method, budget, context)."""
-
-    rows: list[Measurement] = field(default_factory=list)
-    prefill_s: dict[int, float] = field(default_factory=dict)
-    decode_s: dict[tuple[str, int, int], float] = field(default_factory=dict)
-
-    def cost_ratio(self, method: str) -> float:
-        """Time of all budgets of a method together, over that of the budget that would take longest on its own."""
-        prefill_s = sum(self.prefill_s.values())
-        seconds: dict[int, float] = defaultdict(float)
-        for (each, budget, _), decode_s in self.decode_s.items():
-            seconds[budget] += decode_s if each == method else 0.0
-        return (prefill_s + sum(seconds.values())) / (prefill_s + max(seconds.values()))
-
-
-def measure_acceptance(
-    request: AcceptanceRequest, *, progress: Callable[[str], None] = lambda _: None
-) -> AcceptanceCounts:
-    """Decodes real speculative blocks of every method × budget below each context, and counts what was accepted."""
-    counts = AcceptanceCounts()
+def measure_acceptance(request: AcceptanceRequest, *, progress: Progress = lambda _: None) -> list[Measurement]:
+    """Decodes real speculative blocks of every method × budget below each context: blocks of each sequence that reached
+    a position, and were accepted there."""
+    rows: list[Measurement] = []
     stages = Stages(progress, [float(context) for context in request.context_lens])  # prefill takes most of it
     for place, context in enumerate(request.context_lens):
         show = stages.stage(place)
@@ -104,24 +83,21 @@ def measure_acceptance(
             calibration_prompts=True,
         )
         session = BenchmarkSession(wanted, progress=show)
-        counts.prefill_s[context] = session.prefill_s
         for number, speculation in enumerate(speculations):
             method, budget = speculation.draft_method, speculation.draft_budget
             message = f"acceptance: {method} {budget or ''} at context {context}"
             show(Step(message, done=number, total=len(speculations)))
-            started = time.perf_counter()
             result = session.run(speculation, run_to_end=True)
-            counts.decode_s[method, budget or context, context] = time.perf_counter() - started
             cell = {"budget": budget or context, "context": context, "temperature": request.temperature}
-            counts.rows.extend(measurements_of(result.counts, draft_method=method, **cell))
-    return counts
+            rows += measurements_of(result.counts, draft_method=method, **cell)
+    return rows
 
 
-def fit_profiles(request: AcceptanceRequest, counts: AcceptanceCounts) -> list[AcceptanceProfile]:
+def fit_profiles(request: AcceptanceRequest, counted: Sequence[Measurement]) -> list[AcceptanceProfile]:
     """One profile per draft method."""
     profiles = []
-    for method in dict.fromkeys(row.draft_method for row in counts.rows):
-        rows = [row for row in counts.rows if row.draft_method == method]
+    for method in dict.fromkeys(row.draft_method for row in counted):
+        rows = [row for row in counted if row.draft_method == method]
         num_blocks = round(sum(row.trials for row in rows if row.position == 1))
         source = f"measured on {num_blocks} speculative blocks of {request.num_prompts} prompts per context"
         profiles.append(

@@ -2,7 +2,7 @@
 
 Nothing here is an end-to-end run: kernels (linear layers by tokens, attention by batch × context × query tokens,
 streaming passes) are timed alone; of the engine, single steps are timed on a cache filled with noise, phase by phase
-(engine_bench.py), at batches, contexts and draft budgets that measured grids do not use. Points are interleaved: each
+(engine.py), at batches, contexts and draft budgets that measured grids do not use. Points are interleaved: each
 round times every point once, and a point's time is the median over the rounds, its spread their interquartile range; so
 a drift of the machine falls on all points alike.
 

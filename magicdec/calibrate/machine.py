@@ -18,8 +18,7 @@ import torch
 
 from magicdec.calibrate import kernel_bench
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest, fit_profiles, measure_acceptance
-from magicdec.calibrate.engine_bench import engine_points, vllm_points
-from magicdec.calibrate.engine_fit import fit_engine
+from magicdec.calibrate.engine import engine_points, fit_engine, vllm_points
 from magicdec.calibrate.kernel_bench import Work
 from magicdec.calibrate.local_profile import LocalProfile, Point
 from magicdec.errors import unknown_choice
@@ -35,7 +34,7 @@ from magicdec.measure.utilisation import bandwidth_bytes_per_s, copy_bytes_per_s
 from magicdec.perfmodel.kernels.attention import Attended, AttentionCurve
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, GemmCurve, Product, Stream
 from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_names, load_hardware
-from magicdec.progress import Stages, Step
+from magicdec.progress import Progress, Stages, Step
 from magicdec.records import current_environment
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
@@ -85,7 +84,7 @@ def calibrate(
     quick: bool = False,
     engine: Runtime = "ours",
     clock: Clock = "wall",
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> Calibration:
     """Measures and fits, with a model's shapes (a name, which vLLM loads itself, or a loaded model of the device and
     dtype). `quick` times every other engine shape, in fewer rounds."""
@@ -287,7 +286,7 @@ def obtain_profile(
     clock: Clock = "wall",
     request: AcceptanceRequest | None = None,
     quick: bool = False,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> LocalProfile:
     """Calibrates this machine and measures the model's acceptance on it."""
     stages = Stages(progress, (CALIBRATION_SHARE, 1.0 - CALIBRATION_SHARE))

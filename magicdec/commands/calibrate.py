@@ -347,7 +347,7 @@ def profile_acceptance_command(
         _print_profile(profile)
         path = acceptance_path(output, profile.draft_method, draft=profile.draft)
         save_profile(profile, path)
-        print(f"  all budgets took {counts.cost_ratio(profile.draft_method):.1f} x the longest alone; wrote {path}")
+        print(f"  wrote {path}")
         files.append(path)
     print("next: " + next_plan(output, files, model=model, draft=draft, context=max(request.context_lens)))
 

@@ -192,8 +192,7 @@ def _decoding(request: Request, run: Sequence[Request]) -> _Decoding | None:
 
     def shared(start: float, end: float) -> Array:
         """Seconds of each gap that lie between `start` and `end`."""
-        inside: Array = np.clip(np.minimum(after, end) - np.maximum(before, start), 0.0, None)
-        return inside
+        return np.asarray(np.clip(np.minimum(after, end) - np.maximum(before, start), 0.0, None))
 
     waits, decodes = np.zeros(steps), np.zeros(steps)
     for other in others:

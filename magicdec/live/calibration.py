@@ -39,7 +39,7 @@ from magicdec.perfmodel.serving import pass_seconds, prompt_time
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import looked_up_terms, step_terms
-from magicdec.progress import Step
+from magicdec.progress import Progress, Step
 from magicdec.specs.engine import EngineProfile, save_engine
 from magicdec.specs.model import ModelSpec
 from magicdec.units import MILLI
@@ -136,7 +136,7 @@ class Sent:
 
 
 def send_plan(
-    address: Address, plan: LoadPlan, send: Sender, *, max_len: int, progress: Callable[[str], None] = lambda _: None
+    address: Address, plan: LoadPlan, send: Sender, *, max_len: int, progress: Progress = lambda _: None
 ) -> Sent:
     """Has every load of every round sent, in its order. What was measured is kept when an error, or the user, ends it.
 
@@ -296,8 +296,7 @@ def first_token_s(points: Sequence[Measured], setup: Setup, engine: EngineProfil
     share = prompt / engine.prefill_tokens
     waited = np.array([np.ceil(np.arange(1, n + 1) * each).sum() for n, each in zip(others, share, strict=True)])
     first: Array = engine.request_latency_s + engine.request_overhead_s + alone.total_s
-    seconds: Array = first + waited / passes / (others + 1.0) * rest
-    return seconds
+    return np.asarray(first + waited / passes / (others + 1.0) * rest)
 
 
 def _with_prompts(engine: EngineProfile, points: Sequence[Measured], setup: Setup, tp_size: int) -> EngineProfile:

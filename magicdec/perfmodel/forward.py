@@ -96,8 +96,7 @@ class Pass:
     @property
     def tokens(self) -> Array:
         """Tokens in each of the passes that the whole is cut into."""
-        found: Array = self.batch * self.query_len / self.num_passes
-        return found
+        return np.asarray(self.batch * self.query_len / self.num_passes)
 
     def size(self, *parts: Part) -> Array:
         """One rank's share of these dimensions."""

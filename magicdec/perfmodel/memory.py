@@ -76,8 +76,7 @@ def weights_bytes(model: ModelSpec, precision: Precision, tp_size: Any, spread: 
     layers = narrow + others / tp * wide + model.expert_parameters * expert_share(model, tp, spread) * experts
     has_both = not model.tie_word_embeddings and spread.pp == 1
     rows = tables / tp * (wide + (head if has_both else 0.0))
-    found: Array = layers * (spread.stage_share(model.num_hidden_layers) if spread.pp > 1 else 1.0) + rows
-    return found
+    return np.asarray(layers * (spread.stage_share(model.num_hidden_layers) if spread.pp > 1 else 1.0) + rows)
 
 
 def expert_share(model: ModelSpec, tp_size: Any, spread: Parallelism) -> Any:
@@ -138,8 +137,7 @@ def workspace_bytes(
     width = model.widest_feed_forward
     element = precision.activation_bytes
     activations = engine.prefill_tokens * (4.0 * model.hidden_size + 3.0 * width / tp) * element
-    found: Array = engine.workspace_bytes + activations + choosing
-    return found
+    return np.asarray(engine.workspace_bytes + activations + choosing)
 
 
 def memory_need(

@@ -77,14 +77,12 @@ class Cycle:
     @property
     def request_s(self) -> Array:
         """From being sent to the last token."""
-        found: Array = self.in_slot_s * self.rounds
-        return found
+        return np.asarray(self.in_slot_s * self.rounds)
 
     @property
     def ttft_s(self) -> Array:
         """From being sent to the first token."""
-        found: Array = self.request_s - self.gaps * self.tpot_s
-        return found
+        return np.asarray(self.request_s - self.gaps * self.tpot_s)
 
     @property
     def requests_per_s(self) -> Array:
@@ -207,8 +205,7 @@ class WholeRequests:
     @cached_property
     def output_tokens_per_s(self) -> Array:
         """Output tokens per second of one replica."""
-        found: Array = self.drafted.active * self.output_len / self.drafted.in_slot_s
-        return found
+        return np.asarray(self.drafted.active * self.output_len / self.drafted.in_slot_s)
 
 
 def whole_requests(

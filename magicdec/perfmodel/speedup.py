@@ -77,8 +77,7 @@ class Prediction:
     @cached_property
     def tokens_per_s(self) -> Array:
         """Tokens per second of the whole batch, in steady state."""
-        found: Array = self.points.batch / self.tpot_s
-        return found
+        return np.asarray(self.points.batch / self.tpot_s)
 
     @cached_property
     def speedup(self) -> Array:
@@ -88,8 +87,7 @@ class Prediction:
     @property
     def num_gpus(self) -> Array:
         """Devices of one replica."""
-        found: Array = self.points.tp * self.setup.spread.groups
-        return found
+        return np.asarray(self.points.tp * self.setup.spread.groups)
 
     @property
     def valid(self) -> BoolArray:

@@ -89,20 +89,18 @@ def step_terms(
         setup=setup, whole=whole, batch=microbatch(setup, whole), kv_len=kv_len, draft_kv_len=draft_kv_len,
         gamma=gamma, tp=tp,
     )  # fmt: skip
-    autoregressive = step.autoregressive()
+    nothing = ForwardTime(())
+    alone = StepTerms(
+        autoregressive=step.autoregressive(), draft=nothing, verify=nothing, accept=nothing, upkeep=nothing,
+        gamma=np.zeros_like(gamma),
+    )  # fmt: skip
     if setup.kind == "none":
-        nothing = ForwardTime(())
-        return StepTerms(
-            autoregressive=autoregressive, draft=nothing, verify=nothing, accept=nothing, upkeep=nothing,
-            gamma=np.zeros_like(gamma),
-        )  # fmt: skip
+        return alone
     draft, verify, accept = step.draft(), step.verify(), step.accept()
     upkeep = step.upkeep().plus(*step.catch_up(draft, full_acceptance))
     step_s = gamma * draft.total_s + verify.total_s + accept.total_s + upkeep.total_s
     upkeep = upkeep.plus(*step.in_stages(step_s, step.staged_passes()))
-    return StepTerms(
-        autoregressive=autoregressive, draft=draft, verify=verify, accept=accept, upkeep=upkeep, gamma=gamma
-    )
+    return dataclasses.replace(alone, draft=draft, verify=verify, accept=accept, upkeep=upkeep, gamma=gamma)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,36 +42,17 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LIMITS: dict[str, tuple[float, float]] = {
-    "memory_bytes": (1, 1e18),
-    "memory_bytes_per_s": (1, 1e18),
-    "bytes_per_s": (1, 1e18),
-    "between_nodes_bytes_per_s": (1, 1e18),
-    "num_multiprocessors": (1, 1e6),
-    "num_gpus_per_node": (1, 1e6),
-    "num_gpus_linked": (1, 1e6),
-    "bandwidth_efficiency": (1e-6, 1e3),
-    "flops_efficiency": (1e-6, 1e3),
-    "l2_fraction": (0, 16),
-    "l2_bandwidth_ratio": (0.1, 1e3),
-    "stream_ratio": (1e-3, 1e9),
-    "blocks_per_multiprocessor": (1e-2, 1e3),
-    "min_split_tokens": (1, 1e9),
-    "max_splits": (1, 1e6),
-    "passes": (0, 1e3),
-    "one_shot_efficiency": (1e-6, 1e3),
-    "two_shot_efficiency": (1e-6, 1e3),
-    "in_switch_efficiency": (1e-6, 1e3),
-    "in_switch_ranks": (2, 1e6),
-    "bulk_efficiency": (1e-6, 1e3),
-    "link_efficiency": (1e-6, 1e3),
-    "network_efficiency": (1e-6, 1e3),
-    "rank_exponent": (-4, 4),
-    "ridge_power": (1, 64),
-    "wave_weight": (0, 1),
-    "gemv_efficiency": (0, 1e3),
-    "relative_error": (0, 10),
-    "error": (0, 10),
-}
+    **dict.fromkeys(("memory_bytes", "memory_bytes_per_s", "bytes_per_s", "between_nodes_bytes_per_s"), (1, 1e18)),
+    **dict.fromkeys(("num_multiprocessors", "num_gpus_per_node", "num_gpus_linked", "max_splits"), (1, 1e6)),
+    **dict.fromkeys(
+        ("bandwidth_efficiency", "flops_efficiency", "one_shot_efficiency", "two_shot_efficiency",
+         "in_switch_efficiency", "bulk_efficiency", "link_efficiency", "network_efficiency"), (1e-6, 1e3),
+    ),
+    "l2_fraction": (0, 16), "l2_bandwidth_ratio": (0.1, 1e3), "stream_ratio": (1e-3, 1e9), "passes": (0, 1e3),
+    "blocks_per_multiprocessor": (1e-2, 1e3), "min_split_tokens": (1, 1e9), "in_switch_ranks": (2, 1e6),
+    "rank_exponent": (-4, 4), "ridge_power": (1, 64), "wave_weight": (0, 1), "gemv_efficiency": (0, 1e3),
+    "relative_error": (0, 10), "error": (0, 10),
+}  # fmt: skip
 """Range of each number; others are from 0 to 1e18. Times are in seconds, so that none is a year by mistake."""
 
 

@@ -156,7 +156,7 @@ class GreedyCheck:
         )
 
 
-def check_greedy(request: BenchmarkRequest, *, progress: Callable[[str], None] = lambda _: None) -> list[GreedyCheck]:
+def check_greedy(request: BenchmarkRequest, *, progress: Progress = lambda _: None) -> list[GreedyCheck]:
     """Decodes every configuration of a greedy request to its end, and compares with autoregressive decoding."""
     assert request.sampling.is_greedy
     session = BenchmarkSession(request, progress=progress)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -27,7 +27,7 @@ from magicdec.measure.environment import Clock, ReferenceKernels
 from magicdec.perfmodel.plan.planner import Plan, PlanRequest, plan
 from magicdec.perfmodel.plan.request import DEFAULT_MAX_GAMMA
 from magicdec.plan_document import Candidate
-from magicdec.progress import Stages
+from magicdec.progress import Progress, Stages
 from magicdec.records import Record, append_record, current_environment, read_records
 from magicdec.specs.precision import PROFILE_DTYPES
 from magicdec.specs.speculation import AUTOREGRESSIVE, DraftMethod, SamplingSpec, SpeculationSpec
@@ -207,7 +207,7 @@ def run_grid(
     profile: LocalProfile | None,
     records: Path,
     quick: bool = False,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> GridRun:
     """Predicts and measures a grid. Without a profile, calibrates first (`quick`: with fewer shapes, rounds and
     prompts), and saves the profile next to the records so that the run can be resumed."""
@@ -246,7 +246,7 @@ def _warn_of_other_temperatures(grid: GridSpec, profile: LocalProfile) -> None:
             )
 
 
-def _own_profile(grid: GridSpec, path: Path, *, quick: bool, progress: Callable[[str], None]) -> LocalProfile:
+def _own_profile(grid: GridSpec, path: Path, *, quick: bool, progress: Progress) -> LocalProfile:
     if path.exists():
         return load_local_profile(path)
     from magicdec.calibrate.machine import obtain_profile

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from magicdec.calibrate.acceptance_bench import AcceptanceRequest
-from magicdec.calibrate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES, VLLM_GREEDY_SHAPES, VLLM_SAMPLED_SHAPES
+from magicdec.calibrate.engine import GREEDY_SHAPES, SAMPLED_SHAPES, VLLM_GREEDY_SHAPES, VLLM_SAMPLED_SHAPES
 from magicdec.calibrate.kernel_bench import ATTENTION_SHAPES
 from magicdec.runtime.prompts import PromptRequest, load_prompts, load_tokenizer
 from magicdec.specs.catalog import checkpoint_directory, load_model_spec

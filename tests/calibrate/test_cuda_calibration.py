@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 
 from magicdec.calibrate import kernel_bench
-from magicdec.calibrate.engine_bench import CUDA_GAMMAS, cuda_shapes
+from magicdec.calibrate.engine import CUDA_GAMMAS, cuda_shapes
 from magicdec.calibrate.machine import device_in_catalog
 from magicdec.perfmodel.kernels.profile import load_hardware
 from tests.kernels import attention_time, fit_attention, fit_gemm, gemm_time

@@ -8,8 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from magicdec.calibrate.engine_bench import GREEDY_SHAPES, SAMPLED_SHAPES
-from magicdec.calibrate.engine_fit import EngineFit, fit_engine, predicted_steps
+from magicdec.calibrate.engine import GREEDY_SHAPES, SAMPLED_SHAPES, EngineFit, fit_engine, predicted_steps
 from magicdec.calibrate.local_profile import Point
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.catalog import load_model_spec
@@ -54,7 +53,7 @@ def phases(columns: dict[str, np.ndarray], engine: EngineProfile) -> dict[str, n
 
 
 def timed(truth: EngineProfile, *, noise: float = 0.0, seed: int = 0) -> list[Point]:
-    """What engine_bench.py would time of an engine with these constants."""
+    """What engine.py would time of an engine with these constants."""
     rng = np.random.default_rng(seed)
     vocabulary = MODEL.vocab_size
     points = []

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from magicdec.calibrate.engine_bench import vllm_points
+from magicdec.calibrate.engine import vllm_points
 from magicdec.calibrate.local_profile import EngineShape, LocalProfile
 from magicdec.measure.vllm_session import in_own_process
 from magicdec.perfmodel.acceptance import constant_profile

@@ -218,8 +218,7 @@ def _half_range(low: Array, high: Array) -> Array:
 
 def _logit(rate: Any) -> Array:
     inside = np.clip(rate, 1e-9, 1.0 - 1e-9)
-    found: Array = np.log(inside / (1.0 - inside))
-    return found
+    return np.asarray(np.log(inside / (1.0 - inside)))
 
 
 def constant_profile(

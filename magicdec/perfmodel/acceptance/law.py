@@ -127,8 +127,7 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         given = np.array([self.by_position[min(position, last)] for position in range(gamma_max)])
         first = np.clip(given[:1], 1e-12, 1.0 - 1e-12)
         power = np.log(np.clip(alpha, 1e-12, 1.0 - 1e-12)) / np.log(first)
-        found: Array = given**power
-        return found
+        return np.asarray(given**power)
 
 
 class LawError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -208,8 +207,7 @@ class Runs:
         ratio = self._log_tokens[:, gamma] - self._log_tokens[:, over]
         gradient = (ratio[1:3] - ratio[3:5]) / (2 * STEP)
         counted = np.einsum("i...,ij,j...", gradient, self.covariance, gradient)
-        found: Array = np.sqrt(np.maximum(counted, 0.0) + (SHAPE_ERROR * ratio[0]) ** 2)
-        return found
+        return np.asarray(np.sqrt(np.maximum(counted, 0.0) + (SHAPE_ERROR * ratio[0]) ** 2))
 
     @cached_property
     def _log_tokens(self) -> Array:
@@ -252,8 +250,7 @@ def _survivors(x: Array, gamma: int) -> Array:
     """S_i of i = 0..gamma."""
     longer = _longer(x[0], x[1])
     steps = np.append(longer, np.zeros(-len(longer) % (gamma + 1))).reshape(-1, gamma + 1)
-    found: Array = steps.sum(axis=0) / steps[:, 0].sum()
-    return found
+    return np.asarray(steps.sum(axis=0) / steps[:, 0].sum())
 
 
 def sequence_rates(mean: float, spread: float) -> tuple[Array, Array]:

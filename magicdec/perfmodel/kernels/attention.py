@@ -380,8 +380,7 @@ class Prompts(NamedTuple):
 def causal_pairs(query_len: Any, kv_len: Any) -> Array:
     """Pairs of a query, one of the last `query_len` of `kv_len` tokens, and a key up to it."""
     query_len, kv_len = as_array(query_len), as_array(kv_len)
-    found: Array = query_len * np.maximum(kv_len - query_len, 0.0) + query_len * (query_len + 1.0) / 2.0
-    return found
+    return np.asarray(query_len * np.maximum(kv_len - query_len, 0.0) + query_len * (query_len + 1.0) / 2.0)
 
 
 class PrefillCurve(Curve, frozen=True, kw_only=True):

@@ -178,8 +178,7 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         tiles_s = np.min(waves(filling, self.wave_weight) * k_per_split * per_k_s, axis=0)
         reduction_s = self.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
         splitting_s = np.where(splits > 1, self.split_overhead_s + splits * reduction_s, 0.0)
-        found: Array = np.min(soft_max(memory_s, tiles_s, self.ridge_power) + splitting_s, axis=0)
-        return found
+        return np.asarray(np.min(soft_max(memory_s, tiles_s, self.ridge_power) + splitting_s, axis=0))
 
     def refitted(
         self, hw: Device, work: Product, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False

@@ -250,24 +250,16 @@ def all_reduce_time(hw: Device, work: Message, kernels: str = "") -> Array:
     return time + across
 
 
-def all_gather_time(hw: Device, work: Message) -> Array:
-    """Every rank ends with `message_bytes`, having held 1/ranks of them. Not measured: the fixed cost is an
-    all-reduce's, the bandwidth its bulk one."""
-    return _one_way(hw, work, share=lambda ranks: (ranks - 1.0) / ranks)
-
-
-def broadcast_time(hw: Device, work: Message) -> Array:
-    """One rank sends `message_bytes` to all others, pipelined. Not measured; see all_gather_time."""
-    return _one_way(hw, work, share=lambda ranks: np.minimum(ranks - 1.0, 1.0))
-
-
-def _one_way(hw: Device, work: Message, *, share: Any) -> Array:
+def one_way_time(hw: Device, work: Message, *, is_broadcast: bool = False) -> Array:
+    """Every rank ends with `message_bytes`, having held 1/ranks of them; in a broadcast one rank sends them to all
+    others, pipelined. Not measured: the fixed cost is an all-reduce's, the bandwidth its bulk one."""
     curve, link = AllReduceCurve.of(hw), hw.link.bytes_per_s
     size, ranks = _inputs(work)
+    share = np.minimum(ranks - 1.0, 1.0) if is_broadcast else (ranks - 1.0) / ranks
     latency = all_reduce_time(hw, Message(0.0, ranks))
     latency = latency + (_across_nodes(hw, size, ranks) - _across_nodes(hw, np.zeros(()), ranks)) / 2.0
     widening = (np.maximum(ranks, 2.0) / 2.0) ** curve.rank_exponent
-    return latency + np.where(ranks > 1, share(ranks) * size * widening / (curve.bulk_efficiency * link), 0.0)
+    return latency + np.where(ranks > 1, share * size * widening / (curve.bulk_efficiency * link), 0.0)
 
 
 class Exchange(NamedTuple):
@@ -317,11 +309,11 @@ def all_reduce(at: Where, work: Message, *, count: Any = 1.0) -> Op:
 
 def all_gather(at: Where, work: Message) -> Op:
     wire = 1.0 - 1.0 / as_array(work.ranks, least=1.0)
-    return _sent("all_gather", at, work, all_gather_time(at.hw, work), wire=wire)
+    return _sent("all_gather", at, work, one_way_time(at.hw, work), wire=wire)
 
 
 def broadcast(at: Where, work: Message) -> Op:
-    return _sent("broadcast", at, work, broadcast_time(at.hw, work))
+    return _sent("broadcast", at, work, one_way_time(at.hw, work, is_broadcast=True))
 
 
 def exchange(at: Where, work: Exchange, *, hidden_size: int, dispatch_element: float, count: Any) -> list[Op]:
@@ -343,5 +335,5 @@ def send(at: Where, work: Message, *, is_far: Any) -> Op:
     link = at.hw.link
     rate = np.where(is_far, link.between_nodes_bytes_per_s or link.bytes_per_s, link.bytes_per_s)
     seconds = SEND_BASE_S + as_array(size / ranks) / rate
-    gathered = at.engine.collective_factor * all_gather_time(at.hw, Message(size, ranks))
+    gathered = at.engine.collective_factor * one_way_time(at.hw, Message(size, ranks))
     return fixed("send", "link", seconds + gathered, Cost(collective_bytes=size / ranks))

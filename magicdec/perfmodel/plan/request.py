@@ -121,8 +121,7 @@ class Lengths:
         batch = np.asarray(batch, dtype=np.float64)
         if self.workload is None:
             return np.full(batch.shape, self.prompt_len + self.growth)
-        found: Array = np.vectorize(self.workload.tail_len, otypes=[np.float64])(batch)
-        return found
+        return np.asarray(np.vectorize(self.workload.tail_len, otypes=[np.float64])(batch))
 
 
 def lengths_of(request: PlanRequest) -> list[Lengths]:
