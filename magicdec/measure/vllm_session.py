@@ -137,7 +137,9 @@ class VllmSession:
                 "num_speculative_tokens": request.max_gamma,
                 "draft_sample_method": "probabilistic",
             }
-            arguments["additional_config"] = {CONFIG_KEY: {"draft_budget": smallest}}
+            methods = {each.draft_method for each in request.speculations}  # top-k prepares itself when it is started
+            method = "topk" if "topk" in methods else "streamingllm"
+            arguments["additional_config"] = {CONFIG_KEY: {"draft_budget": smallest, "draft_method": method}}
         if request.device == "cpu":
             slot_bytes = self.spec.kv_elements_per_token() * bytes_per_element(PROFILE_DTYPES[request.dtype])
             needed = slot_bytes * (request.max_len + 2 * page_size) * request.batch_size

@@ -22,7 +22,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from magicdec.vllm.draft_pass import DraftPasses, check_cache
-from magicdec.vllm.page_scores import PageSelector
+from magicdec.vllm.page_scores import PageMeans, PageSelector, watch_layers
 from magicdec.vllm.patches import repair_cpu_sampling
 from magicdec.vllm.support import checked_settings
 
@@ -128,11 +128,15 @@ class SparseDraft:
             repair_cpu_sampling()
         self._model: Any = None
         self._passes: DraftPasses | None = None
+        self._config = config
+        self._means: dict[str, PageMeans] = {}
         self._selector: PageSelector | None = None
 
     def load_model(self, target: Any) -> None:
         """Called by the runner with the target, once it is loaded: there is no other model."""
         self._model = target
+        if self.settings.draft_method == "topk":
+            self._means = watch_layers(self._config)
 
     def propose(self, runner: Any, sampled_token_ids: Sequence[Sequence[int]], sampling: SamplingMetadata) -> Proposal:
         """Drafts for each sequence that has just been given tokens; those still prefilling have none."""
@@ -174,11 +178,8 @@ class SparseDraft:
         pages = torch.from_numpy(runner.input_batch.block_table[0].block_table.np[rows])
         block = passes.block(pages, torch.from_numpy(cached_B), self.settings, gamma)
         if self.settings.draft_method == "topk":
-            names = runner.input_batch.req_ids
-            self._selector = self._selector or PageSelector(passes.layers, page_size=passes.page_size)
-            block = self._selector.choosing(
-                block, pages, cached_B, self.settings, [names[row] for row in rows], present=names
-            )
+            selector = self._selector_of(runner, passes)
+            block = selector.choosing(block, pages, torch.from_numpy(cached_B), torch.tensor(rows))
         token_B = torch.tensor(pending_B, dtype=torch.int32).to(runner.device, non_blocking=True)
         tokens, distributions = [], []
         for step in range(gamma):
@@ -188,3 +189,11 @@ class SparseDraft:
             if draft_BV is not None:
                 distributions.append(draft_BV)
         return torch.stack(tokens, dim=1), torch.stack(distributions, dim=1) if distributions else None
+
+    def _selector_of(self, runner: Any, passes: DraftPasses) -> PageSelector:
+        assert self._means, "an engine chooses pages only if it was started with topk"
+        if self._selector is None or self._selector.settings is not self.settings:
+            self._selector = PageSelector(
+                self._means, self.settings, passes, num_rows=runner.max_num_reqs, max_gamma=self.gamma
+            )
+        return self._selector

@@ -103,9 +103,8 @@ class DraftBlock:
     lengths_TB: Tensor
     """Slots that each step reads, its own token included."""
     num_left_out: Tensor
-    choices: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
-    """Each layer's table [B, pages] for its query in the first pass, instead of `table` for all."""
-    _chosen: dict[str, Tensor] = field(default_factory=dict)
+    choices: dict[str, Any] = field(default_factory=dict)
+    """Each layer's own choice of pages (page_scores.py), made in the first pass, instead of `table` for all."""
 
     def forward(self, model: Any, step: int, token_B: Tensor) -> Tensor:
         """Hidden states [B, H] after `token_B`, whose keys and values are stored on the way."""
@@ -150,17 +149,14 @@ class DraftBlock:
         for group in self.passes.groups:
             built = group.build_metadata_for_drafting(common, draft_index=step)
             metadata |= dict.fromkeys(group.layer_names, built)
-        return {name: self._with_choice(name, each) for name, each in metadata.items()} if self.choices else metadata
+        return {name: self._with_choice(name, each, step) for name, each in metadata.items()}
 
-    def _with_choice(self, layer_name: str, metadata: Any) -> Any:
-        """A layer's own metadata: with the table that it chose, or with the choice still to make."""
+    def _with_choice(self, layer_name: str, metadata: Any, step: int) -> Any:
+        """A layer's own metadata, with the table that it chose, or in the first pass will choose by its query."""
+        choice = self.choices.get(layer_name)
+        if choice is None:
+            return metadata
         own = copy.copy(metadata)
-        if layer_name in self._chosen:
-            own.block_table = self._chosen[layer_name]
-        else:
-            own.choose_pages = lambda query: self._choose(layer_name, query)
+        own.block_table = choice.table
+        own.choice_of_pages = choice if step == 0 else None
         return own
-
-    def _choose(self, layer_name: str, query: Tensor) -> Tensor:
-        self._chosen[layer_name] = self.choices[layer_name](query)
-        return self._chosen[layer_name]

@@ -1,164 +1,221 @@
 """Top-k over pages: each layer's draft reads the pages whose keys its query meets most, beside the sinks and the last.
 
-    score(page) = Σ over query heads of softmax over pages of  scale · query · mean key of the page
+    score(page) = Σ over query heads of softmax over candidates of  scale · query · mean key of the page
+    candidates    the pages behind the sinks', `num_chosen` more than StreamingLLM leaves out (pages.py)
+    kept          the `num_chosen` candidates with the highest scores (the earlier of equal ones), the sinks' pages, and
+                  all behind the candidates: at least the last full page
 
-A page's mean key is computed once, when the page is full. The query is that of the block's first draft pass; what it
-chooses serves the whole block. Budget, and the number of pages, are those of StreamingLLM (pages.py): the pages in the
-middle are chosen, not the last ones. After Quest (arXiv 2406.10774), which bounds a page's keys instead of averaging.
+So the draft's table is StreamingLLM's with `num_chosen` of its entries replaced, and its lengths are the same. After
+Quest (arXiv 2406.10774), which bounds a page's keys instead of averaging.
 
-A score decides no more than which of a sequence's own pages are read, so that a stale mean costs acceptance at most.
+A page's mean is made by the write of its last slot, whoever writes: prefill, verification, a draft. Rejected tokens and
+keys of former owners are written over, and so is the last slot, before a page is a candidate (again): the mean of a
+candidate is that of what its slots hold, and nothing has to be counted or reset.
 
-Shape suffixes: B sequences, P pages of a sequence, N pages of the cache, K KV heads, G query heads of each, D head_dim,
-S slots of a page.
+The query is that of a block's first draft pass; what it chooses serves `refresh` blocks. Columns are kept, not pages,
+so that they are always the sequence's own: a choice that is out of date costs acceptance at most.
+
+Shape suffixes: B sequences, P pages of a sequence, M pages of a draft's table, N pages of the cache, K KV heads, G
+query heads of each (A = K·G), D head_dim, S slots of a page, R rows where the runner keeps sequences, C chosen pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from magicdec.vllm.draft_pass import DraftBlock
+from magicdec.errors import ConfigError
+from magicdec.vllm.pages import most_pages, num_chosen_pages
 from magicdec.vllm.settings import DraftSettings, num_sink_pages
 
-Ints = NDArray[np.integer]
+if TYPE_CHECKING:
+    from magicdec.vllm.draft_pass import DraftBlock, DraftPasses
+
+BACKENDS = ("FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN")
+"""Attention backends that learn which pages to read from a table in the metadata alone."""
 DIGIT = 256
 """Whole numbers below this are exact in every format of keys."""
+NEVER = -(1 << 40)
 
 
 class PageMeans:
-    """Mean keys [N, K, D] of the pages of one layer's cache."""
+    """Mean keys [N, K, D] of the pages of one layer's cache, kept up as the cache is written."""
 
     def __init__(self, layer: Any) -> None:
-        self._layer = layer
-        cache = layer.kv_cache
+        self._layer, self._write = layer, layer.impl.do_kv_cache_update
+        self.scale = float(layer.impl.scale)
+        self.means_NKD = torch.empty(0)
+        self._place_KSD: Tensor | None = None
+        layer.impl.do_kv_cache_update = self._write_and_average
+        layer.impl.forward = _with_choice(layer.impl.forward)
+
+    def _write_and_average(self, layer: Any, key: Tensor, value: Tensor, cache: Tensor, slots_T: Tensor) -> None:
+        self._write(layer, key, value, cache, slots_T)
         num_pages, num_kv_heads, page_size, _ = cache.shape
-        shape = (num_kv_heads, page_size, layer.impl.head_size)
-        self._place_KSD = _places_of_keys(layer, shape)
-        self.means_NKD = torch.zeros(num_pages, num_kv_heads, shape[2], device=cache.device)
+        head_dim = self._layer.impl.head_size
+        if len(self.means_NKD) != num_pages:  # not cleared: a capture would record that
+            self.means_NKD = torch.empty(num_pages, num_kv_heads, head_dim, dtype=cache.dtype, device=cache.device)
+        if cache.is_cuda:
+            from magicdec.vllm.page_kernels import average_full_pages
 
-    def update(self, pages: Tensor) -> None:
-        """Computes the means of these pages, which must be full."""
-        flat = self._layer.kv_cache[pages].reshape(len(pages), -1)
-        keys = flat[:, self._place_KSD.reshape(-1)].reshape(len(pages), *self._place_KSD.shape)
-        self.means_NKD[pages] = keys.float().mean(dim=2)
+            average_full_pages(cache[..., :head_dim], slots_T, self.means_NKD)
+            return
+        if self._place_KSD is None:
+            self._place_KSD = self._places_of_keys(cache, (num_kv_heads, page_size, head_dim))
+        pages = slots_T[(slots_T >= 0) & (slots_T % page_size == page_size - 1)] // page_size
+        if len(pages):
+            self.means_NKD[pages] = cache[pages].flatten(1)[:, self._place_KSD].float().mean(dim=2).to(cache.dtype)
 
-    def scores(self, query_BAD: Tensor, table_BP: Tensor, is_candidate_BP: Tensor) -> Tensor:
-        """Scores [B, P] of each sequence's candidates; meaningless for other pages."""
-        means_BPKD = self.means_NKD[table_BP]
-        query_BKGD = query_BAD.float().reshape(len(query_BAD), means_BPKD.shape[2], -1, query_BAD.shape[-1])
-        logits_BKGP = torch.einsum("bkgd,bpkd->bkgp", query_BKGD, means_BPKD) * self._layer.impl.scale
-        shares_BKGP = logits_BKGP.masked_fill(~is_candidate_BP[:, None, None], -torch.inf).softmax(dim=-1)
-        scores_BP: Tensor = shares_BKGP.nan_to_num().sum(dim=(1, 2))
-        return scores_BP
+    def _places_of_keys(self, cache: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        """Where in a page of the cache each number of each key lies [K, S, D], learnt by writing a page of known
+        numbers: CPUs pack pages in ways of their own."""
+        numbers_KSD = torch.arange(shape[0] * shape[1] * shape[2]).reshape(shape)
+        found = torch.zeros(cache[0].numel(), dtype=torch.long)
+        is_key = torch.zeros_like(found, dtype=torch.bool)
+        scale = 1
+        while scale < numbers_KSD.numel():
+            page = torch.zeros_like(cache[:1])
+            digits = (numbers_KSD // scale % DIGIT + 1).transpose(0, 1).to(page.dtype)  # [S, K, D]; 0 is no key
+            self._write(self._layer, digits.contiguous(), torch.zeros_like(digits), page, torch.arange(shape[1]))
+            read = page.reshape(-1).long()
+            is_key = read > 0
+            found += torch.where(is_key, read - 1, 0) * scale
+            scale *= DIGIT
+        places = torch.empty(numbers_KSD.numel(), dtype=torch.long)
+        places[found[is_key]] = is_key.nonzero().squeeze(1)
+        return places.reshape(shape)
 
 
-def _places_of_keys(layer: Any, shape: tuple[int, int, int]) -> Tensor:
-    """Where in a page of the cache each number of each key lies [K, S, D], learnt by writing a page of known numbers:
-    backends pack pages in ways of their own."""
-    num_kv_heads, page_size, head_dim = shape
-    numbers_KSD = torch.arange(num_kv_heads * page_size * head_dim).reshape(shape)
-    found = torch.zeros(layer.kv_cache[0].numel(), dtype=torch.long)
-    is_key = torch.zeros_like(found, dtype=torch.bool)
-    scale = 1
-    while scale < numbers_KSD.numel():
-        page = torch.zeros_like(layer.kv_cache[:1])
-        digits = (numbers_KSD // scale % DIGIT + 1).transpose(0, 1).to(page.dtype)  # [S, K, D]; 0 is no key
-        layer.impl.do_kv_cache_update(
-            layer, digits.contiguous(), torch.zeros_like(digits), page, torch.arange(page_size)
+def watch_layers(config: Any) -> dict[str, PageMeans]:
+    """Keeps up the means of an engine's layers from now on: before any key is stored, and any graph captured.
+
+    Raises ConfigError for a backend that does not read the pages that a table names.
+    """
+    context = config.compilation_config.static_forward_context
+    layers = {name: layer for name, layer in context.items() if hasattr(layer, "attn_backend")}
+    for backend in {layer.attn_backend.get_name() for layer in layers.values()}.difference(BACKENDS):
+        raise ConfigError(
+            f"draft method topk in vLLM does not run with the attention backend {backend}; use --attention-backend "
+            "FLASH_ATTN, or draft method streamingllm"
         )
-        read = page.reshape(-1).long()
-        is_key = read > 0
-        found += torch.where(is_key, read - 1, 0) * scale
-        scale *= DIGIT
-    places = torch.empty(numbers_KSD.numel(), dtype=torch.long)
-    places[found[is_key]] = is_key.nonzero().squeeze(1)
-    return places.reshape(shape)
+    return {name: PageMeans(layer) for name, layer in layers.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerChoice:
+    """One layer's table for a block of drafts, written in place when the layer's first query is known."""
+
+    means: PageMeans
+    own_BP: Tensor
+    """The sequences' own tables."""
+    stop_B: Tensor
+    """The column behind the last candidate of each sequence that chooses anew, 0 for others."""
+    left_out_B: Tensor
+    row_B: Tensor
+    chosen_RC: Tensor
+    """Chosen columns, in order."""
+    num_sinks: int
+    table: Tensor
+
+    def choose(self, query: Tensor) -> None:
+        """Fills the table by the queries [B or more, A, D]; in kernels where Triton compiles or interprets them."""
+        query_BAD, means_NKD = query[: len(self.table)], self.means.means_NKD
+        if query.is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
+            from magicdec.vllm.page_kernels import choose_pages
+
+            choose_pages(
+                query_BAD, means_NKD, self.own_BP, self.stop_B, self.left_out_B, self.row_B, self.chosen_RC, self.table,
+                scale=self.means.scale, num_sinks=self.num_sinks,
+            )  # fmt: skip
+            return
+        first, count, longest = self.num_sinks, self.chosen_RC.shape[1], int(self.stop_B.max())
+        if longest > 0:
+            columns_P = torch.arange(longest)
+            is_candidate_BP = (columns_P >= first) & (columns_P < self.stop_B[:, None])
+            means_BPKD = means_NKD[self.own_BP[:, :longest]].float()
+            query_BKGD = query_BAD.float().unflatten(1, (means_BPKD.shape[2], -1))
+            logits_BKGP = torch.einsum("bkgd,bpkd->bkgp", query_BKGD, means_BPKD) * self.means.scale
+            shares_BKGP = logits_BKGP.masked_fill(~is_candidate_BP[:, None, None], -torch.inf).softmax(dim=-1)
+            scores_BP = shares_BKGP.nan_to_num().sum(dim=(1, 2)).masked_fill(~is_candidate_BP, -1.0)
+            order_BP = scores_BP.argsort(dim=1, descending=True, stable=True)
+            best_BC = order_BP[:, :count].sort(dim=1).values.int()
+            self.chosen_RC[self.row_B] = torch.where(self.stop_B[:, None] > 0, best_BC, self.chosen_RC[self.row_B])
+        columns_M = torch.arange(self.table.shape[1])
+        source_BM = columns_M + torch.where(columns_M >= first, self.left_out_B[:, None], 0)
+        chosen_BC = source_BM[:, first : first + count]
+        chosen_BC.copy_(torch.where(self.left_out_B[:, None] > 0, self.chosen_RC[self.row_B], chosen_BC))
+        self.table.copy_(self.own_BP.gather(1, source_BM.clamp(max=self.own_BP.shape[1] - 1)))
 
 
 class PageSelector:
-    """Chooses pages for the sequences of a batch, layer by layer."""
+    """Chooses pages for the sequences of a batch, layer by layer, and keeps what it chose."""
 
-    def __init__(self, layers: dict[str, Any], *, page_size: int) -> None:
-        self._page_size = page_size
-        self._means = {name: PageMeans(layer) for name, layer in layers.items()}
-        self._num_summarised: dict[str, int] = {}
-        for layer in layers.values():
-            layer.impl.forward = _with_selection(layer.impl.forward)
+    def __init__(
+        self, means: dict[str, PageMeans], settings: DraftSettings, passes: DraftPasses, *,
+        num_rows: int, max_gamma: int,
+    ) -> None:  # fmt: skip
+        """num_rows: sequences that the runner has at most."""
+        size, budget, device = passes.page_size, settings.draft_budget, passes.starts.device
+        self.settings, self._means, self._num_rows, self._max_gamma = settings, means, num_rows, max_gamma
+        self._num_sinks = num_sink_pages(settings.num_sink_tokens, page_size=size)
+        count = num_chosen_pages(budget=budget, sink_pages=self._num_sinks, page_size=size)
+        self._num_chosen = max(min(count, passes.longest // size - self._num_sinks), 0)
+        self._last_R = torch.full((num_rows + 1,), NEVER, device=device)
+        self._age_R = torch.zeros_like(self._last_R)
+        chosen = torch.zeros(len(means), num_rows + 1, self._num_chosen, dtype=torch.int32, device=device)
+        num_places = num_rows * most_pages(budget=budget, page_size=size, gamma=max_gamma)
+        tables = torch.zeros(len(means), num_places, dtype=torch.int32, device=device)
+        self._kept = dict(zip(means, zip(chosen, tables, strict=True), strict=True))
 
-    def choosing(
-        self,
-        block: DraftBlock,
-        table: Tensor,
-        cached: Ints,
-        settings: DraftSettings,
-        request_ids: Sequence[str],
-        *,
-        present: Sequence[str],
-    ) -> DraftBlock:
-        """A block whose layers choose their pages themselves; `request_ids` draft, of all that are `present`."""
-        pages = table.numpy()
-        self.observe(request_ids, pages, cached, present=present)
-        sinks = num_sink_pages(settings.num_sink_tokens, page_size=self._page_size)
-        left_out, num_pages = block.num_left_out.numpy(), block.table.shape[1]
-        return replace(block, choices=self.choices(pages, cached, left_out, sink_pages=sinks, num_pages=num_pages))
+    def choosing(self, block: DraftBlock, table: Tensor, cached_B: Tensor, row_B: Tensor) -> DraftBlock:
+        """A block whose layers choose their pages themselves. row_B: where the runner keeps each sequence's state,
+        negative for nobody's."""
+        if not self._num_chosen:
+            return block
+        own_BP, cached_B, left_out_B, row_B = (
+            each.to(self._last_R.device, non_blocking=True) for each in (table, cached_B, block.num_left_out, row_B)
+        )
+        row_B = torch.where(row_B < 0, self._num_rows, row_B).long()
+        is_new_B = self._is_due(cached_B, left_out_B, row_B)
+        stop_B = (self._num_sinks + self._num_chosen + left_out_B) * is_new_B
+        batch, num_pages = block.table.shape
+        choices = {
+            name: LayerChoice(
+                means=self._means[name], own_BP=own_BP, stop_B=stop_B, left_out_B=left_out_B, row_B=row_B,
+                chosen_RC=chosen_RC, num_sinks=self._num_sinks,
+                table=places[: batch * num_pages].view(batch, num_pages),
+            )
+            for name, (chosen_RC, places) in self._kept.items()
+        }  # fmt: skip
+        return replace(block, choices=choices)
 
-    def observe(self, request_ids: Sequence[str], table: Ints, cached: Ints, *, present: Sequence[str]) -> None:
-        """Brings the means up to date. A sequence that left the batch since, as a preempted one does, starts anew."""
-        here = set(present)
-        self._num_summarised = {name: count for name, count in self._num_summarised.items() if name in here}
-        new: list[Ints] = []
-        for request_id, row, length in zip(request_ids, table, cached.tolist(), strict=True):
-            num_full = length // self._page_size
-            known = self._num_summarised.get(request_id, 0)
-            if num_full != known:
-                known = known if num_full > known else 0
-                new.append(row[known:num_full])
-                self._num_summarised[request_id] = num_full
-        if new:
-            pages = torch.from_numpy(np.concatenate(new).astype(np.int64))
-            for means in self._means.values():
-                means.update(pages)
-
-    def choices(
-        self, table: Ints, cached: Ints, num_left_out: Ints, *, sink_pages: int, num_pages: int
-    ) -> dict[str, Callable[[Tensor], Tensor]]:
-        """For each layer: from its query [B, heads, D] to its table [B, num_pages].
-
-        num_left_out: pages that each sequence does not read. The last full page, and those after it, are always read.
-        """
-        count = -(-int(cached.max() + 1) // self._page_size) + 1
-        table_BP = torch.from_numpy(table[:, : max(count, num_pages)].astype(np.int64))
-        columns_P = torch.arange(table_BP.shape[1])
-        first_recent_B1 = torch.from_numpy(np.maximum(cached // self._page_size - 1, sink_pages))[:, None]
-        is_candidate_BP = (columns_P >= sink_pages) & (columns_P < first_recent_B1)
-        num_chosen_B1 = first_recent_B1 - sink_pages - torch.from_numpy(num_left_out)[:, None]
-
-        def choose(means: PageMeans, query_BAD: Tensor) -> Tensor:
-            scores_BP = means.scores(query_BAD, table_BP, is_candidate_BP).masked_fill(~is_candidate_BP, -1.0)
-            rank_BP = scores_BP.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-            is_left_out_BP = is_candidate_BP & (rank_BP >= num_chosen_B1)
-            order_BP = is_left_out_BP.int().argsort(dim=1, stable=True)[:, :num_pages]
-            return table_BP.gather(1, order_BP).int()
-
-        return {name: partial(choose, means) for name, means in self._means.items()}
+    def _is_due(self, cached_B: Tensor, left_out_B: Tensor, row_B: Tensor) -> Tensor:
+        """Which sequences choose anew: those that have pages to leave out, and have not in the last `refresh` − 1
+        blocks. One that is not as long as a block could have made it is another than its row had."""
+        is_long_B = left_out_B > 0
+        if self.settings.refresh == 1:
+            return is_long_B
+        last_B, age_B = self._last_R[row_B], self._age_R[row_B] + 1
+        goes_on_B = (last_B < cached_B) & (cached_B <= last_B + self._max_gamma + 1) & (age_B < self.settings.refresh)
+        self._last_R[row_B] = torch.where(is_long_B, cached_B.long(), NEVER)
+        self._age_R[row_B] = age_B * goes_on_B
+        return is_long_B & ~goes_on_B
 
 
-def _with_selection(forward: Any) -> Any:
-    """Attention that lets its metadata choose the pages to read, where it has a choice to make."""
+def _with_choice(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention whose metadata may have a choice of pages to make first."""
 
     def attend(
         layer: Any, query: Tensor, key: Any, value: Any, cache: Any, metadata: Any, *rest: Any, **named: Any
     ) -> Any:
-        choose = getattr(metadata, "choose_pages", None)
-        if choose is not None:
-            metadata.block_table = choose(query)
+        choice = getattr(metadata, "choice_of_pages", None)
+        if choice is not None:
+            choice.choose(query)
         return forward(layer, query, key, value, cache, metadata, *rest, **named)
 
     return attend

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from magicdec.errors import ConfigError
 from magicdec.specs.gamma_table import TableGamma
+from magicdec.vllm.pages import memory_of_cache
 from magicdec.vllm.settings import DRAFT_CLASS, SPECULATOR_CLASS, read_settings
 
 
@@ -64,6 +65,11 @@ PATCHES = (
         unnecessary_when="the engine's own table has an axis for the context (pull requests 48944, 54801)",
     ),
     Patch(
+        name="vllm.v1.executor.abstract.Executor.determine_available_memory",
+        reason="top-k over pages keeps a mean key for each page of the cache, and scores while it chooses",
+        unnecessary_when="a custom class can say what memory it takes for each page, and beside them",
+    ),
+    Patch(
         name="vllm.v1.sample.rejection_sampler.expand_batch_to_tokens",
         reason="on CPUs it leaves its result unwritten, so that verification at a temperature above 0, or beside such "
         "requests, uses arbitrary temperatures, whatever drafts; patched on CPUs only, where this draft is asked for",
@@ -83,9 +89,9 @@ PATCHES = (
         unnecessary_when="rows whose token is thrown away are sampled without their generators",
     ),
     Patch(
-        name="forward() of each attention layer's impl (of the objects, not of their class)",
-        reason="top-k over pages chooses them by a layer's query, which only attention sees; patched where that method "
-        "is asked for (page_scores.py)",
+        name="forward() and do_kv_cache_update() of each attention layer's impl (of the objects, not of their class)",
+        reason="top-k over pages chooses them by a layer's query, which only attention sees, and averages keys as they "
+        "are stored; patched where that method is asked for (page_scores.py)",
         unnecessary_when="a builder of attention metadata can be given the query, as sparse attention needs it too",
     ),
 )
@@ -95,6 +101,7 @@ def apply_patches() -> None:
     """Patches the engine of this process; a second call changes nothing."""
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.executor.abstract import Executor
     from vllm.v1.worker.gpu import spec_decode
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -106,6 +113,7 @@ def apply_patches() -> None:
     VllmConfig._get_v2_model_runner_unsupported_features = _with_custom_class(features)
     VllmConfig.__post_init__ = _with_async_scheduling(VllmConfig.__post_init__)
     Scheduler.__init__ = _with_gamma_table(Scheduler.__init__)
+    Executor.determine_available_memory = _without_means(Executor.determine_available_memory)
     GPUModelRunner.propose_draft_token_ids = _with_runner(GPUModelRunner.propose_draft_token_ids)
     spec_decode.init_speculator = _with_speculator(spec_decode.init_speculator)
     runner = sys.modules.get("vllm.v1.worker.gpu.model_runner")
@@ -241,6 +249,21 @@ def _with_gamma_table(original: Any) -> Any:
             self.dynamic_sd_lookup = None if table is None else GammaOfSteps(self, table)
 
     return __init__
+
+
+def _without_means(original: Any) -> Any:
+    @wraps(original)
+    def determine_available_memory(self: Any) -> list[int]:
+        found: list[int] = original(self)
+        config = self.vllm_config
+        if not (is_asked_for(config) and read_settings(config.additional_config).draft_method == "topk"):
+            return found
+        model, size = config.model_config, config.cache_config.block_size
+        heads = model.get_num_attention_heads(config.parallel_config)
+        num_scores = config.scheduler_config.max_num_seqs * heads * -(-model.max_model_len // size)
+        return [memory_of_cache(each, page_size=size, num_scores=num_scores) for each in found]
+
+    return determine_available_memory
 
 
 def _with_speculator(original: Any) -> Any:

@@ -1,6 +1,6 @@
 """Settings of a draft in the engine's `--additional-config '{"magicdec": {...}}'`. Neither vLLM nor torch is needed.
 
-    {"draft_method": "streamingllm", "draft_budget": 512, "num_sink_tokens": 4,
+    {"draft_method": "streamingllm", "draft_budget": 512, "num_sink_tokens": 4, "refresh": 1,
      "gamma_table": {"batch_sizes": [1, 8], "context_lens": [1024, 4096], "gammas": [[0, 1], [0, 3]]}}
 
 Every key may be left out. Without a table gamma is `num_speculative_tokens` of the speculative configuration.
@@ -30,6 +30,8 @@ class DraftSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     draft_method: str = "streamingllm"
     draft_budget: int = 512
     num_sink_tokens: int = 4
+    refresh: int = 1
+    """Blocks of drafts for which a choice of pages serves (topk)."""
     gamma_table: TableGamma | None = None
 
     def __post_init__(self) -> None:
@@ -37,6 +39,10 @@ class DraftSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise unknown_choice("draft method in vLLM", self.draft_method, METHODS)
         if self.num_sink_tokens < 0:
             raise ConfigError(f"num_sink_tokens must be at least 0, not {self.num_sink_tokens}")
+        if self.refresh < 1:
+            raise ConfigError(f"refresh must be at least 1 block of drafts, not {self.refresh}")
+        if self.refresh > 1 and self.draft_method != "topk":
+            raise ConfigError(f"draft method {self.draft_method} chooses no pages; leave refresh out, or use topk")
 
 
 def read_settings(additional_config: Mapping[str, Any]) -> DraftSettings:

@@ -13,7 +13,7 @@ Shape suffixes: B sequences of the batch, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
 from vllm.v1.worker.gpu.states import RequestState
 
 from magicdec.vllm.draft_pass import PADDING_SLOT, DraftPasses, check_cache
-from magicdec.vllm.page_scores import PageSelector
+from magicdec.vllm.page_scores import PageMeans, PageSelector, watch_layers
 from magicdec.vllm.support import checked_settings
 
 NOBODY = -1
@@ -49,6 +49,7 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         self._steps = torch.arange(self.num_speculative_steps, device=device)
         self._graph_sizes: list[int] = []
         self._has_graphs = False
+        self._means: dict[str, PageMeans] = {}
         self._selector: PageSelector | None = None
 
     def load_draft_model(self, target_model: Any, *_: Any) -> Any:
@@ -58,6 +59,8 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
     def load_model(self, target_model: Any) -> None:
         super().load_model(target_model)
         self.supports_mm_inputs = False  # drafted tokens are text
+        if self.settings.draft_method == "topk":
+            self._means = watch_layers(self.vllm_config)
 
     def set_attn(
         self, _: Any, kv_cache_config: Any, block_tables: BlockTables, target_input_buffers: InputBuffers, *__: Any
@@ -77,13 +80,16 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
             starts=starts.to(self.device),
             starts_cpu=starts,
         )
+        if self._means:
+            rows, gamma = self.max_num_reqs, self.num_speculative_steps
+            self._selector = PageSelector(self._means, self.settings, self._passes, num_rows=rows, max_gamma=gamma)
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """Whole blocks are captured for each gamma and size of batch, where attention can find its metadata anew within
         a graph. Other batches replay the target's piecewise graphs, pass by pass."""
         if cudagraph_mode.has_piecewise_cudagraphs():
             self._graph_sizes = sorted(self.vllm_config.compilation_config.cudagraph_capture_sizes or ())
-        is_whole = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL and self.settings.draft_method == "streamingllm"
+        is_whole = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
         is_whole = is_whole and all(group.supports_draft_decode_metadata_update for group in self.attn_groups[0])
         mode = CUDAGraphMode.FULL_DECODE_ONLY if is_whole else CUDAGraphMode.NONE
         self._blocks = SpeculatorCudaGraphManager(self.vllm_config, self.device, mode, decode_query_len=1)
@@ -120,34 +126,14 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
 
     @torch.inference_mode()
     def propose(
-        self,
-        input_batch: InputBatch,
-        attn_metadata: Any,
-        slot_mappings: Any,
-        last_hidden_states: Any,
-        aux_hidden_states: Any,
-        num_sampled: Tensor,
-        num_rejected: Any,
-        last_sampled: Tensor,
-        next_prefill_tokens: Any,
-        temperature: Tensor,
-        seeds: Tensor,
-        *,
-        dummy_run: bool = False,
-        num_speculative_tokens: int | None = None,
+        self, input_batch: InputBatch, attn_metadata: Any, slot_mappings: Any, last_hidden_states: Any,
+        aux_hidden_states: Any, num_sampled: Tensor, num_rejected: Any, last_sampled: Tensor, next_prefill_tokens: Any,
+        temperature: Tensor, seeds: Tensor, *, dummy_run: bool = False, num_speculative_tokens: int | None = None,
         **others: Any,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Drafts [B, gamma_max], of which the first `num_speculative_tokens` are meant."""
-        del (
-            attn_metadata,
-            slot_mappings,
-            last_hidden_states,
-            aux_hidden_states,
-            num_rejected,
-            last_sampled,
-            next_prefill_tokens,
-            others,
-        )
+        del attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, num_rejected, last_sampled
+        del next_prefill_tokens, others
         gamma = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         drafts_BT: Tensor = self.draft_tokens[: input_batch.num_reqs]
         if dummy_run or gamma == 0:
@@ -157,15 +143,13 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         self.idx_mapping[:count].masked_fill_(num_sampled <= 0, NOBODY)
         size = self._blocks.dispatch(count, count, uniform_token_count=1, num_active_loras=0)
         size = self._blocks.specialize_spec_tokens(size, gamma)
-        if self.settings.draft_method == "topk":  # on a CPU, whose tensors are the host's
-            self._draft(count, gamma, names=input_batch.req_ids)
-        elif size.cg_mode is CUDAGraphMode.FULL:
+        if size.cg_mode is CUDAGraphMode.FULL:
             self._blocks.run_fullgraph(size)
         else:
             self._draft(count, gamma)
         return drafts_BT
 
-    def _draft(self, count: int, gamma: int, *, names: Sequence[str] = ()) -> None:
+    def _draft(self, count: int, gamma: int) -> None:
         """Drafts for the first `count` rows, from and into tensors that stay where they are."""
         row_B = self.idx_mapping[:count]
         is_drafting_B, index_B = row_B >= 0, row_B.clamp(min=0)
@@ -173,9 +157,8 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         pages = self._tables.block_tables[0].gpu[index_B]
         block = self._passes.block(pages, cached_B, self.settings, gamma)
         block.slots_TB.masked_fill_(~is_drafting_B, PADDING_SLOT)
-        if names:
-            self._selector = self._selector or PageSelector(self._passes.layers, page_size=self._passes.page_size)
-            block = self._selector.choosing(block, pages, cached_B.numpy(), self.settings, names, present=names)
+        if self._selector is not None:
+            block = self._selector.choosing(block, pages, cached_B, row_B)
         token_B = self._states.last_sampled_tokens.view(-1)[index_B]
         for step in range(gamma):
             hidden_BH = block.forward(self.model, step, token_B.int())

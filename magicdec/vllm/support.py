@@ -28,8 +28,6 @@ def checked_settings(config: VllmConfig) -> DraftSettings:
     speculative = config.speculative_config
     assert speculative is not None
     check_pages(settings, page_size=config.cache_config.block_size, max_gamma=speculative.num_speculative_tokens)
-    if config.device_config.device_type != "cpu" and settings.draft_method != "streamingllm":
-        raise ConfigError(f"draft method {settings.draft_method} in vLLM runs on CPUs only yet; use streamingllm")
     return settings
 
 

@@ -34,12 +34,12 @@ class Served:
         self.runner = worker.model_runner
         self.draft = self.runner.drafter
 
-    def configure(self, *, budget: int, gamma: int, method: str = "streamingllm") -> None:
+    def configure(self, *, budget: int, gamma: int, method: str = "streamingllm", refresh: int = 1) -> None:
         from magicdec.specs.gamma_table import TableGamma
 
         table = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((gamma,),))
         self.draft.settings = msgspec.structs.replace(
-            self.draft.settings, draft_budget=budget, gamma_table=table, draft_method=method
+            self.draft.settings, draft_budget=budget, gamma_table=table, draft_method=method, refresh=refresh
         )
 
 
@@ -90,7 +90,7 @@ def served(request: pytest.FixtureRequest) -> Served:
         "num_speculative_tokens": MAX_GAMMA,
         "draft_sample_method": "probabilistic",
     }
-    settings = {"magicdec": {"draft_budget": 128}}
+    settings = {"magicdec": {"draft_budget": 128, "draft_method": "topk"}}  # so that means are kept from the start
     return Served(start_engine({**ENGINE, "speculative_config": speculation, "additional_config": settings}))
 
 

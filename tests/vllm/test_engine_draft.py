@@ -29,7 +29,9 @@ def poison_all_but(runner: Any, row: int, length: int) -> None:
 
 
 def caches(runner: Any) -> list[Any]:
-    return [layer.kv_cache for layer in runner.compilation_config.static_forward_context.values()]
+    """Keys and values of each layer, and the means of its pages."""
+    layers = runner.compilation_config.static_forward_context.values()
+    return [*(layer.kv_cache for layer in layers), *(each.means_NKD for each in runner.drafter._means.values())]
 
 
 @pytest.mark.parametrize(("method", "budget"), [("streamingllm", 96), ("streamingllm", 160), ("topk", 160)])

@@ -11,6 +11,8 @@ NEAR_TIE = 1e-4
 """Nats between the two likeliest tokens, below which the order of additions in a kernel may decide."""
 NUM_MIXED = 220
 GROUPS = [(96, 1), (96, 7), (128, 2), (128, 5), (160, 3), (256, 4), (256, 6), (512, 3), (512, 7), (1600, 2)]
+REFRESHES = {4: 1, 7: 3}
+"""Groups that choose pages, and for how many blocks; the others stream."""
 
 
 def differs(output: dict[str, Any], wanted: dict[str, Any]) -> str | None:
@@ -42,7 +44,8 @@ def test_greedy_output_is_the_engines_own(
     from serving import counters, serve
 
     budget, gamma = GROUPS[group]
-    served.configure(budget=budget, gamma=gamma)
+    method = "topk" if group in REFRESHES else "streamingllm"
+    served.configure(budget=budget, gamma=gamma, method=method, refresh=REFRESHES.get(group, 1))
     chosen = range(group, NUM_MIXED, len(GROUPS))
     requests = [greedy_cases[i] for i in chosen]
     beside = [{"prompt": r["prompt"][:200], "sampling": {"temperature": 0.8, "max_tokens": 9}} for r in requests[:4]]

@@ -15,11 +15,11 @@ import pytest
 pytestmark = pytest.mark.timeout(1500)
 NUM_MIXED, NUM_CROWD, GAMMA = 40, 14, 5
 TABLE = {"batch_sizes": [1, 6], "context_lens": [64, 1024], "gammas": [[0, 3], [2, GAMMA]]}
-GRAPHS = "asynchronous, whole graphs"
+GRAPHS, TOPK = "asynchronous, whole graphs", "top-k pages, whole graphs"
 ENGINES: dict[str, dict[str, Any]] = {
     GRAPHS: {"async_scheduling": True, "settings": {"draft_budget": 128}},
     "by a table": {"async_scheduling": True, "settings": {"draft_budget": 96, "gamma_table": TABLE}},
-    "top-k pages": {"async_scheduling": False, "settings": {"draft_budget": 160, "draft_method": "topk"}},
+    TOPK: {"async_scheduling": True, "settings": {"draft_budget": 160, "draft_method": "topk", "refresh": 3}},
 }
 SAMPLED = "sampled"
 SAMPLING = {"temperature": 0.9}  # the kernel of top-k and top-p does not run in the interpreter
@@ -36,11 +36,11 @@ def start_engines(greedy: list[dict[str, Any]], sampled: list[dict[str, Any]], f
     def start(name: str, requests: list[dict[str, Any]], gamma: int, settings: Any, **more: Any) -> EngineProcess:
         speculation = {
             "method": "custom_class", "model": DRAFT_CLASS, "num_speculative_tokens": gamma,
-            "draft_sample_method": "greedy" if name == GRAPHS else "probabilistic",
+            "draft_sample_method": "greedy" if name in (GRAPHS, TOPK) else "probabilistic",
         }  # fmt: skip
         engine = {**ENGINE, **more, "speculative_config": speculation, "additional_config": {"magicdec": settings}}
         (own := folder / name).mkdir()
-        return EngineProcess(engine, requests, own, runner="V2", has_graphs=name == GRAPHS)
+        return EngineProcess(engine, requests, own, runner="V2", has_graphs=name in (GRAPHS, TOPK))
 
     choose = random.Random(3)
     greedy = [{**request, "arrives": choose.randint(0, 60)} for request in greedy]
@@ -80,8 +80,8 @@ def test_a_block_of_drafts_is_one_launch(v2_engines: dict[str, Any]) -> None:
         blocks = [each for each in v2_engines[name].answer()["blocks"] if each["launches"] > 1]
         assert len(blocks) > 50
         assert not sum(each["waits"] for each in blocks)
-        assert {each["replays"] for each in blocks} == {int(name == GRAPHS)}
-        if name == GRAPHS:
+        assert {each["replays"] for each in blocks} == {int(name in (GRAPHS, TOPK))}
+        if name in (GRAPHS, TOPK):
             assert max(each["launches"] for each in blocks) <= 7
             assert max(each["allocations"] for each in blocks) <= 1
         else:

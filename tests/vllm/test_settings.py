@@ -29,6 +29,8 @@ def test_settings_are_read_from_the_engines_configuration() -> None:
         ({"budget": 3}, "known keys: draft_method, draft_budget"),
         ({"draft_budget": "many"}, "draft_budget"),
         ({"draft_method": "snapkv"}, "known: streamingllm, topk"),
+        ({"refresh": 3}, "streamingllm chooses no pages"),
+        ({"refresh": 0, "draft_method": "topk"}, "at least 1 block"),
         ({"gamma_table": {"batch_sizes": [1], "context_lens": [1], "gammas": [[1, 2]]}}, "rows do not fit"),
         ({"gamma_table": {"batch_sizes": [8, 1], "context_lens": [1], "gammas": [[1], [2]]}}, "ascending"),
     ],
