@@ -49,15 +49,22 @@ def test_files_and_names_that_extending_points_at_exist() -> None:
         assert (ROOT / path).is_file(), path
 
 
-def test_the_example_of_an_acceptance_profile_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("document", "printed"), [("extending", ["[512.0, 1024.0]"]), ("planning", ["streamingllm 512", "(3, 5)"])]
+)
+def test_the_examples_in_python_run(
+    document: str,
+    printed: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(from .*?)```", text, flags=re.DOTALL)
+    text = (ROOT / "docs" / f"{document}.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "extending.md", "exec"), {})
-    assert capsys.readouterr().out.strip() == "[512.0, 1024.0]"
-    assert (tmp_path / "snapkv.json").is_file()
+    blocks = re.findall(r"```python\n((?:from|import) .*?)```", text, flags=re.DOTALL)
+    for block, start in zip(blocks, printed, strict=True):
+        exec(compile(block, document, "exec"), {})
+        assert capsys.readouterr().out.startswith(start)
 
 
 def test_the_profiles_of_a_device_and_an_engine_load(tmp_path: Path) -> None:

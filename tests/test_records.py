@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -69,47 +67,6 @@ def test_two_processes_appending_lose_nothing(tmp_path: Path) -> None:
     for worker in workers:
         worker.join()
     assert sorted(r.batch_size for r in read_records(file)) == [*range(1, 51), *range(1001, 1051)]
-
-
-LIMITED = """
-import resource, sys
-from pathlib import Path
-path = Path(sys.argv[1])
-room = path.stat().st_size + 40 if path.exists() else 40
-resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-from magicdec.errors import StorageError
-try:
-    {action}
-except StorageError as error:
-    print(error)
-"""
-
-
-def on_a_full_disk(action: str, path: Path) -> str:
-    """What is said where no file can grow by more than 40 bytes: a write is cut short first, and the next one fails."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED.format(action=action), str(path)], capture_output=True, text=True, check=True
-    )
-    return done.stdout
-
-
-def test_a_full_disk_leaves_no_torn_line(tmp_path: Path) -> None:
-    file = tmp_path / "r.jsonl"
-    append_record(file, make(1))
-    before = file.read_bytes()
-    action = "from tests.test_records import append_record, make; append_record(path, make(2))"
-    assert "cannot append" in on_a_full_disk(action, file)
-    assert file.read_bytes() == before
-
-
-def test_a_full_disk_leaves_an_earlier_document_and_nothing_beside_it(tmp_path: Path) -> None:
-    """Plans, reports and profiles go through one function: the earlier file stays whole."""
-    file = tmp_path / "plan.json"
-    file.write_text("{}")
-    action = "from magicdec.files import write_atomic; write_atomic(path, 'x' * 5000)"
-    assert "cannot write" in on_a_full_disk(action, file)
-    assert file.read_text() == "{}"
-    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(

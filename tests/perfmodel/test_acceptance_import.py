@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.acceptance import fit_profile
 from magicdec.perfmodel.acceptance.files import read_acceptance
 from magicdec.perfmodel.acceptance.fit import measured_rates, measurements_of
 
@@ -117,15 +116,6 @@ def test_each_format_gives_the_rates_of_the_steps(write, kind, exact, sequences,
     (rates,) = measured_rates(measurements_of(found.counts, draft_method="eagle", budget=1000, context=1000))
     assert rates.rates == pytest.approx(counted(sequences), abs=exact)
     assert found.counts.steps.sum() == pytest.approx(600, rel=0.01)
-
-
-def test_a_profile_of_a_trace_says_the_tokens_per_step_of_the_trace(sequences, tmp_path):
-    (tmp_path / "trace.jsonl").write_text(trace(sequences))
-    rows = measurements_of(
-        read_acceptance(tmp_path / "trace.jsonl").counts, draft_method="eagle", budget=900, context=900
-    )
-    law = fit_profile(rows, draft="eagle").conditional_rates(budget=900, context=900, gamma_max=GAMMA)
-    assert 1 + np.cumprod(law).sum() == pytest.approx(1 + np.mean(sequences), rel=0.01)
 
 
 def test_a_given_gamma_adds_positions_that_were_never_accepted(tmp_path):

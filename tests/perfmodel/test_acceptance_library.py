@@ -22,7 +22,6 @@ def test_a_published_figure_lies_within_two_deviations_of_its_profile(row: dict[
     method, gamma = row["draft_method"], int(row["gamma"] or 3)
     draft: dict[str, str] = {"draft": "self", "weight_dtype": "int4"} if method == "full" else {"draft": method}
     profile = default_profile(row["model"], method, temperature=temperature, **draft)
-    assert profile is not None
     assert row["source"] in profile.source
     low, high = (
         float(
@@ -40,8 +39,6 @@ def test_a_published_figure_lies_within_two_deviations_of_its_profile(row: dict[
 
 def test_what_stands_in_for_another_target_is_named_and_wider() -> None:
     own, carried = (default_profile(name, "eagle3", draft="eagle3") for name in ("llama-3.3-70b", "llama-3.1-70b"))
-    assert own is not None
-    assert carried is not None
     assert (own.carried_from, carried.carried_from) == ("", "llama-3.3-70b")
     assert carried.error.log_rejection > own.error.log_rejection
     notes = plan(PlanRequest(model="llama-3.1-70b", hardware=("h100-sxm-80gb",), batch_sizes=(4,))).notes
@@ -86,8 +83,9 @@ def test_a_plan_drafts_no_longer_blocks_than_were_measured_unless_asked() -> Non
         request = PlanRequest(
             model=model, hardware=("h200-sxm-141gb",), batch_sizes=(1,), context_lens=(1024,), draft=draft
         )
-        rows = plan(request).candidates
-        assert max(row.gamma for row in rows) == deepest
+        document = plan(request)
+        rows = document.candidates
+        assert max(row.gamma for row in rows) == deepest >= max(map(max, document.gamma_table.gamma_of_steps))
         assert not any(row.acceptance_extrapolated for row in rows)
         (row,) = plan(msgspec.structs.replace(request, gamma=8)).candidates
         assert (row.gamma, row.acceptance_extrapolated) == (8, True)
@@ -104,9 +102,6 @@ def test_a_narrower_copy_of_the_target_is_ranked_by_its_published_acceptance() -
     }  # fmt: skip
     (best, *_) = plan(PlanRequest(**asked, draft_weight_dtype="int4")).candidates
     assert 1.5 < best.expected_tokens_per_step < best.gamma + 1
-    assert plan(PlanRequest(**asked)).candidates[0].expected_tokens_per_step == pytest.approx(
-        plan(PlanRequest(**asked)).candidates[0].gamma + 1
-    )
-    assert not [
-        row for row in plan(PlanRequest(**case, draft_weight_dtype="bf16")).candidates if row.draft == "qwen2.5-7b"
-    ]
+    own = plan(PlanRequest(**asked)).candidates[0]
+    assert own.expected_tokens_per_step == pytest.approx(own.gamma + 1)
+    assert "qwen2.5-7b" not in {row.draft for row in plan(PlanRequest(**case, draft_weight_dtype="bf16")).candidates}

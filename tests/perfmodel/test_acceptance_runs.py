@@ -48,7 +48,6 @@ def counted(accepted: list[int], gamma: int) -> tuple[tuple[float, ...], tuple[f
 def test_tokens_at_other_gammas_are_those_of_simulated_steps(a: float, k: float) -> None:
     """Fitted to what is counted at gamma 3."""
     runs = fit_runs(*counted(simulate(3, a=a, k=k, runs=20_000, seed=1), 3))
-    assert runs is not None
     for gamma in (1, 2, 3, 5, 8, 12):
         steps = simulate(gamma, a=a, k=k, runs=20_000, seed=2)
         assert runs.tokens_per_step(gamma)[0] == pytest.approx(1 + np.mean(steps), rel=0.05), gamma
@@ -72,7 +71,6 @@ def test_predictions_take_tokens_at_other_gammas_from_the_counts_runs() -> None:
     """E(8) from what was counted at gamma 3, whoever asks: a step's rates alone would make it 3.0 instead of 2.6."""
     profile = fit_profile(counts((0.55, 0.68, 0.75)), draft="eagle", model="llama-3.1-8b")
     runs = profile.runs
-    assert runs is not None
     setup = Serving(model="llama-3.1-8b", hardware="h100-sxm-80gb").setup(parse_draft("eagle"), "vllm")
     gammas = np.arange(13)
     for batch in (4.0, 32.0, 96.0):
@@ -105,7 +103,6 @@ def test_a_profile_with_runs_moves_with_the_context_as_its_law_does() -> None:
 def test_where_tokens_are_alike_they_are_the_laws() -> None:
     """Rates that hardly rise: E = (1 - alpha^(gamma+1)) / (1 - alpha)."""
     runs = fit_runs((0.8, 0.8001, 0.8002), (1e-4,) * 3)
-    assert runs is not None
     for gamma in (1, 4, 10):
         assert runs.tokens_per_step(gamma)[0] == pytest.approx((1 - 0.8 ** (gamma + 1)) / 0.2, rel=0.01)
 
@@ -117,8 +114,6 @@ def test_rates_that_fall_are_no_runs() -> None:
 
 def test_the_error_grows_with_the_distance_and_with_that_of_the_rates() -> None:
     sure, unsure = (fit_runs((0.7, 0.85, 0.9), (error,) * 3) for error in (0.005, 0.05))
-    assert sure is not None
-    assert unsure is not None
     assert sure.log_ratio_error(3, 3) == 0.0
     for gamma in (1, 2, 6, 12):
         assert 0.0 < sure.log_ratio_error(gamma, 3) < unsure.log_ratio_error(gamma, 3)

@@ -45,19 +45,14 @@ def write_trace(path: Path) -> Path:
 
 def test_the_answer_keeps_the_limits_and_one_replica_fewer_does_not(answer: Plan) -> None:
     traffic = answer.traffic
-    assert traffic is not None
     for load in (traffic.autoregressive, traffic.speculative):
-        assert load is not None
         assert load.within_limits
-        assert load.ttft is not None
-        assert load.tpot is not None
         assert load.ttft.p95 <= 0.12
         assert load.tpot.p95 <= 0.01
         assert (load.highest_rate_per_s or 0.0) >= 12.0
         assert (load.ttft_p95_low_s or 0.0) < load.ttft.p95
         assert load.ttft_p95_high_s is None or load.ttft_p95_high_s > load.ttft.p95
     alone = traffic.autoregressive
-    assert alone is not None
     options = {name: CHAT[name] for name in ("model", "hardware", "context", "gen_len", "rate")}
     for replicas in (alone.num_replicas, alone.num_replicas - 1):
         if replicas:
@@ -72,7 +67,6 @@ def test_the_answer_keeps_the_limits_and_one_replica_fewer_does_not(answer: Plan
 
 
 def test_the_rest_of_the_plan_is_of_the_devices_that_the_rate_takes(answer: Plan, tmp_path: Path) -> None:
-    assert answer.traffic is not None
     best = answer.traffic.best
     assert answer.best.tp_size == best.tp_size
     assert answer.best.num_replicas == best.num_replicas
@@ -82,7 +76,6 @@ def test_the_rest_of_the_plan_is_of_the_devices_that_the_rate_takes(answer: Plan
 
 
 def test_curves_rise_with_the_rate_and_an_overload_has_no_percentile(answer: Plan) -> None:
-    assert answer.traffic is not None
     for policy in {each.policy for each in answer.traffic.curves}:
         curve = [each for each in answer.traffic.curves if each.policy == policy]
         assert [each.rate_per_s for each in curve] == sorted(each.rate_per_s for each in curve)

@@ -11,7 +11,6 @@ import pytest
 
 from magicdec import api
 from magicdec.errors import ConfigError
-from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.setup import Setup
@@ -28,10 +27,8 @@ LLAMA = load_model_spec("llama-3.1-8b")
 
 
 def setup(method: str, model: str = "llama-3.1-8b") -> Setup:
-    return Setup(
-        model=load_model_spec(model), hardware=load_hardware("h100"), engine=load_engine("vllm"),
-        speculation=SpeculationSpec(draft=method, draft_method=method), sampling=SamplingSpec(),  # type: ignore[arg-type]
-    )  # fmt: skip
+    spec = SpeculationSpec(draft=method, draft_method=method)  # type: ignore[arg-type]
+    return Setup.of(model, "h100", "vllm", spec, sampling=SamplingSpec())
 
 
 def terms(method: str, *, gamma: int = 3, batch: int = 1, tp: int = 1, model: str = "llama-3.1-8b") -> StepTerms:

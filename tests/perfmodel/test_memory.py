@@ -82,19 +82,6 @@ def test_a_draft_takes_as_much_of_the_cache_as_servers_report() -> None:
     assert float(need.draft_kv_bytes) / 8 / 2**17 == pytest.approx(20 * 1024, rel=0.01)
 
 
-def test_a_draft_cache_lowers_the_largest_batch() -> None:
-    def largest(budget: int | None, gamma: int) -> float:
-        method = "streamingllm" if budget else "none"
-        spec = SpeculationSpec(draft="self" if budget else "none", draft_method=method, draft_budget=budget)
-        setup = Setup(model=LLAMA, hardware=A100, engine=ENGINE, speculation=spec)
-        total = [
-            memory_need(setup, batch=b, max_len=8192, budget=budget, gamma=gamma, tp_size=8).total_bytes for b in (0, 1)
-        ]
-        return float(largest_batch(*total, capacity_bytes(A100, ENGINE)))
-
-    assert largest(None, 0) > largest(512, 4) > largest(4096, 4)
-
-
 def test_top_k_holds_the_attention_that_it_chooses_by() -> None:
     """32 layers of 8 heads, 3 sequences, 5 verified tokens, 8192 + 5 slots, fp32: what StreamingLLM does without."""
     need = {}

@@ -15,7 +15,6 @@ from magicdec.errors import CapacityError, ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.perfmodel.intervals import tokens_error
-from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
@@ -23,37 +22,22 @@ from magicdec.plan_document import Case, plan_of, verdict_of
 from magicdec.reports.data import ReportData
 from magicdec.reports.headline import headline
 from magicdec.specs.catalog import MODELS_DIRECTORY, load_model_spec
-from magicdec.specs.engine import load_engine
 from magicdec.specs.speculation import SpeculationSpec
-from magicdec.specs.workload import RequestShape, WorkloadSpec
 
 LLAMA = load_model_spec("llama-3.1-8b")
 STREAMING = AcceptanceProfile(
-    model="llama-3.1-8b",
-    draft_method="streamingllm",
-    source="a",
+    model="llama-3.1-8b", draft_method="streamingllm", source="a",
     law=Law(rejection=0.2, budget_exponent=0.4, fill_exponent=0.5),
-)
+)  # fmt: skip
 SNAPKV = msgspec.structs.replace(STREAMING, draft_method="snapkv", source="b")
 CASE: dict[str, Any] = {
     "engine": "magicdec-2024", "tp_size": 8, "batch_sizes": (64,), "context_lens": (32_768,),
     "acceptance": (STREAMING,),
 }  # fmt: skip
-ISSUE_KEYS = {
-    "draft", "draft_method", "draft_budget", "gamma", "tp_size", "batch_size", "context_len", "autoregressive_step_s",
-    "draft_step_s", "verify_step_s", "step_s", "expected_tokens_per_step", "tpot_s", "tokens_per_s",
-    "tokens_per_s_per_gpu", "speedup", "speedup_low", "speedup_high", "speedup_vs_best_autoregressive", "bound_by",
-    "memory_bytes_per_gpu", "fits",
-}  # fmt: skip
 
 
 def setup_of(speculation: SpeculationSpec) -> Setup:
-    return Setup(
-        model=LLAMA,
-        hardware=load_hardware("a100-sxm-80gb"),
-        engine=load_engine("magicdec-2024"),
-        speculation=speculation,
-    )
+    return Setup.of(LLAMA, "a100-sxm-80gb", "magicdec-2024", speculation)
 
 
 def test_the_best_equals_brute_force() -> None:
@@ -95,9 +79,6 @@ def test_the_document_holds_what_was_promised() -> None:
     document = plan(PlanRequest(**CASE))
     assert document.schema_version == 3
     assert document.kind == "plan"
-    written = json.loads(document.to_json())
-    for row in [written["best"], written["autoregressive"], *written["candidates"]]:
-        assert set(row) >= ISSUE_KEYS
     assert plan_of(json.loads(document.to_json())) == document
     assert {"autoregressive", "draft", "verify"} <= set(document.breakdown)
     for rows in document.breakdown.values():
@@ -187,25 +168,12 @@ def test_from_the_break_even_context_on_every_cell_drafts() -> None:
     for gammas, start in zip(table.gamma, table.break_even_context, strict=True):
         drafting = [gamma > 0 for gamma in gammas]
         assert drafting[-1] == (start is not None)
-        from_there = [
-            each for each, context in zip(drafting, table.context_lens, strict=True) if start and context >= start
-        ]
-        assert all(from_there)
-
-
-def test_gamma_is_searched_only_as_deep_as_acceptance_was_measured() -> None:
-    case: dict[str, Any] = {"hardware": ("h100-sxm-80gb",), "tp_size": 1, "batch_sizes": (8,), "context_lens": (4096,)}
-    document = plan(PlanRequest(**case, draft="ngram"))
-    assert max(row.gamma for row in document.candidates) == 5
-    assert max(map(max, document.gamma_table.gamma_of_steps)) <= 5
-    deeper = plan(PlanRequest(**case, draft="ngram", gamma=12)).candidates[0]
-    assert deeper.acceptance_extrapolated
+        assert all(each for each, at in zip(drafting, table.context_lens, strict=True) if start and at >= start)
 
 
 def test_autoregressive_decoding_is_compared_at_its_own_best_batch() -> None:
     document = plan(PlanRequest(**CASE))
     alone = document.best_autoregressive
-    assert alone is not None
     assert alone.batch_size == document.memory.largest_autoregressive_batch > 64
     ratio = document.best.tokens_per_s_per_gpu / alone.tokens_per_s_per_gpu
     assert document.best.speedup_vs_best_autoregressive == pytest.approx(ratio)
@@ -217,16 +185,6 @@ def test_no_row_of_the_frontier_beats_another_in_both() -> None:
     assert latencies == sorted(latencies)
     assert rates == sorted(rates)
     assert len(rows) > 5
-
-
-def test_a_workload_reports_prefill_and_keeps_to_the_memory() -> None:
-    mix = WorkloadSpec(
-        requests=(RequestShape(prompt_len=4000, gen_len=500), RequestShape(prompt_len=30_000, gen_len=200))
-    )
-    best = plan(PlanRequest(workload=mix, num_gpus=8, acceptance=(STREAMING,))).best
-    assert best.fits
-    assert 0.0 < best.prefill_share < 1.0
-    assert best.gpu_hours_per_million_requests > 0
 
 
 def test_each_case_is_answered_as_if_it_were_asked_alone() -> None:
@@ -348,15 +306,6 @@ def test_one_rate_belongs_to_the_draft_named_and_to_one_budget() -> None:
     assert constant_profile(0.8).source == rows[0].acceptance_source
 
 
-def test_a_sparse_self_draft_with_other_weights_needs_its_own_acceptance() -> None:
-    """Published are narrower copies with the full cache, and sparse caches with the target's own weights."""
-    case = {**CASE, "acceptance": (), "engine": "ours"}
-    quantised = PlanRequest(**case, draft="self", draft_method="streamingllm", draft_weight_dtype="int4")
-    document = plan(quantised)
-    assert document.best.gamma == 0
-    assert [row.draft_method for row in document.needs_acceptance] == ["streamingllm"]
-
-
 def test_a_price_gives_a_cost() -> None:
     best = plan(PlanRequest(**CASE, price_per_hour_usd=2.0)).best
     assert best.cost_per_million_tokens_usd == pytest.approx(2.0 / 3600 / best.tokens_per_s_per_gpu * 1e6)
@@ -421,10 +370,8 @@ def test_a_small_batch_is_less_certain_where_sequences_differ() -> None:
     gamma, widths = 4, {}
     for batch in (4, 4096):
         points = Points(batch=batch, context=32768, tp=8)
-        setup = Setup(
-            model=load_model_spec("llama-3.1-8b"), hardware=load_hardware("a100-sxm-80gb"), engine=load_engine("ours"),
-            speculation=SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=gamma),
-        )  # fmt: skip
+        spec = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget=512, gamma=gamma)
+        setup = Setup.of(LLAMA, "a100-sxm-80gb", "ours", spec)
         widths[batch] = float(tokens_error(predict(setup, profile, points), profile))
     rates = np.clip(rng.normal(0.8, 0.05, (20_000, 4)), 0.0, 1.0)
     tokens = sum(rates**i for i in range(gamma + 1)).mean(axis=1)
@@ -443,7 +390,6 @@ def test_where_a_draft_surely_pays_lies_inside_where_it_pays_and_that_inside_whe
             e.pays for e in answer.reach if (e.draft, e.draft_method) == (answer.best.draft, answer.best.draft_method)
         )
         assert answer.best.request_speedup >= 1.0
-        assert pays is not None
         assert pays[0] <= context <= pays[1]
 
 
@@ -453,8 +399,6 @@ def test_a_draft_pays_within_its_reach_and_not_beyond_it() -> None:
     (head,) = plan(PlanRequest(**case, context_lens=(4096,))).reach
     sparse = {"model": "llama-3.1-8b", "hardware": ("a100-sxm-80gb",), "batch_sizes": (64,), "draft": "self"}
     (grown,) = plan(PlanRequest(**sparse, context_lens=(32_768,), draft_budgets=(512,))).reach
-    assert head.pays is not None
-    assert grown.pays is not None
     for request, edge, pays_below in (
         (case, head.pays[1], True),
         (sparse | {"draft_budgets": (512,)}, grown.pays[0], False),
@@ -462,8 +406,6 @@ def test_a_draft_pays_within_its_reach_and_not_beyond_it() -> None:
         for share in (0.97, 1.03):
             rows = plan(PlanRequest(**request, context_lens=(round(edge * share),))).candidates
             assert (max(row.speedup for row in rows) > 1.0) == (pays_below == (share < 1.0))
-    assert head.surely is not None
-    assert head.possibly is not None
     assert head.surely[1] < head.pays[1] < head.possibly[1]
     assert head.contexts[0] == head.pays[0] == 512
 

@@ -16,7 +16,6 @@ from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.device import bytes_per_element
 from magicdec.specs.engine import engine_names, load_engine
 from magicdec.specs.parallel import Parallelism, largest_tp_at_most
-from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.kernels import (
     attention_time,
@@ -246,10 +245,8 @@ def test_an_engine_may_beat_the_rate_that_one_library_reached_on_a_cpu():
 @pytest.mark.parametrize("engine", SERVERS)
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "ngram"])
 def test_speculative_steps_are_finite_and_grow_with_what_is_drafted(engine, method):
-    setup = Setup(
-        model=load_model_spec("llama-3.1-70b"), hardware=load_hardware("h100"), engine=load_engine(engine),
-        speculation=SpeculationSpec(draft=method, draft_method=method), sampling=SamplingSpec(),
-    )  # fmt: skip
+    spec = SpeculationSpec(draft=method, draft_method=method)
+    setup = Setup.of("llama-3.1-70b", "h100", engine, spec, sampling=SamplingSpec())
     batch, context, gamma = grid(BATCH, CONTEXT, np.arange(1.0, 9.0))
     terms = step_terms(
         setup, batch=batch, kv_len=context, draft_kv_len=context, gamma=gamma, tp_size=4, full_acceptance=0.2
@@ -262,10 +259,7 @@ def test_speculative_steps_are_finite_and_grow_with_what_is_drafted(engine, meth
 @pytest.mark.parametrize("engine", SERVERS)
 def test_served_times_are_finite_and_no_work_is_lost(engine):
     """40 loads × 20 prompts × 20 outputs: 16,000 points; throughput is never above that of prefill or of decoding."""
-    setup = Setup(
-        model=load_model_spec("llama-3.1-70b"), hardware=load_hardware("h200"), engine=load_engine(engine),
-        sampling=SamplingSpec(), precision=Precision(weight_dtype="fp8", kv_dtype="fp8"),
-    )  # fmt: skip
+    setup = Setup.of("llama-3.1-70b", "h200", engine, weight_dtype="fp8", kv_dtype="fp8", sampling=SamplingSpec())
     load, prompt, output = grid(BATCH, 2.0 ** np.linspace(5, 15, 20), 2.0 ** np.linspace(2, 13, 20))
     time = serving_time(setup, concurrency=load, prompt_len=prompt, output_len=output, tp_size=4)
     for values in (time.tpot_s, time.ttft_s, time.request_s, time.requests_per_s):

@@ -8,12 +8,10 @@ import typer
 from typer.testing import CliRunner
 
 from magicdec.commands.plan import plan_command
-from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.serving import Cycle, serving_time
 from magicdec.perfmodel.setup import Setup
-from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 
@@ -71,9 +69,7 @@ def test_a_simulated_server_takes_the_same_times(prompt_s: float, slots: int, ou
 
 
 def test_the_closed_form_solves_the_equations_that_it_is_of() -> None:
-    setup = Setup(
-        model=load_model_spec("llama-3.1-70b"), hardware=load_hardware("h100-sxm-80gb"), engine=load_engine("sglang")
-    )
+    setup = Setup.of("llama-3.1-70b", "h100-sxm-80gb", "sglang")
     load = np.array([1.0, 4.0, 32.0])[:, None]
     time = serving_time(setup, concurrency=load, prompt_len=np.array([128.0, 8192.0]), output_len=200, tp_size=4)
     others, gaps, share = time.active - 1.0, 199.0, setup.engine.prefill_share
