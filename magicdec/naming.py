@@ -82,16 +82,18 @@ def method_name(method: str) -> str:
     return METHODS[method].text if method in METHODS else method
 
 
-def draft_name(draft: str, method: str) -> str:
-    """A draft in text: "StreamingLLM", "tinyllama-1.1b, full KV", or "none"."""
+def draft_name(draft: str, method: str, budget: int | None = None) -> str:
+    """A draft in text: "StreamingLLM 512", "tinyllama-1.1b, full KV", or "none"."""
     if "none" in (method, draft):
         return "none"
-    return method_name(method) if draft in ("self", method) else f"{draft}, {method_name(method)}"
+    name = method_name(method) if draft in ("self", method) else f"{draft}, {method_name(method)}"
+    return f"{name} {budget}" if budget else name
 
 
-def draft_id(draft: str, method: str) -> str:
-    """A draft in the words of the options, for tables: "streamingllm", "tinyllama-1.1b full", or "none"."""
-    return method if draft in ("self", "none", method) else f"{draft} {method}"
+def draft_id(draft: str, method: str, budget: int | None = None) -> str:
+    """A draft in the words of the options, for tables: "streamingllm 512", "tinyllama-1.1b full", or "none"."""
+    name = method if draft in ("self", "none", method) else f"{draft} {method}"
+    return f"{name} {budget}" if budget else name
 
 
 def device_name(hardware: str) -> str:

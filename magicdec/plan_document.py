@@ -16,16 +16,13 @@ import msgspec
 
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_json, rows_to_csv
-from magicdec.naming import draft_id, draft_name
+from magicdec.naming import draft_name
 from magicdec.plan_request import Request
-from magicdec.units import MILLI
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION = 3
-"""3: a verdict is of the interval at its own load; in 2 it also asked for more throughput than at another batch."""
-READABLE = (2, SCHEMA_VERSION)
 ADVICE = "write one with `magicdec plan --format json`"
 Verdict = Literal["pays", "unclear", "does not pay"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -163,11 +160,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return self.rate_per_gpu * self.num_gpus * self.num_replicas
 
     @property
+    def gain(self) -> tuple[float, float, float]:
+        """Speedup with the ends of its interval, of whole requests where these are known, else of decoding."""
+        if self.request_speedup is None or self.request_speedup_low is None or self.request_speedup_high is None:
+            return self.speedup, self.speedup_low, self.speedup_high
+        return self.request_speedup, self.request_speedup_low, self.request_speedup_high
+
+    @property
     def rate_low_per_gpu(self) -> float:
         """Rate per device at the low end of the speedup's interval."""
-        if self.request_speedup is None or self.request_speedup_low is None:
-            return self.rate_per_gpu * self.speedup_low / self.speedup
-        return self.rate_per_gpu * self.request_speedup_low / self.request_speedup
+        return self.rate_per_gpu * self.gain[1] / self.gain[0]
 
     @property
     def between_tokens_s(self) -> float:
@@ -186,8 +188,7 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
 
     tp_size: Count
     draft: str = ""
-    """The best configuration's draft, or the leading one where that is autoregressive; "": not said (version 2, whose
-    cells are of the best draft each)."""
+    """The best configuration's draft, or the leading one where that is autoregressive."""
     draft_method: str = ""
     draft_budget: Count | None = None
     batch_sizes: list[Count]
@@ -219,22 +220,19 @@ class GammaTable(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def draft_name(self) -> str:
         """The draft in a few words: "StreamingLLM 512"."""
-        name = draft_name(self.draft, self.draft_method) if self.draft else "the best draft of each cell"
-        return name + (f" {self.draft_budget}" if self.draft_budget else "")
+        return draft_name(self.draft, self.draft_method, self.draft_budget)
 
     def __post_init__(self) -> None:
-        shape = len(self.batch_sizes), len(self.context_lens)
+        num_batches, width = len(self.batch_sizes), {len(self.context_lens)}
         optional = ("idle_speedup", "gamma_set_up", "speedup_low", "speedup_high")
         for name in ("gamma", "speedup", "verdict", "fits", "break_even_gen_len", *optional):
-            if (rows := getattr(self, name)) is None:
-                continue
-            if not all(shape) or len(rows) != shape[0] or {len(row) for row in rows} != {shape[1]}:
+            rows = getattr(self, name)
+            if rows is not None and (len(rows) != num_batches or {len(row) for row in rows} != width or width == {0}):
                 raise ValueError(f"gamma_table: {name} must have a row per batch size and a column per context")
-        if len(self.break_even_context) != shape[0]:
+        if len(self.break_even_context) != num_batches:
             raise ValueError("gamma_table: break_even_context must have one entry per batch size")
-        for axis in (self.batch_sizes, self.context_lens):
-            if axis != sorted(set(axis)):
-                raise ValueError("gamma_table: batch_sizes and context_lens must be in rising order")
+        if any(axis != sorted(set(axis)) for axis in (self.batch_sizes, self.context_lens)):
+            raise ValueError("gamma_table: batch_sizes and context_lens must be in rising order")
 
 
 Span = tuple[Count, Count]
@@ -466,11 +464,15 @@ class Plan(Case, frozen=True, kw_only=True):
         lines = [f"Plan: {self.model}, engine {self.engine}"]
         for case in self.cases:
             best = case.best
-            draft = f"{draft_name(best.draft, best.draft_method)}{f' {best.draft_budget}' if best.draft_budget else ''}"
+            draft = draft_name(best.draft, best.draft_method, best.draft_budget)
             gain = f"{best.speedup:.2f}x ({best.speedup_low:.2f}-{best.speedup_high:.2f}), {best.verdict}"
             answer = f"{draft}, gamma {best.gamma}: {gain}" if best.is_speculative else "no draft"
             lines.append(f"  {case.hardware}, context {case.context_len}, batch {best.batch_size}: {answer}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """A notebook's view: its answer."""
+        return f"<pre>{escape(repr(self))}</pre>"
 
     def to_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
@@ -484,23 +486,6 @@ class Plan(Case, frozen=True, kw_only=True):
         import pandas as pd
 
         return pd.DataFrame([msgspec.structs.asdict(row) for row in self.rows]).convert_dtypes()
-
-    def _repr_html_(self) -> str:
-        """A notebook's view: each case's best configuration and its verdict."""
-        rows = [
-            {
-                "device": case.hardware, "tp": best.tp_size, "batch": best.batch_size, "context": case.context_len,
-                "draft": draft_id(best.draft, best.draft_method), "budget": best.draft_budget or "", "γ": best.gamma,
-                "speedup (90 %)": f"{best.speedup:.2f} ({best.speedup_low:.2f}–{best.speedup_high:.2f})",
-                "ms per token": f"{best.tpot_s / MILLI:.3g}",
-                "verdict": best.verdict if best.is_speculative else "autoregressive",
-            }
-            for case in self.cases
-            for best in (case.best_by_batch or [case.best])
-        ]  # fmt: skip
-        cells = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row.values())}</tr>" for row in rows)
-        head, title = "".join(f"<th>{name}</th>" for name in rows[0]), escape(f"{self.model}, engine {self.engine}")
-        return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table>"
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -525,37 +510,13 @@ def load_plan(path: Path) -> Plan:
     return plan_of(read_json(path, "plan"), where=str(path))
 
 
-def is_plan(path: Path) -> bool:
-    """Whether a file that can be read holds one JSON object, a plan of any version: a record of a plan is none."""
-    try:
-        document = read_json(path)
-    except ConfigError:
-        return False
-    return isinstance(document, dict) and document.get("kind") == "plan" and document.get("candidates") is not None
-
-
 def plan_of(document: Any, *, where: str = "the plan") -> Plan:
     """The plan of a document's values. Raises ConfigError naming `where`."""
     if not isinstance(document, dict) or document.get("kind") != "plan":
         raise ConfigError(f"{where} is no plan; {ADVICE}")
     version = document.get("schema_version")
-    if version not in READABLE:
+    if version != SCHEMA_VERSION:
         raise ConfigError(
             f"{where} is a plan of schema version {version}, this program reads {SCHEMA_VERSION}; {ADVICE}"
         )
-    if version != SCHEMA_VERSION:
-        document = _judged_anew(document) | {"schema_version": SCHEMA_VERSION}
     return converted(document, Plan, where=f"{where} is not a whole plan")
-
-
-def _judged_anew(value: Any) -> Any:
-    """A document of version 2 with the verdict of each row from its interval. Its gamma tables keep theirs."""
-    if isinstance(value, list):
-        return [_judged_anew(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    row = {name: _judged_anew(each) for name, each in value.items()}
-    low, high = (row.get(f"request_speedup_{end}") or row.get(f"speedup_{end}") for end in ("low", "high"))
-    if isinstance(row.get("verdict"), str) and isinstance(low, int | float) and isinstance(high, int | float):
-        row["verdict"] = verdict_of(speedup_low=low, speedup_high=high)
-    return row

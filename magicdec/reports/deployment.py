@@ -61,15 +61,18 @@ class Deployment:
         return self.candidate is None or self.candidate.is_captured
 
     @property
+    def num_nodes(self) -> int:
+        """Nodes of one replica."""
+        return 1 if self.candidate is None else self.candidate.num_nodes
+
+    @property
     def rank_batch(self) -> int:
         """Sequences of each group of ranks that holds its own."""
-        groups = 1 if self.candidate is None else self.candidate.dp_size
-        return -(-self.best.batch_size // groups)
+        return -(-self.best.batch_size // self.best.dp_size)
 
     @property
     def max_pass_tokens(self) -> int:
-        stages = 1 if self.candidate is None else self.candidate.pp_size
-        return -(-self.rank_batch // stages) * (self.max_gamma + 1 if self.best.is_speculative else 1)
+        return -(-self.rank_batch // self.best.pp_size) * (self.max_gamma + 1 if self.best.is_speculative else 1)
 
     @property
     def varies(self) -> bool:

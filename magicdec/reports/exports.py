@@ -287,12 +287,9 @@ Words = list[list[str]]
 
 def vllm_words(plan: Deployment, lines: list[str]) -> Words:
     """The command, which vLLM's community build for CPUs has no script for, and how the replica is spread."""
-    row = plan.candidate
+    row, nodes = plan.best, plan.num_nodes
     start = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"] if plan.site.is_cpu else ["vllm", "serve"]
-    words = [[*start, shlex.quote(plan.name)], ["--tensor-parallel-size", str(plan.best.tp_size)]]
-    if row is None:
-        return words
-    nodes = row.num_nodes
+    words = [[*start, shlex.quote(plan.name)], ["--tensor-parallel-size", str(row.tp_size)]]
     if row.pp_size > 1:
         words.append(["--pipeline-parallel-size", str(row.pp_size)])
     if row.ep_size > 1:
@@ -318,10 +315,7 @@ def vllm_words(plan: Deployment, lines: list[str]) -> Words:
 
 
 def sglang_words(plan: Deployment, lines: list[str]) -> Words:
-    row = plan.candidate
-    if row is None:
-        return [["--tp-size", str(plan.best.tp_size)]]
-    nodes = row.num_nodes
+    row, nodes = plan.best, plan.num_nodes
     words = [["--tp-size", str(row.tp_size * row.dp_size)]]
     if row.pp_size > 1:
         words.append(["--pp-size", str(row.pp_size)])
@@ -343,9 +337,7 @@ def sglang_words(plan: Deployment, lines: list[str]) -> Words:
 
 def trtllm_flags(plan: Deployment, lines: list[str]) -> tuple[str, list[str]]:
     """Flags of trtllm-serve, and lines of its configuration file."""
-    row = plan.candidate
-    if row is None:
-        return f"--tp_size {plan.best.tp_size}", []
+    row = plan.best
     flags = f"--tp_size {row.tp_size * row.dp_size}"
     flags += f" --pp_size {row.pp_size}" if row.pp_size > 1 else ""
     flags += f" --ep_size {row.ep_size}" if row.ep_size > 1 else ""
@@ -356,8 +348,8 @@ def trtllm_flags(plan: Deployment, lines: list[str]) -> tuple[str, list[str]]:
         )
     if row.dp_size > 1:
         lines.append("--tp_size counts all ranks of a stage here, and --max_batch_size is of each of them.")
-    if row.num_nodes > 1:
+    if plan.num_nodes > 1:
         lines.append(
-            f"{row.num_nodes} nodes: run it under MPI, as mpirun or srun with one task per GPU: trtllm-llmapi-launch."
+            f"{plan.num_nodes} nodes: run it under MPI, as mpirun or srun with one task per GPU: trtllm-llmapi-launch."
         )
     return flags, body

@@ -21,7 +21,6 @@ PLUGIN = "plugin"
 MARK, DRAFT = "mark", "draft"
 BREAKING = ("device", "layout", DRAFT, MARK)
 """Headings of the columns that may break over lines."""
-Rows = Sequence[Candidate]
 
 
 def print_plan(answer: Plan, console: Console, *, why: bool = False, every: bool = False) -> None:
@@ -111,7 +110,7 @@ def _answer(answer: Plan, case: Case) -> str:
     """One line: the action, its gain and interval."""
     best = case.best
     if best.is_speculative:
-        value, low, high = _gain(best)
+        value, low, high = best.gain
         gain = f"{_draft(best)}: {value:.2f}x (90%: {low:.2f} to {high:.2f})."
         return f"Speculate with {gain}" if best.verdict == "pays" else f"Unclear, measure first: {gain}"
     rivals = [row for row in _of_case(answer, case) if row.batch_size == best.batch_size]
@@ -120,15 +119,8 @@ def _answer(answer: Plan, case: Case) -> str:
     if not rivals:
         return "Decode without a draft, as asked."
     row = max(rivals, key=lambda each: each.request_speedup or each.speedup)
-    value, low, high = _gain(row)
+    value, low, high = row.gain
     return f"Do not speculate: at best {_draft(row)}: {value:.2f}x (90%: {low:.2f} to {high:.2f})."
-
-
-def _gain(row: Candidate) -> tuple[float, float, float]:
-    """The speedup with its interval, of whole requests where these are known."""
-    if row.request_speedup is None or row.request_speedup_low is None or row.request_speedup_high is None:
-        return row.speedup, row.speedup_low, row.speedup_high
-    return row.request_speedup, row.request_speedup_low, row.request_speedup_high
 
 
 def _setting(answer: Plan, case: Case) -> list[str]:
@@ -187,7 +179,7 @@ def _stock(answer: Plan, case: Case) -> list[str]:
     if not rows:
         return [f"with {title} as released: no draft of known acceptance"]
     row = max(rows, key=lambda each: (each.fits, each.rate))
-    value, low, high = _gain(row)
+    value, low, high = row.gain
     batch = f", batch {row.batch_size}" if row.batch_size != case.best.batch_size else ""
     return [f"with {title} as released: {_draft(row)}{batch}: {value:.2f}x ({low:.2f} to {high:.2f}), {row.verdict}"]
 
@@ -257,11 +249,7 @@ def _with_baselines(case: Case, rows: list[Candidate]) -> list[Candidate]:
 
 
 def _draft(row: Candidate) -> str:
-    return f"{draft_name(row.draft, row.draft_method)}{_budget(row)}, gamma {row.gamma}"
-
-
-def _budget(row: Candidate | TrafficLoad) -> str:
-    return f" {row.draft_budget}" if row.draft_budget else ""
+    return f"{draft_name(row.draft, row.draft_method, row.draft_budget)}, gamma {row.gamma}"
 
 
 def _ms(seconds: float) -> str:
@@ -288,7 +276,7 @@ def _any(name: str) -> Callable[[Sequence[Any]], bool]:
 
 
 def _speedup(row: Candidate) -> str:
-    value, low, high = _gain(row)
+    value, low, high = row.gain
     return f"{value:.2f} {low:.2f}-{high:.2f}" if row.is_speculative else "1.00"
 
 
@@ -299,7 +287,7 @@ def _verdict(row: Candidate) -> str:
 
 def _with_budget(row: Candidate) -> str:
     """The draft and its budget; a star marks acceptance outside the range that it was measured in."""
-    return draft_id(row.draft, row.draft_method) + _budget(row) + "*" * row.acceptance_extrapolated
+    return draft_id(row.draft, row.draft_method, row.draft_budget) + "*" * row.acceptance_extrapolated
 
 
 COLUMNS = (
@@ -393,7 +381,7 @@ def name_of(load: TrafficLoad) -> str:
     if not load.is_speculative:
         return "no draft"
     gamma = load.policy if load.policy.startswith("gamma") else f"gamma {load.policy}"
-    return f"{draft_name(load.draft, load.draft_method)}{_budget(load)}, {gamma}"
+    return f"{draft_name(load.draft, load.draft_method, load.draft_budget)}, {gamma}"
 
 
 def traffic_answer(traffic: Traffic) -> str:

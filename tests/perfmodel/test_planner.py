@@ -238,9 +238,6 @@ def test_the_verdict_is_of_this_load_and_another_batch_is_another_statement() ->
     column = table.context_lens.index(512)
     assert table.verdict[0][column] == "pays"
     assert plan_of(json.loads(document.to_json())) == document
-    older = json.loads(document.to_json()) | {"schema_version": 2}
-    older["best"]["verdict"] = "unclear"
-    assert plan_of(older).best.verdict == "pays"
     shown = headline(ReportData.from_records([], document))
     assert not shown.when_not.startswith("Leave it off at batch 1")
     assert shown.answer.startswith("Yes: ")

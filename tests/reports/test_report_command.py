@@ -84,7 +84,7 @@ def test_an_unwritable_path_is_refused_before_the_work(inputs: tuple[Path, Path]
         ("[]", "is no plan"),
         ('{"kind": "plan", "schema_version": 99}', "schema version 99, this program reads 3"),
         ('{"kind": "plan", "schema_version": 1, "model": "m"}', "schema version 1, this program reads 3"),
-        ('{"kind": "plan", "schema_version": 2, "hardware": "h", "context_len": 0}', "not a whole plan: .*context_len"),
+        ('{"kind": "plan", "schema_version": 3, "hardware": "h", "context_len": 0}', "not a whole plan: .*context_len"),
     ],
 )
 def test_a_damaged_plan_is_refused_with_its_name(text: str, message: str, tmp_path: Path) -> None:

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from magicdec.errors import CapacityError, ConfigError
-from magicdec.runtime.adaptive import AdaptiveGamma
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.generate import INACTIVE, DecodeOptions, decode
 from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import SamplingSpec
 from tests.runtime.conftest import alone as decode_alone
 from tests.runtime.conftest import started
-from tests.runtime.drafts import DRAFTS, draft_model_for
+from tests.runtime.drafts import DRAFTS, TakesTurns, draft_model_for
 
 BATCH = 3
 PROMPTS = [[1 + i, 7, 3 + 2 * i, 9] * (1 + (3 * i) % 7) for i in range(8)]
@@ -43,7 +42,7 @@ def test_queued_sequences_decode_as_they_would_alone(
         gamma=0 if drafter is None else 3,
         max_new_tokens=LIMITS,
         queue=PROMPTS[BATCH:],
-        policy=AdaptiveGamma(3) if adaptive else None,
+        policy=TakesTurns() if adaptive else None,
     )
     result = decode(engine, drafter, SamplingSpec(), options)
     assert result.tokens == alone
@@ -59,7 +58,7 @@ def test_the_draft_of_a_queued_sequence_sees_its_prompt(tiny_model: Transformer)
     """The target as its own draft over a full cache is accepted always, admitted sequences and gamma 0 included."""
     engine = started(tiny_model, PROMPTS[:BATCH], 90)
     drafter = build_drafter(DRAFTS["model"], engine, tiny_model)
-    options = DecodeOptions(gamma=3, max_new_tokens=LIMITS, queue=PROMPTS[BATCH:], policy=AdaptiveGamma(3))
+    options = DecodeOptions(gamma=3, max_new_tokens=LIMITS, queue=PROMPTS[BATCH:], policy=TakesTurns())
     result = decode(engine, drafter, SamplingSpec(), options)
     accepted = np.where(result.num_accepted == INACTIVE, result.gammas[:, None], result.num_accepted)
     assert (accepted == result.gammas[:, None]).all()
