@@ -26,8 +26,6 @@ TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
 NO_MORE_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 LONGEST_MESSAGE = 800
 WIDEST_HELP = 120
-EXTRAS = {"typst": ("pdf", "a PDF"), "pandas": ("frame", "this command")}
-"""Packages that only some commands need: the extra that brings each, and what needs it."""
 EXTRA_ARGUMENTS = re.compile(r"Got unexpected extra argument\S* \((.*?)[ )]")
 RUN_PACKAGES = ("torch", "tokenizers", "safetensors")
 
@@ -107,6 +105,7 @@ def register_commands(*names: str) -> None:
 def main() -> None:
     """Runs the `magicdec` program: chooses the command, and turns its errors into exit codes."""
     warnings.formatwarning = _one_line
+    _terminated.clear()
     try:
         signal.signal(signal.SIGTERM, _terminate)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -124,8 +123,8 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED_EXIT_CODE
     except ModuleNotFoundError as error:
-        if error.name in EXTRAS:
-            _fail(f"{EXTRAS[error.name][1]} needs {error.name}: pip install 'magicdec[{EXTRAS[error.name][0]}]'")
+        if error.name == "typst":
+            _fail("a PDF needs typst: pip install 'magicdec[pdf]'")
         if error.name not in RUN_PACKAGES:
             raise
         _fail(f"this command needs {error.name}: pip install 'magicdec[run]' (planning and reports work without)")
@@ -174,11 +173,11 @@ def _one_line(message: Warning | str, *_: object, **__: object) -> str:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Ends the program in order, as an interrupt does: started ranks are ended, temporary files removed, an event loop
-    is left by its own way."""
+    """Ends the program in order, as an interrupt does: started ranks are ended, temporary files removed, measurements
+    kept, an event loop is left by its own way."""
     _terminated.append(number)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        sys.exit(TERMINATED_EXIT_CODE)
+        raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
 
 

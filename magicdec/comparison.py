@@ -308,8 +308,8 @@ def summarise(term: str, pairs: Iterable[Pair]) -> TermSummary | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One (batch, context, temperature): the errors of its speedups, those of all other points, and what following the
-    plan loses there. None is not known."""
+    """One (batch, context, temperature): the errors of its speedups, and what following the plan loses there. None is
+    not known."""
 
     batch_size: int
     context_len: int
@@ -317,8 +317,6 @@ class Case:
     points: int
     median_error: float | None
     p90_error: float | None
-    other_median_error: float | None
-    other_p90_error: float | None
     planned: str | None = None
     best: str | None = None
     regret: float | None = None
@@ -364,14 +362,10 @@ class Comparison:
 
     @property
     def cases(self) -> list[Case]:
-        keys = [tuple(getattr(pair.measured, name) for name in CASE_FIELDS) for pair in self.pairs]
-        return [
-            summarise_case(
-                [pair for pair, own in zip(self.pairs, keys, strict=True) if own == key],
-                [pair for pair, own in zip(self.pairs, keys, strict=True) if own != key],
-            )
-            for key in dict.fromkeys(keys)
-        ]
+        by_case: dict[tuple[Any, ...], list[Pair]] = defaultdict(list)
+        for pair in self.pairs:
+            by_case[tuple(getattr(pair.measured, name) for name in CASE_FIELDS)].append(pair)
+        return list(map(summarise_case, by_case.values()))
 
     @property
     def regret(self) -> float | None:
@@ -402,16 +396,14 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def summarise_case(pairs: Sequence[Pair], others: Sequence[Pair] = ()) -> Case:
+def summarise_case(pairs: Sequence[Pair]) -> Case:
     """The statistics of one case. Autoregressive decoding, with a speedup of 1, is among the choices; the regret is
     None where some configuration has fewer than two repetitions to split."""
-    errors: dict[str, Any] = {
-        f"{whose}{which}_error": getattr(summary, f"{which}_error") if summary else None
-        for whose, summary in (("", summarise("speedup", pairs)), ("other_", summarise("speedup", others)))
-        for which in ("median", "p90")
-    }
-    place = {name: getattr(pairs[0].measured, name) for name in ("batch_size", "context_len", "temperature")}
-    case = Case(**place, points=len(pairs), **errors)
+    summary, first = summarise("speedup", pairs), pairs[0].measured
+    case = Case(
+        batch_size=first.batch_size, context_len=first.context_len, temperature=first.temperature, points=len(pairs),
+        median_error=summary.median_error if summary else None, p90_error=summary.p90_error if summary else None,
+    )  # fmt: skip
     samples = [pair.measured.speedup_samples or [] for pair in pairs]
     if min(map(len, samples)) < 2:
         return case

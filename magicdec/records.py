@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from importlib import metadata
@@ -34,8 +34,6 @@ from magicdec.errors import StorageError
 from magicdec.files import RESULTS_LIMIT_BYTES, check_writable, decode_json, read_bytes
 
 SCHEMA_VERSION = 1
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-"""How a record of each earlier schema version becomes one of the next. Version 1 is the first."""
 BASELINE_MBU_FLOOR = 0.6
 """A speedup over an autoregressive run below this share of the memory's bandwidth is marked: it owes something to that
 run's overheads."""
@@ -95,7 +93,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     adaptive: bool = False
     """Whether gamma, the largest, was chosen anew each step."""
     gamma_table: str | None = None
-    """Digest of the plan's table that it was chosen from; None where it was learnt while decoding."""
+    """Digest of the plan's table that it was chosen from."""
     num_prompts: int | None = None
     """Prompts in all, where a queue of them refilled free slots."""
     stop_at_eos: bool | None = None
@@ -335,21 +333,12 @@ class _RecordHead(msgspec.Struct, frozen=True):
 
 
 def decode_record(line: bytes) -> Record:
-    """One line of a records file, migrated to this release's schema.
-
-    Raises msgspec.DecodeError for what is no record, or one of a schema newer than this release.
-    """
+    """One line of a records file. Raises msgspec.DecodeError for what is no record, or one of another schema."""
     version = decode_json(line, _RecordHead).schema_version
-    if not 1 <= version <= SCHEMA_VERSION:
-        known = f"this release, which reads 1 to {SCHEMA_VERSION}"
+    if version != SCHEMA_VERSION:
+        known = f"this release, which reads {SCHEMA_VERSION}"
         raise msgspec.ValidationError(f"schema version {version} is unknown to {known}")
-    if version == SCHEMA_VERSION:
-        record: Record = decode_json(line, Record)
-    else:
-        row = decode_json(line, dict[str, Any])
-        for older in range(version, SCHEMA_VERSION):
-            row = MIGRATIONS[older](row)
-        record = msgspec.convert({**row, "schema_version": SCHEMA_VERSION}, Record)
+    record: Record = decode_json(line, Record)
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import shlex
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -49,23 +46,20 @@ PROFILE_EPILOG = options.examples(
 
 
 def calibrate_command(
-    output: Annotated[Path, option("Profile to write (TOML).", None, "--output", "-o")] = LOCAL_PROFILE,
+    output: Annotated[Path, option("Profile to write (TOML).", "--output", "-o")] = LOCAL_PROFILE,
     model: options.Checkpoint = "embedded",
     weights: Annotated[Literal["checkpoint", "random"], option("checkpoint, or random.")] = "checkpoint",
     dtype: options.OptionalDtype = None,
     device: options.DeviceName = "cpu",
-    quick: Annotated[bool, option("Fewer shapes and rounds.", None, "--quick")] = False,
+    quick: Annotated[bool, option("Fewer shapes and rounds.", "--quick")] = False,
     clock: Annotated[Literal["wall", "cpu"], option(options.CLOCK_HELP)] = "wall",
     server: Annotated[str | None, option("Fit an engine profile to this running server instead.")] = None,
     results: Annotated[list[Path] | None, option("Fit to GuideLLM's or AIPerf's results instead; repeatable.")] = None,
-    hardware: Annotated[
-        str | None, option("The server's device; with --server or --results.", options.hardware)
-    ] = None,
+    hardware: Annotated[str | None, option("The server's device; with --server or --results.")] = None,
     engine: Annotated[
         str | None,
         option(
             "ours, or vllm with magicdec's plugin (docs/vllm.md); with --server the profile to start from.",
-            options.engines,
         ),
     ] = None,
     tp: options.ServerTp = 1,
@@ -77,7 +71,7 @@ def calibrate_command(
     ] = None,
     output_len: Annotated[int, option("Tokens to generate per request.")] = 48,
     rounds: Annotated[int, option("Times that every load is sent.")] = 3,
-    dry_run: Annotated[bool, option("Say what would be sent, and its cost; send none.", None, "--dry-run")] = False,
+    dry_run: Annotated[bool, option("Say what would be sent, and its cost; send none.", "--dry-run")] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Fit profiles to this machine, or to a server.
@@ -175,7 +169,7 @@ def calibrate_server(
     def send(load: Load, seed: int) -> Measured:
         return drive(address, load, model=server.model, vocab_size=spec.vocab_size, seed=seed)
 
-    with shown_progress(quiet) as show, ended_by_signals():
+    with shown_progress(quiet) as show:
         found = send_plan(address, loads, send, max_len=server.max_len, progress=show)
     for line in found.skipped:
         print(f"left out: {line}")
@@ -191,22 +185,6 @@ def calibrate_server(
     _save_fit(fit, found.points, loads.about, serving, output)
     if found.stopped:
         raise ServerError(f"{found.stopped}; fitted to the {len(found.points)} loads that were measured before")
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """A signal that asks to end is taken as the user's own interruption, so that what was measured is kept."""
-
-    def interrupt(*_: object) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)  # which an event loop takes in between two steps of its tasks
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def calibrate_results(paths: Sequence[Path], serving: Serving, output: Path) -> None:
@@ -235,8 +213,7 @@ def _save_fit(
     from magicdec.live.calibration import save_fit
 
     print("wrote " + ", ".join(map(str, save_fit(fit, points, origin, output))))
-    words = ["magicdec", "plan", "--model", serving.model, "--hardware", serving.hardware, "--engine", str(output)]
-    print(f"next: {shlex.join(words)}")
+    print(f"next: {options.command('plan', model=serving.model, hardware=serving.hardware, engine=output)}")
 
 
 def _print_fit(fit: ServerFit, points: Sequence[Measured], *, between: str = "rounds") -> None:
@@ -291,15 +268,13 @@ def _print_machine(result: Calibration) -> None:
 
 def profile_acceptance_command(
     output: Annotated[
-        Path, option("PROFILE.toml; acceptance files are written next to it.", None, "--output", "-o")
+        Path, option("PROFILE.toml; acceptance files are written next to it.", "--output", "-o")
     ] = LOCAL_PROFILE,
     model: options.Checkpoint = "embedded",
-    draft: Annotated[str, option("self, ngram, or a draft model's checkpoint.", options.models)] = SELF,
+    draft: Annotated[str, option("self, ngram, or a draft model's checkpoint.")] = SELF,
     draft_method: Annotated[
         str | None,
-        option(
-            "streamingllm, snapkv, topk; a model's: full, streamingllm; a list measures each.", options.profiled_methods
-        ),
+        option("streamingllm, snapkv, topk; a model's: full, streamingllm; a list measures each."),
     ] = None,
     draft_budget: Annotated[str, option("Budgets to measure.")] = "64,128,256,512,1024",
     context: Annotated[str, option("Contexts to measure.")] = "4096",
@@ -308,7 +283,7 @@ def profile_acceptance_command(
     gamma: Annotated[int, option("Deepest position to measure.", min=1)] = 6,
     temperature: options.Temperature = 1.0,
     seed: Annotated[int, option("Seeds prompts and sampling.")] = 1,
-    prompts: Annotated[str, option("stdlib, recall, or a text file or directory.", options.prompts)] = "stdlib",
+    prompts: Annotated[str, option("stdlib, recall, or a text file or directory.")] = "stdlib",
     dtype: options.Dtype = "float32",
     device: options.DeviceName = "cpu",
     quiet: options.Quiet = False,
@@ -356,13 +331,10 @@ def next_plan(profile: Path, acceptance: list[Path], *, model: str, draft: str, 
     """The plan with what was measured: the machine's files where they are there, and the acceptance."""
     from magicdec.calibrate.local_profile import engine_path
 
-    words = ["magicdec", "plan", "--model", model]
-    if profile.is_file() and engine_path(profile).is_file():
-        words += ["--hardware", str(profile), "--engine", str(engine_path(profile))]
-    words += ["--draft", draft] if draft not in (SELF, "ngram") else []
-    return shlex.join(
-        [*words, *(each for path in acceptance for each in ("--acceptance", str(path))), "--context", str(context)]
-    )
+    is_profiled = profile.is_file() and engine_path(profile).is_file()
+    own = {"hardware": profile, "engine": engine_path(profile)} if is_profiled else {}
+    named = None if draft in (SELF, "ngram") else draft
+    return options.command("plan", model=model, **own, draft=named, acceptance=acceptance, context=context)
 
 
 def _print_profile(profile: AcceptanceProfile) -> None:

@@ -9,7 +9,7 @@ from magicdec.commands import options
 from magicdec.commands.options import option, table_console
 from magicdec.units import GIGA, MEGA, TERA, format_bytes
 
-Format = Annotated[Literal["table", "json"], option("table or json.", None, "--format")]
+Format = Annotated[Literal["table", "json"], option("table or json.", "--format")]
 MODELS_EPILOG = options.examples("models", "models --format json", "models --architectures")
 HARDWARE_EPILOG, ENGINES_EPILOG = options.examples("hardware"), options.examples("engines")
 PROSE = ("layers", "fitted on", "models", "run")
@@ -24,7 +24,7 @@ HEADINGS = {
 
 def models_command(
     architectures: Annotated[
-        bool, option("The architectures that are understood, instead.", None, "--architectures")
+        bool, option("The architectures that are understood, instead.", "--architectures")
     ] = False,
     output: Format = "table",
 ) -> None:

@@ -1,16 +1,12 @@
-"""Options that several commands share, each declared once: type, help, and the values that a shell may offer; and how a
-command's help groups them.
-
-The names are the catalogs' own. Nothing here loads torch, and catalogs are read only when a value is completed.
-"""
+"""Options that several commands share, each declared once, with type and help; and how a command's help groups them."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,10 +15,8 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from magicdec.errors import ConfigError, unknown_choice
-from magicdec.specs.speculation import DRAFT_METHODS, DRAFT_WEIGHT_DTYPES, NOT_RUN, OWN_METHOD, SELF, SPARSE_METHODS
 from magicdec.units import parse_count
 
-Completer = Callable[[str], list[str]]
 MAX_VALUES = 10_000
 """Limit on the numbers that one option may name: a longer range is a slip of the keyboard."""
 PIPED_WIDTH, TEXT_WIDTH = 80, 100
@@ -33,48 +27,22 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "".join(f"  magicdec {line}\n" for line in lines)
 
 
+def command(name: str, **given: Any) -> str:
+    """A command to paste, with these options; none for a value that is empty, one for each of a list."""
+    values = {key: value if isinstance(value, list) else [value] for key, value in given.items()}
+    words = [word for key, each in values.items() for value in each if value for word in (f"--{key}", str(value))]
+    return shlex.join(["magicdec", name, *words])
+
+
 class OutputFormat(StrEnum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
 
 
-def option(text: str, offers: Completer | None = None, *names: str, **more: Any) -> Any:
-    """An option with its help, and what completes its value."""
-    return typer.Option(*names, help=text, autocompletion=offers, **more)
-
-
-def one_of(names: Callable[[], Iterable[str]]) -> Completer:
-    """Completes a name."""
-    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
-
-
-def list_of(names: Callable[[], Iterable[str]]) -> Completer:
-    """Completes the last name of a comma-separated list."""
-
-    def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
-        return [before + comma + name for name in names() if name.startswith(last)]
-
-    return complete
-
-
-def named(place: str) -> Callable[[], Iterable[str]]:
-    """The names that MODULE:NAME lists or returns, asked for when they are needed: catalogs take time to import."""
-    module, _, name = place.partition(":")
-
-    def names() -> Iterable[str]:
-        found: Any = getattr(import_module(f"magicdec.{module}"), name)
-        listed: Iterable[str] = found() if callable(found) else found
-        return listed
-
-    return names
-
-
-model_names, hardware_names = named("specs.catalog:model_names"), named("perfmodel.kernels.profile:hardware_names")
-models, hardware = one_of(model_names), one_of(hardware_names)
-engines, formats = one_of(named("specs.engine:engine_names")), one_of(named("specs.device:DTYPE_BYTES"))
-dtypes = one_of(named("specs.precision:PROFILE_DTYPES"))
+def option(text: str, *names: str, **more: Any) -> Any:
+    """An option with its help."""
+    return typer.Option(*names, help=text, **more)
 
 
 def as_dtype(text: str | None) -> str | None:
@@ -91,43 +59,31 @@ def as_formats(text: str | None) -> str | None:
     return text and ",".join(PROFILE_DTYPES.get(part.strip(), part) for part in text.split(","))
 
 
-planned_drafts = one_of(lambda: [SELF, "none", *OWN_METHOD, *model_names()])
-planned_methods = one_of(lambda: [each for each in DRAFT_METHODS if each != "none"])
-
 # What is predicted
-Hardware = Annotated[str, option("Catalog name or TOML file.", hardware)]
+Hardware = Annotated[str, option("Catalog name or TOML file.")]
 Temperature = Annotated[float, option("0 is greedy.")]
 
 # What is run here
-Checkpoint = Annotated[str, option("Catalog name, or a Hugging Face checkpoint directory.", models)]
+Checkpoint = Annotated[str, option("Catalog name, or a Hugging Face checkpoint directory.")]
 Runtime = Literal["ours", "vllm"]
-Dtype = Annotated[str, option("float32, bfloat16 or float16.", dtypes, callback=as_dtype)]
+Dtype = Annotated[str, option("float32, bfloat16 or float16.", callback=as_dtype)]
 OptionalDtype = Annotated[
-    str | None,
-    option("float32, bfloat16 or float16; default float32; a server's as in its plan.", dtypes,
-           callback=as_dtype),
-]  # fmt: skip
-DeviceName = Annotated[str, option("cpu, cuda or cuda:N.", one_of(lambda: ("cpu", "cuda")))]
-prompts = one_of(lambda: ("stdlib", "recall", "random", "noise"))
-run_drafts = one_of(lambda: [SELF, "none", "ngram", *model_names()])
-run_methods = one_of(lambda: [each for each in DRAFT_METHODS if each not in ("none", *NOT_RUN)])
-profiled_methods = list_of(lambda: SPARSE_METHODS)
-draft_formats = list_of(lambda: DRAFT_WEIGHT_DTYPES)
+    str | None, option("float32, bfloat16 or float16; default float32; a server's as in its plan.", callback=as_dtype)
+]
+DeviceName = Annotated[str, option("cpu, cuda or cuda:N.")]
 CLOCK_HELP = "wall, or cpu: the processor time of one thread, which other processes disturb less."
 
 # A server
-ServedModel = Annotated[str, option("The target, as plans call it.", models)]
-ServerFormat = Annotated[
-    str | None, option("The server's; default as published, on a CPU fp32.", formats, callback=as_formats)
-]
+ServedModel = Annotated[str, option("The target, as plans call it.")]
+ServerFormat = Annotated[str | None, option("The server's; default as published, on a CPU fp32.", callback=as_formats)]
 ServerTp = Annotated[int, option("The server's tensor-parallel size.", min=1)]
 ServerTemperature = Annotated[float, option("Of its requests; 0 is greedy.")]
 Target = Annotated[str | None, option("MODEL or MODEL/ENGINE, where an address has several.")]
 
 # Files and output
-Quiet = Annotated[bool, option("No progress display.", None, "--quiet", "-q")]
-Format = Annotated[OutputFormat, option("table, json or csv.", None, "--format")]
-Output = Annotated[Path | None, option("Write to this file, not to stdout.", None, "--output", "-o")]
+Quiet = Annotated[bool, option("No progress display.", "--quiet", "-q")]
+Format = Annotated[OutputFormat, option("table, json or csv.", "--format")]
+Output = Annotated[Path | None, option("Write to this file, not to stdout.", "--output", "-o")]
 PlanFile = Annotated[Path | None, option("A plan document (magicdec plan --format json).")]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from magicdec import plan_request
 from magicdec.commands import options
-from magicdec.commands.options import OutputFormat, list_of, option, parse_ints, parse_rates, print_as, table_console
+from magicdec.commands.options import OutputFormat, option, parse_ints, parse_rates, print_as, table_console
 from magicdec.plan_request import Option
 from magicdec.progress import shown_progress
 
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.plan.variations import Sensitivity
     from magicdec.plan_document import Plan
 
-OFFERS = {
-    "model": options.models, "hardware": list_of(options.hardware_names), "engine": options.engines,
-    "draft": options.planned_drafts, "draft_method": options.planned_methods,
-    **dict.fromkeys(("weight_dtype", "kv_dtype", "draft_weight_dtype", "draft_kv_dtype"), options.formats),
-}  # fmt: skip
-"""Completion of the values of an option, by its name."""
 AS_TEXT = (tuple[int, ...], tuple[str, ...], float | tuple[float, ...] | None)
 PLAN_EPILOG = options.examples(
     "plan",
@@ -74,7 +68,7 @@ def _parameter(name: str, asked: Option) -> Parameter:
         kind = str if default else str | None
     names = (f"--{name.replace('_', '-')}",) if kind is bool else ()
     reads = options.as_formats if name.endswith("dtype") else None
-    shown = option(asked.help, OFFERS.get(name), *names, callback=reads)
+    shown = option(asked.help, *names, callback=reads)
     annotation = Annotated.__class_getitem__((kind, shown))  # type: ignore[attr-defined]  # made at run time
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -94,15 +88,11 @@ def _read(name: str, value: Any) -> Any:
 @asks_plan()
 def plan_command(
     *,
-    record: Annotated[
-        Path | None, option("Append the evaluated grid as records.", None, "--record", "--records")
-    ] = None,
+    record: Annotated[Path | None, option("Append the evaluated grid as records.", "--record", "--records")] = None,
     output_format: options.Format = OutputFormat.TABLE,
-    output: Annotated[
-        Path | None, option("Also write the plan, as JSON, to this file.", None, "--output", "-o")
-    ] = None,
-    why: Annotated[bool, option("Show the breakdown by operation.", None, "--why")] = False,
-    every: Annotated[bool, option("Show all rows, layouts, gammas and notes.", None, "--all")] = False,
+    output: Annotated[Path | None, option("Also write the plan, as JSON, to this file.", "--output", "-o")] = None,
+    why: Annotated[bool, option("Show the breakdown by operation.", "--why")] = False,
+    every: Annotated[bool, option("Show all rows, layouts, gammas and notes.", "--all")] = False,
     **given: Any,
 ) -> None:
     """Predict which drafts pay, and by how much.
@@ -188,16 +178,16 @@ def _print_sensitivity(model: str, result: Sensitivity) -> None:
 
 
 def explore_command(
-    model: Annotated[str | None, option("Catalog name, config.json or its directory.", options.models)] = None,
-    hardware: Annotated[str | None, option("Catalog name or TOML file.", options.hardware)] = None,
-    engine: Annotated[str | None, option("Of that hardware: catalog name or TOML file.", options.engines)] = None,
+    model: Annotated[str | None, option("Catalog name, config.json or its directory.")] = None,
+    hardware: Annotated[str | None, option("Catalog name or TOML file.")] = None,
+    engine: Annotated[str | None, option("Of that hardware: catalog name or TOML file.")] = None,
     acceptance: Annotated[list[Path] | None, option("Measured acceptance profile of that model; repeatable.")] = None,
     host: Annotated[str, option("Address to listen on; beyond loopback it needs --allow-host.")] = "127.0.0.1",
     allow_host: Annotated[
         list[str] | None, option("A host name that requests may ask for, such as a container's; repeatable.")
     ] = None,
     port: Annotated[int, option("Port; 0 takes a free one.", min=0, max=65535)] = 8642,
-    browser: Annotated[bool, option("Open the page.", None, "--browser/--no-browser")] = True,
+    browser: Annotated[bool, option("Open the page.", "--browser/--no-browser")] = True,
 ) -> None:
     """Ask what-if questions on a local page.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from magicdec.commands import options
-from magicdec.commands.options import named, one_of, option
+from magicdec.commands.options import option
 from magicdec.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
@@ -47,10 +47,6 @@ SUFFIXES = {".svg": PlotFormat.SVG, ".png": PlotFormat.PNG, ".md": PlotFormat.MA
 PICTURES = (PlotFormat.SVG, PlotFormat.PNG)
 
 
-def _figure_names() -> list[str]:
-    return ["list", *named("reports.figures:FIGURES")(), *named("reports.tables:TABLES")()]
-
-
 Records = Annotated[list[Path] | None, typer.Argument(help="Record files (JSON lines), measured and predicted.")]
 HardwareProfile = Annotated[Path | None, option("The hardware profile (TOML), for the roofline's ceilings.")]
 
@@ -60,7 +56,7 @@ def report_command(
     plan: options.PlanFile = None,
     profile: HardwareProfile = None,
     output: Annotated[
-        list[Path] | None, option("report.html, report.pdf (needs magicdec[pdf]), or both.", None, "--output", "-o")
+        list[Path] | None, option("report.html, report.pdf (needs magicdec[pdf]), or both.", "--output", "-o")
     ] = None,
     title: Annotated[str, option("Title of the report.")] = "Speculative decoding report",
 ) -> None:
@@ -90,11 +86,11 @@ def load_report_data(records: list[Path], plan: Path | None, profile: Path | Non
     import sys
 
     from magicdec.files import read_toml
-    from magicdec.plan_document import is_plan, load_plan
+    from magicdec.plan_document import load_plan
     from magicdec.records import read_many
     from magicdec.reports.data import ReportData
 
-    plans = [path for path in records if is_plan(path)]
+    plans = [path for path in records if path.suffix == ".json"]
     if len(plans) + (plan is not None) > 1:
         raise ConfigError(f"one plan is shown at a time, not also {plans[-1]}")
     plan = plan or next(iter(plans), None)
@@ -109,14 +105,12 @@ def load_report_data(records: list[Path], plan: Path | None, profile: Path | Non
 
 
 def plot_command(
-    name: Annotated[
-        str, typer.Argument(help="A figure or a table; `list` names them all.", autocompletion=one_of(_figure_names))
-    ],
+    name: Annotated[str, typer.Argument(help="A figure or a table; `list` names them all.")],
     records: Records = None,
     plan: options.PlanFile = None,
     profile: HardwareProfile = None,
     output: options.Output = None,
-    output_format: Annotated[PlotFormat | None, option("Default: the file name's suffix.", None, "--format")] = None,
+    output_format: Annotated[PlotFormat | None, option("Default: the file name's suffix.", "--format")] = None,
 ) -> None:
     """Write one figure or one table of a report.
 
@@ -182,7 +176,7 @@ def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
 def export_command(
     engine: Annotated[
         str,
-        typer.Argument(help="vllm, sglang or trtllm.", autocompletion=one_of(named("specs.engine:SERVING_ENGINES"))),
+        typer.Argument(help="vllm, sglang or trtllm."),
     ],
     plan: Annotated[Path, typer.Argument(help="A plan document (magicdec plan --format json).")],
     candidate: Annotated[

@@ -46,7 +46,7 @@ OPTION_OF_KEY = {
 """Keys of a plan's row, and the run's option that each sets."""
 REQUESTED = (
     "engine", "weights", "dtype", "device", "context_spread", "gen_len", "prompts", "repetitions", "stop_at_eos",
-    "run_to_end", "adaptive", "cuda_graphs",
+    "run_to_end", "cuda_graphs",
 )  # fmt: skip
 """Options that a request to measure takes as they are."""
 FORMATS_OF_DTYPE = {"weight_dtype": "weights", "kv_dtype": "a KV cache", "draft_kv_dtype": "a draft's KV cache"}
@@ -60,9 +60,9 @@ def run_command(
     weights: Annotated[
         Literal["checkpoint", "random"], option("checkpoint, or random (seeded) for a model without one.")
     ] = "checkpoint",
-    draft: Annotated[str, option("self, none, ngram, or a draft model.", options.run_drafts)] = "self",
+    draft: Annotated[str, option("self, none, ngram, or a draft model.")] = "self",
     draft_method: Annotated[
-        str, option("streamingllm, snapkv or topk; of a model: full, streamingllm.", options.run_methods)
+        str, option("streamingllm, snapkv or topk; of a model: full, streamingllm.")
     ] = "streamingllm",
     draft_budget: Annotated[str | None, option("KV slots a draft step reads; a list measures each.")] = "256",
     gamma: Annotated[str, option("Drafted tokens per step; a list measures each.")] = "3",
@@ -73,7 +73,6 @@ def run_command(
         str | None,
         option(
             "The draft's weights: bf16, fp8, int8 or int4; a list measures each.",
-            options.draft_formats,
             callback=options.as_formats,
         ),
     ] = None,
@@ -87,18 +86,13 @@ def run_command(
     seed: Annotated[int, option("Seeds prompts, weights and sampling.", min=0, max=2**63 - 1)] = 0,
     dtype: options.Dtype = "float32",
     device: options.DeviceName = "cpu",
-    prompts: Annotated[
-        str, option("stdlib, recall, random, noise, or a text file or directory.", options.prompts)
-    ] = "stdlib",
+    prompts: Annotated[str, option("stdlib, recall, random, noise, or a text file or directory.")] = "stdlib",
     simulate_acceptance: Annotated[str | None, option("Prescribed acceptance: a rate, or one per position.")] = None,
     queue: Annotated[
         int | None, option("Prompts in all; those that wait refill free slots.", min=1, max=MAX_COUNT)
     ] = None,
     adaptive: Annotated[
-        bool,
-        option(
-            "Choose gamma each step, up to --gamma: learnt while decoding, or from --plan's table.", None, "--adaptive"
-        ),
+        bool, option("Choose gamma each step, up to --gamma, from --plan's table.", "--adaptive")
     ] = False,
     cuda_graphs: Annotated[bool, option("Replay steps as captured graphs, on a CUDA device.")] = True,
     repetitions: Annotated[int, option("Interleaved repetitions.", min=1, max=MAX_COUNT)] = 3,
@@ -107,7 +101,7 @@ def run_command(
     records: Annotated[Path | None, option("Append one record per configuration to this file.")] = None,
     resume: Annotated[bool, option("Skip what the records file already holds.")] = False,
     save_output: Annotated[Path | None, option("Write prompts and generated text as JSON lines.")] = None,
-    stream: Annotated[bool, option("At the end, show one sequence's text.", None, "--stream")] = False,
+    stream: Annotated[bool, option("At the end, show one sequence's text.", "--stream")] = False,
     quiet: options.Quiet = False,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
@@ -146,6 +140,7 @@ def _request(given: dict[str, Any], explicit: set[str]) -> BenchmarkRequest:
     text = given["simulate_acceptance"]
     rates = parse_floats(text, "--simulate-acceptance") if text else []
     table = given.get("gamma_table") if given["adaptive"] else None
+    require(table is not None or not given["adaptive"], "--adaptive reads a plan's table of gammas; give --plan too")
     if table is not None and "gamma" not in explicit:
         given = {**given, "gamma": str(max(table.max_gamma, 1))}
     require(all(0 <= rate <= 1 for rate in rates), "--simulate-acceptance must be rates between 0 and 1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -44,9 +43,7 @@ def observe_command(
     ] = None,
     draft_method: Annotated[str | None, option("Of a sparse draft: streamingllm, snapkv, topk.")] = None,
     draft_budget: Annotated[int | None, option("KV slots that a sparse draft reads.", min=1)] = None,
-    model: Annotated[
-        str | None, option("The target, as plans call it; default: the server's name.", options.models)
-    ] = None,
+    model: Annotated[str | None, option("The target, as plans call it; default: the server's name.")] = None,
     seconds: Annotated[float, option("How long to look.")] = 30.0,
     interval: Annotated[
         float | None, option("Seconds between scrapes; default 5, or half of a shorter window.")
@@ -56,15 +53,15 @@ def observe_command(
         float | None, option("Length of sequences, for servers that do not count it.", min=1, max=10**9)
     ] = None,
     dataset: Annotated[str, option("What the requests were, for the profile.")] = "",
-    hardware: Annotated[str | None, option("The server's device: adds advice.", options.hardware)] = None,
-    engine: Annotated[str | None, option("Engine profile of the advice.", options.engines)] = None,
+    hardware: Annotated[str | None, option("The server's device: adds advice.")] = None,
+    engine: Annotated[str | None, option("Engine profile of the advice.")] = None,
     acceptance: Annotated[Path | None, option("For advice where the server drafts nothing: a profile.")] = None,
     tp: options.ServerTp = 1,
     temperature: options.ServerTemperature = 1.0,
     weight_dtype: options.ServerFormat = None,
     kv_dtype: options.ServerFormat = None,
-    watch: Annotated[bool, option("Keep looking, with the trend, until stopped.", None, "--watch")] = False,
-    output: Annotated[Path | None, option("Acceptance profile to write.", None, "--output", "-o")] = None,
+    watch: Annotated[bool, option("Keep looking, with the trend, until stopped.", "--watch")] = False,
+    output: Annotated[Path | None, option("Acceptance profile to write.", "--output", "-o")] = None,
     records: Annotated[Path | None, option("Append a measured record.")] = None,
     output_format: options.Format = OutputFormat.TABLE,
     quiet: options.Quiet = False,
@@ -124,20 +121,10 @@ def observe_command(
     kind, name = agreed(given, seen.announced), model or seen.target.model
     if output is not None:
         save_profile(acceptance_profile(seen, kind, model=name, context=context, dataset=dataset), output)
-        say(f"wrote {output}\nnext: {_next_plan(name, hardware, output)}")
+        say(f"wrote {output}\nnext: {options.command('plan', model=name, hardware=hardware, acceptance=output)}")
     if records is not None:
         append_record(records, record(seen, kind, model=name, hardware=hardware or "", tp_size=tp))
         say(f"appended to {records}")
-
-
-def _next_plan(model: str, hardware: str | None, acceptance: Path) -> str:
-    words = [
-        "magicdec",
-        "plan",
-        *(["--model", model] if model else []),
-        *(["--hardware", hardware] if hardware else []),
-    ]
-    return shlex.join([*words, "--acceptance", str(acceptance)])
 
 
 def _look(
@@ -201,18 +188,18 @@ def _print_imported(path: Path, draft: Draft, model: str, context: float, datase
     print(f"  accepted     {rates_text(profile.measured[0])}")
     if output is not None:
         save_profile(profile, output)
-        print(f"wrote {output}\nnext: {_next_plan(model, None, output)}")
+        print(f"wrote {output}\nnext: {options.command('plan', model=model, acceptance=output)}")
 
 
 def tune_command(
     server: Annotated[str, typer.Argument(help="The server's address.")],
     restart: Annotated[str, option("Command that restarts it, with {gamma} in it; 0 is no draft.")],
     model: options.ServedModel,
-    hardware: Annotated[str, option("The server's device.", options.hardware)],
+    hardware: Annotated[str, option("The server's device.")],
     draft: Annotated[
         str | None, option("What it drafts with: ngram, eagle, or a model; default: as it says, or ngram.")
     ] = None,
-    engine: Annotated[str | None, option("Engine profile.", options.engines)] = None,
+    engine: Annotated[str | None, option("Engine profile.")] = None,
     tp: options.ServerTp = 1,
     temperature: options.ServerTemperature = 1.0,
     target: options.Target = None,
@@ -220,7 +207,7 @@ def tune_command(
     interval: Annotated[float, option("Seconds between scrapes.")] = 5.0,
     repeats: Annotated[int, option("Times that each gamma is tried, in turns.", min=1, max=20)] = 2,
     limit: Annotated[float, option("Seconds after which no more is tried.", min=1.0)] = 1800.0,
-    yes: Annotated[bool, option("Restart without asking.", None, "--yes")] = False,
+    yes: Annotated[bool, option("Restart without asking.", "--yes")] = False,
     output_format: options.Format = OutputFormat.TABLE,
     quiet: options.Quiet = False,
 ) -> None:

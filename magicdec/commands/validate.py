@@ -48,7 +48,7 @@ def kernels_command(files: Files, output_format: options.Format = OutputFormat.T
 def serving_command(
     files: Files,
     left_out: Annotated[
-        bool, option("Errors also with the row's device, tp or model left out of the fit.", None, "--left-out")
+        bool, option("Errors also with the row's device, tp or model left out of the fit.", "--left-out")
     ] = False,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
@@ -101,7 +101,7 @@ def traffic_command(files: Files, output_format: options.Format = OutputFormat.T
 def published_command(
     files: OptionalFiles = None,
     fit_acceptance: Annotated[
-        bool, option("Fit one acceptance rate per pair to the given rows.", None, "--fit-acceptance")
+        bool, option("Fit one acceptance rate per pair to the given rows.", "--fit-acceptance")
     ] = False,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
@@ -136,7 +136,7 @@ def grid_command(
         option("ours, or vllm with magicdec's plugin (docs/vllm.md); default: the grid file's, or ours."),
     ] = None,
     clock: Clock = None,
-    quick: Annotated[bool, option("A few small points, for continuous integration.", None, "--quick")] = False,
+    quick: Annotated[bool, option("A few small points, for continuous integration.", "--quick")] = False,
     quiet: options.Quiet = False,
     output_format: options.Format = OutputFormat.TABLE,
 ) -> None:
@@ -211,12 +211,10 @@ def _print_groups(document: dict[str, Any], output_format: OutputFormat) -> None
 
 
 def demo_command(
-    output: Annotated[Path, option("Directory for profile, plan, records and report.", None, "--output", "-o")] = Path(
+    output: Annotated[Path, option("Directory for profile, plan, records and report.", "--output", "-o")] = Path(
         "demo-output"
     ),
-    quick: Annotated[
-        bool, option("Fewer shapes, prompts and configurations: about 90 seconds.", None, "--quick")
-    ] = False,
+    quick: Annotated[bool, option("Fewer shapes, prompts and configurations: about 90 seconds.", "--quick")] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Calibrate, plan, run, compare, report: a few minutes.

@@ -75,10 +75,8 @@ class BenchmarkRequest:
     run_to_end: bool = False
     """Let every sequence reach its end, which also measures the speedup of a static batch."""
     tp_size: int = 1
-    adaptive: bool = False
-    """Choose gamma anew each step, at most each configuration's own."""
     gamma_table: TableGamma | None = None
-    """A plan's table to choose gamma from; without it gamma follows from acceptance and step times."""
+    """A plan's table to choose gamma from anew each step, at most each configuration's own; None: gamma is fixed."""
     num_prompts: int | None = None
     """Prompts in all: those beyond the batch wait in a queue, and refill slots that become free."""
     cuda_graphs: bool = True
@@ -184,7 +182,6 @@ def _check_for_vllm(request: BenchmarkRequest) -> None:
         "--tp above 1": request.tp_size > 1,
         "--queue": request.num_prompts is not None,
         "--simulate-acceptance": request.simulate_acceptance is not None,
-        "--adaptive without a plan's table": request.adaptive and request.gamma_table is None,
         "--weights random": request.weights != "checkpoint",
         "--stop-at-eos": request.stop_at_eos,
         "--run-to-end": request.run_to_end,
@@ -338,15 +335,15 @@ def configuration_fields(request: BenchmarkRequest, speculation: SpeculationSpec
     """The identity part of a record."""
     draft = draft_model_name(speculation.draft)
     simulated = request.simulate_acceptance if not speculation.is_autoregressive else None
-    is_adaptive = request.adaptive and not speculation.is_autoregressive
+    table = None if speculation.is_autoregressive else request.gamma_table
     parts = ((request, REQUEST_FIELDS), (speculation, SPECULATION_FIELDS), (request.sampling, SAMPLING_FIELDS))
     return {name: getattr(part, name) for part, names in parts for name in names} | {
         "model": load_model_spec(request.model).name,
         "engine": installed_engine(request.engine),
         "draft": speculation.draft if draft is None else load_model_spec(draft).name,
         "simulated_acceptance": list(simulated) if simulated else None,
-        "adaptive": is_adaptive,
-        "gamma_table": request.gamma_table.digest if is_adaptive and request.gamma_table is not None else None,
+        "adaptive": table is not None,
+        "gamma_table": None if table is None else table.digest,
         "inputs_digest": inputs_digest(
             (request.model, *([draft] if draft is not None else [])),
             with_weights=request.weights == "checkpoint",

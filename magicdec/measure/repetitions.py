@@ -158,7 +158,7 @@ def _row(session: Session, measurement: Measurement, number: int, bandwidth_byte
     """The measured row of one run of a configuration."""
     request, speculation, phases = session.request, measurement.speculation, measurement.phases
     speculative = not speculation.is_autoregressive
-    is_fixed = speculative and not request.adaptive  # a draft step has a time of its own only while gamma is fixed
+    is_fixed = speculative and request.gamma_table is None  # a draft step has a time of its own only then
     speed = median_times(measurement.references) if measurement.references else None
     if speed is not None and request.device == "cpu":
         bandwidth_bytes_per_s = speed.memory_bytes_per_s  # during these runs: it changes within seconds

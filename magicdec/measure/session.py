@@ -18,7 +18,6 @@ import torch
 from magicdec.measure.configuration import NOISE, BenchmarkRequest, check_request
 from magicdec.measure.repetitions import Measurement, prompts_of
 from magicdec.measure.utilisation import MemoryMeter, phase_bytes, planned_memory_bytes
-from magicdec.runtime.adaptive import AdaptiveGamma, GammaPolicy
 from magicdec.runtime.distributed import SINGLE, TensorParallel
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.drafters.base import Drafter
@@ -57,7 +56,6 @@ class BenchmarkSession:
         self.model = model or self._load(request.model, tp)
         self._draft_models = self._load_drafts(tp)
         self._model_drafters: dict[SpeculationSpec, Drafter] = {}
-        self._policies: dict[SpeculationSpec, AdaptiveGamma] = {}
         checkpoint = checkpoint_directory(request.model)
         found = None if checkpoint is None else generation_eos_token_ids(checkpoint, vocab_size=self.spec.vocab_size)
         self._eos_token_ids = self.spec.eos_token_ids if found is None else found
@@ -128,11 +126,10 @@ class BenchmarkSession:
 
     def warm_up(self, speculation: SpeculationSpec) -> DecodeResult | None:
         """Decodes a few tokens; returns a run whose phases are timed apart where measured runs' are not."""
-        self.run(speculation, gen_len=min(WARM_UP_TOKENS, self.request.gen_len), fences=False, use_queue=False)
+        self.run(speculation, gen_len=min(WARM_UP_TOKENS, self.request.gen_len), fences=False)
         if self._is_fenced:
             return None
-        seed = self.request.sampling.seed
-        return self.run(speculation, seed=seed, fences=True, run_to_end=False, use_queue=False)
+        return self.run(speculation, seed=self.request.sampling.seed, fences=True, run_to_end=False)
 
     def run(
         self,
@@ -143,14 +140,12 @@ class BenchmarkSession:
         sampling: SamplingSpec | None = None,
         fences: bool | None = None,
         run_to_end: bool | None = None,
-        use_queue: bool = True,
-        adaptive: bool | None = None,
         on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None,
     ) -> DecodeResult:
         """Decodes from the prefill's snapshot. A queue's prompts overwrite it: after such a run it is made again.
 
-        `run_to_end` and `adaptive` are the request's, where not given. `fences` time phases apart, by default where
-        that costs nothing: on a CPU, unless slots are refilled, which is no phase of a step.
+        `run_to_end` is the request's, where not given. `fences` time phases apart, by default where that costs nothing:
+        on a CPU, unless slots are refilled, which is no phase of a step. A run told of them leaves the queue alone.
         """
         request = self.request
         sampling = sampling or request.sampling
@@ -161,10 +156,6 @@ class BenchmarkSession:
             self.snapshot = self.engine.snapshot()
         self.engine.restore(self.snapshot)
         drafter = self._drafter(speculation)
-        policy: GammaPolicy | None = None  # the plan's table, else what it learnt in the runs before
-        if drafter is not None and (request.adaptive if adaptive is None else adaptive):
-            learnt = self._policies.setdefault(speculation, AdaptiveGamma(speculation.gamma))
-            policy = learnt if request.gamma_table is None else request.gamma_table
         simulated = request.simulate_acceptance if drafter is not None else None
         options = DecodeOptions(
             gamma=0 if drafter is None else speculation.gamma,
@@ -173,8 +164,8 @@ class BenchmarkSession:
             fences=self._is_fenced if fences is None else fences,
             simulate_acceptance=list(simulated) if simulated else None,
             stop_when_first_ends=not (request.run_to_end if run_to_end is None else run_to_end),
-            queue=self.prompts[request.batch_size :] if use_queue else (),
-            policy=policy,
+            queue=self.prompts[request.batch_size :] if fences is None else (),
+            policy=request.gamma_table,
             on_step=on_step,
             cuda_graphs=request.cuda_graphs,
         )
@@ -205,7 +196,7 @@ class BenchmarkSession:
 
     def _memory_use(self, measurement: Measurement, bandwidth: float | None) -> dict[str, Any]:
         """A row's fields on memory bandwidth."""
-        speculation, is_adaptive = measurement.speculation, self.request.adaptive
+        speculation, is_adaptive = measurement.speculation, self.request.gamma_table is not None
         needed = phase_bytes(self.request, [len(prompt) for prompt in self.prompts], speculation)
         achieved = {"autoregressive": needed.pop("autoregressive") / measurement.baseline.steady_step_s}
         if not speculation.is_autoregressive and not is_adaptive:

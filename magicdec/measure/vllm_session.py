@@ -167,8 +167,7 @@ class VllmSession:
         if speculation.is_autoregressive:
             self._draft.settings = msgspec.structs.replace(self._draft.settings, gamma_table=table)
             return
-        if self.request.adaptive and self.request.gamma_table is not None:
-            table = self.request.gamma_table
+        table = self.request.gamma_table or table
         assert speculation.draft_budget is not None
         self._draft.settings = DraftSettings(
             draft_method=speculation.draft_method,

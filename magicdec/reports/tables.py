@@ -163,8 +163,7 @@ def case_table(comparison: Comparison) -> Table:
     columns = (
         BATCH, CONTEXT, Column("temperature", "Temperature", "number"), Column("points", "Points", "integer"),
         Column("median_error", "Median error", "percent"), Column("p90_error", "90th percentile", "percent"),
-        Column("other_median_error", "Median elsewhere", "percent"),
-        Column("other_p90_error", "90th elsewhere", "percent"), Column("regret", "Regret", "percent"),
+        Column("regret", "Regret", "percent"),
     )  # fmt: skip
     return Table.of("cases", "Speedups by case", columns, comparison.cases)
 

@@ -25,12 +25,12 @@ from torch import Tensor
 from magicdec.counts import Counts
 from magicdec.errors import CapacityError, ConfigError, MagicdecError
 from magicdec.runtime import graphs
-from magicdec.runtime.adaptive import GammaPolicy
 from magicdec.runtime.distributed import now_s
 from magicdec.runtime.drafters.base import Drafter
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.graphs import PhaseTimer, part
 from magicdec.runtime.sampling import Outcome, Proposal, UniformStream, verify
+from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.speculation import SamplingSpec
 
 INACTIVE = -1
@@ -61,7 +61,7 @@ class DecodeOptions:
     max_steps: int | None = None
     on_step: Callable[[np.ndarray, list[list[int]]], None] | None = None
     queue: Sequence[Sequence[int]] = ()
-    policy: GammaPolicy | None = None
+    policy: TableGamma | None = None
     cuda_graphs: bool = True
 
 
@@ -76,8 +76,6 @@ class DecodeResult:
     gamma: int
     gammas: np.ndarray
     """Drafted tokens of each step: `gamma`, unless a policy chose fewer."""
-    setup_s: float
-    """Building the draft's state, before decoding."""
     elapsed_s: float
     step_s: np.ndarray
     """Wall-clock of each step."""
@@ -310,7 +308,7 @@ class Batch:
         self._num_accepted: list[np.ndarray] = []
         self._gammas: list[int] = []
         self._refill_s = 0.0
-        self._setup_start_s = self._start_s = time.perf_counter()
+        self._start_s = time.perf_counter()
         self._step_ends: list[float] = []
         self._steady: tuple[int, int, float] | None = None
 
@@ -362,20 +360,16 @@ class Batch:
         return self._engine.sequence_of_slot[: self._engine.num_active].copy()
 
     def choose_gamma(self) -> int:
-        """The policy's choice; of several ranks, whose clocks differ, the first's."""
-        policy, model = self._options.policy, self._engine.model
+        """The policy's choice, where there is one."""
+        policy, lengths = self._options.policy, self._engine.host_lengths
         if policy is None or self._drafter is None:
             return self.gamma
-        lengths = self._engine.host_lengths
-        gamma = min(policy.choose(batch_size=len(lengths), context_len=float(lengths.mean()) + 1), self.gamma)
-        if model.tp.size > 1:
-            gamma = int(model.tp.broadcast(torch.tensor(gamma, device=model.device)))
-        return gamma
+        return min(policy.choose(batch_size=len(lengths), context_len=float(lengths.mean()) + 1), self.gamma)
 
     def record(self, gamma: int, emitted: np.ndarray, num_accepted: np.ndarray) -> None:
         """Stores a step: its tokens [B, gamma + 1], of which the first num_accepted + 1 count. Retires the sequences
         that have ended."""
-        sequences, refill_s = self.sequences, self._refill_s
+        sequences = self.sequences
         if self._drafter is not None:
             self._drafter.count(num_accepted, gamma)
         self._engine.count(num_accepted + 1)
@@ -386,11 +380,7 @@ class Batch:
         is_ended = self._store(sequences, emitted, num_accepted)
         if is_ended.any():
             self._retire(np.flatnonzero(is_ended))
-        now_s, before_s = time.perf_counter(), self._step_ends[-1] if self._step_ends else self._start_s
-        self._step_ends.append(now_s)
-        if self._options.policy is not None and self._drafter is not None:
-            without_refill_s = now_s - before_s - (self._refill_s - refill_s)
-            self._options.policy.observe(gamma, num_accepted, without_refill_s)
+        self._step_ends.append(time.perf_counter())
 
     def _store(self, sequences: np.ndarray, emitted: np.ndarray, num_accepted: np.ndarray) -> np.ndarray:
         """Keeps each sequence's tokens up to its limit or its end; whether it has reached either."""
@@ -451,7 +441,6 @@ class Batch:
             gamma=self.gamma,
             gammas=np.array(self._gammas, dtype=np.int64),
             refill_s=self._refill_s,
-            setup_s=self._start_s - self._setup_start_s,
             elapsed_s=float(ends[-1] - self._start_s),
             step_s=np.diff(ends),
             steady_steps=steady_steps,

@@ -6,12 +6,8 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from magicdec.errors import ConfigError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +30,6 @@ class TableGamma:
 
     def choose(self, *, batch_size: int, context_len: float) -> int:
         return self.gammas[_nearest(self.batch_sizes, batch_size)][_nearest(self.context_lens, context_len)]
-
-    def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
-        """Learns nothing: the table is the plan."""
 
     @property
     def max_gamma(self) -> int:

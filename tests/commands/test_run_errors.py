@@ -129,6 +129,7 @@ def test_an_option_that_cannot_be_used(
     ("arguments", "message"),
     [
         (("--resume",), "--resume goes on with a records file; give --records too"),
+        (("--adaptive",), "--adaptive reads a plan's table of gammas; give --plan too"),
         (("--tp", "1000"), "tp 1000 does not divide embedded"),
         (("--gamma", "1-3000000000"), "names more than 10000 numbers"),
         (

@@ -26,7 +26,7 @@ REFUSALS = [
     (("run", "--gama", "3"), "unknown option '--gama': did you mean --gamma?$"),
     (("run", "-gamma", "3"), "unknown option '-g': did you mean --gamma?$"),
     (("plan", "--draft_budget=64"), "unknown option '--draft_budget': did you mean --draft-budget?$"),
-    (("records", "export", "r.jsonl", "--ouput", "r.csv"), "unknown option '--ouput': did you mean --output?$"),
+    (("records", "ls", "r.jsonl", "--fromat", "csv"), "unknown option '--fromat': did you mean --format?$"),
     (("explore", "--no-browsr"), "unknown option '--no-browsr': did you mean --no-browser?$"),
     (("calibrate", "--zzzz"), "unknown option '--zzzz': see magicdec calibrate --help$"),
     (("--verson",), "unknown option '--verson': did you mean --version?$"),
@@ -51,10 +51,10 @@ REFUSALS = [
     (("calibrate", "--engine", "sglang"), "unknown engine to calibrate 'sglang': known: ours, vllm"),
     (("calibrate", "--clock", "cpu"), "--clock cpu goes with --engine vllm"),
     (("validate", "grid", "--quick", "--clock", "cpu"), "--clock cpu goes with --engine vllm"),
+    (("tune", "http://localhost"), "magicdec tune needs --restart: Command that restarts it"),
     (("export",), "magicdec export needs 'engine': vllm, sglang or trtllm"),
     (("export", "vllm"), "magicdec export needs 'plan': A plan document (magicdec plan --format json)"),
     (("records", "show", "3f2a"), "magicdec records show needs 'files': Records files (JSON lines)"),
-    (("records", "export", "r.jsonl"), "magicdec records export needs --output: A .csv, .json or .parquet file"),
     (("plan", "llama-3.1-8b"), "magicdec plan takes no argument 'llama-3.1-8b': see magicdec plan --help"),
     (("plan", "model", "x"), "magicdec plan takes no argument 'model': did you mean --model?"),
 ]
@@ -74,7 +74,7 @@ def test_a_group_alone_shows_its_whole_help(arguments: tuple[str, ...], program:
     done = program(*arguments)
     assert done.returncode == 0
     assert "\nCommands:\n" in done.stdout
-    assert len(done.stdout.splitlines()) > 10
+    assert len(done.stdout.splitlines()) > 8
 
 
 def test_defaults_come_from_the_users_file(

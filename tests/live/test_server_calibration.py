@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 import time
 
 import msgspec
@@ -15,7 +13,6 @@ from scipy.stats import binom
 from typer.testing import CliRunner
 
 from magicdec.cli import app, register_commands
-from magicdec.commands.calibrate import ended_by_signals
 from magicdec.errors import ConfigError, ServerError
 from magicdec.live import drive as drive_module
 from magicdec.live.calibration import estimated_seconds, first_token_s, fit_server, median_of, save_fit, send_plan
@@ -322,12 +319,6 @@ def test_the_command_writes_what_it_measured(serve, tmp_path):
     assert ("next: magicdec plan --model embedded" in done.stdout) == (done.exit_code == 0)
     limits = {"gemm_factor": np.exp(3.0), "attention_factor": np.exp(3.0)}
     assert all(document["constants"][name]["high"] <= most for name, most in limits.items() if done.exit_code == 0)
-
-
-def test_a_signal_to_end_is_the_users_interruption():
-    with pytest.raises(KeyboardInterrupt), ended_by_signals():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_window_with_hardly_a_step_is_refused():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from functools import lru_cache
 
-import numpy as np
-
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SpeculationSpec
@@ -46,6 +44,3 @@ class TakesTurns:
 
     def choose(self, *, batch_size: int, context_len: float) -> int:
         return next(self._gammas)
-
-    def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
-        pass

@@ -14,6 +14,7 @@ from magicdec.runtime.engine import Engine
 from magicdec.runtime.generate import DecodeOptions, DecodeResult, NumericalError, decode
 from magicdec.runtime.transformer import Transformer
 from magicdec.runtime.weights import load_model
+from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.speculation import SamplingSpec
 from tests.runtime.conftest import alone, started, tiny_spec
 from tests.runtime.drafts import DRAFTS, draft_model_for
@@ -109,6 +110,16 @@ def test_on_step_hears_every_token(engine: Engine) -> None:
 
     result = speculate(engine, DecodeOptions(gamma=3, max_new_tokens=[9, 8, 20, 3, 30, 11], on_step=listen))
     assert heard == result.tokens
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "context_len", "gamma"),
+    [(1, 512, 0), (1, 10, 0), (5, 512, 0), (6, 512, 3), (400, 512, 3), (32, 4096, 4), (32, 1500, 4), (32, 1400, 3)],
+)
+def test_a_table_is_read_at_the_nearest_batch_and_context(batch_size: int, context_len: int, gamma: int) -> None:
+    """Nearest in logarithm (between 1 and 32 that is 5.66, between 512 and 4096 it is 1448), and at the ends beyond."""
+    table = TableGamma(batch_sizes=(1, 32), context_lens=(512, 4096), gammas=((0, 1), (3, 4)))
+    assert table.choose(batch_size=batch_size, context_len=context_len) == gamma
 
 
 def test_a_run_can_be_continued(engine: Engine) -> None:

@@ -13,7 +13,6 @@ import torch
 from msgspec.structs import replace
 
 from magicdec.errors import ConfigError
-from magicdec.runtime.adaptive import AdaptiveGamma
 from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.drafters import build_drafter
 from magicdec.runtime.generate import DecodeOptions, decode
@@ -21,7 +20,7 @@ from magicdec.runtime.launch import RankDiedError, RankError, launch
 from magicdec.runtime.weights import load_model
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.runtime.conftest import started, tiny_spec
-from tests.runtime.drafts import DRAFTS
+from tests.runtime.drafts import DRAFTS, TakesTurns
 
 PROMPTS = [[5], [1, 2, 3, 4] * 4, [9, 60, 33] * 7]
 SAMPLINGS = {
@@ -67,16 +66,14 @@ def decode_cases(tp: TensorParallel) -> dict[str, list[list[int]]]:
 
 
 def decode_queue(tp: TensorParallel) -> list[list[list[int]]]:
-    """A queue at a gamma that the first rank's clock chooses, with a draft on one rank: tokens of each draft."""
+    """A queue at gammas that change, with a draft on one rank: tokens of each draft."""
     found = []
     draft_group = tp.first(1)
     for draft in (DRAFTS["streamingllm"], ONE_RANK_DRAFT):
         engine = started(load_model(SPEC, weights="random", seed=3, tp=tp), PROMPTS[1:], 90)
         draft_model = load_model(DRAFT_SPEC, weights="random", seed=9, tp=draft_group) if draft_group else None
         drafter = build_drafter(draft, engine, None if draft.is_self else draft_model)
-        options = DecodeOptions(
-            gamma=3, max_new_tokens=[7, 20, 9, 12], queue=[[4, 5], [6] * 30], policy=AdaptiveGamma(3)
-        )
+        options = DecodeOptions(gamma=3, max_new_tokens=[7, 20, 9, 12], queue=[[4, 5], [6] * 30], policy=TakesTurns())
         found.append(decode(engine, drafter, SAMPLINGS["greedy"], options).tokens)
     return found
 
@@ -88,7 +85,7 @@ def decode_all(tp: TensorParallel) -> tuple[dict[str, list[list[int]]], list[lis
 @pytest.mark.parametrize("tp_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_decode_the_same_tokens_as_one(tp_size: int) -> None:
     """Each draft and way of sampling, with KV heads divided (2 ranks) and replicated (4), and a draft on one rank; and
-    a queue, at gammas that the first rank chooses."""
+    a queue, at gammas that change."""
     assert launch(decode_all, tp_size) == decode_all(TensorParallel())
 
 

@@ -175,9 +175,6 @@ def test_a_draft_model_that_has_long_been_left_behind_catches_up_in_its_ring(win
             self.step += 1
             return 0 if self.step % 30 < 23 else GAMMA
 
-        def observe(self, gamma: int, num_accepted: np.ndarray, step_s: float) -> None:
-            pass
-
     engine = started(windowed_draft, [[1, 5, 9] * 12, [4, 8]], 200, max_gamma=GAMMA, max_back=0)
     drafter = build_drafter(DRAFTS["model"], engine, windowed_draft)
     options = DecodeOptions(gamma=GAMMA, max_new_tokens=120, policy=AloneForLong())
