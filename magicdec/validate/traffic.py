@@ -9,7 +9,8 @@ A row is one load: engine, engine_version, model, gpu, quant, tp, output_len, an
 with any of the METRICS. A closed loop is taken to send ROUNDS requests per user: percentiles of TTFT count the first
 burst as so large a part. The largest load within limits is that of the last row of a shape that kept them, and in the
 simulation the most users that keep TTFT_P99_S and TPOT_P50_S (a median between tokens that no prompt delays).
-Prompts that a note calls shared ("shared-prefix") come again: they are cached, while the cache holds them all.
+Prompts that a note calls shared ("shared-prefix") come again: they are cached, while the cache holds them, but for the
+first SHARED_PROMPTS of a server's first row (rows with one `source` are of one server, in their order).
 docs/traffic.md says which constants these tables informed.
 """
 
@@ -37,8 +38,9 @@ from magicdec.validate.rows import NEWEST, Count, Length, Size, engine_name, mod
 
 ROUNDS = 4
 DURATION_S = 600.0
-SHARED_PROMPTS = 100
-"""Prompts that a load of shared prefixes is taken to go through again and again."""
+SHARED_PROMPTS = 45
+"""Prompts that a load of shared prefixes goes through again and again: users of the published configurations, 44 to 50
+(profile.yaml of the runs in inference-sim/training: 9 to 11 system prompts, 4 or 5 users each)."""
 TTFT_P99_S, TPOT_P50_S = 2.0, 0.050
 MOST_USERS = 1024
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -53,6 +55,7 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One measured load, with its figures in their columns' units. Raises ConfigError for what is not known."""
 
     where: str = ""
+    source: str = ""
     engine: str
     engine_version: str = NEWEST
     model: str
@@ -117,8 +120,8 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def table(self) -> str:
         return "open loop" if self.rate_rps is not None else "closed loop"
 
-    def simulated(self) -> Outcome:
-        """The load's own requests, as many as were measured."""
+    def simulated(self, *, is_first: bool = True) -> Outcome:
+        """The load's own requests, as many as were measured; `is_first` of those that its server had."""
         if self.rate_rps is None:
             return self.closed(self.concurrency or 1)
         requests = self._requests(max(int(self.duration_s * self.rate_rps), 2))
@@ -128,6 +131,8 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         requests.arrival_s[:] = np.cumsum(gaps)
         server = self.server(requests)
         requests.cached_len[:] = self._cached(server)
+        if is_first and self.cached_len is None:
+            requests.cached_len[:SHARED_PROMPTS] = 0
         return simulate(server, requests)
 
     def closed(self, users: int) -> Outcome:
@@ -145,11 +150,12 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def _cached(self, server: Server) -> int:
         """Tokens of a prompt that are cached when it comes: as stated; of shared prompts all but the last block's,
-        while the cache holds SHARED_PROMPTS of them with their answers."""
+        while the cache holds them and the answers of two rounds."""
         if self.cached_len is not None:
             return min(round(self.cached_len), self.prompt_len - 1)
         limits = server.limits
-        has_room = limits.num_blocks * limits.block_size >= SHARED_PROMPTS * (self.prompt_len + self.output_len)
+        round_len = SHARED_PROMPTS * (self.prompt_len + self.output_len)
+        has_room = limits.num_blocks * limits.block_size >= 2 * round_len
         is_shared = "shared-prefix" in self.note
         return (self.prompt_len - 1) // limits.block_size * limits.block_size if has_room and is_shared else 0
 
@@ -172,12 +178,14 @@ def validate_traffic(paths: Sequence[Path]) -> dict[str, Any]:
     loads, refused = read_rows(paths, LoadRow, one_of=("rate_rps", "concurrency"))
     rows: list[dict[str, Any]] = []
     overloads: list[bool] = []
+    servers: set[str] = set()
     for load in loads:
         try:
-            outcome = load.simulated()
+            outcome = load.simulated(is_first=load.source not in servers)
         except MagicdecError as error:
             refused.append(f"{load.where}: {error}")
             continue
+        servers |= {load.source} - {""}
         if load.rate_rps is not None:
             overloads.append(outcome.is_overloaded == (load.requests_failed > 0))
         if not load.requests_failed:

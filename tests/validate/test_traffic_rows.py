@@ -62,3 +62,15 @@ def test_the_command_skips_bad_rows_by_their_line(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["rows"][0]["metric"] == "ttft_p50_ms"
     assert "open.csv:3: unknown hardware 'h1000': did you mean h100" in result.stderr
     assert "open.csv:4: column 'rate_rps' must be a number > 0" in result.stderr
+
+
+def test_a_server_has_nothing_cached_before_its_first_row(tmp_path: Path) -> None:
+    """p99 of 300 requests, of which 45 prompts come again and again, is that of a whole prompt; in the server's next
+    row of a cached one."""
+    path = tmp_path / "open.csv"
+    row = "vllm,0.30,Qwen/Qwen3-8B,h100,1,10,600,20,30,1,shared-prefix,{}\n"
+    path.write_text(
+        OPEN.replace("ttft_p50_ms,tpot_mean_ms,note", "ttft_p99_ms,note,source") + row.format("a") + row.format("a")
+    )
+    first, second = (each["predicted"] for each in validate_traffic([path])["rows"])
+    assert first > 1.2 * second
