@@ -24,6 +24,8 @@ MAX_TP_SIZE, MAX_PP_SIZE, MAX_EP_SIZE = 1024, 64, 1024
 MAX_BATCH = 65_536
 MAX_CONTEXT = 2**26
 BALANCES = ("round-robin", "least-loaded")
+NUMBER_OR_TEXT: Any = float | str | None
+NUMBERS = (float, float | None, NUMBER_OR_TEXT)
 OF_ARRIVALS = ("burstiness", "cached", "p95_ttft_ms", "p95_tpot_ms", "balance")
 """Options that only a rate of arrivals gives a meaning."""
 
@@ -62,6 +64,8 @@ class Option:
             return tuple(_count(name, each) for each in values) if self.is_whole else tuple(map(_named, values))
         if self.is_whole:
             return _count(name, given)
+        if self.kind == NUMBER_OR_TEXT and isinstance(given, str):
+            return _number(given)
         if isinstance(given, list | tuple):
             return tuple(given)
         return given * self.unit if self.unit != 1.0 else _named(given)
@@ -70,7 +74,7 @@ class Option:
         """Raises ConfigError for a number outside the option's limits."""
         name = (self.name or self.field).replace("_", " ")
         for each in value if self.is_many else (value,):
-            if each is None or not (self.is_whole or self.kind in (float, float | None)):
+            if each is None or isinstance(each, str) or not (self.is_whole or self.kind in NUMBERS):
                 continue
             if self.least <= each <= self.most and not (self.is_open and each == self.least):
                 if self.is_whole:
@@ -147,7 +151,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     workload: Annotated[Any, Option(help="Distribution of prompt and output lengths.")] = None
     rate: Annotated[
-        float | None, Option(help="Requests per second: searches the fewest devices.", least=0, most=1e6, is_open=True)
+        float | str | None,
+        Option(
+            help="Requests per second, or at seconds (2@0,8@600): searches the fewest devices.",
+            least=0,
+            most=1e6,
+            is_open=True,
+        ),
     ] = None
     burstiness: Annotated[
         float, Option(help="Squared variation of gaps between arrivals; 1: Poisson.", least=0, most=1e4)
@@ -221,6 +231,13 @@ def check(request: Request) -> None:
 
 def _named(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _count(name: str, value: Any) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from magicdec.perfmodel.plan.variations import Sensitivity
     from magicdec.plan_document import Plan
 
-AS_TEXT = (tuple[int, ...], tuple[str, ...], float | tuple[float, ...] | None)
+AS_TEXT = (tuple[int, ...], tuple[str, ...], float | tuple[float, ...] | None, plan_request.NUMBER_OR_TEXT)
 PLAN_EPILOG = options.examples(
     "plan",
     "plan --model llama-3.1-70b --hardware h100-sxm-80gb --gpus 8 --context 16384,65536",
@@ -76,7 +76,7 @@ def _parameter(name: str, asked: Option) -> Parameter:
 def _read(name: str, value: Any) -> Any:
     """An option's value from its text."""
     asked, shown = plan_request.options()[name], f"--{name.replace('_', '-')}"
-    if not isinstance(value, str) or asked.kind not in AS_TEXT:
+    if not isinstance(value, str) or asked.kind not in AS_TEXT or asked.kind == plan_request.NUMBER_OR_TEXT:
         return value
     if name == "acceptance_rate":
         return parse_rates(value)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ Whole = npt.NDArray[np.int64]
 MOONCAKE_BLOCK = 512
 COLUMNS = ("arrival", "prompt", "output", "cached")
 MAX_TOKENS = 2**26
+MAX_RATE, MAX_SECONDS = 1e6, 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,64 @@ class Requests:
     def at_rate(self, rate: float) -> Requests:
         """The requests at another mean rate, with their pattern."""
         return replace(self, arrival_s=self.arrival_s * (self.rate / rate))
+
+    def part(self, chosen: Any) -> Requests:
+        """Some of the requests."""
+        return Requests(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A rate of arrivals that changes over time, linear between points."""
+
+    times_s: Array
+    rates: Array
+
+    @classmethod
+    def of(cls, text: str) -> Schedule:
+        """From "2@0,8@600": 2 requests per second at first, 8 after ten minutes. Raises ConfigError."""
+        points = [each.partition("@") for each in text.split(",")]
+        try:
+            rates, times = np.array([(float(rate), float(at)) for rate, _, at in points]).T
+        except ValueError:
+            rates, times = np.zeros(1), np.zeros(1)
+        if (
+            len(times) < 2 or times[0] != 0.0 or not np.all(np.diff(times) > 0.0) or not times[-1] <= MAX_SECONDS
+            or not np.all((rates >= 0.0) & (rates <= MAX_RATE)) or not np.any(rates > 0.0)
+        ):  # fmt: skip
+            raise ConfigError(
+                f"rate must be a number above 0, or rates at seconds that ascend from 0, like 2@0,8@600, not '{text}'"
+            )
+        return cls(times_s=times, rates=rates)
+
+    @property
+    def _arrived(self) -> Array:
+        """Arrivals up to each point, on average."""
+        between = np.diff(self.times_s) * (self.rates[1:] + self.rates[:-1]) / 2.0
+        return np.concatenate([[0.0], np.cumsum(between)])
+
+    @property
+    def mean(self) -> float:
+        return float(self._arrived[-1] / self.times_s[-1])
+
+    @property
+    def count(self) -> float:
+        """Requests in all, on average."""
+        return float(self._arrived[-1])
+
+    def at_rate(self, rate: float) -> Schedule:
+        """The schedule at another mean rate, over as long a time."""
+        return replace(self, rates=self.rates * (rate / self.mean))
+
+    def paced(self, requests: Requests) -> Requests:
+        """Requests that arrive at a rate of 1, at the schedule's instead: those that come before its end."""
+        arrived = self._arrived
+        found = requests.part(requests.arrival_s < arrived[-1])
+        place = np.searchsorted(arrived, found.arrival_s, side="right") - 1
+        rest, first = found.arrival_s - arrived[place], self.rates[place]
+        slope = (np.diff(self.rates) / np.diff(self.times_s))[place]
+        passed = 2.0 * rest / np.maximum(first + np.sqrt(np.maximum(first**2 + 2.0 * slope * rest, 0.0)), 1e-12)
+        return replace(found, arrival_s=self.times_s[place] + passed)
 
 
 def alike(count: int, *, prompt_len: int, output_len: int, cached_len: int = 0) -> Requests:
