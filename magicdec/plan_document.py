@@ -364,6 +364,11 @@ class TrafficLoad(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     """"off", "gamma 3", "by batch" or "by batch and context" (the plan's table of gammas)."""
     tp_size: Count
+    pp_size: Count = 1
+    dp_size: Count = 1
+    """Data-parallel groups, each of tp ranks with sequences of its own."""
+    ep_size: Count = 1
+    """Ranks that whole experts are divided over."""
     num_replicas: Count
     rate_per_s: Positive
     overloaded: bool
@@ -394,7 +399,7 @@ class TrafficLoad(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_gpus(self) -> int:
         """Devices of all replicas."""
-        return self.tp_size * self.num_replicas
+        return self.tp_size * self.dp_size * self.pp_size * self.num_replicas
 
     @property
     def is_speculative(self) -> bool:

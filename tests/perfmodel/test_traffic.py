@@ -4,6 +4,7 @@ token by token."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,12 @@ from magicdec.perfmodel.serving import largest_active, serving_time, whole_reque
 from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import idle_step_s
-from magicdec.perfmodel.traffic.requests import Requests, alike, drawn, read_requests
+from magicdec.perfmodel.traffic.costs import NUM_CONTEXTS, nodes
+from magicdec.perfmodel.traffic.requests import Requests, Schedule, alike, drawn, read_requests
 from magicdec.perfmodel.traffic.simulate import Outcome, Server, simulate, simulate_closed
 from magicdec.specs.engine import load_engine
 from magicdec.specs.gamma_table import TableGamma
+from magicdec.specs.parallel import Parallelism
 from magicdec.specs.speculation import SpeculationSpec
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 
@@ -96,9 +99,9 @@ def test_one_request_alone_takes_what_predict_says() -> None:
     assert outcome.last_s[0] - outcome.first_s[0] == pytest.approx(float(steps.sum()), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "output", "users"), [(1024, 512, 8), (1024, 512, 64), (4096, 256, 24), (128, 1024, 200)]
-)
+@pytest.mark.parametrize(("prompt", "output", "users"), [
+    (1024, 512, 8), (1024, 512, 64), (4096, 256, 24), (128, 1024, 200), (32_768, 512, 6), (32_768, 1024, 24),
+])  # fmt: skip
 def test_many_equal_requests_in_a_closed_loop_are_the_serving_model(prompt: int, output: int, users: int) -> None:
     """Throughput and the time between tokens; with drafts, tokens per second."""
     requests = alike(8 * users, prompt_len=prompt, output_len=output)
@@ -202,6 +205,36 @@ def test_drafts_are_accepted_as_often_as_the_profile_says_whatever_requests_diff
         assert 400 * 399 / (outcome.replicas[0].iterations - 400) == pytest.approx(told, rel=0.02 + spread / 5)
 
 
+def test_a_prompt_that_loses_its_room_goes_back_to_the_head_of_the_queue() -> None:
+    """Two requests grow until the third's prompt, of which 32 tokens are computed in each pass, has no room."""
+    requests = alike(4, prompt_len=64, output_len=40)
+    requests.prompt_len[2:] = 320
+    requests.arrival_s[2:] = 0.01
+    outcome = simulate(small(Server.of(AUTOREGRESSIVE, requests, max_tokens=34), 29), requests)
+    check_conserved(outcome)
+    assert outcome.preemptions > 0
+    assert outcome.last_s.argsort().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("model", "spread"), [
+    ("llama-3.1-8b", Parallelism(pp=2)), ("gpt-oss-120b", Parallelism(dp=4, whole_experts=True)),
+    ("gpt-oss-120b", Parallelism(pp=2, dp=2, whole_experts=True)),
+])  # fmt: skip
+def test_replicas_of_stages_and_groups_are_those_of_the_serving_model(model: str, spread: Parallelism) -> None:
+    """With many sequences in each group, whose prompts then even out; one alone takes what `predict` says."""
+    setup = Setup.of(model, "h100-sxm-80gb", PROMPT_ENGINE, spread=spread)
+    alone = alike(1, prompt_len=500, output_len=40)
+    outcome = simulate(Server.of(setup, alone, tp_size=2), alone)
+    steps = predict(setup, None, Points(batch=1, context=500 + np.arange(1.0, 40), tp=2)).step_s
+    assert outcome.last_s[0] - outcome.first_s[0] == pytest.approx(float(steps.sum()), rel=1e-9)
+    users, prompt, output = 48 * spread.groups, 512, 256
+    requests = alike(6 * users, prompt_len=prompt, output_len=output)
+    outcome = simulate_closed(Server.of(setup, requests, tp_size=2), requests, users=users)
+    check_conserved(outcome)
+    told = serving_time(setup, concurrency=users, prompt_len=prompt, output_len=output, tp_size=2)
+    assert outcome.tokens_per_s == pytest.approx(float(told.requests_per_s) * output, rel=0.1)
+
+
 def test_least_loaded_replicas_share_what_turns_do_not() -> None:
     """Every other request is long, so turns give one of two replicas all of them."""
     requests = alike(120, prompt_len=64, output_len=4)
@@ -291,6 +324,35 @@ def test_a_bad_trace_is_refused_by_its_line(text: str, message: str, tmp_path: P
         read_requests(tmp_path / "bad.csv")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_rate_that_changes_has_its_arrivals_where_it_says() -> None:
+    """From 2 to 8 per second, at 8, and down to none: within 5 standard errors of the integral in each tenth."""
+    schedule = Schedule.of("2@0,8@400,8@600,0@1000")
+    assert schedule.mean == pytest.approx((2000 + 1600 + 1600) / 1000)
+    unit = drawn(8000, rate=1.0, workload=MIX)
+    found = schedule.paced(unit).arrival_s
+    assert np.all(np.diff(found) > 0)
+    edges = np.linspace(0.0, 1000.0, 11)
+    told = np.array([np.trapezoid(np.interp(at, schedule.times_s, schedule.rates), at)
+                     for at in (np.linspace(*pair, 1001) for pair in pairwise(edges))])  # fmt: skip
+    assert np.all(np.abs(np.histogram(found, edges)[0] - told) < 5.0 * np.sqrt(told))
+    assert schedule.at_rate(10.4).rates.tolist() == [4.0, 16.0, 16.0, 0.0]
+
+
+@pytest.mark.parametrize("text", [
+    "2:8", "2@0", "2@5,8@9", "2@0,8@0", "2@0,-1@9", "0@0,0@9", "a@0,1@2", "nan@0,1@2", "",
+])  # fmt: skip
+def test_a_schedule_that_is_none_is_refused_with_one_that_is(text: str) -> None:
+    with pytest.raises(ConfigError, match="rates at seconds that ascend from 0, like 2@0,8@600"):
+        Schedule.of(text)
+
+
+def test_nodes_are_all_whole_numbers_where_there_are_few() -> None:
+    assert nodes(1, 5).tolist() == [1, 2, 3, 4, 5]
+    assert nodes(0.0, 0.5).tolist() == [1]
+    many = nodes(1, 100_000)
+    assert (len(many) <= NUM_CONTEXTS, many[0], many[-1]) == (True, 1, 100_000)
 
 
 def test_gaps_between_arrivals_have_the_rate_and_the_burstiness() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,12 +31,13 @@ from magicdec.perfmodel.plan.drafts import draft_options
 from magicdec.perfmodel.plan.gamma import gamma_table
 from magicdec.perfmodel.plan.request import Device, DraftOption, Lengths, PlanRequest, engine_of, lengths_of, resolve
 from magicdec.perfmodel.plan.search import search
-from magicdec.perfmodel.traffic.requests import Requests, drawn, read_requests
+from magicdec.perfmodel.traffic.requests import Requests, Schedule, drawn, read_requests
 from magicdec.perfmodel.traffic.simulate import WARM_UP, Balance, Outcome, Server, simulate
 from magicdec.plan_document import Candidate, Moment, Percentiles, Traffic, TrafficLoad
 from magicdec.progress import Progress, Stages, Step
 from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import draft_kind
 from magicdec.specs.workload import RequestShape, WorkloadSpec
 from magicdec.units import format_seconds
 
@@ -49,13 +51,15 @@ MOST_DRAFTS = 3
 CLOSE = 1.5
 """Layouts are simulated that take up to so many times the fewest devices, by the analytic answer."""
 SEEDS = 3
+WINDOWS = 5
+"""Equal parts of a schedule, in each of which limits are to hold."""
+MOST_SCHEDULED = 20_000
 DISAGREEMENT = 0.1
 LEAST_GAIN = 0.01
 """Speculation pays where requests are faster by more than this."""
 SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7)
 """Points of the curves, as shares of the rate that was asked for."""
 MAX_MOMENTS = 200
-PLUGIN = "plugin"
 POLICIES = ("fixed", "by batch", "by batch and context")
 
 
@@ -109,14 +113,19 @@ class Load:
     request: PlanRequest
     workload: WorkloadSpec
     trace: Requests | None
+    schedule: Schedule | None = None
+    """A rate that changes over time."""
 
     @classmethod
     def of(cls, request: PlanRequest, model: ModelSpec) -> Load:
         """Raises ConfigError for what is lacking, or a request that the model cannot read."""
         trace = read_requests(request.requests) if request.requests is not None else None
+        schedule = Schedule.of(request.rate) if isinstance(request.rate, str) else None
         if trace is not None:
             if request.workload is not None or request.cached_len:
                 raise ConfigError("--requests says lengths and what is cached; leave --workload and --cached out")
+            if schedule is not None:
+                raise ConfigError("--requests says when requests arrive; give one --rate with it, or none")
             if request.rate is None and not trace.rate:
                 raise ConfigError(f"{request.requests} holds arrivals at one time only; give --rate too")
             longest = int(np.argmax(trace.prompt_len + trace.output_len))
@@ -126,8 +135,9 @@ class Load:
                     f"together; {model.name} reads at most {model.longest_context}"
                 )
             chosen = np.unique(np.linspace(0, len(trace) - 1, min(len(trace), MAX_SHAPES)).astype(int))
-            pairs = zip(trace.prompt_len[chosen].tolist(), trace.output_len[chosen].tolist(), strict=True)
-            workload = WorkloadSpec(requests=tuple(RequestShape(prompt_len=p, gen_len=g) for p, g in pairs))
+            counted = Counter(zip(trace.prompt_len[chosen].tolist(), trace.output_len[chosen].tolist(), strict=True))
+            shapes = (RequestShape(prompt_len=p, gen_len=g, weight=n) for (p, g), n in counted.items())
+            workload = WorkloadSpec(requests=tuple(shapes))
         elif request.workload is not None:
             workload = request.workload
         elif request.gen_len:
@@ -137,30 +147,43 @@ class Load:
             workload = WorkloadSpec(requests=(RequestShape(prompt_len=context, gen_len=request.gen_len),))
         else:
             raise ConfigError("a rate needs lengths: --gen-len with --context, --workload, or --requests")
-        return cls(request=request, workload=workload, trace=trace)
+        return cls(request=request, workload=workload, trace=trace, schedule=schedule)
 
     @property
     def rate(self) -> float:
+        """Requests per second, the mean of a schedule."""
+        if self.schedule is not None:
+            return self.schedule.mean
         asked = self.request.rate
-        return asked if asked is not None else cast(Requests, self.trace).rate
+        return cast(float, asked) if asked is not None else cast(Requests, self.trace).rate
+
+    @property
+    def peak(self) -> float:
+        """The highest rate."""
+        return self.rate if self.schedule is None else float(self.schedule.rates.max())
 
     def requests(self, rate: float, seed: int = 0) -> Requests:
         """A trace at this rate, or as many requests as its mean takes to show."""
         if self.trace is not None:
             return self.trace.at_rate(rate) if self.trace.rate else dataclasses.replace(self.trace)
-        count = int(min(max(rate * SPAN_S, MIN_REQUESTS), MAX_REQUESTS))
         request = self.request
-        return drawn(
-            count, rate=rate, workload=self.workload, burstiness=request.burstiness, cached_len=request.cached_len,
-            seed=seed,
-        )  # fmt: skip
+        shape: dict[str, Any] = {
+            "workload": self.workload, "burstiness": request.burstiness, "cached_len": request.cached_len, "seed": seed,
+        }  # fmt: skip
+        if self.schedule is None:
+            return drawn(int(min(max(rate * SPAN_S, MIN_REQUESTS), MAX_REQUESTS)), rate=rate, **shape)
+        schedule = self.schedule.at_rate(rate)
+        enough = schedule.count + 10.0 * math.sqrt(schedule.count * max(request.burstiness, 1.0)) + 10.0
+        return schedule.paced(drawn(int(enough), rate=1.0, **shape))
 
     def kept_by(self, outcome: Outcome) -> bool:
-        """Whether an outcome keeps the limits."""
+        """Whether an outcome keeps the limits; those of a schedule in each of its WINDOWS."""
         if outcome.is_overloaded:
             return False
-        limits = ((outcome.ttft_s, self.request.ttft_p95_s), (outcome.tpot_s, self.request.tpot_p95_s))
-        return all(limit is None or not len(each) or np.quantile(each, 0.95) <= limit for each, limit in limits)
+        limits = ((self.request.ttft_p95_s, "ttft_s"), (self.request.tpot_p95_s, "tpot_s"))
+        parts = [outcome] if self.schedule is None else outcome.windows(WINDOWS)
+        seconds = ((limit, getattr(part, name)) for part in parts for limit, name in limits if limit is not None)
+        return all(not len(each) or np.quantile(each, 0.95) <= limit for limit, each in seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +202,7 @@ class Tried:
         key = (rate, replicas, seed)
         if key not in self.outcomes:
             balance = cast(Balance, self.load.request.balance)
-            warm_up = WARM_UP if self.load.trace is None else 0.0
+            warm_up = WARM_UP if self.load.trace is None and self.load.schedule is None else 0.0
             requests = self.load.requests(rate, seed)
             self.outcomes[key] = simulate(
                 self.server, requests, replicas=replicas, balance=balance, seed=seed, warm_up=warm_up
@@ -191,9 +214,8 @@ class Tried:
 
     def fewest(self, most_devices: int) -> int | None:
         """The fewest replicas that keep the limits, by simulation from the analytic number on."""
-        tp, rate = self.layout.row.tp_size, self.load.rate
-        most = most_devices // tp
-        high = min(max(int(np.ceil(rate / max(self.layout.rate, 1e-9))), 1), max(most, 1))
+        rate, most = self.load.rate, most_devices // self.layout.row.num_gpus
+        high = min(max(int(np.ceil(self.load.peak / max(self.layout.rate, 1e-9))), 1), max(most, 1))
         low = 0
         while high <= most and not self.keeps(rate, high):
             low, high = high, max(high + 1, int(high * 1.5))
@@ -229,8 +251,11 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
     if len(request.hardware) > 1:
         raise ConfigError("a plan for a rate is of one kind of device; give one --hardware")
     load = Load.of(request, model)
-    lengths = lengths_of(msgspec.structs.replace(request, workload=load.workload))[0]
-    layouts = _layouts(load, model, lengths)
+    if load.schedule is not None and load.schedule.count > MOST_SCHEDULED:
+        raise ConfigError(
+            f"{load.schedule.count:.0f} requests are too many to plan with; a schedule may have {MOST_SCHEDULED}"
+        )
+    layouts = _layouts(load, model)
     most = request.num_gpus or MOST_DEVICES
     stages = Stages(progress, (1.0, 3.0, 4.0))
     alone, drafted = (
@@ -245,7 +270,7 @@ def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> 
     every = [tried for tried, _ in found]
     if best.layout.option is not None:
         every += [Tried(load=load, layout=best.layout.with_policy(name)) for name in (POLICIES[0], POLICIES[2])]
-    curves = _curves(every, load, replicas * best.layout.row.tp_size, stages.stage(2))
+    curves = _curves(every, load, replicas * best.layout.row.num_gpus, stages.stage(2))
     outcome = best.at(load.rate, replicas)
     chosen = points[found.index((best, replicas))]
     return Traffic(
@@ -266,10 +291,10 @@ def simulated(
     """
     if policy not in POLICIES:
         raise unknown_choice("policy", policy, POLICIES)
-    load = Load.of(request, model)
-    free = dataclasses.replace(load, request=msgspec.structs.replace(request, ttft_p95_s=None, tpot_p95_s=None))
-    layouts = _layouts(free, model, lengths_of(msgspec.structs.replace(request, workload=load.workload))[0])
-    is_drafted = request.names_a_draft and request.draft != "none" and request.gamma != 0
+    load, is_drafted = Load.of(request, model), request.names_a_draft and request.draft != "none" and request.gamma != 0
+    asked = request if is_drafted else msgspec.structs.replace(request, draft="none", draft_method=None)
+    free = dataclasses.replace(load, request=msgspec.structs.replace(asked, ttft_p95_s=None, tpot_p95_s=None))
+    layouts = _layouts(free, model, widest=True)
     able = [each for each in layouts if (each.option is not None) == is_drafted]
     if not able:
         raise ConfigError(f"no acceptance is known for this draft of {model.name}; give acceptance_rate")
@@ -280,12 +305,14 @@ def simulated(
 def _worth(found: tuple[Tried, int]) -> tuple[int, float]:
     """Fewer devices first, then a higher rate by the analytic answer."""
     tried, replicas = found
-    return tried.layout.row.tp_size * replicas, -tried.layout.rate * replicas
+    return tried.layout.row.num_gpus * replicas, -tried.layout.rate * replicas
 
 
-def _layouts(load: Load, model: ModelSpec, lengths: Lengths) -> list[Layout]:
-    """Each tp size without a draft, and with the drafts that serve most there by the analytic answer, of those that a
-    release of the engine runs unless one was asked for."""
+def _layouts(load: Load, model: ModelSpec, *, widest: bool = False) -> list[Layout]:
+    """Each way to spread a replica (`widest`: the usual one at its largest tp size alone) without a draft, and with the
+    drafts that serve most there by the analytic answer, of those that a release of the engine runs unless one was asked
+    for."""
+    lengths = lengths_of(msgspec.structs.replace(load.request, workload=load.workload))[0]
     request = msgspec.structs.replace(
         load.request, workload=load.workload, num_gpus=load.request.num_gpus or _node(load.request, model, lengths),
         tpot_limit_s=load.request.tpot_p95_s, ttft_limit_s=load.request.ttft_p95_s,
@@ -293,24 +320,27 @@ def _layouts(load: Load, model: ModelSpec, lengths: Lengths) -> list[Layout]:
     hardware = request.hardware[0]
     engine, context = engine_of(request, hardware), int(lengths.prompt_len)
     options, _ = draft_options(model, request, engine=engine, context=context)
-    device = resolve(request, model, hardware, options, lengths)[0]
-    if device.spread.is_spread:
-        raise ConfigError("traffic is simulated for replicas with tensor parallelism alone; leave --pp and --ep out")
+    ways = resolve(request, model, hardware, options, lengths)
+    sizes = [(way, tp) for way in ways for tp in way.tp_sizes]
     found: list[Layout] = []
     refused: list[CapacityError] = []
-    for tp in device.tp_sizes:
-        one = dataclasses.replace(device, tp_sizes=(tp,), searches_batch=True)
+    for way, tp in [(ways[0], max(ways[0].tp_sizes))] if widest else sizes:
+        one = dataclasses.replace(way, tp_sizes=(tp,), searches_batch=True)
+        released = tuple(
+            each
+            for each in one.options
+            if request.names_a_draft or draft_kind(each.draft, each.method) not in engine.draft_notes
+        )
         try:
-            every = search(one, None)
+            here = _best_rows(dataclasses.replace(one, options=released))
+            if not any(each.option for each in here) and len(released) < len(one.options):
+                here = _best_rows(one)
         except CapacityError as error:
             refused.append(error)
             continue
-        rows = [(each.option, max(each.rows, key=lambda row: row.requests_per_s or 0.0)) for each in every]
-        here = [Layout(device=one, option=option, row=row) for option, row in rows]
         found += [each for each in here if each.option is None]
         drafted = sorted((each for each in here if each.row.is_speculative), key=lambda each: each.rate)
-        released = [each for each in drafted if request.names_a_draft or PLUGIN not in each.row.marks]
-        found += [each.with_policy("by batch") for each in (released or drafted)[-MOST_DRAFTS:]]
+        found += [each.with_policy("by batch") for each in drafted[-MOST_DRAFTS:]]
     if not found:
         raise (
             refused[0]
@@ -322,11 +352,18 @@ def _layouts(load: Load, model: ModelSpec, lengths: Lengths) -> list[Layout]:
     return found
 
 
+def _best_rows(device: Device) -> list[Layout]:
+    """Of each draft, and of none, the row that serves most within the limits."""
+    found = ((each.option, max(each.rows, key=lambda row: row.requests_per_s or 0.0)) for each in search(device, None))
+    return [Layout(device=device, option=option, row=row) for option, row in found]
+
+
 def _node(request: PlanRequest, model: ModelSpec, lengths: Lengths) -> int | None:
-    """Devices of a node, over which tp is searched where no number was given."""
-    free = msgspec.structs.replace(request, tp_size=None, num_gpus=None)
-    device = resolve(free, model, request.hardware[0], [], lengths)[0]
-    return None if request.tp_size is not None else max(device.tp_sizes)
+    """Devices of a node, over which layouts are searched where none was given."""
+    if request.tp_size or request.dp_attention or max(request.pp_size or 1, request.ep_size or 1) > 1:
+        return None
+    device = resolve(msgspec.structs.replace(request, num_gpus=None), model, request.hardware[0], [], lengths)[0]
+    return max(device.tp_sizes)
 
 
 def _each(call: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], progress: Progress, what: str) -> list[Any]:
@@ -344,7 +381,7 @@ def _fewest(load: Load, layouts: list[Layout], most: int, progress: Progress) ->
     """The layout and number of replicas with the fewest devices."""
 
     def analytic(layout: Layout) -> float:
-        return layout.row.tp_size * float(np.ceil(load.rate / max(layout.rate, 1e-9)))
+        return layout.row.num_gpus * float(np.ceil(load.peak / max(layout.rate, 1e-9)))
 
     ranked = sorted(layouts, key=analytic)
     close = [each for each in ranked if analytic(each) <= CLOSE * analytic(ranked[0])]
@@ -358,13 +395,13 @@ def _nothing_keeps(load: Load, layouts: list[Layout], most: int) -> CapacityErro
     """The error for a load that so many devices do not keep, with the highest rate that they do."""
     rates = []
     for layout in layouts:
-        if (replicas := most // layout.row.tp_size) and layout.rate:
+        if (replicas := most // layout.row.num_gpus) and layout.rate:
             rates.append((Tried(load=load, layout=layout).highest_rate(replicas), layout, replicas))
     if not rates or not max(rates, key=lambda each: each[0])[0]:
         return CapacityError(f"nothing keeps the limits at {load.rate:g} requests/s, nor at any lower rate")
     best, layout, replicas = max(rates, key=lambda each: each[0])
     return CapacityError(
-        f"{most} devices do not keep the limits at {load.rate:g} requests/s; {replicas} x tp {layout.row.tp_size} keep "
+        f"{most} devices do not keep the limits at {load.rate:g} requests/s; {replicas} x {layout.row.layout} keep "
         f"them up to {best:.2g}"
     )
 
@@ -373,7 +410,7 @@ def _point(tried: Tried, replicas: int, rate: float, *, is_full: bool = False) -
     """A simulated load; `is_full` adds intervals and the highest rate that the same devices keep."""
     row, request, outcome = tried.layout.row, tried.load.request, tried.at(rate, replicas)
     held = [each.timeline for each in outcome.replicas]
-    price, gpus = tried.layout.device.hardware.price_per_hour_usd, row.tp_size * replicas
+    price, gpus = tried.layout.device.hardware.price_per_hour_usd, row.num_gpus * replicas
     per_second = outcome.tokens_per_s
     more: dict[str, Any] = {}
     if is_full:
@@ -381,7 +418,8 @@ def _point(tried: Tried, replicas: int, rate: float, *, is_full: bool = False) -
     overloaded = outcome.is_overloaded
     return TrafficLoad(
         draft=row.draft, draft_method=row.draft_method, draft_budget=row.draft_budget, gamma=row.gamma,
-        policy=tried.layout.policy_name, tp_size=row.tp_size, num_replicas=replicas, rate_per_s=rate,
+        policy=tried.layout.policy_name, tp_size=row.tp_size, pp_size=row.pp_size, dp_size=row.dp_size,
+        ep_size=row.ep_size, num_replicas=replicas, rate_per_s=rate,
         overloaded=overloaded, within_limits=tried.load.kept_by(outcome),
         ttft=None if overloaded else Percentiles.of(outcome.ttft_s),
         tpot=None if overloaded else Percentiles.of(outcome.tpot_s),
@@ -427,7 +465,8 @@ def _intervals(tried: Tried, replicas: int, rate: float, outcome: Outcome) -> di
 
 def _curves(tried: list[Tried], load: Load, devices: int, progress: Progress) -> list[TrafficLoad]:
     """Each layout over rates, on the same number of devices."""
-    jobs = [(each, max(devices // each.layout.row.tp_size, 1), share * load.rate) for each in tried for share in SHARES]
+    counts = [max(devices // each.layout.row.num_gpus, 1) for each in tried]
+    jobs = [(each, n, share * load.rate) for each, n in zip(tried, counts, strict=True) for share in SHARES]
     return _each(_point, jobs, progress, "simulating rates")
 
 
@@ -467,6 +506,11 @@ def _where_it_pays(curves: list[TrafficLoad]) -> list[str]:
 
 def _notes(load: Load, best: Tried, replicas: int, chosen: TrafficLoad) -> list[str]:
     notes, highest = [], chosen.highest_rate_per_s or 0.0
+    if load.schedule is not None:
+        notes.append(
+            f"rates are the means of a schedule, whose peak is {load.peak / load.rate:.3g} times as high "
+            f"({load.peak:.3g} requests/s here); limits are kept in each of {WINDOWS} equal parts of it"
+        )
     analytic = best.layout.rate * replicas
     if highest and abs(analytic / highest - 1.0) > DISAGREEMENT:
         notes.append(

@@ -100,11 +100,13 @@ def _under_arrivals(request: PlanRequest, model: ModelSpec, progress: Progress) 
     from magicdec.perfmodel.plan.capacity import Load, plan_traffic  # most plans need no simulator
 
     traffic = plan_traffic(request, model, progress)
+    best = traffic.best
     settled = plan(
         msgspec.structs.replace(
             request, rate=None, burstiness=1.0, requests=None, cached_len=0, ttft_p95_s=None, tpot_p95_s=None,
-            balance="round-robin", workload=Load.of(request, model).workload, tp_size=traffic.best.tp_size,
-            num_gpus=traffic.best.num_gpus,
+            balance="round-robin", workload=Load.of(request, model).workload, tp_size=best.tp_size,
+            pp_size=best.pp_size, ep_size=best.ep_size if best.ep_size > 1 else None, dp_attention=best.dp_size > 1,
+            num_gpus=best.num_gpus,
         )
     )  # fmt: skip
     return msgspec.structs.replace(settled, traffic=traffic, request=request.record())

@@ -1,21 +1,26 @@
 """The seconds of one iteration, in tables, and the drafts that each sequence has accepted in it.
 
-    iteration = step(n, c, gamma) + linear(n · (gamma + 1) + k) − linear(n · (gamma + 1))
-              + Σ over chunks of (prompt(end) − prompt(start)) + overhead of a pass with prompts in it
-              + overhead of each request that enters
+    iteration = step(n, c, gamma) + Σ over microbatches of the fullest group's prompts / pp
+    prompts   = linear(n · (gamma + 1) + k) − linear(n · (gamma + 1)) + Σ over chunks of (prompt(end) − prompt(start))
+              + overhead of a pass with prompts in it + overhead of each request that enters
 
 n sequences decode at a mean context of c, k tokens of prompts share their pass. `step` is `predict`'s, `linear` and the
 rest serving.py's: no cost is modelled here. prompt(L) is attention over a prompt of L tokens, and the draft's own
 prefill: chunks add up to the whole, and a cached prefix is left out of it.
 Contexts are interpolated linearly between at most NUM_CONTEXTS nodes; all numbers of sequences and of tokens have
-entries of their own.
+entries of their own, made when first asked for.
+
+Data-parallel groups run in step, so the one with most prompts decides; decoding sequences are spread evenly over groups
+and microbatches. Of pp microbatches one at a time is on a stage: a prompt delays the others by its share of one stage,
+and its own first token by all of them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +31,11 @@ from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.serving import pass_seconds, prompt_time
 from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
 from magicdec.perfmodel.speedup import predict
-from magicdec.perfmodel.step import idle_step_s
+from magicdec.perfmodel.step import idle_step_s, send_op
 
 NUM_CONTEXTS = 129
+NUM_ROWS = 32
+"""Numbers of sequences whose steps are tabulated together."""
 NUM_CLASSES = 32
 """Kinds of requests by how easy their text is to draft."""
 NUM_ACCEPTANCE_CONTEXTS = 9
@@ -36,7 +43,8 @@ NUM_ACCEPTANCE_CONTEXTS = 9
 
 def nodes(low: float, high: float, most: int = NUM_CONTEXTS) -> Array:
     """At most so many whole numbers between two, spaced by their logarithm: all, where there are few."""
-    low, high = max(low, 1.0), max(high, low, 1.0)
+    low = max(low, 1.0)
+    high = max(high, low)
     if high - low < most:
         return np.arange(np.floor(low), np.ceil(high) + 1.0)
     return np.unique(np.round(np.geomspace(low, high, most)))
@@ -46,9 +54,9 @@ def nodes(low: float, high: float, most: int = NUM_CONTEXTS) -> Array:
 class Costs:
     """The tables of one configuration. Seconds."""
 
-    contexts: list[float]
-    steps: dict[int, Array]
-    """By gamma: a row for each number of sequences from 0, a column for each context."""
+    contexts: Array
+    steps: Callable[[int, Array], Array]
+    """Steps of a gamma: a row for each of these numbers of sequences, a column for each context."""
     linear: list[float]
     """A pass over so many tokens, attention apart."""
     prompt_lens: Array
@@ -60,30 +68,42 @@ class Costs:
     request_overhead_s: float = 0.0
     """Added to the pass in which a request enters."""
     mixes: bool
-    rows: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    stages: int = 1
+    groups: int = 1
+    """Microbatches of all data-parallel groups: each has prompts of its own."""
+    rows: dict[tuple[int, int], Array] = field(default_factory=dict, compare=False, repr=False)
+    read: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
 
-    def row(self, gamma: int, sequences: int) -> list[float]:
+    def row(self, gamma: int, sequences: int) -> Array:
         """A step's seconds by context."""
-        found = self.rows.get((gamma, sequences))
-        if found is None:
-            found = self.rows[gamma, sequences] = self.steps[gamma][sequences].tolist()
-        return found
+        if (gamma, sequences) not in self.rows:
+            first = (sequences - 1) // NUM_ROWS * NUM_ROWS + 1
+            batch = range(first, first + NUM_ROWS)
+            table = self.steps(gamma, np.asarray(batch, dtype=np.float64))
+            self.rows.update(((gamma, each), row) for each, row in zip(batch, table, strict=True))
+        return self.rows[gamma, sequences]
 
     def step_s(self, gamma: int, sequences: int, context: float) -> float:
         """One step of `sequences` at a mean context."""
         at, row = self.contexts, self.row(gamma, sequences)
         if len(at) == 1:
-            return row[0]
+            return float(row[0])
         place = min(max(bisect_right(at, context) - 1, 0), len(at) - 2)
         share = (context - at[place]) / (at[place + 1] - at[place])
-        return row[place] + min(max(share, 0.0), 1.0) * (row[place + 1] - row[place])
+        return float(row[place] + min(max(share, 0.0), 1.0) * (row[place + 1] - row[place]))
+
+    def prompt_s(self, length: int) -> float:
+        """What `prompts` says of a prompt of such a length."""
+        if length not in self.read:
+            self.read[length] = float(np.interp(length, self.prompt_lens, self.prompts))
+        return self.read[length]
 
     def chunks_s(self, decoding: int, starts: list[int], ends: list[int], entering: int) -> float:
         """The time that chunks of prompts, from a token to another, add to a pass over `decoding` tokens."""
         tokens = sum(ends) - sum(starts)
         added = self.linear[decoding + tokens] - self.linear[decoding] if self.mixes else 0.0
-        own = np.interp(ends, self.prompt_lens, self.prompts) - np.interp(starts, self.prompt_lens, self.prompts)
-        return max(added, 0.0) + float(own.sum()) + self.pass_overhead_s + entering * self.request_overhead_s
+        own = sum(map(self.prompt_s, ends)) - sum(map(self.prompt_s, starts))
+        return max(added, 0.0) + own + self.pass_overhead_s + entering * self.request_overhead_s
 
 
 def tabulate(
@@ -91,43 +111,41 @@ def tabulate(
     acceptance: AcceptanceProfile | None,
     *,
     tp_size: int,
-    gammas: Iterable[int] = (0,),
+    max_gamma: int = 0,
     budget: int | None = None,
     lengths: tuple[int, int],
-    max_sequences: int,
     max_tokens: int,
 ) -> Costs:
-    """The tables of contexts between these lengths (the shortest prompt, the longest request), up to so many
-    sequences, and passes of at most so many tokens."""
+    """The tables of contexts between these lengths (the shortest prompt, the longest request), and of passes over at
+    most so many tokens."""
     context = nodes(lengths[0], lengths[1] + 1.0)
-    every = np.arange(max_sequences + 1.0)
-    steps = {}
-    for gamma in dict.fromkeys((0, *gammas)):
-        step = _steps(setup, acceptance, tp_size=tp_size, gamma=gamma, budget=budget, batch=every[1:], context=context)
-        steps[gamma] = np.concatenate([step[:1], step])
-    engine, tokens = setup.engine, np.arange(max_tokens + max_sequences + 1.0)
+    engine, spread, tokens = setup.engine, setup.spread, np.arange(max_tokens + 1.0)
     length = np.concatenate([[0.0], nodes(min(16, lengths[1]), lengths[1] + 1.0, 4 * NUM_CONTEXTS)])
     prompt = np.maximum(length, 1.0)
     alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
     own = alone.group_seconds()["attention"] if engine.mixes_prefill else alone.total_s
+    if spread.pp > 1:
+        own = own + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
     if setup.kind not in ("none", "ngram"):
-        points = Points(batch=1.0, context=prompt, tp=tp_size, budget=budget, gamma=max(gammas, default=0))
+        points = Points(batch=1.0, context=prompt, tp=tp_size, budget=budget, gamma=max_gamma)
         own = own + predict(setup, acceptance, points).draft_prefill_s
     linear = pass_seconds(setup, tokens=np.maximum(tokens, 1.0), tp_size=tp_size)
     return Costs(
-        contexts=context.tolist(),
-        steps=steps,
+        contexts=context,
+        steps=partial(_steps, setup, acceptance, tp_size=tp_size, budget=budget, context=context),
         linear=np.broadcast_to(linear, tokens.shape).tolist(),
         prompt_lens=length,
         prompts=np.maximum.accumulate(np.where(length > 0, np.broadcast_to(own, length.shape), 0.0)),
         pass_overhead_s=setup.model.num_hidden_layers * engine.prefill_layer_overhead_s,
         request_overhead_s=engine.request_overhead_s,
         mixes=engine.mixes_prefill,
+        stages=spread.pp,
+        groups=spread.groups,
     )
 
 
 def _steps(
-    setup: Setup, acceptance: AcceptanceProfile | None, *, tp_size: int, gamma: int, budget: int | None, batch: Array,
+    setup: Setup, acceptance: AcceptanceProfile | None, gamma: int, batch: Array, *, tp_size: int, budget: int | None,
     context: Array,
 ) -> Array:  # fmt: skip
     """A step's seconds: [batch, context]. With a draft set up that drafts nothing, an idle one."""
@@ -142,8 +160,8 @@ def _steps(
 
 
 def num_blocks(setup: Setup, *, tp_size: int, mean_len: float, budget: int | None, gamma: int, block_size: int) -> int:
-    """Blocks of KV that the device's memory holds next to the weights, for sequences of such a length; each takes its
-    share of the draft's cache too."""
+    """Blocks of KV that the memory of each data-parallel group holds next to the weights, for sequences of such a
+    length; each takes its share of the draft's cache too."""
 
     def need(batch: float) -> Any:
         return memory.memory_need(
@@ -151,7 +169,7 @@ def num_blocks(setup: Setup, *, tp_size: int, mean_len: float, budget: int | Non
         ).total_bytes
 
     free = memory.capacity_bytes(setup.hardware, setup.engine) - float(need(0.0))
-    return max(int(free / float(need(1.0) - need(0.0)) * mean_len / block_size), 0)
+    return max(int(free / float(need(setup.spread.dp) - need(0.0)) * mean_len / block_size), 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from magicdec.counts import Array
-from magicdec.errors import CapacityError, ConfigError
+from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.traffic.costs import Costs, Drafts, num_blocks, tabulate
@@ -53,9 +53,7 @@ class Server:
 
         Raises CapacityError, naming the request, for one that does not fit in the cache alone.
         """
-        if setup.spread.is_spread:
-            raise ConfigError("traffic is simulated for replicas with tensor parallelism alone; leave pp and ep out")
-        gammas = sorted({gamma for row in policy.gammas for gamma in row}) if policy else [0]
+        gammas, spread = sorted({gamma for row in policy.gammas for gamma in row}) if policy else [0], setup.spread
         blocks = num_blocks(
             setup, tp_size=tp_size, mean_len=requests.mean_len, budget=budget, gamma=max(gammas), block_size=BLOCK_SIZE
         )
@@ -64,14 +62,15 @@ class Server:
         if needed > blocks * BLOCK_SIZE:
             raise CapacityError(
                 f"request {longest + 1} ({requests.prompt_len[longest]} + {requests.output_len[longest]} tokens) does "
-                f"not fit: the cache of {tp_size} x {setup.hardware.name} holds {blocks * BLOCK_SIZE} tokens"
+                f"not fit: the cache of {tp_size * spread.pp} x {setup.hardware.name} holds "
+                f"{blocks * BLOCK_SIZE} tokens"
             )
         usual = 1024 if setup.hardware.memory_bytes >= LARGE_MEMORY_BYTES else 256
         fewest = -(-int(requests.prompt_len.min()) // BLOCK_SIZE)
         limits = Limits(
-            max_sequences=min(max_sequences or usual, max(blocks // fewest, 1)),
+            max_sequences=spread.dp * min(max_sequences or usual, max(blocks // fewest, 1)),
             max_tokens=max_tokens or round(setup.engine.prefill_tokens),
-            num_blocks=blocks,
+            num_blocks=spread.dp * blocks,
             block_size=BLOCK_SIZE,
             reserves_output=setup.engine.admission == "whole",
             schedules_ahead=setup.engine.steps_ahead > 0,
@@ -81,9 +80,8 @@ class Server:
         low, high = requests.lengths
         span = (low, high + max(gammas) + 1)
         costs = tabulate(
-            setup, acceptance, tp_size=tp_size, gammas=gammas, budget=budget, lengths=span,
-            max_sequences=limits.max_sequences,
-            max_tokens=max(limits.max_tokens, high if not setup.engine.mixes_prefill else 0, limits.max_sequences),
+            setup, acceptance, tp_size=tp_size, max_gamma=max(gammas), budget=budget, lengths=span,
+            max_tokens=limits.max_tokens + 1,
         )  # fmt: skip
         drafts = None
         if acceptance is not None and max(gammas):
@@ -115,6 +113,18 @@ class Outcome:
         """Seconds per token after the first, for requests of several."""
         gaps = self.requests.output_len[self.skipped :] - 1
         return ((self.last_s - self.first_s)[self.skipped :][gaps > 0]) / gaps[gaps > 0]
+
+    def windows(self, count: int) -> list[Outcome]:
+        """The requests of equal spans of time, but of those in which none arrived."""
+        arrival = self.requests.arrival_s
+        place = np.minimum((arrival - arrival[0]) * (count / max(float(np.ptp(arrival)), 1e-12)), count - 1).astype(int)
+        parts = [place == each for each in np.unique(place)]
+        return [
+            replace(
+                self, requests=self.requests.part(part), first_s=self.first_s[part], last_s=self.last_s[part], skipped=0
+            )
+            for part in parts
+        ]  # fmt: skip
 
     @property
     def preemptions(self) -> int:
