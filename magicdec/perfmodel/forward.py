@@ -40,14 +40,14 @@ from magicdec.perfmodel.kernels.latents import (
 from magicdec.perfmodel.kernels.links import Exchange, Message, all_reduce, exchange
 from magicdec.perfmodel.kernels.op import FP32_BYTES, ForwardTime, Op, Where, fixed, merged
 from magicdec.perfmodel.kernels.recurrence import LinearCurve, Recurrence, recurrence
-from magicdec.specs.layers import (
+from magicdec.specs.layers import MixtureOfExperts
+from magicdec.specs.mixers import (
     Attention,
     GatedDeltaNet,
     LatentAttention,
     LightningAttention,
     Mamba2,
     Mixer,
-    MixtureOfExperts,
     Part,
     Projection,
 )

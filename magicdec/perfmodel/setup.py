@@ -16,7 +16,7 @@ from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.layers import Attention
+from magicdec.specs.mixers import Attention
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism, valid_tp_sizes
 from magicdec.specs.precision import BF16, PROFILE_DTYPES, Precision

@@ -25,6 +25,7 @@ from magicdec.runtime.layers import ColumnParallelLinear, Experts, Router, RowPa
 from magicdec.runtime.mixers import GroupedAttention, LatentAttention, Mixer, RotaryEmbedding
 from magicdec.runtime.transformer import Layer, Transformer
 from magicdec.specs import layers as specs
+from magicdec.specs import mixers as mixer_specs
 from magicdec.specs.model import ModelSpec
 
 ROOTS = ("model", "language_model.model", "model.language_model")
@@ -57,7 +58,7 @@ class Builder:
         self._spec, self._tp, self._source, self._device = spec, tp, source, device
         self._read = source.read
         self._root = next((root for root in ROOTS if f"{root}.embed_tokens.weight" in source), ROOTS[0])
-        self._ropes: list[specs.Rope] = []
+        self._ropes: list[mixer_specs.Rope] = []
 
     def build(self) -> Transformer:
         spec, tp, root = self._spec, self._tp, self._root
@@ -134,10 +135,10 @@ class Builder:
         weight = self._read(f"{name}.weight", (hidden, inputs), ALL, part)
         return RowParallelLinear(weight=weight, bias=stored if self._tp.rank == 0 else None, tp=reduced_over)
 
-    def _mixer(self, prefix: str, kind: specs.Mixer) -> Mixer:
-        if isinstance(kind, specs.LatentAttention):
+    def _mixer(self, prefix: str, kind: mixer_specs.Mixer) -> Mixer:
+        if isinstance(kind, mixer_specs.LatentAttention):
             return self._latent(prefix, kind)
-        assert isinstance(kind, specs.Attention)
+        assert isinstance(kind, mixer_specs.Attention)
         tp, head_dim = self._tp, kind.head_dim
         num_kv_heads = max(1, kind.num_kv_heads // tp.size)
         # Where there are more shards than KV heads, neighbouring shards hold copies of the same head.
@@ -174,7 +175,7 @@ class Builder:
             gated=kind.gated,
         )
 
-    def _latent(self, prefix: str, kind: specs.LatentAttention) -> LatentAttention:
+    def _latent(self, prefix: str, kind: mixer_specs.LatentAttention) -> LatentAttention:
         hidden, rank, query_rank = self._spec.hidden_size, kind.kv_lora_rank, kind.q_lora_rank
         rows = self._tp.slice_of
         order = _rotated_order(kind.rope, kind.qk_rope_head_dim)
@@ -217,7 +218,7 @@ class Builder:
     def _latent_norm(self, name: str, rank: int) -> layers.Norm:
         return layers.Norm(weight=self._read(f"{name}.weight", (rank,)), eps=LATENT_NORM_EPS)
 
-    def _rotary(self, rope: specs.Rope | None) -> int | None:
+    def _rotary(self, rope: mixer_specs.Rope | None) -> int | None:
         """The number of a rotary embedding; layers that rotate alike share one."""
         if rope is None:
             return None
@@ -225,7 +226,7 @@ class Builder:
             self._ropes.append(rope)
         return self._ropes.index(rope)
 
-    def _qkv_rows(self, prefix: str, kind: specs.Attention, heads: Heads, ending: str) -> Tensor:
+    def _qkv_rows(self, prefix: str, kind: mixer_specs.Attention, heads: Heads, ending: str) -> Tensor:
         """Rows of queries, keys and values, then of gates where there are any, of the matrix or of its bias."""
         counts = {"q": kind.num_heads, "k": kind.num_kv_heads, "v": kind.num_kv_heads}
         sizes = {part: kind.head_dim * (2 if kind.gated and part == "q" else 1) for part in counts}
@@ -247,7 +248,7 @@ class Builder:
             found.append(_ordered(read, _rotated_order(kind.rope, kind.head_dim) if part != "v" else None))
         return torch.cat((*found, *gates))
 
-    def _head_norm(self, prefix: str, kind: specs.Attention, heads: Heads) -> Callable[[Tensor], Tensor] | None:
+    def _head_norm(self, prefix: str, kind: mixer_specs.Attention, heads: Heads) -> Callable[[Tensor], Tensor] | None:
         """The norm of query and key heads, its weights in the order of the heads' dimensions here."""
         if kind.qk_norm == "none" or (kind.qk_norm == "l2" and kind.rope is None):
             return None
@@ -367,7 +368,7 @@ class Builder:
         return layers.XIELU(positive_1=positive, negative_1=fixed.get("beta", layers.XIELU.beta) + negative, **fixed)
 
 
-def _rotated_order(rope: specs.Rope | None, head_dim: int) -> Tensor | None:
+def _rotated_order(rope: mixer_specs.Rope | None, head_dim: int) -> Tensor | None:
     """How a head's dimensions are stored: from Hugging Face's order (all first halves of the rotated pairs, then all
     second halves) to pairs side by side. Done to q and k alike, it changes no score. None where they stand so."""
     if rope is None or rope.pairs == "adjacent":

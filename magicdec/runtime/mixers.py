@@ -23,7 +23,7 @@ from magicdec.runtime import kernels
 from magicdec.runtime.attention import Scoring
 from magicdec.runtime.kv_cache import Kept
 from magicdec.runtime.layers import ColumnParallelLinear, HeadNorm, Norm, RowParallelLinear
-from magicdec.specs.layers import Rope, RopeScaling
+from magicdec.specs.mixers import Rope, RopeScaling
 
 
 class AttentionPass(Protocol):

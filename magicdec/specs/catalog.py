@@ -16,7 +16,8 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import converted, read_toml
 from magicdec.specs.families.keys import MAX_LAYERS
 from magicdec.specs.hf_config import load_hf_config
-from magicdec.specs.layers import Layer, RopeScaling
+from magicdec.specs.layers import Layer
+from magicdec.specs.mixers import RopeScaling
 from magicdec.specs.model import ModelSpec, Norm
 
 PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent

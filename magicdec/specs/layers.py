@@ -11,33 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from magicdec.specs.mixers import (
-    LINEAR_MIXERS,
-    Attention,
-    Cache,
-    GatedDeltaNet,
-    Indexer,
-    Kind,
-    LatentAttention,
-    LightningAttention,
-    Mamba2,
-    Mixer,
-    Part,
-    Projection,
-    QKNorm,
-    Rope,
-    RopeScaling,
-    RopeType,
-    State,
-    matrices,
-    whole,
-)
-
-__all__ = [
-    "LINEAR_MIXERS", "MLP", "Activation", "Attention", "Cache", "FeedForward", "GatedDeltaNet", "Indexer",
-    "LatentAttention", "Layer", "LightningAttention", "Mamba2", "Mixer", "MixtureOfExperts", "Part", "Projection",
-    "QKNorm", "Rope", "RopeScaling", "RopeType", "State",
-]  # fmt: skip
+from magicdec.specs.mixers import Kind, Mixer, Part, Projection, matrices, whole
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swigluoai", "xielu"]
 """`relu2` is relu(x)²; `swigluoai` is gpt-oss's clamped (up + 1) · gate · sigmoid(alpha · gate); `xielu` learns two

@@ -13,7 +13,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from magicdec.specs.layers import MLP, Attention, Cache, FeedForward, Layer, Mixer, RopeScaling, State
+from magicdec.specs.layers import MLP, FeedForward, Layer
+from magicdec.specs.mixers import Attention, Cache, Mixer, RopeScaling, State
 from magicdec.specs.precision import Precision
 from magicdec.specs.quantization import PartFormat, Quantization
 

@@ -25,7 +25,8 @@ import pytest
 from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.specs.engine import load_engine
 from magicdec.specs.hf_config import model_from_hf_config
-from magicdec.specs.layers import LINEAR_MIXERS, Attention, LatentAttention, Layer, MixtureOfExperts
+from magicdec.specs.layers import Layer, MixtureOfExperts
+from magicdec.specs.mixers import LINEAR_MIXERS, Attention, LatentAttention
 from magicdec.specs.model import ModelSpec
 from tests.perfmodel.passes import forward_pass
 from tests.specs.architectures import READ_BY_TRANSFORMERS, draw

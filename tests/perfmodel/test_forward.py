@@ -11,7 +11,7 @@ from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup, draft_tp
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.layers import Attention
+from magicdec.specs.mixers import Attention
 from magicdec.specs.speculation import SpeculationSpec
 from tests.perfmodel.passes import forward_pass, prefill
 

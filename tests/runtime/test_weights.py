@@ -20,7 +20,7 @@ from magicdec.runtime.distributed import TensorParallel
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.weights import load_model, resolve_hub_name
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY
-from magicdec.specs.layers import Mamba2
+from magicdec.specs.mixers import Mamba2
 from tests.runtime.conftest import FAMILIES, tiny_spec, write_checkpoint
 
 WEIGHTS = "model.safetensors"

@@ -8,7 +8,7 @@ import pytest
 
 from magicdec.specs.families import ARCHITECTURES
 from magicdec.specs.hf_config import model_from_hf_config
-from magicdec.specs.layers import Attention
+from magicdec.specs.mixers import Attention
 from tests.specs.architectures import READ_BY_TRANSFORMERS, draw
 from tests.specs.counted import OTHERS_ROW
 

@@ -14,7 +14,7 @@ from magicdec.perfmodel.memory import memory_need, state_bytes
 from magicdec.perfmodel.setup import Setup
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import load_engine
-from magicdec.specs.layers import GatedDeltaNet
+from magicdec.specs.mixers import GatedDeltaNet
 from magicdec.specs.precision import BF16
 from magicdec.specs.speculation import SpeculationSpec
 

@@ -10,7 +10,8 @@ import msgspec
 from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.parts import Architecture, GroupedQuery, biased, num_layers
-from magicdec.specs.layers import Attention, Indexer, LatentAttention, Layer, MixtureOfExperts
+from magicdec.specs.layers import Layer, MixtureOfExperts
+from magicdec.specs.mixers import Attention, Indexer, LatentAttention
 from magicdec.specs.model import Norm, TensorNames
 
 

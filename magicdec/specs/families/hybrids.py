@@ -12,7 +12,8 @@ from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.parts import KINDS, Architecture, Details, GroupedQuery, biased, num_layers
 from magicdec.specs.families.rope import read_rope
-from magicdec.specs.layers import MLP, Attention, FeedForward, Layer, LightningAttention, Mamba2
+from magicdec.specs.layers import MLP, FeedForward, Layer
+from magicdec.specs.mixers import Attention, LightningAttention, Mamba2
 from magicdec.specs.model import Norm, TensorNames
 
 MAMBA_KEYS = (

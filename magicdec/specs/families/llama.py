@@ -10,7 +10,8 @@ from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.parts import Architecture, GroupedQuery, biased, num_layers
 from magicdec.specs.families.rope import read_rope, rope_parameters
-from magicdec.specs.layers import Attention, Layer
+from magicdec.specs.layers import Layer
+from magicdec.specs.mixers import Attention
 from magicdec.specs.model import TensorNames
 
 

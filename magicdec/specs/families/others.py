@@ -12,7 +12,8 @@ from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.parts import Architecture, Details, GroupedQuery, biased, num_layers
 from magicdec.specs.families.rope import read_rope, rope_parameters
-from magicdec.specs.layers import MLP, Attention, FeedForward, Layer, MixtureOfExperts, Rope
+from magicdec.specs.layers import MLP, FeedForward, Layer, MixtureOfExperts
+from magicdec.specs.mixers import Attention, Rope
 from magicdec.specs.model import Norm, TensorNames
 
 

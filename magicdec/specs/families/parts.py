@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, Literal
 
 from magicdec.errors import ConfigError
-from magicdec.specs import layers
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.rope import read_rope, rope_parameters
-from magicdec.specs.layers import MLP, Attention, FeedForward, LatentAttention, Layer, MixtureOfExperts, Rope
+from magicdec.specs.layers import MLP, Activation, FeedForward, Layer, MixtureOfExperts
+from magicdec.specs.mixers import Attention, LatentAttention, Mixer, QKNorm, Rope
 from magicdec.specs.model import Norm, TensorNames
 
 Details = dict[str, Any]
@@ -101,7 +101,7 @@ class GroupedQuery:
     bias: bool | str = False
     """Bias on q, k and v, or the key that says it."""
     output_bias: bool | str = False
-    qk_norm: layers.QKNorm = "none"
+    qk_norm: QKNorm = "none"
     partial: bool = False
     """Whether the architecture's code rotates a share of a head, if its configuration says so."""
     pairs: Literal["halves", "adjacent"] = "halves"
@@ -216,7 +216,7 @@ def experts(
     *,
     width: str = "moe_intermediate_size",
     normalized: bool | None = None,
-    activation: layers.Activation | None = None,
+    activation: Activation | None = None,
     **changes: Any,
 ) -> MixtureOfExperts:
     """A mixture; `normalized` None reads norm_topk_prob."""
@@ -293,7 +293,7 @@ NO_BIAS: Mapping[str, tuple[Any, ...]] = {"attention_bias": (False,), "mlp_bias"
 class Architecture:
     """How the configurations of one architecture are read: its layers, and what differs from Llama around them."""
 
-    mixer: Callable[[Keys, str], layers.Mixer] = BIASED
+    mixer: Callable[[Keys, str], Mixer] = BIASED
     """Reads a layer's mixer, by kind."""
     mlp: Callable[[Keys, int], FeedForward] = MLP_IN_ALL
     """Reads a layer's feed-forward, by index."""

@@ -12,7 +12,8 @@ from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.parts import KINDS, Architecture, Details, GroupedQuery, biased, num_layers
 from magicdec.specs.families.rope import MULTIMODAL_TYPES, read_rope
-from magicdec.specs.layers import Attention, FeedForward, GatedDeltaNet, MixtureOfExperts
+from magicdec.specs.layers import FeedForward, MixtureOfExperts
+from magicdec.specs.mixers import Attention, GatedDeltaNet
 from magicdec.specs.model import Norm, TensorNames
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.specs.families.keys import Keys, is_number
-from magicdec.specs.layers import Rope, RopeScaling, RopeType
+from magicdec.specs.mixers import Rope, RopeScaling, RopeType
 
 ROPE_TYPES: Mapping[str, RopeType | None] = {
     "default": None, "linear": "linear", "dynamic": "dynamic", "yarn": "yarn", "longrope": "longrope",
