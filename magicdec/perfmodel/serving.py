@@ -5,12 +5,13 @@ At most as many decode at once as the cache holds: b; the others wait for a slot
 request's time C in its slot, so b prompts are prefilled in it; t is the time of a token without prefills:
 
     C    = b · dT + D · t + 1.5 T_step                          D = G − 1
-    F    = dT · (1 + (b − 1) · (1 − w)) + 1.5 T_step
-    TPOT = t · C / (D · t + F),    TTFT = C − D · TPOT          + waiting for a slot
+    F    = dT · (1 + (b − 1) · (1 − w)) + 1.5 T_step              A = dT · min(P / tokens of a pass, 1)
+    TPOT = t · (C − A) / (D · t + F − A),    TTFT = C − D · TPOT  + waiting for a slot
 
-w is the share of the others' prefills that falls evenly over C; the rest delays first tokens, where an engine puts the
-prompts of requests that end together first. 1.5 T_step: the rest of the step that runs when a request comes, and its
-own first. dT is what one prompt adds to the time of those that decode: where chunks of prompts share decoding passes,
+w is the share of the others' prefills that falls evenly over C, but for A, in which the request's own prompt fills the
+passes; the rest delays first tokens, where an engine puts the prompts of requests that end together first. 1.5 T_step:
+the rest of the step that runs when a request comes, and its own first. dT is what one prompt adds to the time of those
+that decode: where chunks of prompts share decoding passes,
 Σ over chunks of linear(b + chunk) − linear(b), and attention; else the whole pass. A speculative step emits several
 tokens: t is its time per token; a plan adds its draft's own prefill to dT.
 
@@ -49,6 +50,8 @@ class Cycle:
     """Tokens after the first, D in the equations above."""
     between_share: float
     """The share of others' prefills that falls evenly over the time, w in the equations above."""
+    filled: Any = 0.0
+    """Share of the passes over a prompt that it fills, so no other's prefill falls in them: A / dT above."""
     groups: int = 1
     """Groups and stages that prefill beside each other: a prompt takes one of them so many times `prompt_s`."""
     rounds: Any = 1.0
@@ -71,7 +74,7 @@ class Cycle:
 
     @cached_property
     def tpot_s(self) -> Array:
-        share = np.where(np.asarray(self.gaps) > 0, self._spread_s / self._rest_s, 0.0)
+        share = np.where(np.asarray(self.gaps) > 0, self._spread_s / (self._rest_s - self.prompt_s * self.filled), 0.0)
         return self.token_s * (1.0 + share)
 
     @property
@@ -144,7 +147,7 @@ def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any,
     model, engine, spread = setup.model, setup.engine, setup.spread
     prompt, active = np.asarray(prompt_len, dtype=np.float64), np.asarray(active, dtype=np.float64) / spread.groups
     alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
-    room = np.maximum(engine.prefill_tokens - active, engine.prefill_tokens / 4.0)
+    room = prompt_room(setup, active)
     chunks = np.maximum(np.ceil(prompt / room), 1.0)
     uncaptured_s = chunks * model.num_hidden_layers * engine.prefill_layer_overhead_s + engine.request_overhead_s
     if spread.pp > 1:
@@ -163,6 +166,18 @@ def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any,
     return seconds / spread.groups
 
 
+def prompt_room(setup: Setup, active: Any) -> Array:
+    """Tokens of prompts that a pass has room for, beside so many that decode on a group of ranks."""
+    tokens = setup.engine.prefill_tokens
+    return np.maximum(tokens - np.asarray(active, dtype=np.float64), tokens / 4.0)
+
+
+def filled(setup: Setup, *, active: Any, prompt_len: Any) -> Array:
+    """The share of the passes that a prompt takes of its own."""
+    room = prompt_room(setup, np.asarray(active, dtype=np.float64) / setup.spread.groups)
+    return np.minimum(np.asarray(prompt_len, dtype=np.float64) / room, 1.0)
+
+
 def serving_time(setup: Setup, *, concurrency: Any, prompt_len: Any, output_len: Any, tp_size: Any = 1) -> Cycle:
     """The times of a request among `concurrency` that a server decodes autoregressively."""
     concurrency, prompt = np.asarray(concurrency, dtype=np.float64), np.asarray(prompt_len, dtype=np.float64)
@@ -174,6 +189,7 @@ def serving_time(setup: Setup, *, concurrency: Any, prompt_len: Any, output_len:
     return Cycle(
         token_s=step_s, step_s=step_s, active=active, gaps=output - 1.0, between_share=setup.engine.prefill_share,
         prompt_s=prefill_seconds(setup, active=active, prompt_len=prompt, tp_size=tp_size),
+        filled=filled(setup, active=active, prompt_len=prompt),
         groups=setup.spread.groups, rounds=np.maximum(concurrency / active, 1.0),
     )  # fmt: skip
 
@@ -225,7 +241,7 @@ def whole_requests(
 
     common: dict[str, Any] = {
         "active": points.batch, "gaps": np.maximum(output_len - 1.0, 0.0), "between_share": setup.engine.prefill_share,
-        "groups": setup.spread.groups,
+        "groups": setup.spread.groups, "filled": filled(setup, active=points.batch, prompt_len=points.context),
     }  # fmt: skip
     alone_s, step_s, drafts = prediction.autoregressive_step_s, prediction.step_s, points.gamma > 0
     drafts_s = np.where(drafts, prediction.draft_prefill_s / setup.spread.groups, 0.0)

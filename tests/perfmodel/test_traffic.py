@@ -100,7 +100,8 @@ def test_one_request_alone_takes_what_predict_says() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "output", "users"), [
-    (1024, 512, 8), (1024, 512, 64), (4096, 256, 24), (128, 1024, 200), (32_768, 512, 6), (32_768, 1024, 24),
+    (1024, 512, 8), (1024, 512, 64), (4096, 256, 24), (128, 1024, 200),
+    (32_768, 256, 4), (32_768, 256, 12), (32_768, 1024, 24),
 ])  # fmt: skip
 def test_many_equal_requests_in_a_closed_loop_are_the_serving_model(prompt: int, output: int, users: int) -> None:
     """Throughput and the time between tokens; with drafts, tokens per second."""
