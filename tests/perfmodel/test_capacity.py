@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import joblib
+import msgspec
 import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import magicdec
+from magicdec.api import request_of
 from magicdec.commands.plan import plan_command
 from magicdec.errors import CapacityError, ConfigError
+from magicdec.perfmodel.acceptance import constant_profile
 from magicdec.perfmodel.plan import capacity
-from magicdec.plan_document import Plan, load_plan
+from magicdec.perfmodel.plan.drafts import draft_options
+from magicdec.plan_document import Percentiles, Plan, load_plan
+from magicdec.specs.catalog import load_model_spec
+from magicdec.specs.engine import load_engine
 
 CHAT = {
     "model": "llama-3.1-8b", "hardware": "h100", "context": 1000, "gen_len": 40, "rate": 12.0, "p95_ttft_ms": 120,
@@ -92,6 +98,59 @@ def test_a_sweep_in_processes_gives_the_same_numbers(tmp_path: Path) -> None:
     with joblib.parallel_config("loky", n_jobs=2):
         shared = magicdec.plan(**request)
     assert shared.to_json() == magicdec.plan(**request).to_json()
+
+
+def test_the_drafts_simulated_at_each_tp_are_the_three_that_serve_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each draft that a release runs, asked for by itself, has a rate by Little's law; the highest three are tried."""
+    given = (("ngram", "ngram", 0.4), ("llama-3.2-1b", "full", 0.8))
+    profiles = [constant_profile(rate, draft=draft, draft_method=method) for draft, method, rate in given]
+    load = CHAT | {"gpus": 2, "acceptance": profiles}
+    seen: list[capacity.Layout] = []
+    monkeypatch.setattr(capacity, "CLOSE", np.inf)
+    monkeypatch.setattr(capacity.Tried, "fewest", lambda tried, _: seen.append(tried.layout))
+    monkeypatch.setattr(capacity.Tried, "highest_rate", lambda *_: 1.0)
+
+    def tried(**draft: str) -> list[tuple[int, float]]:
+        """The tp size and rate of each drafted layout that would be simulated."""
+        seen.clear()
+        with pytest.raises(CapacityError):
+            magicdec.plan(**load, **draft)
+        return [(each.row.tp_size, each.rate) for each in seen if each.option and "plugin" not in each.row.marks]
+
+    model = load_model_spec("llama-3.1-8b")
+    options, _ = draft_options(model, request_of(**load), engine=load_engine("vllm"), context=1000)
+    alone = [each for option in options for each in tried(draft=option.draft, draft_method=option.method)]
+    free = tried()
+    for tp in (1, 2):
+        rates = sorted((rate for size, rate in alone if size == tp), reverse=True)
+        assert len(rates) > capacity.MOST_DRAFTS
+        assert sorted((rate for size, rate in free if size == tp), reverse=True) == pytest.approx(rates[:3])
+
+
+@pytest.mark.parametrize(("alone", "drafted", "said"), [
+    ((8, 8, 8), (4, 5, 6), ["2.00 times as fast at 1 requests/s, 1.33 times at 4"]),
+    ((8, 8, 8), (4, 6, 9), ["2.00 times as fast at 1 requests/s, 1.33 times at 2, and it stops paying below 4"]),
+    ((8, 8, 8), (4, 6, None), ["2.00 times as fast at 1 requests/s, 1.33 times at 2, and it stops paying below 4"]),
+    ((8, 8, None), (4, 6, 9), ["2.00 times as fast at 1 requests/s, 1.33 times at 2"]),
+    ((8, 8, 8), (8, 4, 4), ["does not pay at 1 requests/s, nor above"]),
+    ((None, None, None), (4, 4, 4), []),
+])  # fmt: skip
+def test_a_note_says_up_to_which_rate_a_policy_pays(
+    answer: Plan, alone: tuple[Any, ...], drafted: tuple[Any, ...], said: list[str]
+) -> None:
+    """Medians of whole requests at 1, 2 and 4 requests per second; None: overloaded."""
+    assert answer.traffic is not None
+    curves = [
+        msgspec.structs.replace(
+            answer.traffic.curves[0], policy=policy, rate_per_s=rate, overloaded=p50 is None,
+            request=None if p50 is None else Percentiles(mean=p50, p50=p50, p95=p50, p99=p50),
+        )
+        for policy, medians in (("off", alone), ("by batch", drafted))
+        for rate, p50 in zip((1.0, 2.0, 4.0), medians, strict=True)
+    ]  # fmt: skip
+    notes = capacity._where_it_pays(curves)
+    assert [note.startswith("with gamma by batch ") for note in notes] == [True] * len(said)
+    assert all(note.endswith(end) for note, end in zip(notes, said, strict=True))
 
 
 def test_more_load_than_the_devices_keep_is_refused_with_what_they_do() -> None:

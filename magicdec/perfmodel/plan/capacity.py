@@ -487,9 +487,9 @@ def _where_it_pays(curves: list[TrafficLoad]) -> list[str]:
     said = []
     for policy in dict.fromkeys(each.policy for each in curves if each.is_speculative):
         gains = []
-        for each in (each for each in curves if each.policy == policy and each.rate_per_s in alone):
-            if (without := alone[each.rate_per_s]) is not None and each.request is not None:
-                gains.append((each.rate_per_s, without.p50 / each.request.p50))
+        for each in (each for each in curves if each.policy == policy):
+            if (without := alone.get(each.rate_per_s)) is not None:
+                gains.append((each.rate_per_s, without.p50 / each.request.p50 if each.request is not None else 0.0))
         if not gains:
             continue
         paid = next((place for place, (_, gain) in enumerate(gains) if gain < 1.0 + LEAST_GAIN), len(gains))
