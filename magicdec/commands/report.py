@@ -48,13 +48,11 @@ PICTURES = (PlotFormat.SVG, PlotFormat.PNG)
 
 
 Records = Annotated[list[Path] | None, typer.Argument(help="Record files (JSON lines), measured and predicted.")]
-HardwareProfile = Annotated[Path | None, option("The hardware profile (TOML), for the roofline's ceilings.")]
 
 
 def report_command(
     records: Records = None,
     plan: options.PlanFile = None,
-    profile: HardwareProfile = None,
     output: Annotated[
         list[Path] | None, option("report.html, report.pdf (needs magicdec[pdf]), or both.", "--output", "-o")
     ] = None,
@@ -74,18 +72,17 @@ def report_command(
                 f"cannot tell the format of '{path}': its name must end in {' or '.join(REPORT_SUFFIXES)}"
             )
         check_writable(path)
-    data = load_report_data(records or [], plan, profile, title=title)
+    data = load_report_data(records or [], plan, title=title)
     for path in paths:
         write_report(data, path)
         print(path)
 
 
-def load_report_data(records: list[Path], plan: Path | None, profile: Path | None, *, title: str = "") -> ReportData:
+def load_report_data(records: list[Path], plan: Path | None, *, title: str = "") -> ReportData:
     """Reads what a report is made from. Raises StorageError or ConfigError naming the file."""
     import shlex
     import sys
 
-    from magicdec.files import read_toml
     from magicdec.plan_document import load_plan
     from magicdec.records import read_many
     from magicdec.reports.data import ReportData
@@ -98,7 +95,6 @@ def load_report_data(records: list[Path], plan: Path | None, profile: Path | Non
     return ReportData.from_records(
         read_many(records),
         load_plan(plan) if plan is not None else None,
-        profile=read_toml(profile, "profile") if profile is not None else None,
         title=title,
         command=shlex.join(["magicdec", *sys.argv[1:]]),
     )
@@ -108,7 +104,6 @@ def plot_command(
     name: Annotated[str, typer.Argument(help="A figure or a table; `list` names them all.")],
     records: Records = None,
     plan: options.PlanFile = None,
-    profile: HardwareProfile = None,
     output: options.Output = None,
     output_format: Annotated[PlotFormat | None, option("Default: the file name's suffix.", "--format")] = None,
 ) -> None:
@@ -126,7 +121,7 @@ def plot_command(
     if name not in (*FIGURES, *TABLES):
         raise unknown_choice("figure or table", name, [*FIGURES, *TABLES])
     kind = _format(name in FIGURES, output, output_format)
-    content = _content(name, load_report_data(records or [], plan, profile), kind)
+    content = _content(name, load_report_data(records or [], plan), kind)
     if output is not None:
         write_atomic(output, content)
         print(output)

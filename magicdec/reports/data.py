@@ -1,14 +1,13 @@
-"""The material of a report: measured and predicted records, paired, with a plan document and a hardware profile.
+"""The material of a report: measured and predicted records, paired, with a plan document.
 
 Nothing is computed here that a record or a plan does not hold; rows are only selected, paired and ordered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -34,7 +33,6 @@ class ReportData:
     predicted: tuple[Record, ...]
     comparison: Comparison
     plan: Plan | None = None
-    profile: Mapping[str, Any] | None = None
 
     @classmethod
     def from_records(
@@ -42,7 +40,6 @@ class ReportData:
         records: Iterable[Record],
         plan: Plan | None = None,
         *,
-        profile: Mapping[str, Any] | None = None,
         title: str = "Speculative decoding report",
         command: str = "",
     ) -> ReportData:
@@ -67,7 +64,6 @@ class ReportData:
             predicted=tuple(latest_predicted(rows).values()),
             comparison=Comparison(pairs=pair_records(rows)),
             plan=plan,
-            profile=profile,
         )
 
     @property

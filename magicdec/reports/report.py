@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from magicdec.files import write_atomic
+from magicdec.plan_document import Plan
 from magicdec.reports.data import ReportData
 from magicdec.reports.figures import Chart, draw_all
 from magicdec.reports.figures.chart import inline_svg, raw_svg
 from magicdec.reports.headline import commands_to_reproduce, headline
-from magicdec.reports.tables import Table, all_tables, format_value
+from magicdec.reports.tables import UNKNOWN, Table, all_tables, format_value
 
 if TYPE_CHECKING:
     import jinja2
@@ -25,12 +26,18 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_ROWS = 20
 """Most rows of a table in print; a longer one is cut, with a note. The HTML report and the CSV have every row."""
+CONFIGURATIONS = ("results", "candidates")
+NOT_IN_PRINT = (
+    "step_s", "tokens_per_step", "baseline_tokens_per_s", "request_ttft_s", "bound_by", "acceptance_range",
+    "speedup_static_batch", "refilled_tokens_per_s", "speedup_refilled",
+)  # fmt: skip
+"""Columns of tables of configurations that print has no room for."""
 SECTIONS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("pays", "Where it pays", ("heatmap", "speedup-by-batch", "gamma", "speedup-by-budget", "pareto"), ("gamma",)),
     ("traffic", "Under arrivals", ("traffic", "goodput", "timeline"), ()),
-    ("right", "Is the prediction right?", ("scatter", "residuals"), ("errors",)),
+    ("pays", "Where it pays", ("heatmap", "gamma", "budget", "pareto"), ("gamma",)),
+    ("right", "Is the prediction right?", ("scatter",), ("errors",)),
     ("time", "Where the time goes", ("phases", "limits", "roofline"), ()),
-    ("acceptance", "What is accepted", ("positions", "budget"), ()),
+    ("acceptance", "What is accepted", ("positions",), ()),
     ("memory", "What it takes", ("memory",), ()),
     ("numbers", "All numbers", (), ("results", "candidates")),
 )
@@ -51,6 +58,11 @@ def _sections(charts: Mapping[str, T], tables: Mapping[str, T], figures: str) ->
         if shown or listed:
             found.append({"id": identifier, "heading": heading, figures: shown, "tables": listed})
     return found
+
+
+def notes_of(plan: Plan | None) -> list[str]:
+    """A plan's notes, those on arrivals first."""
+    return [] if plan is None else [*(plan.traffic.notes if plan.traffic is not None else ()), *plan.notes]
 
 
 # HTML ----------------------------------------------------------------------------------------------------------------
@@ -75,7 +87,7 @@ def render_html(data: ReportData) -> str:
     page = template_environment().get_template("report.html")
     return page.render(
         data=data, headline=headline(data), tables=tables, sections=_sections(charts, tables, "charts"),
-        commands=commands_to_reproduce(data), notes=data.plan.notes if data.plan is not None else [],
+        commands=commands_to_reproduce(data), notes=notes_of(data.plan),
         needs_acceptance=data.plan.needs_acceptance if data.plan is not None else [], style=style, script=script,
     )  # fmt: skip
 
@@ -155,18 +167,26 @@ def _document(data: ReportData) -> dict[str, Any]:
             for row in places.rows
         ],
         "commands": commands_to_reproduce(data),
-        "notes": list(data.plan.notes) if data.plan is not None else [],
+        "notes": notes_of(data.plan),
     }  # fmt: skip
 
 
 def _typeset(table: Table) -> dict[str, Any]:
-    note = table.note
+    """The first rows of a table; of configurations, what all rows share is said once, in the note."""
+    note, kept = table.note, table
+    if table.name in CONFIGURATIONS and len(table.rows) > 1:
+        shared = {c: cells[0] for c, *cells in zip(table.columns, *table.cells, strict=True) if len(set(cells)) == 1}
+        kept = table.without(*(c.name for c in shared), *NOT_IN_PRINT)
+        said = ", ".join(f"{c.title.lower()} {cell}" for c, cell in shared.items() if cell != UNKNOWN)
+        note += f" In every row: {said}." if said else ""
+        left = [c.title.lower() for c in table.columns if c.name in NOT_IN_PRINT and c not in shared]
+        note += f" Not printed: {', '.join(left)}." if left else ""
     if len(table.rows) > MAX_ROWS:
         note = f"{note} The first {MAX_ROWS} of {len(table.rows)} rows.".strip()
     return {
         "title": table.title,
-        "note": note,
-        "head": [c.title for c in table.columns],
-        "numbers": [c.is_number for c in table.columns],
-        "rows": table.cells[:MAX_ROWS],
+        "note": note.strip(),
+        "head": [c.title for c in kept.columns],
+        "numbers": [c.is_number for c in kept.columns],
+        "rows": kept.cells[:MAX_ROWS],
     }

@@ -24,6 +24,7 @@ from magicdec.reports.data import (
 from magicdec.reports.text import GAMMA, thousands
 from magicdec.units import format_bytes, format_seconds
 
+UNKNOWN = "–"
 Kind = Literal["text", "integer", "number", "seconds", "bytes", "percent", "signed_percent", "ratio", "rate", "mbu"]
 Value = str | float | int | None
 
@@ -106,9 +107,9 @@ class Table:
 
 
 def format_value(column: Column, value: Value) -> str:
-    """A cell as text; an em dash for what is not known."""
+    """A cell as text."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "–"
+        return UNKNOWN
     if isinstance(value, str):
         return value
     formats: dict[Kind, Callable[[float], str]] = {

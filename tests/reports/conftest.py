@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from samples_reports import PROFILE, grid, plan
+from samples_reports import grid, plan
 
 from magicdec.reports.data import ReportData
 from magicdec.reports.report import write_report
@@ -14,7 +14,7 @@ from tests.headless import driver  # noqa: F401  # a fixture
 
 @pytest.fixture(scope="session")
 def data() -> ReportData:
-    return ReportData.from_records(grid(), plan(), profile=PROFILE, command="magicdec report records.jsonl")
+    return ReportData.from_records(grid(), plan(), command="magicdec report records.jsonl")
 
 
 @pytest.fixture(scope="session")

@@ -229,13 +229,3 @@ def plan(**changes: Any) -> Plan:
         candidates=candidates,
     )  # fmt: skip
     return msgspec.structs.replace(whole, **changes)
-
-
-PROFILE: dict[str, Any] = {
-    "name": "local-cpu",
-    "kind": "cpu",
-    "memory_bytes": 8e9,
-    "memory_bytes_per_s": 12e9,
-    "flops_per_s": {"fp32": 140e9},
-    "gemm": {"bandwidth_efficiency": 0.8, "flops_efficiency": 0.75},
-}

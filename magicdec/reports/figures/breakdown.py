@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from magicdec.comparison import is_paired
-from magicdec.plan_document import Operation
+from magicdec.plan_document import Ceilings, Operation
 from magicdec.records import Record
 from magicdec.reports.data import ReportData, fastest
 from magicdec.reports.figures.chart import BLUE, GREEN, GREY, INK, MARKERS, MUTED, OCHRE, ON_COLOUR, PURPLE, RED, Chart
@@ -57,34 +57,34 @@ class Bar(NamedTuple):
     total: float | None = None
 
 
-def _stacked(chart: Chart, bars: Sequence[Bar], kinds: Mapping[str, Part]) -> None:
-    """Stacked horizontal bars in milliseconds, with the total at the end of each."""
+def _stacked(
+    chart: Chart, bars: Sequence[Bar], kinds: Mapping[str, Part], unit: float = MILLI,
+    written: Callable[[float], str] = format_seconds,
+) -> None:  # fmt: skip
+    """Stacked horizontal bars with the total at the end of each, and their key."""
+    from matplotlib.patches import Patch
+
     (axes,) = chart.axes
     longest = max(sum(bar.parts.values()) for bar in bars)
     for i, (label, parts, total) in enumerate(bars):
         left, line = 0.0, label.replace("\n", ", ")
         for name in [n for n in kinds if n in parts]:
-            value, text = parts[name], format_seconds(parts[name])
-            (drawn,) = axes.barh(i, value / MILLI, left=left / MILLI, height=0.62, color=kinds[name].colour, lw=0)
-            chart.tip(drawn, f"{line}: {name} {text}")
+            value, kind, text = parts[name], kinds[name], written(parts[name])
+            (drawn,) = axes.barh(i, value / unit, left=left / unit, height=0.62, color=kind.colour, lw=0)
+            chart.tip(drawn, f"{line}: {kind.title} {text}")
             if value > 0.15 * longest:
-                axes.text((left + value / 2) / MILLI, i, text, ha="center", va="center", color=ON_COLOUR)
-            chart.rows.append((line, name, value))
+                axes.text((left + value / 2) / unit, i, text, ha="center", va="center", color=ON_COLOUR)
+            chart.rows.append((line, kind.title, value))
             left += value
-        end = format_seconds(left if total is None else total)
-        axes.text((left + 0.015 * longest) / MILLI, i, end, va="center", fontweight="bold")
+        end = written(left if total is None else total)
+        axes.text((left + 0.015 * longest) / unit, i, end, va="center", fontweight="bold")
     axes.set_yticks(range(len(bars)), labels=[bar.label for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
-    axes.set_xlim(0, 1.17 * longest / MILLI)
+    axes.set_xlim(0, 1.17 * longest / unit)
     axes.grid(visible=False, axis="y")
-    _key(axes, [part for name, part in kinds.items() if any(name in bar.parts for bar in bars)])
-
-
-def _key(axes: Axes, parts: Sequence[Part]) -> None:
-    from matplotlib.patches import Patch
-
-    columns = len(parts) if len(parts) < MAX_KEYS_IN_A_ROW else -(-len(parts) // 2)
-    handles = [Patch(color=part.colour, label=part.title) for part in parts]
+    shown = [part for name, part in kinds.items() if any(name in bar.parts for bar in bars)]
+    columns = len(shown) if len(shown) < MAX_KEYS_IN_A_ROW else -(-len(shown) // 2)
+    handles = [Patch(color=part.colour, label=part.title) for part in shown]
     axes.legend(
         handles=handles, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, handlelength=1,
         handleheight=1, columnspacing=1.0, borderaxespad=0.1,
@@ -210,24 +210,22 @@ def roofline(data: ReportData) -> Chart | None:
             ceiling = op.flops / op.ceiling_s if op.ceiling_s > 0 else None
             intensity, rate = op.flops / op.bytes, op.flops / op.time_s
             if ceiling is not None:
-                axes.plot([intensity, intensity], [rate / GIGA, ceiling / GIGA], color=colour, lw=0.8, alpha=0.6)
+                axes.plot([intensity] * 2, [rate / GIGA, ceiling / GIGA], color=colour, lw=0.8, alpha=0.6)
                 axes.plot(intensity, ceiling / GIGA, "_", color=colour, ms=7)
             tip = f"{op.op}, {part}: {intensity:.3g} FLOP/byte, {format_rate(rate, 'FLOP')}"
             chart.mark(axes, (intensity, rate / GIGA), marker, tip, color=colour, mew=0.5)
             chart.rows.append((part, op.op, intensity, rate, ceiling))
             intensities.append(intensity)
             attention += [intensity] if "attention" in op.op and part == "verify" else []
-    if not intensities:
-        return None
-    for part, (colour, marker) in _PASSES.items():
         if any(row[0] == part for row in chart.rows):
             axes.plot([], [], marker, color=colour, ls="none", label=part)
+    if data.plan is None or not intensities:
+        return None
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")
     caption = "Each mark is one operation of a pass as predicted, the tick on its stem what the datasheet allows."
-    if (roofs := _roofs(data)) is not None:
-        _draw_roofs(axes, *roofs, intensities)
-        caption += " Solid line: the device's nominal ceiling"
-        caption += "; dashed: as calibrated for linear layers." if roofs[1] is not None else "."
+    if data.plan.ceilings is not None:
+        _draw_roofs(axes, data.plan.ceilings, intensities)
+        caption += " Solid line: the device's nominal ceiling; dashed: as fitted to linear layers."
     _whole_decades(axes)
     axes.legend(loc="lower right")
     title = "How near each operation comes to the device's ceilings"
@@ -248,40 +246,17 @@ def _whole_decades(axes: Axes) -> None:
         (axes.xaxis, axes.get_xlim(), axes.set_xlim),
         (axes.yaxis, axes.get_ylim(), axes.set_ylim),
     ):
-        first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
-        if last - first < 1:
+        if math.floor(math.log10(high)) - math.ceil(math.log10(low)) < 1:
             set_limits(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
         axis.set_minor_formatter(NullFormatter())
 
 
-Roof = tuple[float, float]
-"""Bytes per second and FLOP per second."""
-
-
-def _roofs(data: ReportData) -> tuple[Roof, Roof | None] | None:
-    """The device's nominal roof and the calibrated one: the profile's that was given, else the plan's."""
-    if data.profile is None:
-        found = data.plan.ceilings if data.plan is not None else None
-        if found is None:
-            return None
-        return (found.memory_bytes_per_s, found.flops_per_s), (found.gemm_bytes_per_s, found.gemm_flops_per_s)
-    bandwidth, rates = data.profile.get("memory_bytes_per_s"), data.profile.get("flops_per_s") or {}
-    peak = rates.get("bf16") or rates.get("fp32") or max(rates.values(), default=None)
-    if not bandwidth or not peak:
-        return None
-    gemm = data.profile.get("gemm") or {}
-    slope, top = gemm.get("bandwidth_efficiency"), gemm.get("flops_efficiency")
-    return (bandwidth, peak), (slope * bandwidth, top * peak) if slope and top else None
-
-
-def _draw_roofs(axes: Axes, nominal: Roof, fitted: Roof | None, intensities: Sequence[float]) -> None:
+def _draw_roofs(axes: Axes, found: Ceilings, intensities: Sequence[float]) -> None:
     """Over the intensities of the marks and the ridge, with the nominal roof's two numbers."""
-    bandwidth, peak = nominal
+    bandwidth, peak = found.memory_bytes_per_s, found.flops_per_s
     low, high = min(*intensities, peak / bandwidth) / 3, max(*intensities, peak / bandwidth) * 4
-    for roof, style in ((nominal, "-"), (fitted, "--")):
-        if roof is not None:
-            slope, top = roof
-            axes.plot([low, top / slope, high], [low * slope / GIGA, top / GIGA, top / GIGA], color=INK, lw=1, ls=style)
+    for slope, top, style in ((bandwidth, peak, "-"), (found.gemm_bytes_per_s, found.gemm_flops_per_s, "--")):
+        axes.plot([low, top / slope, high], [low * slope / GIGA, top / GIGA, top / GIGA], color=INK, lw=1, ls=style)
     middle = (low * peak / bandwidth) ** 0.5
     look: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "color": MUTED}
     axes.annotate(format_rate(bandwidth, "B"), (middle, middle * bandwidth / GIGA), xytext=(-7, 3), **look)
@@ -300,20 +275,13 @@ def memory_bar(data: ReportData) -> Chart | None:
         return None
     chart = Chart("memory", height=1.75)
     (axes,) = chart.axes
-    capacity, total, left = memory.capacity_bytes, sum(parts.values()), 0.0
-    scale = max(capacity, total)
-    for name, value in parts.items():
-        (bar,) = axes.barh(0, value / GIB, left=left / GIB, height=0.5, color=MEMORY[name].colour, lw=0)
-        chart.tip(bar, f"{MEMORY[name].title}: {format_bytes(value)}, {percent(value / scale, 1)} of the memory")
-        chart.rows.append((MEMORY[name].title, value))
-        left += value
+    capacity, total = memory.capacity_bytes, sum(parts.values())
+    _stacked(chart, [Bar("memory", parts)], MEMORY, GIB, format_bytes)
     if capacity:
         axes.axvline(capacity / GIB, color=INK, lw=1.4)
-        chart.rows.append(("capacity", capacity))
-    axes.set(xlabel="GiB per device", xlim=(0, 1.05 * scale / GIB), ylim=(-0.5, 0.5))
+        chart.rows.append(("memory", "capacity", capacity))
+    axes.set(xlabel="GiB per device", xlim=(0, max(1.05 * capacity, 1.2 * total) / GIB))
     axes.set_yticks([])
-    axes.grid(visible=False, axis="y")
-    _key(axes, [MEMORY[name] for name in parts])
     draft = parts.get("draft_kv_bytes", 0.0) + parts.get("draft_weights_bytes", 0.0)
     title = f"{format_bytes(total)} per device"
     title += f" of {format_bytes(capacity)}" if capacity else ""
@@ -322,5 +290,5 @@ def memory_bar(data: ReportData) -> Chart | None:
         title=title,
         caption="What the planned configuration holds in memory at its full context. The line is the device's memory.",
         table="Memory per device",
-        columns=[Column("part", "Part"), Column("bytes", "Size", "bytes")],
+        columns=[*_STACK_COLUMNS[:2], Column("bytes", "Size", "bytes")],
     )

@@ -329,7 +329,7 @@ def goodput_by_policy(data: ReportData) -> Chart | None:
     best = max(traffic.curves, key=lambda load: load.goodput_per_s)
     rate = format_number(best.goodput_per_s)
     return chart.told(
-        title=f"{_devices(traffic)} keep the limits for up to {rate} requests/s: {name_of(best)}",
+        title=f"At most {rate} requests/s keep the limits on {_devices(traffic)}: {name_of(best)}",
         caption=f"Requests per second that keep both limits on {_devices(traffic)}, simulated; dotted: all that "
         "arrive. A policy is one gamma, or the plan's table of gammas by batch, or by batch and context.",
         table="Goodput by policy",
@@ -356,7 +356,7 @@ def timeline(data: ReportData) -> Chart | None:
     drafted = draft_name(best.draft, best.draft_method) if best.is_speculative else "no draft"
     return chart.told(
         title=f"A replica's batch reaches {peak:g} at {format_number(traffic.rate_per_s)} requests/s",
-        caption=f"One of {best.num_replicas} replicas over the simulated time, {drafted}: requests that decode or are "
+        caption=f"One replica of {best.num_replicas} over time, {drafted}: requests that decode or are "
         "prefilled, those that wait for a slot or for room, and the share of the cache in use.",
         table="A replica over time",
         columns=[Column("time_s", "Time", "seconds"), Column("batch", "Batch", "integer"),

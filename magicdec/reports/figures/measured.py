@@ -2,55 +2,38 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from magicdec.comparison import TERMS, Comparison, is_paired, summarise
+from magicdec.comparison import is_paired, summarise
 from magicdec.counts import Z_90, rate_and_error
-from magicdec.naming import describe, draft_name, method_name
+from magicdec.naming import describe, draft_name
 from magicdec.records import Record
 from magicdec.reports.data import ReportData
-from magicdec.reports.figures.chart import BLUE, GREY, INK, MARKERS, MUTED, RED, SERIES, Chart, plain_ticks, spread_of
-from magicdec.reports.figures.sweeps import Line, Spot, draw
-from magicdec.reports.tables import BUDGET, CONTEXT, Column, label_of
+from magicdec.reports.figures.chart import GREY, INK, MARKERS, MUTED, SERIES, Chart, spread_of
+from magicdec.reports.tables import Column, label_of
 from magicdec.reports.text import GAMMA, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BAND = 0.1
-RATE_COLUMNS = (
-    Column("rate", "Measured", "percent"), Column("low", "90 % from", "percent"), Column("high", "to", "percent"),
-    Column("trials", "Trials", "integer"),
-)  # fmt: skip
 CONFIGURATION, ERROR = Column("configuration", "Configuration"), Column("error", "Error", "signed_percent")
 
 
-def rate_interval(rate: float, stderr: float) -> tuple[float, float]:
-    """90 % interval of a rate."""
-    return max(0.0, rate - Z_90 * stderr), min(1.0, rate + Z_90 * stderr)
-
-
-def rate_errors(row: Record) -> list[float | None]:
-    """Standard error of each position's rate: clustered by sequence, or of independent trials in older records; None
+def rate_intervals(row: Record) -> list[tuple[float, float] | None]:
+    """90 % interval of each position's rate, clustered by sequence, or of independent trials in older records; None
     without trials."""
     rates, trials = row.acceptance_by_position or [], row.acceptance_trials_by_position or []
-    errors = row.acceptance_stderr_by_position
-    found = [
-        None if not count else errors[place] if errors else rate_and_error(rate * count, count)[1]
-        for place, (rate, count) in enumerate(zip(rates, trials, strict=False))
-    ]
-    return [*found, *[None] * (len(rates) - len(found))]
-
-
-def rate_intervals(row: Record) -> list[tuple[float, float] | None]:
-    """90 % interval of each position's rate; None without trials."""
-    pairs = zip(row.acceptance_by_position or [], rate_errors(row), strict=True)
-    return [None if error is None else rate_interval(rate, error) for rate, error in pairs]
+    found: list[tuple[float, float] | None] = [None] * len(rates)
+    for place, (rate, count) in enumerate(zip(rates, trials, strict=False)):
+        if count:
+            clustered = row.acceptance_stderr_by_position
+            error = clustered[place] if clustered else rate_and_error(rate * count, count)[1]
+            found[place] = max(0.0, rate - Z_90 * error), min(1.0, rate + Z_90 * error)
+    return found
 
 
 # By position ---------------------------------------------------------------------------------------------------------
@@ -79,8 +62,9 @@ def acceptance_by_position(data: ReportData) -> Chart | None:
         "intervals, clustered by sequence (blocks of one resemble each other) where the record holds it. "
         "Dashed: predicted." + (" Below: share of steps by number of accepted tokens." if histograms else ""),
         table="Acceptance by position",
-        columns=[CONFIGURATION, Column("position", "Position", "integer"), *RATE_COLUMNS,
-                 Column("predicted", "Predicted", "percent")],
+        columns=[CONFIGURATION, Column("position", "Position", "integer"), Column("rate", "Measured", "percent"),
+                 Column("low", "90 % from", "percent"), Column("high", "to", "percent"),
+                 Column("trials", "Trials", "integer"), Column("predicted", "Predicted", "percent")],
     )  # fmt: skip
 
 
@@ -165,89 +149,6 @@ def _histogram(chart: Chart, axes: Axes, rows: Sequence[Record]) -> None:
     axes.grid(visible=False, axis="x")
 
 
-# By budget -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(kw_only=True)
-class Pooled:
-    """First drafted tokens of several runs at one budget; the variance is that of the accepted ones."""
-
-    accepted: float = 0.0
-    tried: float = 0.0
-    variance: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        return self.accepted / self.tried
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return rate_interval(self.rate, math.sqrt(self.variance) / self.tried)
-
-
-def acceptance_by_budget(data: ReportData) -> Chart | None:
-    """Acceptance at the first position against the draft's budget; all gammas of one budget pooled."""
-    rows = [
-        r for r in data.measured
-        if r.is_speculative and r.draft_budget and r.acceptance_by_position and not r.simulated_acceptance
-    ]  # fmt: skip
-    pooled: dict[tuple[str, int], dict[int, Pooled]] = defaultdict(lambda: defaultdict(Pooled))
-    for row in _comparable(rows, data.reference) if rows else ():
-        trials, error = (row.acceptance_trials_by_position or [0])[0], rate_errors(row)[0]
-        pool = pooled[row.draft_method, row.context_len][row.draft_budget or 0]
-        pool.accepted += trials * (row.acceptance_by_position or [0.0])[0]
-        pool.tried += trials
-        pool.variance += (trials * (error or 0.0)) ** 2
-    curves = {k: v for k, v in sorted(pooled.items()) if len(v) > 1 and all(each.tried for each in v.values())}
-    if not curves:
-        return None
-    deepest = dict(sorted(curves))  # of each draft the longest context, which comes last
-    chart = Chart("budget", height=3.2)
-    (axes,) = chart.axes
-    shown = {method: (context, curves[method, context]) for method, context in deepest.items()}
-    for i, (method, (context, values)) in enumerate(shown.items()):
-        look, name = (SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]), method_name(method)
-        measured = [Spot(budget, each.rate, *each.interval) for budget, each in sorted(values.items())]
-        predicted = {
-            Spot(r.draft_budget, r.acceptance_by_position[0])
-            for r in data.predicted
-            if r.draft_method == method and r.context_len == context and r.draft_budget and r.acceptance_by_position
-        }
-        draw(chart, axes, Line(name, sorted(predicted), measured), look, ", budget")
-        axes.plot([], [], look[1], color=look[0], ls="-", label=f"{name}, context {context}")
-        for spot in measured:
-            budget = int(spot.x)
-            chart.rows.append((name, context, budget, *spot[1:], round(values[budget].tried)))
-    axes.set_xscale("log", base=2)
-    plain_ticks(axes.xaxis, sorted({budget for _, values in shown.values() for budget in values}))
-    axes.set(xlabel="draft budget (KV slots read per step)", ylabel="acceptance, first position")
-    axes.legend(loc="lower right")
-    return chart.told(
-        title=_budget_title({method: values for method, (_, values) in shown.items()}),
-        caption="Share of first drafted tokens accepted, all γ of a budget pooled, with 90 % intervals. Line: "
-        "predicted. Every draft reads the same number of KV slots per step at one budget.",
-        table="Acceptance by budget",
-        columns=[Column("method", "Draft"), CONTEXT, BUDGET, *RATE_COLUMNS],
-    )
-
-
-def _budget_title(pools: dict[str, dict[int, Pooled]]) -> str:
-    shared = set.intersection(*(set(values) for values in pools.values()))
-    if len(pools) > 1 and shared:
-        budget = max(shared)
-        best, second = sorted(pools, key=lambda method: -pools[method][budget].rate)[:2]
-        most = percent(pools[best][budget].rate)
-        if pools[best][budget].interval[0] <= pools[second][budget].interval[1]:
-            return f"At a budget of {budget} the drafts are accepted about alike: {most}"
-        return f"At a budget of {budget}, {method_name(best)} is accepted most: {most}"
-    method, values = next(iter(pools.items()))
-    small, large = min(values), max(values)
-    return (
-        f"{method_name(method)}: a budget of {large} lifts acceptance to {percent(values[large].rate)} "
-        f"from {percent(values[small].rate)} at {small}"
-    )
-
-
 # Predicted against measured ------------------------------------------------------------------------------------------
 
 
@@ -302,46 +203,3 @@ def _agreement(axes: Axes, low: float, high: float) -> None:
     if low < 1 < high:
         axes.axvline(1, color=MUTED, lw=0.8, ls=":")
         axes.axhline(1, color=MUTED, lw=0.8, ls=":")
-
-
-def residuals_by_term(data: ReportData) -> Chart | None:
-    """Signed error of every prediction, by term, which shows the term that is wrong."""
-    terms = data.comparison.summaries
-    if not terms or sum(summary.points for summary in terms.values()) < 2:
-        return None
-    chart = Chart("residuals", height=0.75 + 0.42 * len(terms))
-    (axes,) = chart.axes
-    axes.axvspan(-100 * BAND, 100 * BAND, color=GREY, alpha=0.15, lw=0)
-    axes.axvline(0, color=INK, lw=1)
-    for i, (term, summary) in enumerate(terms.items()):
-        for j, (label, error) in enumerate(_errors(data.comparison, term)):
-            at = (100 * error, i + 0.22 * (((j * 7) % 10) / 4.5 - 1))
-            tip = f"{label}: {TERMS[term]} predicted {100 * error:+.1f} %".replace("-", "−")
-            chart.mark(axes, at, "o", tip, color=BLUE, ms=4.5, alpha=0.8, mec="none", mew=1)
-            chart.rows.append((TERMS[term], label, error))
-        axes.plot([100 * summary.bias] * 2, [i - 0.34, i + 0.34], color=RED, lw=2.2)
-    axes.set_yticks(range(len(terms)), labels=[TERMS[term] for term in terms])
-    axes.set_ylim(len(terms) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")
-    size = max(100 * max(summary.max_error for summary in terms.values()), 12) * 1.08
-    axes.set(xlabel="predicted / measured − 1 (%)", xlim=(-size, size))
-    return chart.told(
-        title=_residual_title(data.comparison),
-        caption="One point per configuration and term, predicted / measured − 1. Bars: medians. The band is ±10 %.",
-        table="Errors of the predictions by term",
-        columns=[Column("term", "Term"), CONFIGURATION, ERROR],
-    )
-
-
-def _errors(comparison: Comparison, term: str) -> list[tuple[str, float]]:
-    """The error of every pair that has the term, with the pair's label."""
-    return [(label_of(p.measured), error) for p in comparison.pairs if (error := p.error(term)) is not None]
-
-
-def _residual_title(comparison: Comparison) -> str:
-    term, worst = max(comparison.summaries.items(), key=lambda item: item[1].median_error)
-    if worst.median_error < 0.03:
-        return "No term of the prediction is off by more than 3\u202f% in the median"
-    high = sum(error > 0 for _, error in _errors(comparison, term)) / worst.points
-    side = ", mostly too high" if high > 0.75 else (", mostly too low" if high < 0.25 else "")
-    return f"The weakest term is {TERMS[term]}: {percent(worst.median_error, 1)} off in the median{side}"
