@@ -4,7 +4,8 @@
     /figure/NAME      a figure as HTML            /figure/NAME.svg   the same as a picture
     /plan.json        the plan document           /explore.js, /explore.css
 
-Every address takes the state as its query string. An error of the user's is status 400 and its one line.
+Every address takes the state as its query string. An error of the user's is status 400 and its one line. A plan for a
+rate of requests takes seconds: until it is made, /answer says how far it is, with status 202, and DELETE ends it.
 """
 
 from __future__ import annotations
@@ -23,23 +24,25 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from magicdec.errors import ConfigError, MagicdecError
-from magicdec.explore.state import CONTROLS, MAIN_CONTROLS, Catalog, link, shown
+from magicdec.explore.computation import Computation
+from magicdec.explore.state import CONTROLS, EXAMPLE, MAIN_CONTROLS, RATE_CONTROLS, Catalog, link, shown
 from magicdec.perfmodel.plan.planner import Plan, plan
 from magicdec.plan_document import Candidate
 from magicdec.plan_request import Request
 from magicdec.reports.data import ReportData
-from magicdec.reports.figures import Chart, draw
+from magicdec.reports.figures import draw
 from magicdec.reports.figures.chart import PAPER, raw_svg
 from magicdec.reports.headline import headline
 from magicdec.reports.report import TEMPLATES as REPORT_TEMPLATES
-from magicdec.reports.report import chart_view, table_view, template_environment
+from magicdec.reports.report import chart_view, notes_of, table_view, template_environment
 from magicdec.reports.tables import Table, candidate_table
 
 TEMPLATES = Path(__file__).parent / "templates"
-FIGURES = ("heatmap", "gamma", "speedup-by-batch", "speedup-by-budget", "limits", "memory")
+OF_ARRIVALS = ("traffic", "goodput", "timeline")
+FIGURES = (*OF_ARRIVALS, "heatmap", "gamma", "budget", "limits", "memory")
 """The figures of the page, in its order; those that a state holds nothing for are left out."""
 DRAFT_FIELDS = ("draft", "draft_method", "draft_budget")
-REMEMBERED = 32
+REMEMBERED, MOST_RUNNING = 32, 4
 _drawing = threading.Lock()  # matplotlib keeps state between calls
 
 
@@ -49,28 +52,55 @@ class Explorer:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self._templates = template_environment(TEMPLATES)
-        self._plan = lru_cache(maxsize=REMEMBERED)(self._planned)
+        self._at_once = lru_cache(maxsize=REMEMBERED)(lambda state: plan(catalog.request(state)))
+        self._computations: dict[Request, Computation] = {}
+        """Plans for a rate of requests; the one asked for last stands last."""
+        self._lock = threading.Lock()
 
     def _render(self, name: str, **values: Any) -> str:
         return self._templates.get_template(name).render(**values)
 
     def plan(self, query: str) -> Plan:
-        """The planner's answer to a link. Raises MagicdecError, as `magicdec plan` does."""
-        return self._plan(self.catalog.read(query))
+        """The planner's answer to a link, however long it takes. Raises MagicdecError, as `magicdec plan` does."""
+        state = self.catalog.read(query)
+        while isinstance(found := self._planned(state, wait_s=1.0), Computation):
+            pass
+        return found
 
-    def _planned(self, state: Request) -> Plan:
-        return plan(self.catalog.request(state))
+    def _planned(self, state: Request, *, wait_s: float = 0.0) -> Plan | Computation:
+        """The planner's answer, or its computation where that takes longer than `wait_s`."""
+        if not state.has_arrivals:
+            return self._at_once(state)
+        with self._lock:
+            found = self._computations.pop(state, None)
+            if found is None or found.is_stopped:
+                running = [each for each in self._computations.values() if each.is_running]
+                for each in running[: max(len(running) - MOST_RUNNING + 1, 0)]:
+                    each.stop()
+                found = Computation(self.catalog.request(state))
+            self._computations[state] = found
+            while len(self._computations) > REMEMBERED:
+                self._computations.pop(next(iter(self._computations))).stop()
+        return found.answer(wait_s=wait_s) or found
 
-    def answer(self, query: str) -> str:
-        """The answer as a piece of the page. Raises MagicdecError."""
-        return self._render("answer.html", **self._answered(query))
+    def stop(self, query: str) -> None:
+        """Ends a computation that nobody waits for any more."""
+        with self._lock:
+            if (found := self._computations.get(self.catalog.read(query))) is not None and found.is_running:
+                found.stop()
+
+    def answer(self, query: str) -> Reply:
+        """The answer as a piece of the page, or how far it is. Raises MagicdecError."""
+        answered = self._answered(query)
+        status = HTTPStatus.ACCEPTED if "progress" in answered else HTTPStatus.OK
+        return status, HTML, self._render("answer.html", **answered)
 
     def error(self, error: MagicdecError) -> str:
         """The one line of an error as a piece of the page."""
         return self._render("answer.html", **_failed(error))
 
-    def page(self, query: str) -> tuple[str, bool]:
-        """The whole page with its answer, readable with scripts off, and whether there is one."""
+    def page(self, query: str) -> Reply:
+        """The whole page with its answer, readable with scripts off."""
         given = dict(parse_qsl(query, keep_blank_values=True))
         try:
             state = self.catalog.read(query)
@@ -80,40 +110,39 @@ class Explorer:
         values = {name: given.get(name, text) for name, text in shown(state).items()}
         choices = {name: self.catalog.choices(name) for name, each in CONTROLS.items() if each.kind == "choice"}
         page = self._render(
-            "explore.html", controls=CONTROLS, main=MAIN_CONTROLS,
+            "explore.html", controls=CONTROLS, main=MAIN_CONTROLS, of_rate=RATE_CONTROLS, example=EXAMPLE,
             start={name: text for name, text in shown(self.catalog.start).items() if "_" not in name},
-            values=values, choices=choices, figures=FIGURES, **answered,
+            values=values, choices=choices, figures=FIGURES, not_shown=() if state.has_arrivals else OF_ARRIVALS,
+            **answered,
         )  # fmt: skip
-        return page, "error" not in answered
+        return HTTPStatus.BAD_REQUEST if "error" in answered else HTTPStatus.OK, HTML, page
 
     def _answered(self, query: str) -> dict[str, Any]:
         state = self.catalog.read(query)
-        document = self._plan(state)
+        if isinstance(document := self._planned(state), Computation):
+            return {"progress": document}
         data = _report_data(document)
         leading = _leading_drafts(document)
         return {
             "headline": headline(data),
             "table": table_view(leading) if leading is not None else None,
-            "notes": document.notes,
+            "notes": notes_of(document),
             "needs_acceptance": document.needs_acceptance,
             "command": self.catalog.command(state),
             "query": link(state),
         }
 
-    def figure(self, name: str, query: str) -> str | None:
-        """One figure as a piece of the page; None where the state holds nothing for it. Raises MagicdecError."""
+    def figure(self, name: str, query: str, *, is_picture: bool = False) -> str:
+        """One figure as a piece of the page, or as an SVG file; "" where the state holds nothing for it. Raises
+        MagicdecError."""
+        document = self.plan(query)
         with _drawing:
-            chart = self._chart(name, query)
-            return None if chart is None else self._render("figure.html", chart=chart_view(chart))
-
-    def picture(self, name: str, query: str) -> str | None:
-        """One figure as an SVG file. Raises MagicdecError."""
-        with _drawing:
-            chart = self._chart(name, query)
-            return None if chart is None else raw_svg(chart.standalone(), background=PAPER)
-
-    def _chart(self, name: str, query: str) -> Chart | None:
-        return draw(name, _report_data(self.plan(query)))
+            chart = draw(name, _report_data(document))
+            if chart is None:
+                return ""
+            if is_picture:
+                return raw_svg(chart.standalone(), background=PAPER)
+            return self._render("figure.html", chart=chart_view(chart))
 
 
 def script() -> str:
@@ -208,6 +237,12 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
+        self._answer(self._reply)
+
+    def do_DELETE(self) -> None:
+        self._answer(self._stopped)
+
+    def _answer(self, reply: Callable[[str, str], Reply]) -> None:
         if not self.server.answers(self.headers.get("Host", "")):
             self._send(HTTPStatus.FORBIDDEN, PLAIN, "this page answers on loopback only, or to --allow-host\n")
             return
@@ -217,15 +252,15 @@ class Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.BAD_REQUEST, PLAIN, "not an address\n")
             return
         try:
-            self._send(*self._reply(url.path, url.query))
+            self._send(*reply(url.path, url.query))
         except MagicdecError as error:
             self._send(HTTPStatus.BAD_REQUEST, HTML, self.server.explorer.error(error))
 
     def _reply(self, path: str, query: str) -> Reply:
         explorer = self.server.explorer
         fixed: dict[str, Callable[[], Reply]] = {
-            "/": lambda: _page(*explorer.page(query)),
-            "/answer": lambda: (HTTPStatus.OK, HTML, explorer.answer(query)),
+            "/": lambda: explorer.page(query),
+            "/answer": lambda: explorer.answer(query),
             "/plan.json": lambda: (HTTPStatus.OK, JSON, explorer.plan(query).to_json()),
             "/explore.js": lambda: (HTTPStatus.OK, "text/javascript", script()),
             "/explore.css": lambda: (HTTPStatus.OK, "text/css", style()),
@@ -235,10 +270,13 @@ class Handler(BaseHTTPRequestHandler):
         name = path.removeprefix("/figure/")
         if path.startswith("/figure/") and name.removesuffix(".svg") in FIGURES:
             is_picture = name.endswith(".svg")
-            name = name.removesuffix(".svg")
-            content = explorer.picture(name, query) if is_picture else explorer.figure(name, query)
-            return HTTPStatus.OK, SVG if is_picture else HTML, content or ""
+            content = explorer.figure(name.removesuffix(".svg"), query, is_picture=is_picture)
+            return HTTPStatus.OK, SVG if is_picture else HTML, content
         return HTTPStatus.NOT_FOUND, PLAIN, "not here\n"
+
+    def _stopped(self, _: str, query: str) -> Reply:
+        self.server.explorer.stop(query)
+        return HTTPStatus.OK, PLAIN, ""
 
     def _send(self, status: HTTPStatus, kind: str, content: str) -> None:
         body = content.encode()
@@ -258,10 +296,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
-
-
-def _page(content: str, answered: bool) -> Reply:
-    return HTTPStatus.OK if answered else HTTPStatus.BAD_REQUEST, HTML, content
 
 
 def _host_name(host: str) -> str:

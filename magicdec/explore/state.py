@@ -51,19 +51,22 @@ class Control:
 CONTROLS: dict[str, Control] = {
     "model": Control(label="Model", kind="choice"),
     "hardware": Control(label="Hardware", kind="choice"),
-    "batch": Control(label="Batch", kind="whole", hint="sequences"),
+    "batch": Control(label="Batch", kind="whole", hint="sequences; at a rate it is searched"),
     "context": Control(label="Context", kind="whole", hint="tokens of the prompt, as 32k"),
     "draft": Control(label="Draft", kind="choice", empty="every measured one"),
     "acceptance": Control(
         label="Acceptance", kind="share", empty="as measured", hint="0 to 1; empty: as measured",
         option="acceptance_rate",
     ),
-    "engine": Control(label="Engine", kind="choice", empty="the device's"),
-    "tp": Control(label="Tensor parallel", kind="whole", empty="the whole node", hint="ranks; empty: the whole node"),
-    "gpus": Control(label="GPUs", kind="whole", empty="tensor parallel's", hint="in all; empty: tensor parallel's"),
+    "rate": Control(label="Requests per second", kind="number", empty="a full batch", hint="empty: a full batch"),
     "gen_len": Control(
         label="Output", kind="whole", empty="decoding alone", hint="tokens of a request; empty: decoding alone"
     ),
+    "p95_ttft_ms": Control(label="Limit to 1st token, p95", kind="milliseconds", empty="none", hint="ms; empty: none"),
+    "p95_tpot_ms": Control(label="Limit per token, p95", kind="milliseconds", empty="none", hint="ms; empty: none"),
+    "engine": Control(label="Engine", kind="choice", empty="the device's"),
+    "tp": Control(label="Tensor parallel", kind="whole", empty="the whole node", hint="ranks; empty: the whole node"),
+    "gpus": Control(label="GPUs", kind="whole", empty="tensor parallel's", hint="in all; empty: tensor parallel's"),
     "budget": Control(
         label="Draft budget", kind="whole", empty="searched", hint="KV slots per draft step; empty: searched",
         option="draft_budget",
@@ -82,8 +85,10 @@ CONTROLS: dict[str, Control] = {
     "price": Control(label="Price", kind="dollars", empty="none", hint="dollars per device and hour; empty: none"),
 }  # fmt: skip
 """The page's controls in order, under their names in a link; `draft` holds the plan's draft or draft method."""
-MAIN_CONTROLS = tuple(CONTROLS)[:6]
-"""Those that are always shown; the others are folded until one of them is set."""
+MAIN_CONTROLS, RATE_CONTROLS = tuple(CONTROLS)[:6], tuple(CONTROLS)[6:10]
+"""Those that are always shown, and those of a rate of requests; they and the others are folded until one is set."""
+EXAMPLE = "model=llama-3.1-8b&hardware=l4-24gb&context=1024&gen_len=64&rate=1&p95_ttft_ms=1500&p95_tpot_ms=80"
+"""A rate for which the answer takes a few seconds."""
 START = Request(batch_sizes=(64,))
 
 
@@ -94,7 +99,7 @@ def shown(state: Request) -> dict[str, str]:
     found = {}
     for name, control in CONTROLS.items():
         value = values.get(control.option or name)
-        (value,) = value if isinstance(value, tuple) else (value,)
+        (value,) = (value or (None,)) if isinstance(value, tuple) else (value,)
         found[name] = "" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
     return found
 
@@ -102,8 +107,9 @@ def shown(state: Request) -> dict[str, str]:
 def link(state: Request) -> str:
     """The request as a link's query string: what differs from the page's start, the model and the device always."""
     start = shown(START)
+    named = ("model", "hardware")
     return urlencode(
-        {name: text for name, text in shown(state).items() if name in ("model", "hardware") or text != start[name]}
+        {name: text for name, text in shown(state).items() if name in named or text not in ("", start[name])}
     )
 
 
@@ -175,7 +181,8 @@ class Catalog:
             values[CONTROLS[name].option or name] = self._value(name, text.strip())
         if values.get("draft") in METHODS:
             values["draft_method"] = values.pop("draft")
-        return msgspec.structs.replace(self.start, **fields_of(values))
+        state = msgspec.structs.replace(self.start, **fields_of(values))
+        return msgspec.structs.replace(state, batch_sizes=()) if state.has_arrivals else state
 
     def _value(self, name: str, text: str) -> str | int | float | None:
         control = CONTROLS[name]

@@ -35,6 +35,7 @@ states = st.builds(
     gamma=st.none() | st.integers(0, 64),
     acceptance_rate=st.none() | st.floats(0, 1).map(lambda rate: round(rate, 6)),
     tpot_limit_s=st.none() | st.integers(1, 10**6).map(lambda number: number * MILLI),
+    rate=st.none() | st.floats(0.01, 1e3).map(lambda rate: round(rate, 6)),
 )
 
 
@@ -42,6 +43,8 @@ states = st.builds(
 def test_a_link_gives_back_its_state(state: Request, method: str | None) -> None:
     if state.draft is None:
         state = msgspec.structs.replace(state, draft_method=method)
+    if state.rate is not None:
+        state = msgspec.structs.replace(state, batch_sizes=(), ttft_p95_s=0.5)
     assert CATALOG.read(link(state)) == state
 
 
@@ -127,11 +130,11 @@ def test_an_output_length_and_a_price_give_whole_requests_on_the_page() -> None:
     explorer = Explorer(Catalog())
     query = "model=llama-3.1-8b&hardware=h100-sxm-80gb&tp=1&batch=8&context=8192&gen_len=200&price=2"
     best = explorer.plan(query).best
-    page = explorer.answer(query)
+    _, _, page = explorer.answer(query)
     assert best.request_s is not None
     assert f"{best.request_s:.3g}" in page
     assert f"${best.cost_per_million_tokens_usd:.2f}" in page
     command = Catalog().command(Catalog().read(query))
     assert "--gen-len 200" in command
     assert "--price 2" in command
-    assert "Whole request" not in explorer.answer(query.replace("&gen_len=200", ""))
+    assert "Whole request" not in explorer.answer(query.replace("&gen_len=200", ""))[2]

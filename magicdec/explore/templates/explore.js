@@ -25,28 +25,51 @@
     busy(false);
   };
 
-  // What stays when a question has no answer: the last answer and its figures, under the error's line.
-  const showError = (html) => {
-    answer.querySelectorAll(":scope > .error, .last").forEach((each) => each.remove());
+  // What stays while a question has no answer: the last answer and its figures, under an error's line or the progress.
+  const showAbove = (html) => {
+    answer.querySelectorAll(":scope > .error, :scope > .progress, .last").forEach((each) => each.remove());
     const last = answer.querySelector(".verdict") ? '<p class="last">The last answer and its figures:</p>' : "";
     answer.insertAdjacentHTML("afterbegin", html + last);
+  };
+  const showError = (html) => {
+    showAbove(html);
     for (const holder of figures) holder.classList.remove("stale");
     busy(false);
   };
 
+  // The planner's answer, however long it takes; until then `show` has how far it is.
+  const answerTo = async (state, signal, show) => {
+    for (;;) {
+      const response = await fetch("/answer?" + state, { signal });
+      const html = await response.text();
+      if (response.status !== 202) return { ok: response.ok, html };
+      show(html);
+      await new Promise((done) => setTimeout(done, 400));
+    }
+  };
+  // A computation that nobody waits for any more ends.
+  let awaited = "";
+  const giveUp = () => { if (awaited) fetch("/answer?" + awaited, { method: "DELETE", keepalive: true }); };
+  addEventListener("pagehide", giveUp);
+
   // Asks the planner, keeps the address a link to what is shown, then draws; a newer question ends an older one.
   const update = async (isMove = true) => {
     running.abort();
+    giveUp();
     running = new AbortController();
     const { signal } = running;
     const state = query();
+    awaited = form.elements.rate.value.trim() && state;
     if (isMove) history.pushState(null, "", "/?" + state + location.hash);
     busy(true);
     for (const holder of figures) holder.classList.add("stale");
     try {
-      const response = await fetch("/answer?" + state, { signal });
-      const html = await response.text();
-      if (!response.ok) {
+      const { ok, html } = await answerTo(state, signal, (progress) => {
+        if (!answer.querySelector(".progress")) status.textContent = "Simulating";
+        showAbove(progress);
+      });
+      awaited = "";
+      if (!ok) {
         showError(html);
         status.textContent = answer.querySelector(".error").textContent;
         return;
@@ -67,6 +90,8 @@
   let asked = query();
   const ask = () => {
     if (query() === asked) return;
+    const { rate, gen_len } = form.elements;
+    if (rate.value.trim() && !gen_len.value.trim()) gen_len.value = START.gen_len;
     asked = query();
     update();
   };
@@ -102,8 +127,8 @@
     beside.hidden = pinned === null;
     if (pinned === null) return;
     document.getElementById("pinned").href = "/?" + pinned;
-    const response = await fetch("/answer?" + pinned);
-    beside.lastElementChild.innerHTML = await response.text();
+    const show = (html) => { beside.lastElementChild.innerHTML = html; };
+    show((await answerTo(pinned, undefined, show)).html);
     showDifference(pinned);
     window.enhance(beside);
   };
@@ -117,10 +142,12 @@
   showBeside();
 
   // Less and more: counts of sequences and tokens double and halve, the others move by one notch.
-  const START = { tp: 8, budget: 512, draft_tp: 1, gamma: 3, acceptance: 0.8, tpot_ms: 30, ttft_ms: 1000, gen_len: 256, price: 2, gpus: 8, temperature: 1 };
+  const START = { tp: 8, budget: 512, draft_tp: 1, gamma: 3, acceptance: 0.8, tpot_ms: 30, ttft_ms: 1000, gen_len: 256, price: 2, gpus: 8, temperature: 1,
+    rate: 4, p95_ttft_ms: 1000, p95_tpot_ms: 50 };
   const moved = (name, text, step) => {
     const value = Number(text);
     if (text.trim() === "" || !Number.isFinite(value)) return START[name] ?? text;
+    if (name === "rate") return Number((value * 2 ** step).toPrecision(4));
     if (name === "gamma") return Math.max(1, value + step);
     if (name === "acceptance") return Math.min(1, Math.max(0, Math.round((value + step * 0.05) * 100) / 100));
     return Math.max(1, Math.round(value * 2 ** step));
@@ -133,5 +160,6 @@
     });
   }
 
-  if (!answer.querySelector(".error")) drawFigures(query(), running.signal).catch(() => {});
+  if (answer.querySelector(".progress")) update(false);
+  else if (!answer.querySelector(".error")) drawFigures(query(), running.signal).catch(() => {});
 })();

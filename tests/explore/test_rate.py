@@ -1,0 +1,87 @@
+"""A plan for a rate of requests on the page: progress first, then the answer of `magicdec plan`; given up, it ends."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import time
+import urllib.request
+from html import unescape
+from http import HTTPStatus
+from urllib.parse import parse_qsl
+
+import pytest
+from test_http import get
+
+import magicdec
+from magicdec.explore import computation
+from magicdec.explore.computation import Computation
+from magicdec.explore.server import Server
+from magicdec.explore.state import EXAMPLE
+from magicdec.perfmodel.plan.planner import PlanRequest
+
+PATIENCE_S = 300
+
+
+def awaited(server: Server, query: str) -> tuple[int, str, list[float]]:
+    """The answer, with the shares done that were said until then."""
+    shares, end = [], time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        status, text = get(server, f"/answer?{query}")
+        if status != HTTPStatus.ACCEPTED:
+            return status, text, shares
+        shares.append(float(re.findall(r'<progress max="1" value="([0-9.]+)"', text)[0]))
+        time.sleep(0.1)
+    raise AssertionError("no answer")
+
+
+def gone(process: multiprocessing.process.BaseProcess) -> bool:
+    process.join(20)
+    return not process.is_alive()
+
+
+def test_progress_comes_first_then_the_answer_of_plan(server: Server) -> None:
+    status, text, shares = awaited(server, EXAMPLE)
+    assert status == HTTPStatus.OK
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 2
+    asked = {name: float(text) if name.startswith(("rate", "p95")) else text for name, text in parse_qsl(EXAMPLE)}
+    answer = magicdec.plan(**asked)
+    assert json.loads(get(server, f"/plan.json?{EXAMPLE}")[1]) == json.loads(answer.to_json())
+    assert answer.traffic is not None
+    assert "requests/s, and does a draft help?" in text
+    assert all(note in unescape(text) for note in answer.traffic.notes)
+    for name in ("traffic", "goodput", "timeline"):
+        assert f'<figure id="figure-{name}">' in get(server, f"/figure/{name}?{EXAMPLE}")[1]
+    assert "http-equiv" not in get(server, f"/?{EXAMPLE}")[1]
+
+
+def test_a_question_that_is_given_up_ends_and_the_page_answers_meanwhile(server: Server) -> None:
+    query = EXAMPLE.replace("rate=1", "rate=2")
+    before = set(multiprocessing.active_children())
+    status, page = get(server, f"/?{query}")
+    assert (status, '<noscript><meta http-equiv="refresh"' in page) == (HTTPStatus.OK, True)
+    (process,) = set(multiprocessing.active_children()) - before
+    assert get(server, "/answer?batch=16")[0] == HTTPStatus.OK
+    assert process.is_alive()
+    urllib.request.urlopen(urllib.request.Request(f"{server.url}answer?{query}", method="DELETE"), timeout=60).close()
+    assert gone(process)
+    assert get(server, f"/answer?{query}")[0] == HTTPStatus.ACCEPTED  # asked anew, it begins anew
+    (again,) = set(multiprocessing.active_children()) - before
+    again.terminate()
+
+
+def test_one_that_nobody_asks_for_any_more_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computation, "PATIENCE_S", 0.5)
+    before = set(multiprocessing.active_children())
+    asked = Computation(PlanRequest(context_lens=(1024,), gen_len=500, rate=20.0))
+    (process,) = set(multiprocessing.active_children()) - before
+    assert gone(process)
+    assert not asked.is_running
+
+
+def test_an_error_of_the_planner_is_the_one_line(server: Server) -> None:
+    status, text, _ = awaited(server, "rate=4&context=1024")
+    assert status == HTTPStatus.BAD_REQUEST
+    assert "a rate needs lengths" in text
