@@ -13,14 +13,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-Z_90 = NormalDist().inv_cdf(0.95)
+Z_90 = 1.6448536269514715
 """A normal variable lies within ± this many standard deviations with probability 0.9."""
 
 

@@ -8,7 +8,6 @@ Times are in seconds, sizes in bytes per device.
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -477,6 +476,8 @@ class Plan(Case, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         """A notebook's view: its answer."""
+        from html import escape  # with a table of all entities
+
         return f"<pre>{escape(repr(self))}</pre>"
 
     def to_json(self) -> str:

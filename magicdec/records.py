@@ -17,7 +17,6 @@ import os
 import platform
 import re
 import stat
-import statistics
 import subprocess
 import sys
 import warnings
@@ -197,6 +196,8 @@ CONFIGURATION_FIELDS = (
 def summary(rows: Sequence[Record]) -> Record:
     """The record of a configuration from the rows of its repetitions: medians, every repetition's samples, and the
     sequences' counts together."""
+    from statistics import median  # which loads fractions and decimals
+
     fields: dict[str, Any] = {}
     for name in Record.__struct_fields__:
         values = [value for row in rows if (value := getattr(row, name)) is not None]
@@ -205,10 +206,10 @@ def summary(rows: Sequence[Record]) -> Record:
         if name.endswith(("_samples", "_samples_s")):
             fields[name] = [sample for value in values for sample in value]
         elif isinstance(values[0], float):
-            fields[name] = statistics.median(values)
+            fields[name] = median(values)
         elif name.startswith(("breakdown", "achieved")):
             keys = dict.fromkeys(key for value in values for key in value)
-            fields[name] = {key: statistics.median(v[key] for v in values if key in v) for key in keys}
+            fields[name] = {key: median(v[key] for v in values if key in v) for key in keys}
     if rows[0].sequence_counts:
         from magicdec.counts import Counts  # and with it numpy, which a list of records does not need
 

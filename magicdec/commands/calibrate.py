@@ -58,9 +58,7 @@ def calibrate_command(
     hardware: Annotated[str | None, option("The server's device; with --server or --results.")] = None,
     engine: Annotated[
         str | None,
-        option(
-            "ours, or vllm with magicdec's plugin (docs/vllm.md); with --server the profile to start from.",
-        ),
+        option("ours, or vllm with magicdec's plugin (docs/vllm.md); with --server the profile to start from."),
     ] = None,
     tp: options.ServerTp = 1,
     weight_dtype: options.ServerFormat = None,
@@ -136,13 +134,7 @@ def calibrate_server(
 ) -> None:
     """Fits an engine profile to a running server, as a black box, by the loads that `plan` gives for it."""
     from magicdec.files import check_writable
-    from magicdec.live.calibration import (
-        describe_server,
-        estimated_seconds,
-        fit_server,
-        save_loads,
-        send_plan,
-    )
+    from magicdec.live.calibration import describe_server, estimated_seconds, fit_server, save_loads, send_plan
     from magicdec.live.drive import Load, drive
     from magicdec.specs.catalog import load_model_spec
 
@@ -273,8 +265,7 @@ def profile_acceptance_command(
     model: options.Checkpoint = "embedded",
     draft: Annotated[str, option("self, ngram, or a draft model's checkpoint.")] = SELF,
     draft_method: Annotated[
-        str | None,
-        option("streamingllm, snapkv, topk; a model's: full, streamingllm; a list measures each."),
+        str | None, option("streamingllm, snapkv, topk; a model's: full, streamingllm; a list measures each.")
     ] = None,
     draft_budget: Annotated[str, option("Budgets to measure.")] = "64,128,256,512,1024",
     context: Annotated[str, option("Contexts to measure.")] = "4096",

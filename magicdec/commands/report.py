@@ -169,10 +169,7 @@ def _content(name: str, data: ReportData, kind: PlotFormat) -> str | bytes:
 
 
 def export_command(
-    engine: Annotated[
-        str,
-        typer.Argument(help="vllm, sglang or trtllm."),
-    ],
+    engine: Annotated[str, typer.Argument(help="vllm, sglang or trtllm.")],
     plan: Annotated[Path, typer.Argument(help="A plan document (magicdec plan --format json).")],
     candidate: Annotated[
         int | None, option("Of the plan's candidates, from 1; default: the best that the engine runs.")

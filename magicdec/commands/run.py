@@ -71,10 +71,7 @@ def run_command(
     draft_tp: Annotated[int | None, option("Ranks of the draft model; default: all.", min=1)] = None,
     draft_weight_dtype: Annotated[
         str | None,
-        option(
-            "The draft's weights: bf16, fp8, int8 or int4; a list measures each.",
-            callback=options.as_formats,
-        ),
+        option("The draft's weights: bf16, fp8, int8 or int4; a list measures each.", callback=options.as_formats),
     ] = None,
     batch: Annotated[int, option("Sequences decoded together.", min=1)] = 8,
     context: Annotated[int, option("Tokens of the longest prompt.", min=2)] = 2048,

@@ -18,16 +18,6 @@ from magicdec.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-GROUP_FRACTIONS = {
-    "mape", "p90", "coverage", "sign", "baseline_mape", "baseline_bias", "speculative_mape", "speculative_bias",
-    "median_error", "agree",
-    "mape_all", "mape_shipped_held_out", "mape_held_out", "mape_extrapolated", "mape_8_from_2", "bias",
-    "median_held_out", "p90_held_out", "mape_nearest_device", "mape_farthest_device",
-    "latency_mape", "latency_mape_unfitted", "speculative_latency_mape", "speedup_mape", "speedup_mape_unfitted",
-    "speedup_coverage", "gamma_exact", "gamma_within_1", "gamma_regret", "tokens_per_step_mape",
-    "tokens_per_step_mape_iid",
-}  # fmt: skip
-"""Which figures of the groups that `validate` prints are fractions, shown in per cent."""
 GROUP_CONSTANTS = {"acceptance_rate", "acceptance", "concentration", "drift", "drift_depth"}
 """Fitted constants, which are in JSON and CSV and left out of the text."""
 GROUP_LABELS = {"name", "source", "model", "hardware", "draft", "formats", "compared"}
@@ -129,15 +119,15 @@ def _run_details(record: Record) -> Iterable[str]:
 
 
 def print_groups(groups: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """One block per group: its name, then each of its other values; for rows too wide to be a table."""
+    """One block per group: its name, then its other values, shares in per cent; for rows too wide to be a table."""
     for group in groups:
         console.print(f"[bold]{group.get('name', '')}[/bold]", soft_wrap=True)
         values = []
         for name, value in group.items():
             if name in GROUP_LABELS | GROUP_CONSTANTS or value is None or isinstance(value, list | dict | tuple):
                 continue
-            shown = f"{value:.3g}" if isinstance(value, float) else str(value)
-            values.append(f"{name.replace('_', ' ')} {f'{value:.1%}' if name in GROUP_FRACTIONS else shown}")
+            shown = f"{value:.1%}" if isinstance(value, float) else str(value)
+            values.append(f"{name.replace('_', ' ')} {shown}")
         console.print("  " + ", ".join(values), soft_wrap=False)
 
 

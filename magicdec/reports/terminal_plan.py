@@ -56,8 +56,7 @@ def _next(answer: Plan, *, every: bool) -> str:
     """The step that follows the answer."""
     more = "" if every else " (--all, --why: more)"
     if answer.best.is_speculative:
-        engine = answer.engine if answer.engine in ENGINE_TITLES else ""
-        use = f"export {engine} plan.json" if engine else "run --plan plan.json"
+        use = f"export {answer.engine} plan.json" if answer.engine in ENGINE_TITLES else "run --plan plan.json"
         return f"add -o plan.json, then magicdec {use}{more}"
     if answer.needs_acceptance and not answer.candidates:
         return f"give --acceptance-rate or --acceptance FILE{more}"
@@ -164,9 +163,8 @@ def _whole_requests(best: Candidate) -> str:
         return prefill
     paid = best.break_even_gen_len
     back = f"; the draft's prefill is paid back from {paid} tokens" if paid and paid > 1 else ""
-    static = ""
-    if best.speedup_static_batch is not None:
-        static = f"; with a static batch, which waits for its slowest sequence: {best.speedup_static_batch:.2f}x"
+    waits = best.speedup_static_batch
+    static = "" if waits is None else f"; with a static batch, which waits for its slowest sequence: {waits:.2f}x"
     return f"whole requests; decoding alone is {best.speedup:.2f}x as fast; {prefill}{back}{static}"
 
 

@@ -136,7 +136,7 @@ def decode(engine: Engine, drafter: Drafter | None, sampling: SamplingSpec, opti
         raise ConfigError(f"gamma {options.gamma} needs a drafter; without one use gamma 0")
     drafter = drafter if options.gamma else None
     batch = Batch(engine, drafter, options)
-    step = Step(engine, drafter, sampling, options, num_sequences=batch.num_sequences)
+    step = Step(engine, drafter, sampling, options, batch.num_sequences)
     step.prepare()
     batch.start()
     step.timer.start()
@@ -171,7 +171,6 @@ class Step:
         drafter: Drafter | None,
         sampling: SamplingSpec,
         options: DecodeOptions,
-        *,
         num_sequences: int,
     ) -> None:
         model = engine.model
