@@ -33,7 +33,12 @@ class TableGamma:
 
     @property
     def max_gamma(self) -> int:
-        return max(map(max, self.gammas))
+        return self.distinct_gammas[0]
+
+    @property
+    def distinct_gammas(self) -> list[int]:
+        """Every gamma that is chosen somewhere, the largest first."""
+        return sorted({gamma for row in self.gammas for gamma in row}, reverse=True)
 
     @property
     def digest(self) -> str:

@@ -49,6 +49,8 @@ def _passes_of(runner: Any) -> DraftPasses:
     )
 
 
+Rows = slice | list[int]
+"""Sequences of the batch that draft. All of them are a slice: nothing of theirs is copied, and no device is asked."""
 GREEDY_BELOW = 1e-5
 """As in the engine's sampler: a lower temperature is greedy."""
 
@@ -70,15 +72,15 @@ class DraftSampler:
     generators: dict[int, torch.Generator]
 
     @staticmethod
-    def of(metadata: SamplingMetadata, rows: Sequence[int], *, is_probabilistic: bool) -> DraftSampler:
+    def of(metadata: SamplingMetadata, rows: Sequence[int], where: Rows, *, is_probabilistic: bool) -> DraftSampler:
         if metadata.all_greedy or not is_probabilistic:
             return DraftSampler(temperature_B1=None, is_greedy_B=None, top_k_B=None, top_p_B=None, generators={})
 
         def of_rows(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[list(rows)]
+            return None if values is None else values[where]
 
         assert metadata.temperature is not None
-        temperature_B = metadata.temperature[list(rows)]
+        temperature_B = metadata.temperature[where]
         is_greedy_B = temperature_B < GREEDY_BELOW
         return DraftSampler(
             temperature_B1=torch.where(is_greedy_B, 1.0, temperature_B)[:, None],
@@ -144,13 +146,14 @@ class SparseDraft:
         none: list[list[int]] = [[] for _ in sampled_token_ids]
         if not rows:
             return Proposal(token_ids=none)
-        cached_B = runner.input_batch.num_tokens_no_spec[rows].astype(np.int64) - 1
+        where: Rows = rows if len(rows) < len(none) else slice(len(rows))
+        cached_B = runner.input_batch.num_tokens_no_spec[where].astype(np.int64) - 1
         gamma = self._choose_gamma(len(rows), float(cached_B.mean()))
         if gamma == 0:
             return Proposal(token_ids=none)
         pending_B = [sampled_token_ids[row][-1] for row in rows]
-        sampler = DraftSampler.of(sampling, rows, is_probabilistic=self._is_probabilistic)
-        tokens_BT, probabilities_BTV = self._draft(runner, rows, cached_B, pending_B, gamma, sampler)
+        sampler = DraftSampler.of(sampling, rows, where, is_probabilistic=self._is_probabilistic)
+        tokens_BT, probabilities_BTV = self._draft(runner, where, cached_B, pending_B, gamma, sampler)
         for row, tokens in zip(rows, tokens_BT.tolist(), strict=True):
             none[row] = tokens
         if probabilities_BTV is None:
@@ -166,7 +169,7 @@ class SparseDraft:
     def _draft(
         self,
         runner: Any,
-        rows: Sequence[int],
+        where: Rows,
         cached_B: np.ndarray,
         pending_B: Sequence[int],
         gamma: int,
@@ -175,11 +178,12 @@ class SparseDraft:
         if self._passes is None:
             self._passes = _passes_of(runner)
         passes = self._passes
-        pages = torch.from_numpy(runner.input_batch.block_table[0].block_table.np[rows])
+        pages = torch.from_numpy(runner.input_batch.block_table[0].block_table.np[where])
         block = passes.block(pages, torch.from_numpy(cached_B), self.settings, gamma)
         if self.settings.draft_method == "topk":
+            row_B = torch.arange(len(cached_B)) if isinstance(where, slice) else torch.tensor(where)
             selector = self._selector_of(runner, passes)
-            block = selector.choosing(block, pages, torch.from_numpy(cached_B), torch.tensor(rows))
+            block = selector.choosing(block, pages, torch.from_numpy(cached_B), row_B)
         token_B = torch.tensor(pending_B, dtype=torch.int32).to(runner.device, non_blocking=True)
         tokens, distributions = [], []
         for step in range(gamma):

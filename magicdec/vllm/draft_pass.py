@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class DraftPasses:
     starts: Tensor
     starts_cpu: Tensor
 
-    @property
+    @cached_property
     def layers(self) -> dict[str, Any]:
         context = self.config.compilation_config.static_forward_context
         return {name: context[name] for group in self.groups for name in group.layer_names}
@@ -62,32 +63,38 @@ class DraftPasses:
     def longest(self) -> int:
         return int(self.config.model_config.max_model_len)
 
-    def block(self, table: Tensor, cached_B: Tensor, settings: DraftSettings, gamma: int) -> DraftBlock:
+    def block(
+        self, table: Tensor, cached_B: Tensor, settings: DraftSettings, gamma: int, *, drafts_B: Tensor | None = None
+    ) -> DraftBlock:
         """The passes of one block for sequences of `cached_B` tokens, whose own pages are `table` [B, pages].
 
         All of it is computed where the tensors are, without waiting for a device. Positions past the engine's longest
-        sequence are those of its end, and store nothing.
+        sequence are those of its end, and store nothing, as do rows that are not of `drafts_B`.
         """
         size = self.page_size
         sinks = num_sink_pages(settings.num_sink_tokens, page_size=size)
         window = streaming_window(
             table, cached_B, budget=settings.draft_budget, sink_pages=sinks, page_size=size, gamma=gamma
         )
-        wanted_BT = cached_B[:, None] + torch.arange(gamma, device=cached_B.device)
-        positions_BT = wanted_BT.clamp(max=self.longest - 1)
-        slots_BT = slots_of(table, positions_BT, page_size=size)
+        wanted_TB = torch.arange(gamma, device=cached_B.device)[:, None] + cached_B
+        positions_TB = wanted_TB.clamp(max=self.longest - 1)
+        is_nowhere_TB = wanted_TB != positions_TB
+        if drafts_B is not None:
+            is_nowhere_TB |= ~drafts_B
+        slots_TB = slots_of(table, positions_TB.T, page_size=size).T.contiguous()
+        graph, num_padded = self.graph_of(len(table))
+        slots_TB = slots_TB.masked_fill_(is_nowhere_TB, PADDING_SLOT)
+        if num_padded > len(table):
+            slots_TB = torch.nn.functional.pad(slots_TB, (0, num_padded - len(table)), value=PADDING_SLOT)
+        lengths_TB = torch.sub(positions_TB + 1, window.num_left_out, alpha=size).int()
         device = self.input_ids.device
         return DraftBlock(
             passes=self,
-            positions_TB=positions_BT.T.contiguous().to(device, non_blocking=True),
-            slots_TB=torch.where(wanted_BT == positions_BT, slots_BT, PADDING_SLOT)
-            .T.contiguous()
-            .to(device, non_blocking=True),
+            graph=graph,
+            positions_TB=positions_TB.to(device, non_blocking=True),
+            slots_TB=slots_TB.to(device, non_blocking=True),
             table=window.table.int().to(device, non_blocking=True),
-            lengths_TB=(positions_BT + 1 - window.num_left_out[:, None] * size)
-            .T.int()
-            .contiguous()
-            .to(device, non_blocking=True),
+            lengths_TB=lengths_TB.to(device, non_blocking=True),
             num_left_out=window.num_left_out,
         )
 
@@ -97,8 +104,11 @@ class DraftBlock:
     """The passes of one block of drafts, one after another."""
 
     passes: DraftPasses
+    graph: Any
+    """Which kind of captured graph each pass replays."""
     positions_TB: Tensor
     slots_TB: Tensor
+    """Where each pass stores keys and values, padded to the graph's number of tokens."""
     table: Tensor
     lengths_TB: Tensor
     """Slots that each step reads, its own token included."""
@@ -109,42 +119,44 @@ class DraftBlock:
     def forward(self, model: Any, step: int, token_B: Tensor) -> Tensor:
         """Hidden states [B, H] after `token_B`, whose keys and values are stored on the way."""
         passes, count = self.passes, len(token_B)
-        mode, num_padded = passes.graph_of(count)
-        slots, positions = self.slots_TB[step], self.positions_TB[step]
-        if num_padded > count:
-            slots = torch.nn.functional.pad(slots, (0, num_padded - count), value=PADDING_SLOT)
-        input_ids = token_B
-        if mode is not CUDAGraphMode.NONE:  # a graph reads the buffers that it was captured with
+        slots, positions, input_ids = self.slots_TB[step], self.positions_TB[step], token_B.int()
+        num_padded = len(slots)
+        if self.graph is not CUDAGraphMode.NONE:  # a graph reads the buffers that it was captured with
             input_ids, positions = passes.input_ids[:num_padded], passes.positions[:num_padded]
             input_ids[:count], positions[:count] = token_B, self.positions_TB[step]
         with set_forward_context(
             self._metadata(step, count),
             passes.config,
             num_tokens=num_padded,
-            cudagraph_runtime_mode=mode,
+            cudagraph_runtime_mode=self.graph,
             batch_descriptor=BatchDescriptor(num_tokens=num_padded),
             slot_mapping=dict.fromkeys(passes.layers, slots),
         ):
             hidden_BH: Tensor = model(input_ids=input_ids, positions=positions)
         return hidden_BH[:count]
 
+    @cached_property
+    def _common(self) -> dict[str, Any]:
+        """Metadata that all passes share. Its bounds of lengths are those of the table, so that no device is asked."""
+        passes, count = self.passes, len(self.table)
+        most = self.table.shape[1] * passes.page_size
+        return {
+            "query_start_loc": passes.starts[: count + 1],
+            "query_start_loc_cpu": passes.starts_cpu[: count + 1],
+            "seq_lens_cpu_upper_bound": torch.full((count,), most, dtype=torch.int32),
+            "num_reqs": count,
+            "num_actual_tokens": count,
+            "max_query_len": 1,
+            "max_seq_len": most,
+            "block_table_tensor": self.table,
+            "is_prefilling": torch.zeros(count, dtype=torch.bool),
+            "causal": True,
+        }
+
     def _metadata(self, step: int, count: int) -> dict[str, Any]:
-        """Attention metadata by layer. Its bounds of lengths are those of the table, so that no device is asked."""
-        most = self.table.shape[1] * self.passes.page_size
-        common = CommonAttentionMetadata(
-            query_start_loc=self.passes.starts[: count + 1],
-            query_start_loc_cpu=self.passes.starts_cpu[: count + 1],
-            seq_lens=self.lengths_TB[step],
-            seq_lens_cpu_upper_bound=torch.full((count,), most, dtype=torch.int32),
-            num_reqs=count,
-            num_actual_tokens=count,
-            max_query_len=1,
-            max_seq_len=most,
-            block_table_tensor=self.table,
-            slot_mapping=self.slots_TB[step],
-            is_prefilling=torch.zeros(count, dtype=torch.bool),
-            causal=True,
-        )
+        """Attention metadata by layer."""
+        slots = self.slots_TB[step, :count]
+        common = CommonAttentionMetadata(**self._common, seq_lens=self.lengths_TB[step], slot_mapping=slots)
         metadata: dict[str, Any] = {}
         for group in self.passes.groups:
             built = group.build_metadata_for_drafting(common, draft_index=step)

@@ -6,7 +6,7 @@ chosen pages in order, and a length that is shorter by what is left out. Nothing
 own tokens is written.
 
     kept   first `sink_pages` pages, then the last ones: window = budget − sink_pages·page, begun at a page's edge
-    left   out: ceil((cached + sink_pages·page − budget) / page) − sink_pages pages, none while cached ≤ budget
+    left   out: ceil((cached − budget) / page) pages, none while cached ≤ budget
 
 cached counts the tokens with keys and values, the pending token and the block's own drafts excluded. So a step reads at
 most `budget` slots besides the block's own, and at least `budget` − page + 1 where the sequence is longer.
@@ -50,15 +50,14 @@ def streaming_window(
 
     table: [B, pages] of each sequence's own; cached: [B].
     """
-    over = cached + sink_pages * page_size - budget
-    first = -(-over // page_size)  # page at which the window begins
-    left_out = torch.where(cached > budget, (first - sink_pages).clamp(min=0), 0)
+    left_out = ((cached + (page_size - 1 - budget)) // page_size).clamp(min=0)
     num_pages = min(most_pages(budget=budget, page_size=page_size, gamma=gamma), table.shape[1])
     columns = torch.arange(num_pages, device=table.device)
-    source = columns + torch.where(columns >= sink_pages, left_out[:, None], 0)
+    source = columns + (columns >= sink_pages) * left_out[:, None]
     return Window(table=table.gather(1, source.clamp(max=table.shape[1] - 1)), num_left_out=left_out)
 
 
 def slots_of(table: Tensor, positions: Tensor, *, page_size: int) -> Tensor:
     """The slot in the engine's cache of each position [B, T], by each sequence's own table [B, pages]."""
-    return table.gather(1, positions // page_size).long() * page_size + positions % page_size
+    page = positions // page_size
+    return torch.add(positions, table.gather(1, page) - page, alpha=page_size)

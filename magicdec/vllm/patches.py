@@ -8,9 +8,10 @@ for this draft.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,16 +71,21 @@ PATCHES = (
         unnecessary_when="a custom class can say what memory it takes for each page, and beside them",
     ),
     Patch(
+        name="vllm.v1.worker.gpu.cudagraph_utils.CudaGraphManager._init_candidates",
+        reason="with V2 a batch is offered the captured graphs of one size alone, which may be of another gamma",
+        unnecessary_when="a batch is offered the next larger graph of each gamma",
+    ),
+    Patch(
         name="vllm.v1.sample.rejection_sampler.expand_batch_to_tokens",
         reason="on CPUs it leaves its result unwritten, so that verification at a temperature above 0, or beside such "
         "requests, uses arbitrary temperatures, whatever drafts; patched on CPUs only, where this draft is asked for",
         unnecessary_when="pull request 42638, or another that fixes it, is released",
     ),
     Patch(
-        name="vllm.v1.sample.rejection_sampler.apply_top_k_top_p",
-        reason="on CPUs it fails for a step without drafts, as every prefill and every step with gamma 0 is, when all "
-        "requests sample with top-k; patched on CPUs only, where this draft is asked for",
-        unnecessary_when="apply_top_k_only() takes an empty batch",
+        name="vllm.v1.worker.gpu_model_runner.GPUModelRunner._calc_spec_decode_metadata and ._sample",
+        reason="V1 verifies steps without drafts too: it copies all logits, and its rejection sampler fails on CPUs "
+        "where all requests use top-k; such a step is sampled as without speculation",
+        unnecessary_when="V1 looks whether there are drafts before it verifies them, as V2 does",
     ),
     Patch(
         name="vllm.v1.worker.gpu_model_runner.GPUModelRunner._sample and ._bookkeeping_sync",
@@ -115,10 +121,19 @@ def apply_patches() -> None:
     Scheduler.__init__ = _with_gamma_table(Scheduler.__init__)
     Executor.determine_available_memory = _without_means(Executor.determine_available_memory)
     GPUModelRunner.propose_draft_token_ids = _with_runner(GPUModelRunner.propose_draft_token_ids)
+    find_drafts, sample = GPUModelRunner._calc_spec_decode_metadata, GPUModelRunner._sample
+    GPUModelRunner._calc_spec_decode_metadata = _without_nothing_to_verify(find_drafts)
+    GPUModelRunner._sample = _with_plain_steps(sample)
     spec_decode.init_speculator = _with_speculator(spec_decode.init_speculator)
     runner = sys.modules.get("vllm.v1.worker.gpu.model_runner")
     if runner is not None:  # it has imported the name already
         runner.init_speculator = spec_decode.init_speculator  # type: ignore[attr-defined]
+
+
+class NothingToVerify(NamedTuple):
+    """Stands for V1's metadata of a step's drafts where there are none: the rows of the logits."""
+
+    logits_indices: Tensor
 
 
 class GammaOfSteps:
@@ -129,10 +144,14 @@ class GammaOfSteps:
 
     def __getitem__(self, _: int) -> int:
         running = self._scheduler.running
-        decoding = [each for each in running if each.num_output_tokens or each.num_output_placeholders] or running
-        lengths = [each.num_computed_tokens for each in decoding] or [1]
+        decoding = [each.num_computed_tokens for each in running if _is_decoding(each)]
+        lengths = decoding or [each.num_computed_tokens for each in running] or [1]
         context = sum(lengths) / len(lengths)
         return self._table.choose(batch_size=len(lengths), context_len=max(context, 1.0))
+
+
+def _is_decoding(request: Any) -> bool:
+    return bool(request.num_output_tokens or request.num_output_placeholders)
 
 
 def repair_cpu_sampling() -> None:
@@ -140,18 +159,19 @@ def repair_cpu_sampling() -> None:
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+    if rejection_sampler.expand_batch_to_tokens is expand_batch_to_tokens:
+        return
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
-    original = rejection_sampler.apply_top_k_top_p
-    if not hasattr(original, "__wrapped__"):
-        rejection_sampler.apply_top_k_top_p = _for_any_batch(original)
-        for name in ("_sample", "_bookkeeping_sync"):
-            setattr(GPUModelRunner, name, _without_discarded_seeds(getattr(GPUModelRunner, name)))
+    for name in ("_sample", "_bookkeeping_sync"):
+        setattr(GPUModelRunner, name, _without_discarded_seeds(getattr(GPUModelRunner, name)))
 
 
 def _without_discarded_seeds(original: Any) -> Any:
     @wraps(original)
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         generators = self.input_batch.generators
+        if not generators:
+            return original(self, *arguments, **named)
         discarded = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
         hidden = {row: generators.pop(row) for row in discarded if row in generators}
         try:
@@ -160,14 +180,6 @@ def _without_discarded_seeds(original: Any) -> Any:
             generators.update(hidden)
 
     return call
-
-
-def _for_any_batch(original: Any) -> Any:
-    @wraps(original)
-    def apply_top_k_top_p(logits: Tensor, *limits: Any) -> Any:
-        return original(logits, *limits) if len(logits) else logits
-
-    return apply_top_k_top_p
 
 
 def expand_batch_to_tokens(
@@ -212,9 +224,12 @@ def _with_async_scheduling(original: Any) -> Any:
         scheduling = self.scheduler_config
         asked = scheduling.async_scheduling
         scheduling.async_scheduling = None if asked else asked
+        has_own_sizes = self.compilation_config.cudagraph_capture_sizes is not None
         if self.use_v2_model_runner:
             capture_every_gamma(self)
         original(self)
+        if self.use_v2_model_runner and not has_own_sizes:
+            capture_the_largest_batch(self)
         if asked is None and self.use_v2_model_runner and self.device_config.device_type != "cpu":
             from vllm.v1.executor.abstract import Executor
 
@@ -227,17 +242,58 @@ def _with_async_scheduling(original: Any) -> Any:
 def capture_every_gamma(config: Any) -> None:
     """Names the gammas of a plan's table in the engine's own table by batch, by which V2 captures whole-step graphs of
     verification for each of them. The scheduler never looks it up: GammaOfSteps stands in its place."""
-    try:
-        table = read_settings(config.additional_config).gamma_table
-    except ConfigError:  # the draft itself refuses it
+    most, gammas = config.scheduler_config.max_num_seqs, gammas_of_table(config)
+    if not gammas:
         return
-    if table is None:
-        return
-    most = config.scheduler_config.max_num_seqs
-    gammas = sorted({gamma for row in table.gammas for gamma in row}, reverse=True)[:most]
+    gammas = gammas[:most]
     ranges = [(batch, batch, gamma) for batch, gamma in enumerate(gammas, 1)]
     ranges[-1] = (len(gammas), most, gammas[-1])
     config.speculative_config.num_speculative_tokens_per_batch_size = ranges
+
+
+def gammas_of_table(config: Any) -> list[int]:
+    """Every gamma of a plan's table, the largest first; none without a table, or where the draft will refuse it."""
+    try:
+        table = read_settings(config.additional_config).gamma_table
+    except ConfigError:
+        return []
+    return [] if table is None else table.distinct_gammas
+
+
+def capture_the_largest_batch(config: Any) -> None:
+    """Adds the sizes of as many sequences as may run: one token of each (drafts), and a step of each gamma. Those of
+    the engine are multiples of 8 and 16 tokens, and no graph is captured for more sequences than may run."""
+    compilation, most = config.compilation_config, config.scheduler_config.max_num_seqs
+    sizes = {most * (gamma + 1) for gamma in (0, *gammas_of_table(config))}
+    fit = {size for size in sizes if size <= (compilation.max_cudagraph_capture_size or 0)}
+    compilation.cudagraph_capture_sizes = sorted(fit.union(compilation.cudagraph_capture_sizes or ()))
+
+
+def _with_every_gamma(original: Any) -> Any:
+    @wraps(original)
+    def _init_candidates(self: Any) -> None:
+        original(self)
+        if is_asked_for(self.vllm_config):
+            offer_every_gamma(self._candidates, [each for sizes in self._capture_descs.values() for each in sizes])
+
+    return _init_candidates
+
+
+def offer_every_gamma(offered: dict[tuple[int, int], list[Any]], captured: Sequence[Any]) -> None:
+    """Adds the smallest captured graph of each gamma to what is offered for a number of tokens, the key's first part.
+
+    The engine offers the graphs of the next larger size alone, and sizes of different gammas alternate: at 16 tokens of
+    gamma 0, 12 tokens of four sequences with gamma 2 found none.
+    """
+    graphs = sorted((each for each in captured if each.uniform_token_count), key=lambda each: each.num_tokens)
+    for (num_tokens, num_loras), found in offered.items():
+        known = {each.uniform_token_count for each in found}
+        for graph in graphs:
+            length = graph.uniform_token_count
+            fits = graph.num_tokens >= num_tokens and graph.num_active_loras == num_loras
+            if fits and length not in known and num_tokens % length == 0:
+                found.insert(0, graph)
+                known.add(length)
 
 
 def _with_gamma_table(original: Any) -> Any:
@@ -272,10 +328,33 @@ def _with_speculator(original: Any) -> Any:
         if not is_asked_for(vllm_config):
             return original(vllm_config, device, req_states)
         from vllm.utils.import_utils import resolve_obj_by_qualname
+        from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
+        if not hasattr(CudaGraphManager._init_candidates, "__wrapped__"):
+            CudaGraphManager._init_candidates = _with_every_gamma(CudaGraphManager._init_candidates)
         return resolve_obj_by_qualname(SPECULATOR_CLASS)(vllm_config, device, req_states)
 
     return init_speculator
+
+
+def _without_nothing_to_verify(original: Any) -> Any:
+    @wraps(original)
+    def _calc_spec_decode_metadata(self: Any, num_draft_tokens: Any, ends: Any) -> Any:
+        if num_draft_tokens.any() or not is_asked_for(self.vllm_config):
+            return original(self, num_draft_tokens, ends)
+        from vllm.utils.torch_utils import async_tensor_h2d
+
+        return NothingToVerify(async_tensor_h2d(ends - 1, device=self.device))
+
+    return _calc_spec_decode_metadata
+
+
+def _with_plain_steps(original: Any) -> Any:
+    @wraps(original)
+    def _sample(self: Any, logits: Any, drafts: Any) -> Any:
+        return original(self, logits, None if isinstance(drafts, NothingToVerify) else drafts)
+
+    return _sample
 
 
 def _with_runner(original: Any) -> Any:

@@ -13,6 +13,7 @@ Shape suffixes: B sequences of the batch, H hidden size.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
 )
 from vllm.v1.worker.gpu.states import RequestState
 
-from magicdec.vllm.draft_pass import PADDING_SLOT, DraftPasses, check_cache
+from magicdec.vllm.draft_pass import DraftPasses, check_cache
 from magicdec.vllm.page_scores import PageMeans, PageSelector, watch_layers
 from magicdec.vllm.support import checked_settings
 
@@ -94,9 +95,7 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         mode = CUDAGraphMode.FULL_DECODE_ONLY if is_whole else CUDAGraphMode.NONE
         self._blocks = SpeculatorCudaGraphManager(self.vllm_config, self.device, mode, decode_query_len=1)
         table = self.settings.gamma_table
-        gammas = (
-            {self.num_speculative_steps} if table is None else {gamma for row in table.gammas for gamma in row} - {0}
-        )
+        gammas = [self.num_speculative_steps] if table is None else [each for each in table.distinct_gammas if each]
         self._blocks._capture_descs = {
             mode: [
                 SpeculatorBatchDescriptor(**vars(each), num_speculative_tokens=gamma)
@@ -121,8 +120,10 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         self._has_graphs = True
 
     def _graph_of(self, count: int) -> tuple[Any, int]:
-        sizes = [size for size in self._graph_sizes if size >= count] if self._has_graphs else []
-        return (CUDAGraphMode.PIECEWISE, sizes[0]) if sizes else (CUDAGraphMode.NONE, count)
+        at = bisect_left(self._graph_sizes, count)
+        if not self._has_graphs or at == len(self._graph_sizes):
+            return CUDAGraphMode.NONE, count
+        return CUDAGraphMode.PIECEWISE, self._graph_sizes[at]
 
     @torch.inference_mode()
     def propose(
@@ -135,10 +136,10 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         del attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, num_rejected, last_sampled
         del next_prefill_tokens, others
         gamma = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
-        drafts_BT: Tensor = self.draft_tokens[: input_batch.num_reqs]
-        if dummy_run or gamma == 0:
-            return drafts_BT.fill_(PADDING_SLOT)
         count = input_batch.num_reqs
+        drafts_BT: Tensor = self.draft_tokens[:count]
+        if dummy_run or gamma == 0:  # the runner overwrites what is not meant
+            return drafts_BT
         self._copy_request_inputs(count, input_batch.idx_mapping, temperature, seeds)
         self.idx_mapping[:count].masked_fill_(num_sampled <= 0, NOBODY)
         size = self._blocks.dispatch(count, count, uniform_token_count=1, num_active_loras=0)
@@ -153,15 +154,14 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         """Drafts for the first `count` rows, from and into tensors that stay where they are."""
         row_B = self.idx_mapping[:count]
         is_drafting_B, index_B = row_B >= 0, row_B.clamp(min=0)
-        cached_B = torch.where(is_drafting_B, self._states.num_computed_tokens.gpu[index_B].long(), 0)
+        cached_B = self._states.num_computed_tokens.gpu[index_B].long() * is_drafting_B
         pages = self._tables.block_tables[0].gpu[index_B]
-        block = self._passes.block(pages, cached_B, self.settings, gamma)
-        block.slots_TB.masked_fill_(~is_drafting_B, PADDING_SLOT)
+        block = self._passes.block(pages, cached_B, self.settings, gamma, drafts_B=is_drafting_B)
         if self._selector is not None:
             block = self._selector.choosing(block, pages, cached_B, row_B)
         token_B = self._states.last_sampled_tokens.view(-1)[index_B]
         for step in range(gamma):
-            hidden_BH = block.forward(self.model, step, token_B.int())
+            hidden_BH = block.forward(self.model, step, token_B)
             token_B = self.sample_draft(
                 hidden_BH,
                 block.positions_TB[step],

@@ -70,3 +70,8 @@ def crowd_requests(count: int) -> list[dict[str, Any]]:
     """Prompts that fit into the cache together, and outputs that do not: some must be preempted."""
     sampling = {"temperature": 0.0, "max_tokens": 110, "ignore_eos": True, "logprobs": 2}
     return [{"prompt": text, "sampling": sampling} for text in prompts(count, 5 * PAGE_SIZE - 8, seed=9)]
+
+
+def few_prompts() -> list[list[int]]:
+    """Of sequences whose steps are counted, with and without a draft."""
+    return prompts(4, 100, seed=2)

@@ -64,9 +64,9 @@ def reference(greedy_cases: list[dict[str, Any]], tmp_path_factory: pytest.TempP
 def v2_engines(
     greedy_cases: list[dict[str, Any]], reference: Any, prompt: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
-    from test_engine_v2 import chosen, sampled_requests, start_engines
+    from test_engine_v2 import sampled_requests, start_engines
 
-    engines = start_engines(chosen(greedy_cases), sampled_requests(prompt), tmp_path_factory.mktemp("v2"))
+    engines = start_engines(greedy_cases, sampled_requests(prompt), tmp_path_factory.mktemp("v2"))
     yield engines
     for engine in engines.values():
         engine.close()

@@ -118,3 +118,17 @@ def counting(owner: Any, name: str, graphs: Any = ()) -> list[dict[str, int]]:
 
     setattr(owner, name, counted)
     return found
+
+
+def takes_of_a_step(llm: Any, runner: Any, prompts: list[list[int]]) -> dict[str, int]:
+    """What one step of the runner takes in which each of these sequences decodes."""
+    from serving import serve
+
+    methods = {name: getattr(runner, name) for name in ("execute_model", "sample_tokens")}
+    parts = [counting(runner, name) for name in methods]
+    sampling = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
+    serve(llm, [{"prompt": prompt, "sampling": sampling} for prompt in prompts])
+    for name, method in methods.items():
+        setattr(runner, name, method)
+    first, second = (calls[-2] for calls in parts)  # the last one may follow the last token
+    return {name: first[name] + second[name] for name in first}

@@ -163,17 +163,20 @@ class EngineProcess:
 def main(question: Path, answer: Path) -> None:
     asked = json.loads(question.read_text())
     llm = start_engine(asked["engine"], runner=asked["runner"])
+    from cases import few_prompts
+    from graphs import capture_blocks, counting, takes_of_a_step
+
     worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
     blocks: list[Any] = []
     if asked["runner"] == "V2":
-        from graphs import capture_blocks, counting
-
         graphs = capture_blocks(worker.model_runner) if asked["has_graphs"] else []
         blocks = counting(worker.model_runner.speculator, "propose", graphs)
     outputs = serve(llm, asked["requests"], arrivals=[request.get("arrives", 0) for request in asked["requests"]])
+    is_reference = "speculative_config" not in asked["engine"]
+    plain = takes_of_a_step(llm, worker.model_runner, few_prompts()) if is_reference else {}
     answer.write_text(json.dumps({
         "outputs": outputs, "counters": counters(llm), "runner": type(worker.model_runner).__module__,
-        "blocks": blocks,
+        "blocks": blocks, "plain": plain,
         "is_async": llm.llm_engine.vllm_config.scheduler_config.async_scheduling,
     }))  # fmt: skip
 

@@ -142,6 +142,19 @@ def test_a_block_takes_as_many_launches_for_any_batch(served: Any, monkeypatch: 
     assert launches[8, 2] < 300
 
 
+def test_a_step_without_drafts_takes_what_it_takes_without_speculation(served: Any, reference: Any) -> None:
+    """On V1 the engine itself adds two launches, one for ids below 0 and one for the numbers of drafts; nothing waits.
+    On V2 it is the engine's alone: the draft takes nothing there (test_engine_v2.py)."""
+    from cases import few_prompts
+    from graphs import takes_of_a_step
+
+    served.configure(budget=128, gamma=0)
+    idle, plain = takes_of_a_step(served.llm, served.runner, few_prompts()), reference.answer()["plain"]
+    assert idle["launches"] <= plain["launches"] + 2
+    assert idle["allocations"] <= plain["allocations"]
+    assert idle["waits"] == plain["waits"]
+
+
 def test_acceptance_is_that_of_our_own_runtime(served: Any) -> None:
     """Same prompts, temperature, and slots read; the difference of each position's rate is within four standard errors
     (clustered by sequence, of both runs). The engine's window begins at a page's edge, so that it reads between budget

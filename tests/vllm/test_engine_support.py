@@ -116,6 +116,48 @@ def test_v2_captures_graphs_for_every_gamma_of_the_table(config: Any, most: int)
     assert set(found[1:]) == set(sorted([3, 1, 0], reverse=True)[:most])
 
 
+@pytest.mark.parametrize("most", [3, 20, 50])
+def test_v2_has_a_whole_step_graph_for_every_batch_and_gamma(
+    config: Any, served: Any, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """By the engine's own sizes and manager of graphs, as on a GPU: verification of each gamma of the table, and steps
+    without drafts, up to as many sequences as may run. Without the patch, or the sizes, some batches have none."""
+    import torch
+    from vllm.config import CUDAGraphMode
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+
+    from magicdec.vllm.patches import _with_every_gamma, capture_every_gamma, capture_the_largest_batch
+
+    del served  # its process knows its place among the ranks
+    mode, gammas = CUDAGraphMode.FULL_AND_PIECEWISE, (3, 2, 0)
+    compilation = config.compilation_config
+    config.model_config.enforce_eager, compilation.cudagraph_mode = False, mode
+    compilation.cudagraph_capture_sizes = compilation.max_cudagraph_capture_size = None
+    config.scheduler_config.max_num_seqs = most
+    table = {"batch_sizes": [1, 8], "context_lens": [64, 1024], "gammas": [[0, 3], [2, 3]]}
+    config.additional_config = {"magicdec": {"gamma_table": table}}
+    monkeypatch.setattr(type(current_platform), "_global_graph_pool", object(), raising=False)
+
+    def uncovered() -> int:
+        manager = CudaGraphManager(config, torch.device("cpu"), mode, decode_query_len=max(gammas) + 1)
+        manager._graphs_captured = True
+        found = [
+            manager.dispatch(batch, batch * (gamma + 1), gamma + 1, 0)
+            for batch in range(1, most + 1)
+            for gamma in gammas
+        ]
+        return sum(each.cg_mode is not CUDAGraphMode.FULL for each in found)
+
+    capture_every_gamma(config)
+    config._set_cudagraph_sizes()
+    without = uncovered()
+    capture_the_largest_batch(config)
+    monkeypatch.setattr(CudaGraphManager, "_init_candidates", _with_every_gamma(CudaGraphManager._init_candidates))
+    assert without > 0
+    assert uncovered() == 0
+
+
 def test_an_untested_version_stays_as_it_is_and_refuses_the_draft(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm
     from vllm.config import VllmConfig
