@@ -104,11 +104,9 @@ def kv_bytes(
 def sparse_kv_bytes_per_token(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:
     """One rank's keys and values of one token in the layers whose cache a sparse draft may thin out: full attention's.
     In the others it reads what the target keeps."""
-    elements: Array = np.asarray(0.0)
-    for cache, count in model.caches:
-        if cache.is_sparsifiable:
-            elements = elements + count * share(cache.num_heads, tp_size) * cache.elements_per_token
-    return elements * precision.kv_bytes
+    thinned = ((cache, count) for cache, count in model.caches if cache.is_sparsifiable)
+    held = (count * share(cache.num_heads, tp_size) * cache.elements_per_token for cache, count in thinned)
+    return sum(held, np.asarray(0.0)) * precision.kv_bytes
 
 
 def state_bytes(model: ModelSpec, precision: Precision, tp_size: Any) -> Array:

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from magicdec.errors import CapacityError, CheckpointError, ConfigError, StorageError
-from magicdec.measure import identity
+from magicdec.measure import configuration
 from magicdec.measure.configuration import BenchmarkRequest, Outputs, check_request, configuration_fields
 from magicdec.measure.rank import (
     TextStream,
@@ -156,14 +156,14 @@ def test_models_are_told_apart_by_content_not_by_name(tmp_path: Path) -> None:
 
 def test_a_large_weights_file_is_known_by_samples_of_its_bytes(tmp_path: Path) -> None:
     """Above the limit: its size, its header and any stretch as long as the distance of two samples."""
-    size = identity.SAMPLED_ABOVE_BYTES + 5
+    size = configuration.SAMPLED_ABOVE_BYTES + 5
     data = bytearray((8).to_bytes(8, "little") + b"{}      " + bytes(size - 16))
     digests = set()
-    for start, length in ((0, 0), (9, 1), (size // 3, size // identity.NUM_SAMPLES), (size - 1, 1)):
+    for start, length in ((0, 0), (9, 1), (size // 3, size // configuration.NUM_SAMPLES), (size - 1, 1)):
         changed = data.copy()
         changed[start : start + length] = b"x" * length
         (tmp_path / "model.safetensors").write_bytes(changed)
-        digests.add(identity._files_digest(tmp_path, [tmp_path / "model.safetensors"]))
+        digests.add(configuration._files_digest(tmp_path, [tmp_path / "model.safetensors"]))
     assert len(digests) == 4
 
 

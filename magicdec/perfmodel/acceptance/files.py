@@ -164,10 +164,6 @@ def _from_histogram(told: Any) -> list[Any]:
     return [tuple(float(sum(n for j, n in counts.items() if j >= i)) for i in range(depth + 1))]
 
 
-def _aiperf(document: Any) -> list[Any]:
-    return _from_histogram(document.get("spec_decode_acceptance"))
-
-
 def _guidellm(document: Any) -> list[Any]:
     requests = [each for benchmark in document["benchmarks"] for each in benchmark["requests"]["successful"]]
     told = [(each.get("response_metrics") or {}).get("speculative_decoding") for each in requests]
@@ -181,10 +177,6 @@ def _sglang(document: Any) -> list[Any]:
     return [[number for number, steps in enumerate(histogram) for _ in range(int(steps))]]
 
 
-def _spec_bench(document: Any) -> list[Any]:
-    return [_lengths(choice["accept_lengths"]) for choice in document["choices"]]
-
-
 def _is_mapping_with(*names: str) -> Callable[[Any], bool]:
     return lambda document: isinstance(document, dict) and all(name in document for name in names)
 
@@ -193,7 +185,13 @@ READERS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any], list[Any]]], ..
     ("trace", lambda document: isinstance(document, list) or _is_mapping_with("accepted_lengths")(document), _trace),
     ("vLLM benchmark", _is_mapping_with("spec_decode_per_position_acceptance_rates"), _vllm_benchmark),
     ("SGLang answers", lambda document: bool(_histogram_of(document)), _sglang),
-    ("AIPerf records", _is_mapping_with("metadata", "metrics"), _aiperf),
+    (
+        "AIPerf records", _is_mapping_with("metadata", "metrics"),
+        lambda document: _from_histogram(document.get("spec_decode_acceptance")),
+    ),
     ("GuideLLM report", _is_mapping_with("benchmarks"), _guidellm),
-    (SPEC_BENCH, _is_mapping_with("choices", "question_id"), _spec_bench),
-)
+    (
+        SPEC_BENCH, _is_mapping_with("choices", "question_id"),
+        lambda document: [_lengths(choice["accept_lengths"]) for choice in document["choices"]],
+    ),
+)  # fmt: skip
