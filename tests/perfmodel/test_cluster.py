@@ -1,0 +1,36 @@
+"""A plan's sweep on a cluster of Dask workers gives the numbers of one core."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import joblib
+import pytest
+from dask.distributed import Client, LocalCluster
+
+import magicdec
+from magicdec.perfmodel.plan import capacity
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_sweep_of_64_points_on_a_local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = ({"timestamp": 250 * i, "input_length": 900, "output_length": 30, "hash_ids": [i]} for i in range(100))
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(capacity, "SHARES", tuple(0.2 + 0.1 * i for i in range(16)))
+    request = {"hardware": "h100", "requests": str(trace), "draft": "eagle3", "p95_ttft_ms": 500, "p95_tpot_ms": 20}
+    alone = magicdec.plan(**request)
+    assert alone.traffic is not None
+    assert len(alone.traffic.curves) == 64
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        joblib.parallel_config("dask"),
+    ):
+        assert len(client.scheduler_info()["workers"]) == 2
+        shared = magicdec.plan(**request)
+        assert all(client.run(lambda: "magicdec.perfmodel.plan.capacity" in sys.modules).values())
+    assert shared.to_json() == alone.to_json()
