@@ -14,7 +14,7 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel.acceptance import AcceptanceProfile, load_profile
 from magicdec.perfmodel.kernels.profile import HardwareProfile, hardware_aliases, hardware_names, load_hardware
 from magicdec.perfmodel.plan.request import PlanRequest
-from magicdec.plan_request import Request, fields_of, given
+from magicdec.plan_request import OF_ARRIVALS, Request, fields_of, given
 from magicdec.specs.catalog import load_model_spec, model_names
 from magicdec.specs.device import DTYPE_BYTES
 from magicdec.specs.engine import EngineProfile, engine_names, load_engine
@@ -51,7 +51,7 @@ class Control:
 CONTROLS: dict[str, Control] = {
     "model": Control(label="Model", kind="choice"),
     "hardware": Control(label="Hardware", kind="choice"),
-    "batch": Control(label="Batch", kind="whole", hint="sequences; at a rate it is searched"),
+    "batch": Control(label="Batch", kind="whole", empty="64", hint="sequences; at a rate it is searched"),
     "context": Control(label="Context", kind="whole", hint="tokens of the prompt, as 32k"),
     "draft": Control(label="Draft", kind="choice", empty="every measured one"),
     "acceptance": Control(
@@ -181,6 +181,8 @@ class Catalog:
             values[CONTROLS[name].option or name] = self._value(name, text.strip())
         if values.get("draft") in METHODS:
             values["draft_method"] = values.pop("draft")
+        if values.get("rate") is None:  # what a page still says of a rate that was taken away
+            values = {each: value for each, value in values.items() if each not in OF_ARRIVALS}
         state = msgspec.structs.replace(self.start, **fields_of(values))
         return msgspec.structs.replace(state, batch_sizes=()) if state.has_arrivals else state
 

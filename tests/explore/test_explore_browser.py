@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -116,6 +118,28 @@ def test_bad_input_is_the_one_line_and_good_input_brings_the_answer_back(page: w
     field.send_keys("8192")
     says(page, "context 8192")
     settled(page)
+
+
+def test_a_rate_shows_progress_then_its_pictures_and_a_newer_question_ends_it(
+    page: webdriver.Chrome,
+) -> None:
+    page.find_element(By.CSS_SELECTOR, ".more summary").click()
+    page.find_element(By.CSS_SELECTOR, ".example a").click()
+    WebDriverWait(page, PATIENCE_S).until(lambda p: p.find_elements(By.CSS_SELECTOR, ".progress progress"))
+    says(page, "device")
+    shown = [figure.get_attribute("id") for figure in settled(page).find_elements(By.CSS_SELECTOR, "#figures figure")]
+    assert shown[:3] == [f"figure-{name}" for name in OF_ARRIVALS]
+    field = page.find_element(By.NAME, "rate")
+    field.clear()
+    field.send_keys("5")
+    WebDriverWait(page, PATIENCE_S).until(lambda p: p.find_elements(By.CSS_SELECTOR, ".progress progress"))
+    assert page.find_element(By.CSS_SELECTOR, "#answer .facts").is_displayed()  # the last answer stays meanwhile
+    running = multiprocessing.active_children()
+    field.clear()
+    says(page, "at batch 64 and context 1024")
+    for process in running:
+        process.join(20)
+        assert not process.is_alive()
 
 
 def test_the_answer_is_said_to_those_who_cannot_see_it(page: webdriver.Chrome) -> None:

@@ -78,6 +78,7 @@ def test_values_are_read_as_the_command_line_reads_them() -> None:
     state = CATALOG.read("hardware=a100&context=32k&gpus=8&temperature=0.5&draft_weight_dtype=fp8")
     assert (state.hardware, state.context_lens, state.num_gpus) == (("a100-sxm-80gb",), (32_768,), 8)
     assert (state.temperature, state.draft_weight_dtype) == (0.5, "fp8")
+    assert CATALOG.read("rate=&batch=&p95_ttft_ms=500") == CATALOG.read("")
 
 
 @pytest.mark.parametrize("query", ["", "draft=streamingllm&budget=512&gamma=3", "acceptance=0.8&batch=16&tp=4"])
