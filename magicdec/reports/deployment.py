@@ -233,17 +233,20 @@ def can_speculate(plan: Deployment) -> bool:
     return plan.best.is_speculative and plan.best.draft != "self"
 
 
-def head_name(plan: Deployment) -> tuple[str, list[str]]:
+def head_name(plan: Deployment, lines: list[str]) -> str:
     """The checkpoint of a draft that is another network: the one whose acceptance was planned with, the name that was
-    given, or a placeholder that is named as one."""
+    given, or a placeholder; `lines` says which."""
     best = plan.best
     if plan.candidate is not None and plan.candidate.draft_checkpoint:
-        return plan.candidate.draft_checkpoint, ["The draft's checkpoint is the one whose acceptance was planned with."]
+        lines.append("The draft's checkpoint is the one whose acceptance was planned with.")
+        return plan.candidate.draft_checkpoint
     if best.draft != best.draft_method:
-        name = plan.site.checkpoints.get(best.draft)
-        return (name, []) if name else (best.draft, [f"{best.draft} stands for the draft's own path or name."])
+        known: str | None = plan.site.checkpoints.get(best.draft)
+        lines += [] if known else [f"{best.draft} stands for the draft's own path or name."]
+        return known or best.draft
     name = f"YOUR-{best.draft.upper()}-HEAD-OF-{plan.model}"
-    return name, [f"{name} is a placeholder: magicdec knows no published head of this model."]
+    lines.append(f"{name} is a placeholder: magicdec knows no published head of this model.")
+    return name
 
 
 def schedule_note(plan: Deployment) -> list[str]:

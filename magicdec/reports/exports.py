@@ -152,13 +152,7 @@ def _plugin_words(config: dict[str, Any], settings: dict[str, Any]) -> Words:
 def _vllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
     method = METHODS[plan.best.draft_method]
     more = {"prompt_lookup_max": PROMPT_LOOKUP_MAX} if plan.best.draft_method == "ngram" else {}
-    return {**method.vllm, **more, **({"model": _checkpoint(plan, lines)} if method.has_checkpoint else {})}
-
-
-def _checkpoint(plan: Deployment, lines: list[str]) -> str:
-    name, about = head_name(plan)
-    lines += about
-    return name
+    return {**method.vllm, **more, **({"model": head_name(plan, lines)} if method.has_checkpoint else {})}
 
 
 # SGLang --------------------------------------------------------------------------------------------------------------
@@ -185,7 +179,7 @@ def _sglang(plan: Deployment) -> str:
     method = METHODS[best.draft_method]
     words.append(["--speculative-algorithm", method.sglang])
     if method.has_checkpoint:
-        words.append(["--speculative-draft-model-path", shlex.quote(_checkpoint(plan, lines))])
+        words.append(["--speculative-draft-model-path", shlex.quote(head_name(plan, lines))])
     if method.sort != "lookup":
         words += [["--speculative-num-steps", str(gamma)], ["--speculative-eagle-topk", "1"]]
     words.append(["--speculative-num-draft-tokens", str(gamma + 1)])
@@ -277,7 +271,7 @@ def _trtllm_draft(plan: Deployment, lines: list[str]) -> dict[str, Any]:
         return config | {"max_matching_ngram_size": PROMPT_LOOKUP_MAX}
     if best.draft_method == "mtp":
         return config | {"num_nextn_predict_layers": best.gamma}
-    return config | {"speculative_model": _checkpoint(plan, lines)}
+    return config | {"speculative_model": head_name(plan, lines)}
 
 
 # How a replica is spread --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from magicdec.plan_document import GammaTable, Plan, Traffic, verdict_of
 from magicdec.records import BASELINE_MBU_FLOOR, Record
 from magicdec.reports.data import ReportData, fastest, has_weak_baseline, median_pair
 from magicdec.reports.terminal_plan import traffic_answer
-from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands
+from magicdec.reports.text import GAMMA, GAMMA_IS, percent, thousands, whole
 from magicdec.units import format_number, format_seconds
 
 
@@ -129,12 +129,8 @@ def _facts(reference: Record, measured: Record | None, predicted: Record | None)
             yield Fact(label="Tokens per step", value=f"{best.expected_tokens_per_step:.2f}", detail=detail)
     rate, base = median_pair(best)
     if rate:
-        detail = f"instead of {_whole(base)}" if base and best.is_speculative else ""
-        yield Fact(label="Tokens per second", value=_whole(rate), detail=detail)
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}".replace(",", "\u202f")
+        detail = f"instead of {whole(base)}" if base and best.is_speculative else ""
+        yield Fact(label="Tokens per second", value=whole(rate), detail=detail)
 
 
 def _better(data: ReportData, chosen: Record) -> str:

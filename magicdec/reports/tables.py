@@ -21,7 +21,7 @@ from magicdec.reports.data import (
     has_weak_baseline,
     median_pair,
 )  # fmt: skip
-from magicdec.reports.text import GAMMA, thousands
+from magicdec.reports.text import GAMMA, thousands, whole
 from magicdec.units import format_bytes, format_seconds
 
 UNKNOWN = "–"
@@ -122,7 +122,7 @@ def format_value(column: Column, value: Value) -> str:
         "signed_percent": lambda v: f"{100 * v:+.1f}\u202f%".replace("-", "\u2212"),
         "ratio": lambda v: f"{v:.2f}×",
         "mbu": lambda v: f"{100 * v:.0f}\u202f%" + (f" {WEAK_BASELINE}" if v < BASELINE_MBU_FLOOR else ""),
-        "rate": lambda v: f"{v:,.0f}".replace(",", "\u202f") if v >= 100 else f"{v:.3g}",
+        "rate": lambda v: whole(v) if v >= 100 else f"{v:.3g}",
     }
     return formats[column.kind](value)
 

@@ -15,8 +15,12 @@ GAMMA_IS = "γ\u00a0=\u00a0"
 """With spaces at which no line breaks."""
 
 
+def whole(value: float) -> str:
+    return f"{value:,.0f}".replace(",", "\u202f")
+
+
 def thousands(value: float) -> str:
-    return f"{value:,.0f}".replace(",", "\u202f") if value >= 10_000 else f"{value:g}"
+    return whole(value) if value >= 10_000 else f"{value:g}"
 
 
 def percent(share: float, digits: int = 0) -> str:
