@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -58,12 +59,17 @@ def _plan(request: dict[str, Any]) -> Answer:
     import msgspec
 
     from magicdec import api
+    from magicdec.perfmodel.plan import capacity
 
     options = request["options"]
     if "workload" in options:
         options = options | {"workload": msgspec.convert({"requests": options["workload"]}, find("WorkloadSpec"))}
     found: Answer = {}
-    for term, value in _flat(msgspec.to_builtins(api.plan(**options)), ""):
+    asked = api.sensitivity if request["kind"] == "sensitivity" else api.plan
+    counts = {name: request.get("num_requests", getattr(capacity, name)) for name in ("MIN_REQUESTS", "MAX_REQUESTS")}
+    with patch.multiple(capacity, **counts):
+        answered = asked(**options)
+    for term, value in _flat(msgspec.to_builtins(answered), ""):
         found.setdefault(term, []).append(value)
     return found
 
@@ -194,7 +200,7 @@ def _kernels(request: dict[str, Any]) -> Answer:
 def _refit(request: dict[str, Any]) -> Answer:
     """Constants of refits to the published rows of one table."""
     found: Answer = {}
-    table, groups = find("read_table")(Path(request["file"]))
+    table, groups = find("read_table")(Path(__file__).resolve().parents[1] / request["file"])
     for key, rows in groups.items():
         few = {name: values[: request["rows"]] for name, values in rows.items()}
         profile = find("refit")(table, find("load_hardware")(key.device), few, variant=key.variant)
@@ -205,7 +211,73 @@ def _refit(request: dict[str, Any]) -> Answer:
     return found
 
 
-ANSWERS = {"plan": _plan, "points": _points, "kernels": _kernels, "refit": _refit}
+def _acceptance(request: dict[str, Any]) -> Answer:
+    """A profile fitted to counts of sequences that differ."""
+    import msgspec
+
+    rows: list[dict[str, Any]] = []
+    for sequence, shift in enumerate(request["shifts"]):
+        for budget in request["budgets"]:
+            for context in request["contexts"]:
+                trials = 500
+                for position in range(1, request["gamma"] + 1):
+                    rate = 1.0 - 0.25 * (128.0 / budget) ** 0.4 * (context / 4096.0) ** 0.2 + shift + 0.02 * position
+                    accepted = round(trials * min(rate, 0.99))
+                    rows.append({
+                        "draft_method": request["method"], "budget": budget, "context": context, "position": position,
+                        "trials": trials, "accepted": accepted, "temperature": 1.0, "sequence": sequence,
+                    })  # fmt: skip
+                    trials = accepted
+    profile = find("fit_profile")(rows, draft=request["draft"])
+    found: Answer = {}
+    for term, value in _flat(msgspec.to_builtins(profile), ""):
+        found.setdefault(term, []).append(value)
+    points = {"budget": 300.0, "context": 9000.0}
+    found["rates"] = profile.law.conditional_rates(**points, gamma_max=8).tolist()
+    static = find("static_batch_efficiency")
+    found["static"] = [static(profile, **points, gamma=gamma, batch_size=8, gen_len=100) for gamma in (0, 1, 5)]
+    return found
+
+
+def _traffic(request: dict[str, Any]) -> Answer:
+    """Times of every request of one load: on replicas under arrivals, and in a closed loop."""
+    from dataclasses import replace
+
+    import msgspec
+
+    from magicdec.perfmodel.traffic import simulate as traffic
+
+    draft, method = request["draft"]
+    spec = find("SpeculationSpec")(draft=draft, draft_method=method, draft_budget=request["budget"])
+    setup = find("Setup").of(request["model"], request["hardware"], request["engine"], spec)
+    workload = msgspec.convert({"requests": request["workload"]}, find("WorkloadSpec"))
+    requests = find("drawn")(request["number"], workload=workload, **request["arrivals"])
+    policy = msgspec.convert(request["policy"], find("TableGamma")) if request["policy"] else None
+    server = traffic.Server.of(
+        setup, requests, acceptance=find("constant_profile")(0.7) if policy else None, policy=policy,
+        budget=request["budget"], **request["limits"],
+    )  # fmt: skip
+    blocks = request["blocks"] or server.limits.num_blocks
+    small = replace(server, limits=replace(server.limits, num_blocks=blocks))
+    found: Answer = {f"limits.{name}": [float(value)] for name, value in vars(server.limits).items()}
+    for name, outcome in (
+        ("open", traffic.simulate(small, requests, **request["replicas"])),
+        ("closed", traffic.simulate_closed(server, requests, users=request["users"], seed=3)),
+    ):
+        found |= {f"{name}.{term}": getattr(outcome, term) for term in ("ttft_s", "tpot_s", "e2e_s")}
+        numbers = (
+            outcome.preemptions, outcome.tokens_per_s, outcome.is_overloaded, outcome.goodput(0.1, 0.012),
+            outcome.goodput(None, None), *(each.iterations for each in outcome.replicas),
+        )  # fmt: skip
+        found[f"{name}.numbers"] = [float(value) for value in numbers]
+        found[f"{name}.timeline"] = [float(value) for one in outcome.replicas for row in one.timeline for value in row]
+    return found
+
+
+ANSWERS = {
+    "plan": _plan, "sensitivity": _plan, "points": _points, "kernels": _kernels, "refit": _refit,
+    "acceptance": _acceptance, "traffic": _traffic,
+}  # fmt: skip
 
 
 def write(answers: list[Answer], path: Path) -> None:

@@ -57,6 +57,8 @@ ENGINES = {
 }
 """The drafts that each engine runs."""
 SPARSE = ("streamingllm", "snapkv", "topk")
+TABLE = {"batch_sizes": [1, 8, 32], "context_lens": [128, 512], "gammas": [[3, 2], [2, 1], [0, 1]]}
+"""Gammas by batch and context."""
 CORNERS: tuple[dict[str, Any], ...] = (
     {"kind": "plan", "options": {"model": "deepseek-v3", "hardware": ["gb200-nvl72"], "engine": "vllm", "gpus": 16,
                                  "context": [4096], "batch": [64], "draft": "mtp"}},
@@ -68,8 +70,46 @@ CORNERS: tuple[dict[str, Any], ...] = (
      "spread": {"whole_experts": True, "dp": 1}, "rates": [0.7],
      "tp": [1, 1, 1], "batch": [1, 16, 200], "context": [512, 8192, 32_768], "gamma": [0, 3, 1],
      "budget": [64, 64, 64], "gen_len": 0.0, "output_len": 200.0, "prompts": [], "share": 0.8},
+    *({"kind": "points", "model": "qwen3-8b", "hardware": "h100-sxm-80gb", "engine": "vllm", "is_cpu": False,
+       "draft": method, "method": method, "draft_model": None, "draft_tp_size": draft_tp_size,
+       "sampling": {"temperature": temperature}, "precision": {}, "draft_precision": {}, "spread": {},
+       "rates": [0.8, 0.7, 0.6], "tp": [2, 2, 4], "batch": [1, 16, 60], "context": [512, 8192, 30_000],
+       "gamma": [4, 7, 1], "budget": [64, 64, 64], "gen_len": 100.0, "output_len": 200.0, "prompts": [], "share": 0.8}
+      for method, temperature, draft_tp_size in (("dflash", 0.0, 1), ("p-eagle", 1.0, None))),
+    *({"kind": "kernels", "hardware": name, "rows": 40, "seed": 5,
+       "variants": ["", "fp8", "fp8_block", "nvfp4", "mxfp4", "int4"]}
+      for name in ("b200-sxm-192gb", "h200-sxm-141gb", "l40s-48gb", "mi300x-192gb")),
+    *({"kind": "refit", "file": f"tests/data/kernels/{name}.csv.gz", "rows": 50}
+      for name in ("allreduce_bf16", "allreduce_engines", "decode_attention_fp8", "gemm_quantized", "indexer",
+                   "linear_attention", "linear_prefill", "mla_decode", "moe", "prefill_attention_bf16",
+                   "sparse_attention", "top_k")),
+    *({"kind": "acceptance", "draft": draft, "method": method, "gamma": 4, "budgets": [64, 128, 256, 512],
+       "contexts": contexts, "shifts": shifts}
+      for draft, method, contexts, shifts in (("self", "streamingllm", [2048, 8192], [-0.05, 0.0, 0.04]),
+                                              ("eagle3", "eagle3", [4096], [0.0]))),
+    {"kind": "sensitivity", "options": {"model": "llama-3.1-8b", "hardware": ["h100-sxm-80gb"], "engine": "vllm",
+                                        "context": [16_384], "batch": [16], "draft": "eagle3", "gamma": 3}},
+    {"kind": "sensitivity", "options": {"model": "llama-3.1-8b", "hardware": ["a100-sxm-80gb"], "engine": "ours",
+                                        "tp": 2, "context": [32_768], "batch": [24], "draft": "self",
+                                        "draft_method": "snapkv", "draft_budget": 512, "gamma": 4}},
+    *({"kind": "plan", "num_requests": 120, "options": {
+        "model": "llama-3.1-8b", "engine": "vllm", "context": 1000, "gen_len": 40, **options}}
+      for options in ({"hardware": "h100", "rate": 12.0, "p95_ttft_ms": 120, "p95_tpot_ms": 10, "draft": "eagle3"},
+                      {"hardware": "a100-sxm-80gb", "rate": 30.0, "p95_ttft_ms": 400, "tp": 2})),
+    *({"kind": "traffic", "model": "llama-3.1-8b", "hardware": "h100-sxm-80gb", "engine": engine, "draft": draft,
+       "budget": budget, "number": 90, "users": users, "blocks": blocks, "policy": policy, "limits": limits,
+       "workload": [{"prompt_len": 600, "gen_len": 80}, {"prompt_len": 90, "gen_len": 200, "weight": 2.0}],
+       "arrivals": {"rate": rate, "burstiness": 2.5, "cached_len": 100, "seed": 6},
+       "replicas": {"replicas": replicas, "balance": balance, "seed": 2, "warm_up": 0.15}}
+      for engine, draft, budget, users, blocks, policy, limits, rate, replicas, balance in (
+          ("vllm", ("none", "none"), None, 7, 70, None, {"max_tokens": 500}, 30.0, 2, "least-loaded"),
+          ("vllm", ("none", "none"), None, 40, None, None, {"max_sequences": 6}, 25.0, 1, "round-robin"),
+          ("vllm", ("eagle3", "eagle3"), None, 12, 110, TABLE, {}, 60.0, 2, "round-robin"),
+          ("trtllm", ("eagle3", "eagle3"), None, 20, 150, TABLE, {"max_sequences": 9}, 40.0, 1, "round-robin"),
+          ("ours", ("self", "streamingllm"), 128, 9, 120, TABLE, {}, 20.0, 2, "least-loaded"))),
 )  # fmt: skip
-"""Golden requests that no draw holds: a link that reaches beyond a node, and whole experts on one rank."""
+"""Golden requests that no draw holds: a link that reaches beyond a node, whole experts on one rank, heads that draft in
+parallel, kernels, fits, what a speedup hangs on, the devices for a rate, and servers with large and small caches."""
 POINTS_EVERY = 3
 """Every so many requests are about points of one setup, the others are plans."""
 

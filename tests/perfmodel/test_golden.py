@@ -13,29 +13,25 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import proof_golden
 from proof_answers import answer
 
-PARTS = 8
-TOLERANCE = 1e-9
+TOLERANCES = {"refit": 1e-2, "acceptance": 1e-2}
+"""Of the kinds whose answers an optimiser finds; 1e-9 for others."""
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_answers_change_only_on_purpose(part: int) -> None:
+@pytest.mark.parametrize("number", range(len(proof_golden.golden_requests())))
+def test_answers_change_only_on_purpose(number: int) -> None:
     """If they were meant to: `python scripts/proof.py --update-golden`, and say what moved in the commit
     (`python scripts/proof.py` lists it)."""
-    recorded = proof_golden.read_golden()
-    for number, request in list(enumerate(proof_golden.golden_requests()))[part::PARTS]:
-        with np.errstate(all="ignore"):
-            present = proof_golden.digests(answer(request))
-        wanted = recorded[number]
-        moved = {
-            term: (wanted.get(term), present.get(term))
-            for term in sorted({*wanted, *present})
-            if abs(wanted.get(term, np.inf) - present.get(term, np.inf)) > TOLERANCE
-            or (term in wanted) != (term in present)
-        }
-        assert not moved, (
-            f"request {number} {request} moved (mean logarithms, before and now; if on purpose: "
-            "python scripts/proof.py --update-golden)"
-        )
+    request, wanted = proof_golden.golden_requests()[number], proof_golden.read_golden()[number]
+    with np.errstate(all="ignore"):
+        present = proof_golden.digests(answer(request))
+    moved = {
+        term: (wanted.get(term), present.get(term))
+        for term in sorted({*wanted, *present})
+        if not abs(wanted.get(term, np.inf) - present.get(term, np.inf)) <= TOLERANCES.get(request["kind"], 1e-9)
+    }
+    assert not moved, (
+        f"{request} moved (mean logarithms, before and now; if on purpose: python scripts/proof.py --update-golden)"
+    )
 
 
 def test_golden_requests_reach_every_kind_of_layer_engine_draft_and_split() -> None:
@@ -46,6 +42,6 @@ def test_golden_requests_reach_every_kind_of_layer_engine_draft_and_split() -> N
     assert {each.get("engine") for each in asked} >= {"vllm", "sglang", "trtllm", "ours", "magicdec-2024"}
     drafts = {each.get("draft_method") or each.get("method") or each.get("draft") for each in asked}
     assert drafts >= {"streamingllm", "snapkv", "topk", "full", "ngram", "suffix", "eagle", "eagle3", "mtp"}
-    assert {each["model"] for each in asked} >= {"deepseek-r1", "glm-5", "qwen3.5-27b", "nemotron-3-nano-30b-a3b"}
+    assert {each.get("model") for each in asked} >= {"deepseek-r1", "glm-5", "qwen3.5-27b", "nemotron-3-nano-30b-a3b"}
     for option in ("pp", "ep", "dp_attention", "gpus", "workload", "gen_len", "tpot_ms", "ttft_ms", "kv_dtype"):
         assert any(option in each for each in asked), option
