@@ -202,3 +202,39 @@ def binomial_stderr(rates: list[float], trials: list[int]) -> float:
     mean = survival.sum()
     second = sum((2 * i + 1) * p for i, p in enumerate(survival))
     return float(np.sqrt((second - mean**2) / trials[0]))
+
+
+def test_means_are_those_of_the_keys_that_were_stored(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each full page at every step, however the backend packs it: chunks, rejected drafts, pages that a preempted
+    sequence leaves to others."""
+    import torch
+    from cases import PAGE_SIZE, prompts
+    from serving import counters, serve
+
+    served.configure(budget=160, gamma=4, method="topk")
+    means = list(served.draft._means.values())[1]
+    store, propose, checked = means._write, served.draft.propose, []
+    num_pages, kv_heads, *_ = means._layer.kv_cache.shape
+    keys = torch.full((num_pages * PAGE_SIZE, kv_heads, means._layer.impl.head_size), torch.nan)
+
+    def write(layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> None:
+        keys[slots[slots >= 0]] = key[: len(slots)][slots >= 0]
+        store(layer, key, value, cache, slots)
+
+    def check(runner: Any, sampled: Any, sampling: Any) -> Any:
+        for row, length in enumerate(runner.input_batch.num_tokens_no_spec[: len(sampled)]):
+            if sampled[row]:
+                pages = runner.input_batch.block_table[0].block_table.np[row, : (length - 1) // PAGE_SIZE]
+                exact = keys.unflatten(0, (num_pages, PAGE_SIZE))[pages].mean(dim=1)
+                checked.append(torch.allclose(means.means_NKD[pages], exact, rtol=1e-4, atol=1e-5))
+        return propose(runner, sampled, sampling)
+
+    monkeypatch.setattr(means, "_write", write)
+    monkeypatch.setattr(served.draft, "propose", check)
+    before = counters(served.llm)["num_preemptions"]
+    sampling = {"temperature": 0.0, "max_tokens": 110, "ignore_eos": True}
+    texts = [*prompts(2, 700, seed=31), *prompts(12, 5 * PAGE_SIZE - 8, seed=32)]
+    serve(served.llm, [{"prompt": text, "sampling": sampling} for text in texts])
+    assert counters(served.llm)["num_preemptions"] > before
+    assert len(checked) > 200
+    assert all(checked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,3 +173,13 @@ def test_an_untested_version_stays_as_it_is_and_refuses_the_draft(config: Any, m
     assert config.num_lookahead_tokens == 0
     with pytest.raises(ConfigError, match="untested"):
         SparseDraft(config)
+
+
+def test_top_k_pages_take_their_memory_from_the_cache(config: Any) -> None:
+    """A mean key for each page of 32 tokens, and fp32 scores of 16 sequences, 6 heads and 48 pages."""
+    from vllm.v1.executor.abstract import Executor
+
+    executor: Any = SimpleNamespace(vllm_config=config, collective_rpc=lambda _: [10_000_000])
+    assert Executor.determine_available_memory(executor) == [10_000_000]
+    config.additional_config = {"magicdec": {"draft_method": "topk"}}
+    assert Executor.determine_available_memory(executor) == [(10_000_000 - 16 * 6 * 48 * 4) * 64 // 65]

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from magicdec.vllm.page_scores import PageMeans, PageSelector
+from magicdec.errors import ConfigError
+from magicdec.vllm.page_scores import PageMeans, PageSelector, watch_layers
 from magicdec.vllm.pages import memory_of_cache, streaming_window
 from magicdec.vllm.settings import DraftSettings, num_sink_pages
 
@@ -222,3 +223,11 @@ def test_means_and_scores_take_their_share_of_the_memory() -> None:
     """As many pages as fit with a mean of half a key and value's size, in units of one vector."""
     left = memory_of_cache(1000 * 33 * 2 + 4 * 50, page_size=16, num_scores=50)
     assert left == 1000 * 32 * 2
+
+
+def test_backends_that_keep_pages_elsewhere_are_refused() -> None:
+    layer = SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: "FLASHINFER"))
+    context = {"experts": SimpleNamespace(), "attention": layer}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
+    with pytest.raises(ConfigError, match="attention backend FLASHINFER; use --attention-backend FLASH_ATTN"):
+        watch_layers(config)
