@@ -22,7 +22,7 @@ from magicdec.counts import Array, expected_tokens_per_step, survival
 from magicdec.errors import ConfigError
 from magicdec.fitting import Free, solve
 from magicdec.perfmodel.acceptance.law import Law
-from magicdec.validate.rows import Size, places, published, read_rows
+from magicdec.validate.rows import Size, places, published, read_lines, read_rows
 
 DEEPEST_FITTED = 8
 TOKENS_PER_ROW = 800.0
@@ -85,11 +85,16 @@ def validate_acceptance(paths: Sequence[str | Path] | None = None) -> dict[str, 
     groups: list[dict[str, Any]] = []
     refused: list[str] = []
     for path in paths or published("acceptance_snapkv.csv"):
+        if "gamma" not in (columns := read_lines(path)[0]) and "acceptance_rate" in columns:
+            refused.append(f"{path}: rates without a gamma say nothing about deeper blocks")
+            continue
         rows, lines = read_rows([path], Observation, one_of=("tokens_per_step", "accepted_over_drafted"))
         for members in places([row.model] for row in rows).values():
             found = _groups_of_model([rows[index] for index in members])
             groups += [{**group, "name": f"{Path(path).stem}/{group['name']}"} for group in found]
         refused += lines
+    if not groups:
+        raise ConfigError(refused[0])
     return {"groups": groups, "refused": refused}
 
 

@@ -11,6 +11,7 @@ from magicdec.counts import survival
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance.law import Law
 from magicdec.validate.published_acceptance import Observation, fit_cells, split_rows, validate_acceptance
+from magicdec.validate.rows import published
 
 HEADER = "model,dataset,draft_method,context_len,draft_budget_tokens,gamma,accepted_over_drafted,tokens_per_step\n"
 
@@ -83,6 +84,15 @@ def test_unusable_tables_are_refused_naming_the_column(tmp_path: Path, text: str
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         validate_acceptance([path])
+
+
+def test_a_table_of_rates_is_named_and_the_others_judged() -> None:
+    rates, counts = published("acceptance_llama31_8b_streamingllm512_pg19.csv", "acceptance_snapkv.csv")
+    document = validate_acceptance([rates, counts])
+    assert document["groups"] == validate_acceptance([counts])["groups"]
+    assert document["refused"] == [f"{rates}: rates without a gamma say nothing about deeper blocks"]
+    with pytest.raises(ConfigError, match="without a gamma"):
+        validate_acceptance([rates])
 
 
 def test_a_single_row_gives_no_error_to_report(tmp_path: Path) -> None:
