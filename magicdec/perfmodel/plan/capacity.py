@@ -484,7 +484,7 @@ def _timeline(outcome: Outcome) -> list[Moment]:
 def _where_it_pays(curves: list[TrafficLoad]) -> list[str]:
     """Up to which rate each policy makes the median request faster than without a draft on the same devices."""
     alone = {each.rate_per_s: each.request for each in curves if not each.is_speculative}
-    said = []
+    said: dict[str, list[str]] = {}
     for policy in dict.fromkeys(each.policy for each in curves if each.is_speculative):
         gains = []
         for each in (each for each in curves if each.policy == policy):
@@ -493,15 +493,15 @@ def _where_it_pays(curves: list[TrafficLoad]) -> list[str]:
         if not gains:
             continue
         paid = next((place for place, (_, gain) in enumerate(gains) if gain < 1.0 + LEAST_GAIN), len(gains))
-        name = policy if policy.startswith("gamma") else f"gamma {policy}"
         if paid == 0:
-            said.append(f"with {name} speculation does not pay at {gains[0][0]:.3g} requests/s, nor above")
-            continue
-        rate, gain = gains[paid - 1]
-        span = f"{gains[0][1]:.2f} times as fast at {gains[0][0]:.3g} requests/s, {gain:.2f} times at {rate:.3g}"
-        ends = "" if paid == len(gains) else f", and it stops paying below {gains[paid][0]:.3g}"
-        said.append(f"with {name} the median request is {span}{ends}")
-    return said
+            found = f"speculation does not pay at {gains[0][0]:.3g} requests/s, nor above"
+        else:
+            rate, gain = gains[paid - 1]
+            found = f"the median request is {gains[0][1]:.2f} times as fast at {gains[0][0]:.3g} requests/s"
+            found += f", {gain:.2f} times at {rate:.3g}"
+            found += "" if paid == len(gains) else f", and it stops paying below {gains[paid][0]:.3g}"
+        said.setdefault(found, []).append(policy if policy.startswith("gamma") else f"gamma {policy}")
+    return [f"with {', '.join(names)}: {found}" for found, names in said.items()]
 
 
 def _notes(load: Load, best: Tried, replicas: int, chosen: TrafficLoad) -> list[str]:
