@@ -30,19 +30,10 @@ from magicdec.validate.grid import Thresholds
 
 def row(source: str, gamma: int, speedup: float, samples: list[float] | None = None, **changes: object) -> Record:
     base = Record(
-        source="measured" if source == "measured" else "calibrated",
-        model="embedded",
-        draft="self",
-        draft_method="streamingllm",
-        draft_budget=64,
-        gamma=gamma,
-        batch_size=8,
-        context_len=512,
-        temperature=1.0,
-        speedup=speedup,
-        speedup_samples=samples,
-        autoregressive_step_s=0.010,
-    )
+        source="measured" if source == "measured" else "calibrated", model="embedded", draft="self",
+        draft_method="streamingllm", draft_budget=64, gamma=gamma, batch_size=8, context_len=512, temperature=1.0,
+        speedup=speedup, speedup_samples=samples, autoregressive_step_s=0.010,
+    )  # fmt: skip
     return msgspec.structs.replace(base, **changes)
 
 
@@ -177,14 +168,9 @@ def test_normalised_errors_leave_the_drift_of_the_machine_out(slower: float) -> 
     alone, step = 0.8 * 1.5 + 0.2 * slower, 0.5 * 1.5 + 0.5 * slower
     predicted = row("calibrated", 2, 1.2, memory_shares=shares, reference_s=0.006, compute_reference_s=0.01, **times)
     measured = row(
-        "measured",
-        2,
-        1.2 * alone / step,
-        reference_s=0.009,
-        compute_reference_s=0.01 * slower,
-        autoregressive_step_s=0.010 * alone,
-        step_s=0.020 * step,
-    )
+        "measured", 2, 1.2 * alone / step, reference_s=0.009, compute_reference_s=0.01 * slower,
+        autoregressive_step_s=0.010 * alone, step_s=0.020 * step,
+    )  # fmt: skip
     (pair,) = pair_records([predicted, measured])
     assert pair.error("autoregressive_step_s") == pytest.approx(1 / alone - 1)
     for term in ("autoregressive_step_s", "step_s", "speedup"):
@@ -203,7 +189,6 @@ def test_the_noise_floor_is_the_error_of_a_perfect_prediction() -> None:
         predicted.append(row("calibrated", 2, 1.5, draft_budget=budget))
         measured.append(row("measured", 2, float(np.median(samples)), samples, draft_budget=budget))
     summary = summarise("speedup", pair_records([*predicted, *measured]))
-    assert summary is not None
     assert summary.noise_floor == pytest.approx(summary.median_error, rel=0.2)
 
 

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from magicdec.cli import app, register_commands
 from magicdec.perfmodel.acceptance import constant_profile, save_profile
 from magicdec.perfmodel.kernels.profile import HARDWARE_DIRECTORY
+from magicdec.perfmodel.plan import capacity
 from magicdec.perfmodel.plan.planner import PlanRequest, plan
 from magicdec.records import read_records
 from magicdec.specs.catalog import EMBEDDED_DIRECTORY, MODELS_DIRECTORY
@@ -87,6 +88,14 @@ def kind(command: str) -> str:
     return " ".join(words[:2]) if " ".join(words[:2]) in HELPS else words[0]
 
 
+def called(which: str) -> Any:
+    """The command behind a key of `HELPS`."""
+    command = program()
+    for name in which.split():
+        command = command.commands[name]
+    return command
+
+
 def prepare(directory: Path) -> None:
     """The files of the user's that the documents name."""
     shutil.copy(HARDWARE_DIRECTORY / "l40s-48gb.toml", directory / "my-gpu.toml")
@@ -116,7 +125,6 @@ def prepare(directory: Path) -> None:
         server.serve(random_requests(batch))
         (directory / name).write_text(server.scrape())
     described = re.search(r"```toml\n(schema.*?)```", TEXTS["docs/extending.md"], re.DOTALL)
-    assert described is not None
     (directory / "mine.toml").write_text(described[1])
     (directory / "trace.jsonl").write_text('{"accepted_lengths": [2, 0, 3, 1]}\n[1, 3, 3]\n')
     (directory / "requests.json").write_text('{"requests": [{"prompt_len": 8000, "gen_len": 500, "weight": 3}]}')
@@ -126,6 +134,8 @@ def prepare(directory: Path) -> None:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     prepare(tmp_path)
+    monkeypatch.setattr(capacity, "MIN_REQUESTS", 200)
+    monkeypatch.setattr(capacity, "MAX_REQUESTS", 200)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
@@ -148,6 +158,8 @@ def test_commands_that_do_not_measure_run_as_they_are_written(where: str, place:
     key = read_records(RECORDS)[0].key
     for command in commands(TEXTS[where].replace(EXAMPLE_KEY, key)):
         if kind(command) in (*SMALLER, *ELSEWHERE, *PREPARED) or any(need in command for need in NEEDS):
+            known = {option for each in called(kind(command)).params for option in (*each.opts, *each.secondary_opts)}
+            assert {word for word in command.split() if word.startswith("--")} <= known, command
             continue
         words, _, target = command.partition(" > ")
         done = runner.invoke(app, shlex.split(words)[1:])

@@ -41,16 +41,9 @@ def test_what_is_measured_on_an_h200_fits_it_and_covers_the_grid(
     some, from the model's dimensions."""
     spec = load_model_spec(name)
     items = gpu_shapes.model_items(
-        gpu_shapes.FULL,
-        name=name,
-        model_argument=name,
-        spec=spec,
-        device="cuda",
-        dtype="bfloat16",
-        free_bytes=free_bytes,
-        profile=H200,
-        cuda_graphs=True,
-    )
+        gpu_shapes.FULL, name=name, model_argument=name, spec=spec, device="cuda", dtype="bfloat16",
+        free_bytes=free_bytes, profile=H200, cuda_graphs=True,
+    )  # fmt: skip
     slot_bytes = 2 * 2 * spec.num_hidden_layers * spec.num_key_value_heads * spec.attention.head_dim
     for item in items:
         request = item.request
@@ -204,35 +197,6 @@ def test_a_stage_ends_at_its_limit_with_its_children(
         if started.exists() and started.read_text():
             break
     assert not still_alive_after(30, [int(started.read_text())])
-
-
-def test_a_call_keeps_to_its_budget_and_the_next_one_goes_on(
-    gpu_all: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs = {"first": "pass", "second": "pass"}
-    assert _call(gpu_all, tmp_path, monkeypatch, programs, budget_s=0.0) == (3, {})
-    status, state = _call(gpu_all, tmp_path, monkeypatch, programs)
-    assert (status, {each["state"] for each in state.values()}) == (0, {"done"})
-
-
-@pytest.mark.slow
-def test_an_attention_kernel_that_fails_is_named_beside_the_others_errors(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    module = importlib.import_module("benchmarks.attention_backends")
-
-    def broken(inputs: Any, probabilities: bool) -> Any:
-        raise RuntimeError("no kernel image is available")
-
-    monkeypatch.setattr(module, "backends", lambda device: {"broken": broken, "flex": module.flex})
-    monkeypatch.setattr(sys, "argv", ["attention_backends", "--seconds", "0"])
-    with pytest.raises(SystemExit) as ended:
-        module.main()
-    assert ended.value.code == 1
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["failed"] == {"broken": "RuntimeError: no kernel image is available"}
-    assert result["max_error"]["flex"]["float32"]["output"] < 1e-5
 
 
 def test_all_stages_together_take_40_minutes_at_most(gpu_all: ModuleType, tmp_path: Path) -> None:

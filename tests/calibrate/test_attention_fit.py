@@ -18,15 +18,9 @@ from tests.kernels import attention_time, fit_attention
 Array = npt.NDArray[np.float64]
 HEADS, HEAD_DIM = 6, 64
 CPU = HardwareProfile(
-    name="cpu",
-    kind="cpu",
-    memory_bytes=2e10,
-    memory_bytes_per_s=4e10,
-    flops_per_s={"fp32": 1.5e11},
-    num_multiprocessors=2,
-    l2_bytes=3.3e7,
-    link=Link(bytes_per_s=1e10, topology="shared-memory", num_gpus_per_node=1),
-)
+    name="cpu", kind="cpu", memory_bytes=2e10, memory_bytes_per_s=4e10, flops_per_s={"fp32": 1.5e11},
+    num_multiprocessors=2, l2_bytes=3.3e7, link=Link(bytes_per_s=1e10, topology="shared-memory", num_gpus_per_node=1),
+)  # fmt: skip
 
 
 def seconds(kernel: str, batch: Array, kv_len: Array, query_len: Array) -> Array:

@@ -72,7 +72,6 @@ def test_calibration_prompts_share_no_text_with_measured_ones() -> None:
     grid = GRIDS["docs/grid.toml"]
     spec = load_model_spec(grid.model)
     checkpoint = checkpoint_directory(grid.model)
-    assert checkpoint is not None
     tokenizer = load_tokenizer(checkpoint, vocab_size=spec.vocab_size)
     profiled = acceptance_request(grid)
 

@@ -21,30 +21,15 @@ BASE = msgspec.structs.replace(
     load_engine("ours"), attention_kernel="measured", forward_overhead_s=0.0, step_overhead_s=0.0
 )
 TRUTH = msgspec.structs.replace(
-    BASE,
-    gemm_factor=1.3,
-    attention_factor=0.8,
-    verify_attention_factor=1.25,
-    draft_attention_factor=1.1,
-    layer_overhead_s=2e-5,
-    draft_step_overhead_s=3e-4,
-    verify_overhead_s=2e-4,
-    sampling_base_s=5e-5,
-    sampling_s_per_element=2e-10,
-    greedy_s_per_element=5e-11,
-    accept_base_s=1e-4,
-    accept_s_per_element=4e-10,
-    greedy_accept_s_per_element=6e-11,
-    upkeep_base_s=1e-4,
-    upkeep_s_per_token=2e-6,
-    autoregressive_overhead_s=4e-5,
-)
+    BASE, gemm_factor=1.3, attention_factor=0.8, verify_attention_factor=1.25, draft_attention_factor=1.1,
+    layer_overhead_s=2e-5, draft_step_overhead_s=3e-4, verify_overhead_s=2e-4, sampling_base_s=5e-5,
+    sampling_s_per_element=2e-10, greedy_s_per_element=5e-11, accept_base_s=1e-4, accept_s_per_element=4e-10,
+    greedy_accept_s_per_element=6e-11, upkeep_base_s=1e-4, upkeep_s_per_token=2e-6, autoregressive_overhead_s=4e-5,
+)  # fmt: skip
 UNSEEN = {
-    "batch_size": [2.0, 8.0, 64.0],
-    "context_len": [1024.0, 4096.0, 2048.0],
-    "draft_budget": [256.0, 256.0, 512.0],
+    "batch_size": [2.0, 8.0, 64.0], "context_len": [1024.0, 4096.0, 2048.0], "draft_budget": [256.0, 256.0, 512.0],
     "gamma": [2.0, 4.0, 1.0],
-}
+}  # fmt: skip
 
 
 def phases(columns: dict[str, np.ndarray], engine: EngineProfile) -> dict[str, np.ndarray]:

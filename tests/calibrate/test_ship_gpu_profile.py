@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,15 +36,9 @@ def write_results(directory: Path, *, device: str = "nvidia-h200", kind: str = "
     known = load_hardware("h200")
     assert known.allreduce is not None
     hardware = msgspec.structs.replace(
-        known,
-        name=device,
-        kind=kind,
-        aliases=(),
-        memory_bytes_per_s=4.123456789e12,
-        reference_s=0.001,
-        sources={},
+        known, name=device, kind=kind, aliases=(), memory_bytes_per_s=4.123456789e12, reference_s=0.001, sources={},
         elementwise=ElementwiseCurve.of(known),
-    )
+    )  # fmt: skip
     engine = msgspec.structs.replace(load_engine("ours"), name="ours here", workspace_bytes=0.0, relative_error=0.06)
     LocalProfile(hardware=hardware, engine=engine, acceptance=()).save(directory / "llama-3.1-8b.toml")
     (directory / "facts.json").write_text(json.dumps({"calibration llama-3.1-8b": FACTS | facts}))
@@ -64,22 +58,13 @@ def write_runs(directory: Path, count: int, *, error: float, device: str = "nvid
 def ship(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """Calls the script in this process."""
     path = ROOT / "scripts" / "ship_gpu_profile.py"
-    spec = importlib.util.spec_from_file_location("ship_gpu_profile", path)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    main = runpy.run_path(str(path))["main"]
 
     def call(directory: Path, *options: str) -> Done:
-        places = [
-            "--hardware-directory",
-            str(directory / "hardware"),
-            "--engines-directory",
-            str(directory / "engines"),
-        ]
-        monkeypatch.setattr(sys, "argv", [str(path), str(directory), *options, *places])
+        places = ["--hardware-directory", directory / "hardware", "--engines-directory", directory / "engines"]
+        monkeypatch.setattr(sys, "argv", [str(path), str(directory), *options, *map(str, places)])
         try:
-            script.main()
+            main()
         except SystemExit as ended:
             return Done(int(ended.code or 0), *capsys.readouterr())
         return Done(0, *capsys.readouterr())
@@ -106,7 +91,6 @@ def test_a_measured_gpu_goes_under_the_catalogs_name_with_date_versions_and_erro
         assert hardware.sources[key].startswith("measured by benchmarks/gpu.py, 2026-03-05, torch 2.11.0, triton 3.6.0")
     assert "https://" in hardware.sources["link"]
     for curve in (hardware.gemm, hardware.attention, hardware.elementwise):
-        assert curve is not None
         assert "nvidia-h200, 2026-03-05, torch 2.11.0" in curve.fit.fitted_on
         assert curve.fit.relative_error > 0
     assert (engine.name, engine.fitted_device) == ("ours-h200-sxm-141gb", hardware.name)

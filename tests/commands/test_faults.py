@@ -9,15 +9,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from magicdec.perfmodel.acceptance import constant_profile, save_profile
-from magicdec.perfmodel.kernels.profile import load_hardware, save_hardware
-from magicdec.records import read_records
-from magicdec.specs.engine import load_engine, save_engine
 from tests.processes import Program
 
 RECORDS = Path(__file__).resolve().parents[2] / "results" / "demo-2-cores.jsonl"
@@ -108,24 +104,6 @@ def test_a_reader_that_is_gone() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("what", ["engine", "hardware", "acceptance"])
-def test_a_full_disk_while_a_profile_is_written(what: str, tmp_path: Path) -> None:
-    from magicdec.errors import StorageError
-
-    write = {
-        "engine": lambda path: save_engine(load_engine("ours"), path),
-        "hardware": lambda path: save_hardware(load_hardware("h200"), path),
-        "acceptance": lambda path: save_profile(constant_profile(0.8), path),
-    }[what]
-    file = tmp_path / "profile"
-    write(file)
-    before = file.read_bytes()
-    with full_disk(), pytest.raises(StorageError, match="cannot write"):
-        write(file)
-    assert file.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [file]
-
-
 @pytest.mark.parametrize("what", WRITERS)
 def test_a_read_only_directory(what: str, plan_file: Path, tmp_path: Path, program: Program) -> None:
     """Once with a file in it and once without."""
@@ -149,15 +127,3 @@ def test_a_read_only_directory(what: str, plan_file: Path, tmp_path: Path, progr
         with suppress(OSError):
             directory.chmod(0o700)
         shutil.rmtree(directory)
-
-
-def test_records_of_a_plan_are_one_more_after_the_disk_has_room_again(
-    plan_file: Path, tmp_path: Path, program: Program
-) -> None:
-    file = tmp_path / "records.jsonl"
-    codes = []
-    for is_full in (False, True, False):
-        with full_disk() if is_full else nullcontext():
-            codes.append(outcome("a record", file, plan_file, program)[0])
-    assert codes == [0, 2, 0]
-    assert len(read_records(file)) % 2 == 0

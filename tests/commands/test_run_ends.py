@@ -60,9 +60,7 @@ def recorded(tmp_path: Path, program: Program) -> Path:
         (KILL, "decoding"),
         (INT, "starting"),
         pytest.param(TERM, "decoding", marks=LATER),
-        pytest.param(INT, "decoding", marks=LATER),
         pytest.param(KILL, "starting", marks=LATER),
-        pytest.param(TERM, "starting", marks=LATER),
     ],
 )
 def test_ranks_end_with_their_parent(number: signal.Signals, moment: str) -> None:
@@ -79,16 +77,8 @@ def test_ranks_end_with_their_parent(number: signal.Signals, moment: str) -> Non
         assert "Traceback" not in run.shown
 
 
-@pytest.mark.parametrize(
-    ("number", "moment"),
-    [
-        pytest.param(TERM, "decoding", marks=LATER),
-        pytest.param(KILL, "decoding", marks=LATER),
-        pytest.param(INT, "decoding", marks=LATER),
-        pytest.param(KILL, "starting", marks=LATER),
-        pytest.param(TERM, "starting", marks=LATER),
-    ],
-)
+@LATER
+@pytest.mark.parametrize(("number", "moment"), [(KILL, "decoding"), (TERM, "starting")])
 def test_ranks_end_with_torchrun(number: signal.Signals, moment: str, recorded: Path) -> None:
     """Killed, it cannot end them itself; and what has just been started has to load its first modules for that. What
     was recorded before stays."""

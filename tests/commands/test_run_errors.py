@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,9 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 
 import magicdec
 from magicdec.records import Record, append_record
@@ -24,8 +21,6 @@ from tests.processes import Program
 from tests.processes import magicdec as start
 
 SMALL = ("--batch=2", "--context=100", "--gen-len=4", "--draft-budget=32", "--repetitions=1", "--quiet")
-WEIGHTS, PARTS = "model.safetensors", ("model-1.safetensors", "model-2.safetensors")
-DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 @pytest.fixture
@@ -38,48 +33,20 @@ def refusal(program: Program, *arguments: str) -> str:
     return program("run", *SMALL, *arguments).refusal
 
 
-def change_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(directory / WEIGHTS)
-    change(tensors)
-    save_file(tensors, directory / WEIGHTS)
+def spoil_a_number(file: Path) -> None:
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, file)
 
 
-def lose_a_part(directory: Path) -> None:
-    tensors = load_file(directory / WEIGHTS)
-    place = {name: PARTS[i % 2] for i, name in enumerate(sorted(tensors))}
-    save_file({name: tensors[name] for name in tensors if place[name] == PARTS[0]}, directory / PARTS[0])
-    (directory / WEIGHTS).unlink()
-    (directory / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": place}))
-
-
-def enlarge_tokenizer(directory: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.add_tokens([f"<added {i}>" for i in range(5000)])
-    tokenizer.save(str(directory / "tokenizer.json"))
-
-
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut short": (lambda at: os.truncate(at / WEIGHTS, 100_000), "not a readable safetensors file"),
-    "a part lost": (lose_a_part, f"lacks {PARTS[1]}"),
-    "all lost": (lambda at: (at / WEIGHTS).unlink(), "holds no *.safetensors file"),
-    "a column dropped": (
-        lambda at: change_weights(at, lambda tensors: tensors.update({DOWN: tensors[DOWN][:, 1:].contiguous()})),
-        f"{DOWN} has shape [192, 511], but its config.json calls for [192, 512]",
-    ),
-    "a tensor dropped": (lambda at: change_weights(at, lambda each: each.pop(DOWN)), f"has no tensor {DOWN}"),
-    "not a number": (
-        lambda at: change_weights(at, lambda tensors: tensors[DOWN][3, 5].fill_(float("nan"))),
-        "not finite at step 0 in sequence(s) 0, 1; first in layer 1",
-    ),
-    "tokens added": (enlarge_tokenizer, "tokens, the model only 2048: they do not belong together"),
-}
-
-
-@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda file: os.truncate(file, 100_000), "not a readable safetensors file"),
+    (spoil_a_number, "not finite at step 0 in sequence(s) 0, 1; first in layer 1"),
+])  # fmt: skip
 def test_a_checkpoint_that_cannot_be_used(
     checkpoint: Path, damage: Callable[[Path], object], message: str, program: Program, tmp_path: Path
 ) -> None:
-    damage(checkpoint)
+    damage(checkpoint / "model.safetensors")
     records = tmp_path / "records.jsonl"
     line = refusal(program, "--model", str(checkpoint), "--records", str(records))
     assert message in line
@@ -95,17 +62,12 @@ def test_a_checkpoint_that_cannot_be_used(
         (("--draft-budget", "101"), "draft budget 101 exceeds the context 100; the largest is 100"),
         (("--gamma", "33"), "gamma must be between 0 and 32"),
         (("--draft", "eagle"), "planned for but not run; use --draft self, ngram or a model"),
-        (("--prompts", "/nowhere"), "known: random, recall, stdlib"),
         (("--prompts", "{tmp_path}"), "hold no text"),
-        (("--model", "embeded"), "did you mean embedded"),
         (("--dtype", "float8"), "known: bfloat16, float16, float32"),
         (("--queue", "1"), "use at least 2"),
-        (("--gamma", "x"), "--gamma must be numbers"),
-        (("--dtype", "float31"), "did you mean float32"),
         (("--device", "tpu"), "unknown device"),
         (("--prompts", "stdlb"), "did you mean stdlib"),
         (("--temperature", "-1"), "temperature must be"),
-        (("--draft", "llama-68n"), "did you mean llama-68m"),
         (("--draft-tp", "2"), "the draft cannot be on 2 ranks"),
         (("--tp", "2", "--draft-tp", "1"), "needs a draft model"),
         (("--draft-method", "full"), "unknown draft method of a self-draft"),

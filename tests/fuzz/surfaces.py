@@ -43,7 +43,7 @@ SERVED = ("--model", "llama-3.1-8b", "--hardware", "h100-sxm-80gb")
 LONGEST_LINE = 1000
 HANGS_S = 300
 """An alarm that ends a case; one takes a second."""
-SHARD_CUTS = 20
+SHARD_CUTS = 12
 
 
 class Case(NamedTuple):
@@ -219,12 +219,12 @@ def plans(folder: Path, count: int) -> Iterator[Case]:
 
 
 def shards(folder: Path, count: int) -> Iterator[Case]:
-    """Weights in all published formats, cut at 20 places each: in the length of the header, the header and the numbers;
-    and with bytes of the header changed."""
+    """Weights in published formats, cut at 12 places each: in the length of the header, the header and the numbers; and
+    with bytes of the header changed."""
     run = ("--batch=1", "--context=24", "--gen-len=2", "--draft=none", "--repetitions=1", "--quiet", "--prompts=random")
     rng = random.Random(9)
     whole = sorted(path for path in QUANTIZED.iterdir() if (path / "model.safetensors").exists())
-    for source in (EMBEDDED_DIRECTORY, *rng.sample(whole, min(len(whole), max(1, count // 5)))):
+    for source in (EMBEDDED_DIRECTORY, *rng.sample(whole, min(len(whole), max(1, count // 10)))):
         model = Path(shutil.copytree(source, folder / source.name, dirs_exist_ok=True))
         shard = model / "model.safetensors"
         data, command = shard.read_bytes(), ("run", "--model", str(model), *run)
@@ -406,14 +406,8 @@ def calibrated_servers(folder: Path, count: int) -> Iterator[Case]:
 
 
 SURFACES: dict[str, Callable[[Path, int], Iterator[Case]]] = {
-    "model configurations": model_configurations,
-    "profiles": profiles,
-    "records": records,
-    "bytes of files": damaged_files,
-    "options": options,
-    "plans": plans,
-    "shards of weights": shards,
-    "servers watched": watched_servers,
-    "servers calibrated": calibrated_servers,
-}
+    "model configurations": model_configurations, "profiles": profiles, "records": records,
+    "bytes of files": damaged_files, "options": options, "plans": plans, "shards of weights": shards,
+    "servers watched": watched_servers, "servers calibrated": calibrated_servers,
+}  # fmt: skip
 """By name: a generator of about 5 to 10 times `count` cases that leaves their files in a folder."""
