@@ -21,26 +21,14 @@ from magicdec.specs.speculation import SamplingSpec
 torch.set_num_threads(1)  # tiny operations gain nothing from a second thread, and wait for it when the machine is busy
 
 SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.25,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+    "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512, "initializer_range": 0.25,
+    "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
 LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}
+}  # fmt: skip
 
 FAMILIES: dict[str, PreTrainedConfig] = {
     "llama-mha": LlamaConfig(**{**SMALL, "num_key_value_heads": 6}, tie_word_embeddings=False),
@@ -75,17 +63,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def tiny_spec(name: str = "tiny", **changes: object) -> ModelSpec:
     fields: dict[str, object] = {
-        "model_type": "llama",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": 64,
-        "max_position_embeddings": 1024,
-        "tie_word_embeddings": True,
-    }
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64,
+        "max_position_embeddings": 1024, "tie_word_embeddings": True,
+    }  # fmt: skip
     return model_from_hf_config({**fields, **changes}, name=name, where=name)
 
 

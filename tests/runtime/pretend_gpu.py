@@ -29,27 +29,16 @@ aten = torch.ops.aten
 HOST, BACKEND, CLAIMED = torch.device("cpu"), torch.device("privateuseone", 0), torch.device("cuda", 0)
 COPIES = {aten.copy_.default, aten._to_copy.default}
 READS_VALUES = {
-    aten._local_scalar_dense.default,
-    aten.nonzero.default,
-    aten.masked_select.default,
-    aten.equal.default,
-    aten.allclose.default,
-    aten.bincount.default,
-    aten.repeat_interleave.Tensor,
-    aten._unique.default,
-    aten._unique2.default,
-    aten.unique_dim.default,
-    aten.unique_consecutive.default,
+    aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default, aten.equal.default,
+    aten.allclose.default, aten.bincount.default, aten.repeat_interleave.Tensor, aten._unique.default,
+    aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default,
     aten.unique_dim_consecutive.default,
-}
+}  # fmt: skip
 """Their result, or its shape, is not known before the device has got there."""
 INDEXING = {
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
+    aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
     aten._unsafe_index.Tensor,
-}
+}  # fmt: skip
 """They take indices of the host, and copy them; and a mask becomes as many indices as it is true."""
 
 
@@ -73,13 +62,9 @@ class DeviceTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, held: torch.Tensor, gpu: PretendGPU) -> DeviceTensor:
         self = torch.Tensor._make_wrapper_subclass(
-            cls,
-            held.shape,
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
+            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
             device=BACKEND,
-        )
+        )  # fmt: skip
         self.held, self.gpu = held, gpu
         return self
 

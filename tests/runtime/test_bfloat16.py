@@ -43,15 +43,9 @@ def teacher_forced_gaps(request: BenchmarkRequest, prompt: Sequence[int], genera
 def test_greedy_tokens_are_the_targets_own_but_for_near_ties() -> None:
     """Teacher forcing in float64, token by token, of autoregressive and self-speculative output."""
     request = BenchmarkRequest(
-        model="embedded",
-        dtype="bfloat16",
-        batch_size=2,
-        context_len=200,
-        context_spread=0.3,
-        gen_len=32,
-        speculations=tuple(SELF_DRAFTS),
-        sampling=SamplingSpec(),
-    )
+        model="embedded", dtype="bfloat16", batch_size=2, context_len=200, context_spread=0.3, gen_len=32,
+        speculations=tuple(SELF_DRAFTS), sampling=SamplingSpec(),
+    )  # fmt: skip
     session = BenchmarkSession(request)
     for speculation in (AUTOREGRESSIVE, *SELF_DRAFTS):
         result = session.run(speculation, run_to_end=True)

@@ -87,18 +87,11 @@ def test_flips_find_a_planted_fault(fault: str, tmp_path: Path, monkeypatch: pyt
 
 
 BLOCKS = {
-    ("attention", "no_op"): True,
-    ("attention", "n_heads_in_group"): 2,
-    ("attention", "replace_with_linear"): True,
-    ("attention", "sparsify"): [1],
-    ("attention", "window_length"): 4,
-    ("attention", "num_sink_tokens"): 2,
-    ("attention", "sliding"): 2,
-    ("ffn", "no_op"): True,
-    ("ffn", "ffn_mult"): 13.0,
-    ("ffn", "replace_with_linear"): True,
-    ("ffn", "hidden_act"): "gelu",
-}
+    ("attention", "no_op"): True, ("attention", "n_heads_in_group"): 2, ("attention", "replace_with_linear"): True,
+    ("attention", "sparsify"): [1], ("attention", "window_length"): 4, ("attention", "num_sink_tokens"): 2,
+    ("attention", "sliding"): 2, ("ffn", "no_op"): True, ("ffn", "ffn_mult"): 13.0,
+    ("ffn", "replace_with_linear"): True, ("ffn", "hidden_act"): "gelu",
+}  # fmt: skip
 """Fields of a block of DeciLM, and another value; those that the test's module does not know have to be refused."""
 UNDERSTOOD = ("no_op", "n_heads_in_group", "ffn_mult")
 
@@ -114,15 +107,6 @@ def test_each_field_of_a_block_of_its_own(part: str, name: str, tmp_path: Path) 
     expected = logits_after_every_token(write(tmp_path, config, seed=1), PROMPT)[-1]
     found = compared(tmp_path, expected)
     assert found == "equal" if name in UNDERSTOOD else found.startswith("refused in 1 line")
-
-
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-@pytest.mark.parametrize("first", [0, 1, 3])
-def test_windows_from_some_layer_on_are_where_transformers_has_them(family: str, first: int, tmp_path: Path) -> None:
-    given = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": first, "layer_types": None}
-    config = type(FAMILIES[family])(**{**FAMILIES[family].to_dict(), **given})
-    directory = write_checkpoint(tmp_path / "a", config)
-    assert compared(directory, their_logits(directory)) == "equal"
 
 
 @pytest.fixture

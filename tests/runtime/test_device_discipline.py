@@ -135,15 +135,10 @@ def test_the_host_waits_once_per_step(draft: str | None, model: Transformer, gpu
 
 FAULTS: dict[str, tuple[Callable[[Tensor], Any], type[AssertionError]]] = {
     "a tensor of the host": (lambda x: x + torch.ones(x.shape[-1]), MixedDevices),
-    "a product with the host's": (lambda x: x @ torch.ones(x.shape[-1]), MixedDevices),
     "item": (lambda x: x.sum().item(), NotCapturable),
-    "bool": (lambda x: bool(x.isfinite().all()), NotCapturable),
-    "int": (lambda x: int(x.argmax()), NotCapturable),
     "tolist": (lambda x: x.tolist(), NotCapturable),
     "cpu": (lambda x: x.cpu(), NotCapturable),
-    "to": (lambda x: x.to("cpu"), NotCapturable),
     "nonzero": (lambda x: x.nonzero(), NotCapturable),
-    "where": (lambda x: torch.where(x > 0), NotCapturable),
     "a mask as an index": (lambda x: x[x > 0], NotCapturable),
     "a list as an index": (lambda x: x[[0, 0]], NotCapturable),
     "allclose": (lambda x: torch.allclose(x, x), NotCapturable),
@@ -151,7 +146,6 @@ FAULTS: dict[str, tuple[Callable[[Tensor], Any], type[AssertionError]]] = {
     "repeats that a tensor tells": (lambda x: x.repeat_interleave(x.flatten().argmax()[None], dim=0), NotCapturable),
     "an upload": (lambda x: torch.tensor([1.0], device=x.device), NotCapturable),
     "a copy": (lambda x: x[:1, :1, :1].copy_(torch.zeros(1, 1, 1)), NotCapturable),
-    "numpy's numbers": (lambda x: torch.from_numpy(np.zeros(3)).to(x.device), NotCapturable),
 }
 
 
@@ -246,12 +240,9 @@ def test_on_a_gpu_captured_steps_decode_what_plain_steps_decode(draft: str | Non
         engine = started(model, [[7] * 33, [1, 2, 3, 4, 5]], 160)
         drafter = None if spec is None else build_drafter(spec, engine, draft_model)
         options = DecodeOptions(
-            gamma=0 if drafter is None else 3,
-            max_new_tokens=[40, 60, 50],
-            queue=[[4] * 40],
-            policy=None if drafter is None else TakesTurns(),
-            cuda_graphs=cuda_graphs,
-        )
+            gamma=0 if drafter is None else 3, max_new_tokens=[40, 60, 50], queue=[[4] * 40],
+            policy=None if drafter is None else TakesTurns(), cuda_graphs=cuda_graphs,
+        )  # fmt: skip
         results.append(decode(engine, drafter, SamplingSpec(temperature=temperature, seed=3), options))
     assert results[0].tokens == results[1].tokens
     assert np.array_equal(results[0].num_accepted, results[1].num_accepted)

@@ -107,7 +107,6 @@ def test_ngram_lookup_continues_the_latest_longest_match(tiny_model: Transformer
     prompts = [[1, 2, 3, 9, 8, 1, 2, 3, 7, 6, 5, 3, 40, 1, 2, 3], [4, 4, 4, 4], [10, 11, 12], [20, 21, 20, 22, 20]]
     engine = started(tiny_model, prompts, 64)
     drafter = build_drafter(DRAFTS["ngram"], engine)
-    assert drafter is not None
     drafted = drafter.propose(4, None).tokens_BT.tolist()
     assert drafted == [[7, 6, 5, 3], [4, 4, 4, 4], [12, 12, 12, 12], [22, 20, 22, 20]]
 
@@ -128,7 +127,6 @@ def test_a_sparse_draft_model_sees_sinks_and_window_at_positions_in_its_cache(en
     (With one layer, keys and values do not depend on what else was in the cache when they were computed.)"""
     model = small_draft(64)
     drafter = build_drafter(DRAFTS["sparse-model"], engine, model)
-    assert drafter is not None
     checked = 0
     options = DecodeOptions(gamma=3, max_new_tokens=200, max_steps=1)
     drafter.start(SamplingSpec())

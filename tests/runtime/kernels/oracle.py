@@ -76,13 +76,9 @@ def random_inputs(case: Case, dtype: torch.dtype, *, seed: int = 0, device: str 
     if case.hole_stop is not None:
         empty = torch.linspace(1, case.hole_stop, case.sequences).long().to(device), case.hole_stop
     return Inputs(
-        query_BTAD=fused.to(device, dtype)[:, :, : case.heads],
-        keys_BKSD=keys,
-        values_BKSD=values,
-        last_BT=(lengths_B[:, None] + torch.arange(case.tokens)).to(device),
-        window=case.window,
-        empty=empty,
-    )
+        query_BTAD=fused.to(device, dtype)[:, :, : case.heads], keys_BKSD=keys, values_BKSD=values,
+        last_BT=(lengths_B[:, None] + torch.arange(case.tokens)).to(device), window=case.window, empty=empty,
+    )  # fmt: skip
 
 
 def exact_attention(inputs: Inputs) -> tuple[Tensor, Tensor]:

@@ -42,8 +42,6 @@ def checkout(directory: Path, source: str = SOURCE) -> ModuleType:
     file = directory / "own_kernels.py"
     file.write_text(source)
     spec = importlib.util.spec_from_file_location("own_kernels", file)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (module.increase(4), module.two(4), module.three(4)) == (5, 8, 12)

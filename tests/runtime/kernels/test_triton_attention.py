@@ -56,7 +56,6 @@ def test_output_and_probabilities_equal_the_definition(case: str, num_splits: in
     assert (output - expected).abs().max() < TOLERANCE[torch.float32]
     if not has_weights:
         return
-    assert weights is not None
     assert (weights - expected_weights).abs().max() < TOLERANCE[torch.float32]
 
 
@@ -67,7 +66,6 @@ def test_half_precision_stays_within_its_rounding(case: str, dtype: torch.dtype)
     inputs = random_inputs(CASES[case], dtype, device=DEVICE)
     output, weights = decode_attention(**inputs.arguments, probabilities=True, num_splits=2)
     expected, expected_weights = exact_attention(inputs)
-    assert weights is not None
     assert output.dtype == dtype
     assert (output - expected).abs().max() < TOLERANCE[dtype]
     assert (weights - expected_weights).abs().max() < TOLERANCE[torch.float32]
@@ -87,7 +85,6 @@ def test_what_is_cached_behind_a_sequence_does_not_matter() -> None:
         inputs.keys_BKSD[b, :, last + 1 :] = torch.nan
         inputs.values_BKSD[b, :, last + 1 :] = torch.nan
     output, weights = decode_attention(**inputs.arguments, probabilities=True, num_splits=2)
-    assert weights is not None
     assert (output - expected).abs().max() < TOLERANCE[torch.float32]
     assert bool(weights.isfinite().all())
 
@@ -96,7 +93,6 @@ def test_a_row_that_sees_nothing_gives_zeros() -> None:
     inputs = random_inputs(CASES["verify-2"], torch.float32, device=DEVICE)
     inputs.last_BT[0] = -1
     output, weights = decode_attention(**inputs.arguments, probabilities=True, num_splits=2)
-    assert weights is not None
     assert not output[0].any()
     assert not weights[0].any()
     assert (output[1:] - exact_attention(inputs)[0][1:]).abs().max() < TOLERANCE[torch.float32]

@@ -22,12 +22,12 @@ pytestmark = [
 
 
 def on_device(weight: QuantizedWeight) -> QuantizedWeight:
-    assert weight.scales is not None
     return QuantizedWeight(data_NK=weight.data_NK.to(DEVICE), scales=weight.scales.to(DEVICE), group=weight.group)
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), [(70, 192), (16, 320), (130, 48)])
-@pytest.mark.parametrize("rows", [1, 5, 70])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(1, 70, 192), (5, 16, 320), (70, 130, 48), (5, 130, 48), (70, 16, 320)]
+)
 @pytest.mark.parametrize("weight_dtype", ["int8", "fp8", "int4"])
 def test_the_product_is_that_of_the_dequantised_weight(weight_dtype: str, rows: int, outputs: int, inputs: int) -> None:
     """Outputs and inputs that no block divides, few rows and many."""
