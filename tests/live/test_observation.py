@@ -44,7 +44,6 @@ def test_rates_by_position_are_those_of_the_steps(server):
     engine.serve(before)
     seen = observed(engine, during)
     found = rates(seen, EAGLE)
-    assert found is not None
     assert found.rates == pytest.approx(counted_rates(during, all_steps=False), abs=1e-12)
     assert found.trials[0] == sum(len(each.accepted) for each in during)
 
@@ -54,8 +53,6 @@ def test_steps_without_a_draft_count_as_not_accepted_for_ngram_only():
     requests = random_requests(3, undrafted=0.4)
     seen = observed(Vllm(), requests)
     of_steps, of_drafts = rates(seen, NGRAM), rates(seen, EAGLE)
-    assert of_steps is not None
-    assert of_drafts is not None
     assert of_steps.rates == pytest.approx(counted_rates(requests, all_steps=True), abs=1e-12)
     assert of_drafts.rates == pytest.approx(counted_rates(requests, all_steps=False), abs=1e-12)
     accepted = [each for request in requests for each in request.accepted]
@@ -83,7 +80,6 @@ def test_sglang_gives_one_rate_with_its_tokens_per_step():
     accepted = np.array([each.accepted for each in requests])
     assert seen.counts.tokens_per_step == pytest.approx(1 + accepted.mean(), abs=1e-12)
     found = rates(seen, EAGLE)
-    assert found is not None
     assert found.rates == pytest.approx([found.rates[0]] * 3)
     assert 1 + sum(np.cumprod(found.rates)) == pytest.approx(1 + accepted.mean(), abs=1e-9)
     assert seen.context_len == pytest.approx(np.mean([each.prompt_len + each.output_len / 2 for each in requests]))
@@ -95,7 +91,6 @@ def test_intervals_hold_the_true_rates_nine_times_in_ten():
     held = 0
     for seed in range(300):
         found = rates(observed(Vllm(), random_requests(seed, number=10, steps=20)), EAGLE)
-        assert found is not None
         held += abs(found.rates[0] - 0.8) <= 1.645 * found.stderr[0]
     assert 0.84 <= held / 300 <= 0.96
 
@@ -140,7 +135,6 @@ def test_an_interval_with_a_restart_is_left_out_and_said():
     taken.append(parse(second.scrape(), where="test", time_s=3.0))
     seen = observe(taken, choose_target(taken[0], None))
     found = rates(seen, EAGLE)
-    assert found is not None
     assert found.rates == pytest.approx(counted_rates(before + after, all_steps=False))
     assert (seen.num_restarts, seen.window_s) == (1, 2.0)
     assert "restarted 1 times" in "\n".join(observation_lines(seen, EAGLE))
@@ -183,7 +177,6 @@ def test_several_engines_at_one_address_must_be_chosen_from():
     with pytest.raises(ConfigError, match="embedded/0, embedded/1; choose one with --target"):
         choose_target(end, None)
     found = rates(observe([start, end], choose_target(end, "embedded/1")), EAGLE)
-    assert found is not None
     assert found.rates == pytest.approx(counted_rates(requests["1"], all_steps=False))
     with pytest.raises(ConfigError, match="embedded/0"):
         choose_target(end, "embedded/2")
@@ -284,7 +277,6 @@ def test_a_profile_of_a_sparse_draft_holds_its_budget_and_predicts_its_rates():
     profile = acceptance_profile(seen, draft, model="embedded")
     assert (profile.draft, profile.draft_method, profile.measured_budgets) == ("self", "streamingllm", [64])
     found = rates(seen, draft)
-    assert found is not None
     law = profile.conditional_rates(budget=64, context=profile.measured_contexts[0], gamma_max=3)
     assert law == pytest.approx(found.rates, abs=0.03)
 

@@ -18,12 +18,10 @@ from magicdec.live import drive as drive_module
 from magicdec.live.calibration import estimated_seconds, first_token_s, fit_server, median_of, save_fit, send_plan
 from magicdec.live.drive import Answer, Load, Measured, WindowTooShort, drive, measure, plan_loads
 from magicdec.live.http import TOKEN_VARIABLE
-from magicdec.perfmodel.kernels.profile import load_hardware
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.step import step_terms
 from magicdec.perfmodel.traffic.requests import alike
 from magicdec.perfmodel.traffic.simulate import Server, simulate
-from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.speculation import SamplingSpec, SpeculationSpec
 from tests.live.servers import Vllm, random_requests
@@ -36,13 +34,8 @@ SPARSE = SpeculationSpec(draft="self", draft_method="streamingllm", draft_budget
 
 def setup_of(gamma: int = 0, draft: SpeculationSpec | None = None) -> Setup:
     ngram = draft or SpeculationSpec(draft="ngram", draft_method="ngram", gamma=gamma)
-    return Setup(
-        model=load_model_spec("llama-3.1-8b"),
-        hardware=load_hardware("a100-sxm-80gb"),
-        engine=load_engine("ours"),
-        speculation=ngram if gamma else SpeculationSpec(),
-        sampling=SamplingSpec(temperature=0.0),
-    )
+    spec = ngram if gamma else SpeculationSpec()
+    return Setup.of("llama-3.1-8b", "a100-sxm-80gb", "ours", spec, sampling=SamplingSpec(temperature=0.0))
 
 
 def true_points(gamma: int = 0, share: float = 0.0, *, noise: float, seed: int = 0) -> list[Measured]:

@@ -31,7 +31,7 @@ def values(row: Candidate) -> dict[str, Any]:
     return {name: getattr(row, name) for name in Candidate.__struct_fields__ if name not in OF_THE_CASE}
 
 
-@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=2, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(REQUESTS)
 @example(
     {
@@ -39,7 +39,7 @@ def values(row: Candidate) -> dict[str, Any]:
         "batch_sizes": (1, 16, 64), "context_lens": (4096,),
     }
 )  # fmt: skip
-@example({"model": "llama-3.1-8b", "tp_size": 8, "batch_sizes": tuple(range(1, 41)), "context_lens": (8192,)})
+@example({"model": "llama-3.1-8b", "tp_size": 8, "batch_sizes": (1, 3, 24, 25, 40), "context_lens": (8192,)})
 @example({"model": "llama-3.1-8b", "tp_size": 8, "batch_sizes": (16, 64), "context_lens": (5000, 40_000)})
 def test_a_batch_and_context_are_answered_alike_alone_and_in_company(fields: dict[str, Any]) -> None:
     try:
@@ -48,7 +48,7 @@ def test_a_batch_and_context_are_answered_alike_alone_and_in_company(fields: dic
         return
     for case in document.cases:
         assert [row.batch_size for row in case.best_by_batch] == list(fields["batch_sizes"])
-        for row in case.best_by_batch[:3]:
+        for row in case.best_by_batch[:2]:
             one = {**fields, "batch_sizes": (row.batch_size,), "context_lens": (case.context_len,)}
             try:
                 alone = plan(PlanRequest(**one)).best

@@ -68,7 +68,6 @@ def test_the_plugins_own_reader_takes_what_is_exported_for_it() -> None:
     words = words_of(export("vllm", document))
     settings = read_settings(json.loads(words[words.index("--additional-config") + 1]))
     assert settings.draft_budget == document.best.draft_budget
-    assert settings.gamma_table is not None
     assert [list(row) for row in settings.gamma_table.gammas] == document.gamma_table.gamma[:4]
     speculation = json.loads(words[words.index("--speculative-config") + 1])
     assert speculation["num_speculative_tokens"] == settings.gamma_table.max_gamma
@@ -161,8 +160,7 @@ def test_the_draft_runs_on_the_ranks_that_it_was_priced_on() -> None:
     """From the planner's own document, over a file: TinyLlama on 2 of 8 ranks."""
     request = PlanRequest(
         engine="magicdec-2024", model="llama-2-7b-32k", draft="tinyllama-1.1b", draft_method="full", draft_tp_size=2,
-        tp_size=8,
-        batch_sizes=(16,), context_lens=(16_384,), acceptance_rate=0.9,
+        tp_size=8, batch_sizes=(16,), context_lens=(16_384,), acceptance_rate=0.9,
     )  # fmt: skip
     document = plan_of(json.loads(make_plan(request).to_json()))
     if not document.best.is_speculative:

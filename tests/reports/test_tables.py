@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import statistics
 from pathlib import Path
 
 import msgspec
@@ -45,23 +44,13 @@ def test_errors_are_predicted_over_measured_minus_one() -> None:
     """Errors -10 %, 0 %, +50 %: the 90th percentile lies 0.8 of the way from 10 % to 50 %."""
     rows = [*pair(2.0, 1.8, 1), *pair(1.0, 1.0, 2), *pair(1.0, 1.5, 3)]
     table = error_table(ReportData.from_records(rows).comparison)
-    assert table is not None
     row = next(r for r in table.rows if r[0] == "speedup")
     assert row[1] == 3
     assert row[2:6] == pytest.approx((0.1, 0.42, 0.5, 0.0))
 
 
-def test_coverage_counts_the_speedups_inside_their_interval() -> None:
-    inside = pair(1.5, 1.4, 1, speedup_low=1.3, speedup_high=1.6)
-    outside = pair(1.5, 1.0, 2, speedup_low=0.9, speedup_high=1.1)
-    table = error_table(ReportData.from_records([*inside, *outside]).comparison)
-    assert table is not None
-    assert "1 of 2 measured speedups" in table.note
-
-
 def test_every_term_counts_once_per_speculative_configuration(data: ReportData) -> None:
     table = error_table(data.comparison)
-    assert table is not None
     points = {row[0]: row[1] for row in table.rows}
     assert set(points.values()) == {22}
     assert "autoregressive step" in points
@@ -95,7 +84,6 @@ def test_nothing_to_report_is_refused() -> None:
 
 def test_the_headline_answers_with_the_plan_and_what_was_measured_of_it(data: ReportData) -> None:
     real = data.find_measured(data.reference)  # type: ignore[arg-type]  # there is a plan
-    assert real is not None
     summary = headline(data)
     assert summary.answer.startswith("Yes: StreamingLLM 256, γ\u00a0=\u00a03, decodes")
     assert f"{real.speedup:.2f}×" in summary.answer
@@ -156,22 +144,12 @@ def test_rows_become_csv_under_all_their_keys() -> None:
     assert rows_to_csv(rows).splitlines() == ["name,rows,mape,latency_mape", "a100/gemm,12,0.0712,", "x,[1],,"]
 
 
-def test_medians_are_those_of_the_standard_library(data: ReportData) -> None:
-    errors = [p.predicted.speedup / p.measured.speedup - 1 for p in data.comparison.pairs]  # type: ignore[operator]
-    table = error_table(data.comparison)
-    assert table is not None
-    row = next(r for r in table.rows if r[0] == "speedup")
-    assert row[2] == pytest.approx(statistics.median(map(abs, errors)))
-
-
 def test_the_rates_beside_a_speedup_are_of_one_repetition_and_give_it() -> None:
     """Of paired runs whose medians lie in different repetitions: the ratio of the medians is not the speedup."""
     rows = [r for r in read_many([Path("results/demo-2-cores.jsonl")]) if r.source == "measured" and r.is_speculative]
     apart = 0
     for record in rows:
         rate, baseline = median_pair(record)
-        assert rate is not None
-        assert baseline is not None
         assert rate / baseline == pytest.approx(record.speedup)
         assert record.batch_size / baseline in map(pytest.approx, record.autoregressive_step_samples_s or [])
         apart += abs((record.tokens_per_s or 0) / (record.autoregressive_tokens_per_s or 1) - rate / baseline) > 0.02

@@ -53,7 +53,6 @@ def test_a_context_of_break_even_at_the_tables_edge_is_a_bound(answer: Plan) -> 
 def test_no_speculation_is_compared_with_its_best_batch() -> None:
     alone = magicdec.plan(model="llama-3.1-8b", hardware="a100-sxm-80gb", context=32768, batch=64, draft="none")
     best = alone.best_autoregressive
-    assert best is not None
     assert f"best batch {best.batch_size}: " in " ".join(shown(alone, 80).split())
     there = magicdec.plan(
         model="llama-3.1-8b", hardware="a100-sxm-80gb", context=32768, draft="none", batch=best.batch_size,

@@ -13,19 +13,12 @@ def _base(rng: random.Random) -> Config:
     group = rng.choice((1, 2, 3))
     head_dim = rng.choice((8, 16))
     return {
-        "vocab_size": rng.choice((96, 130)),
-        "hidden_size": kv_heads * group * rng.choice((8, 16)),
-        "intermediate_size": rng.choice((40, 56)),
-        "num_hidden_layers": rng.choice((4, 5)),
-        "num_attention_heads": kv_heads * group,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "max_position_embeddings": 256,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        "vocab_size": rng.choice((96, 130)), "hidden_size": kv_heads * group * rng.choice((8, 16)),
+        "intermediate_size": rng.choice((40, 56)), "num_hidden_layers": rng.choice((4, 5)),
+        "num_attention_heads": kv_heads * group, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+        "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
         "tie_word_embeddings": rng.random() < 0.5,
-    }
+    }  # fmt: skip
 
 
 def _window(rng: random.Random) -> Config:
@@ -47,38 +40,25 @@ def _experts(rng: random.Random, count: str = "num_experts") -> Config:
 def _latent(rng: random.Random) -> Config:
     heads = rng.choice((2, 4))
     return {
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "kv_lora_rank": 15 if heads == 4 else 16,
-        "q_lora_rank": rng.choice((None, 12)),
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": rng.choice((8, 12)),
-        "head_dim": 4,
-    }
+        "num_attention_heads": heads, "num_key_value_heads": heads, "kv_lora_rank": 15 if heads == 4 else 16,
+        "q_lora_rank": rng.choice((None, 12)), "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+        "v_head_dim": rng.choice((8, 12)), "head_dim": 4,
+    }  # fmt: skip
 
 
 def _shared(rng: random.Random) -> Config:
     return {
-        **_experts(rng, "n_routed_experts"),
-        "n_routed_experts": 8,
-        "n_shared_experts": rng.choice((1, 2)),
-        "n_group": 2,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "routed_scaling_factor": 1.5,
+        **_experts(rng, "n_routed_experts"), "n_routed_experts": 8, "n_shared_experts": rng.choice((1, 2)),
+        "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
         "norm_topk_prob": True,
-    }
+    }  # fmt: skip
 
 
 def _delta_net(rng: random.Random) -> Config:
     return {
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": rng.choice((2, 4)),
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": rng.choice((8, 12)),
-        "linear_conv_kernel_dim": 4,
-    }
+        "linear_num_key_heads": 2, "linear_num_value_heads": rng.choice((2, 4)), "linear_key_head_dim": 8,
+        "linear_value_head_dim": rng.choice((8, 12)), "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
 
 
 def _indexed(rng: random.Random) -> Config:

@@ -44,7 +44,6 @@ def test_parts_have_the_format_of_most_of_their_weights() -> None:
     found = quantization(
         {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["model.layers.0.mlp", "self_attn", "lm_head"]}
     )
-    assert found is not None
     assert [part.dtype for part in (found.mixer, found.mlp, found.head)] == ["bf16", "fp8", "bf16"]
     down, up = 1 + 4 / 512, 1 + 4 / 256  # an fp32 scale per row
     assert found.mlp.num_bytes == pytest.approx((2 + 2 * (down + 2 * up) / 3) / 3)
@@ -58,7 +57,6 @@ def test_groups_of_one_configuration_have_formats_of_their_own() -> None:
     found = quantization(
         {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups, "ignore": []}
     )
-    assert found is not None
     assert [part.dtype for part in (found.mixer, found.mlp, found.head)] == ["int8", "int4", "int4"]
     assert found.weight_dtype == "int4"
     assert found.scheme_of("model.layers.1.self_attn.q_proj") is found.schemes[0]

@@ -40,6 +40,7 @@ def measured(file: Path) -> list[Record]:
     return [record for record in read_records(file) if record.source == "measured"] if file.exists() else []
 
 
+@pytest.mark.slow
 def test_a_killed_grid_resumes_without_losing_or_doubling_a_point(tmp_path: Path) -> None:
     file = tmp_path / "grid.jsonl"
     code = f"from pathlib import Path; from {__name__} import run; run(Path({str(file)!r}))"

@@ -66,41 +66,24 @@ def test_the_shipped_profiles_are_within_the_targets_on_the_sample():
             assert group["mape_shipped_held_out"] < TARGETS[kind][device] / 100
 
 
-@pytest.mark.parametrize(("file", "device"), [("decode_attention", "a100-sxm-80gb"), ("gemm", "a100-sxm-80gb")])
-def test_the_form_predicts_shapes_and_sizes_it_was_not_fitted_on(tmp_path, file, device):
-    """Refitted on the sample alone: held-out shapes and the extrapolation within twice the target."""
-    lines = gzip.decompress((SAMPLE / f"{file}_bf16.csv.gz").read_bytes()).decode().splitlines()
+@pytest.mark.parametrize(("file", "device", "limits"), [
+    ("decode_attention_bf16", "a100-sxm-80gb", {"held_out": 0.105, "extrapolated": 0.14}),
+    ("gemm_bf16", "a100-sxm-80gb", {"held_out": 0.12, "extrapolated": 0.16}),
+    ("mla_decode", "b200", {"extrapolated": 0.25}),
+    ("linear_attention", "h200", {"extrapolated": 0.2}),
+    ("allreduce_bf16", "h100", {"8_from_2": 0.15}),
+])  # fmt: skip
+def test_the_form_predicts_shapes_and_sizes_it_was_not_fitted_on(tmp_path, file, device, limits):
+    """Refitted on the sample alone: shapes held out; longer contexts and larger products; of latent attention 128 heads
+    from 64, and what several query tokens are to the kernel (of two kernels the one of narrow tiles is left above 32
+    heads, without which the error was 37 and 68 %); of a recurrence nine states for eight tokens, of which the fit saw
+    at most three; eight ranks from two."""
+    lines = gzip.decompress((SAMPLE / f"{file}.csv.gz").read_bytes()).decode().splitlines()
     path = write(tmp_path / "one.csv", lines[0], *(line for line in lines if device in line))
-    (group,) = validate_kernels([path])["groups"]
-    target = TARGETS[group["name"].split("/")[1]][device] / 100
-    assert group["mape_held_out"] < 1.5 * target
-    assert group["mape_extrapolated"] < 2 * target
-
-
-def one_device(path: Path, file: str, device: str) -> Path:
-    lines = gzip.decompress((SAMPLE / file).read_bytes()).decode().splitlines()
-    return write(path / "one.csv", lines[0], *(line for line in lines if device in line))
-
-
-def test_128_heads_are_foretold_from_64_on_blackwell(tmp_path):
-    """Latent attention, what several query tokens are to the kernel: of two kernels the one of narrow tiles is left
-    above 32 heads, without which the error was 37 and 68 % (on the whole table it is now 10 and 14 %)."""
-    groups = validate_kernels([one_device(tmp_path, "mla_decode.csv.gz", "b200")])["groups"]
-    assert [group["mape_extrapolated"] < 0.25 for group in groups] == [True, True]
-
-
-def test_a_recurrence_that_verifies_is_foretold_from_one_and_two_tokens(tmp_path):
-    """Read once, written after every token: nine states pass for eight tokens, of which the fit saw at most three."""
-    (group,) = validate_kernels([one_device(tmp_path, "linear_attention.csv.gz", "h200")])["groups"]
-    assert group["mape_extrapolated"] < 0.2
-
-
-def test_eight_ranks_are_foretold_from_two(tmp_path):
-    lines = gzip.decompress((SAMPLE / "allreduce_bf16.csv.gz").read_bytes()).decode().splitlines()
-    path = write(tmp_path / "one.csv", lines[0], *(line for line in lines if "h100" in line))
-    (group,) = validate_kernels([path])["groups"]
-    assert group["mape_8_from_2"] < 0.15
-    assert group["mape_extrapolated"] is None
+    groups = validate_kernels([path])["groups"]
+    assert len(groups) == (2 if file == "mla_decode" else 1)
+    for group in groups:
+        assert {kind for kind, limit in limits.items() if group[f"mape_{kind}"] >= limit} == set()
 
 
 def test_errors_are_means_over_the_rows_that_count(tmp_path):

@@ -152,14 +152,6 @@ def test_a_parallel_head_takes_one_pass_for_its_block(tmp_path):
     assert drafting("eagle3", 7) == pytest.approx(7 / 3 * drafting("eagle3", 3), rel=0.01)
 
 
-def test_a_head_is_in_16_bits_beside_a_narrow_target(tmp_path):
-    def head(dtype: str) -> float:
-        (pair,), _ = read_rows([write(tmp_path / "x.csv", LINE.replace(",bf16,bf16", f",{dtype},bf16"))], PairRow)
-        return float(step_terms(pair.setup, batch=1, kv_len=1000, draft_kv_len=1000, gamma=3).draft.cost.weight_bytes)
-
-    assert head("int4") == head("bf16")
-
-
 def test_the_command_prints_groups_and_what_was_skipped(tmp_path):
     path = write(tmp_path / "x.csv", LINE, LINE.replace("h100", "h1000"))
     result = CliRunner().invoke(app, ["pairs", str(path), "--format", "json"])

@@ -37,7 +37,6 @@ from magicdec.validate.serving import (
     validate_serving,
     without_copies,
 )
-from tests.perfmodel.passes import prefill
 
 SAMPLE = Path(__file__).parents[1] / "data" / "serving" / "server_tpot_sample.csv"
 HEADER = (
@@ -151,27 +150,6 @@ def test_one_request_alone_sees_no_prefill_between_its_tokens(tmp_path):
     step = step_terms(setup, batch=1, kv_len=4096 + 128, draft_kv_len=0, gamma=0, tp_size=2).autoregressive.total_s
     assert float(time.tpot_s) == pytest.approx(float(step))
     assert float(time.request_s) == pytest.approx(float(time.ttft_s + 255 * time.tpot_s))
-
-
-def test_throughput_of_long_prompts_is_that_of_prefill(tmp_path):
-    """With one token to generate after each prompt, a server does nothing but prefill."""
-    row = read_rows([write(tmp_path / "x.csv", LINE)], ServingRow)[0][0]
-    setup = row_setup(row, load_engine("vllm"))
-    time = serving_time(setup, concurrency=8.0, prompt_len=8000, output_len=2, tp_size=2)
-    alone = prefill(setup.model, setup.hardware, setup.engine, batch=1, prompt_len=8000, tp_size=2).total_s
-    assert float(1.0 / time.requests_per_s) == pytest.approx(float(alone), rel=0.35)
-
-
-def test_time_between_tokens_grows_with_prompts_and_load_and_falls_with_output(tmp_path):
-    row = read_rows([write(tmp_path / "x.csv", LINE)], ServingRow)[0][0]
-    for engine in ("vllm", "sglang", "trtllm"):
-        setup = row_setup(row, load_engine(engine))
-        load = serving_time(setup, concurrency=2.0 ** np.arange(9), prompt_len=1024, output_len=256).tpot_s
-        prompts = serving_time(setup, concurrency=16, prompt_len=2.0 ** np.arange(6, 15), output_len=256).tpot_s
-        outputs = serving_time(setup, concurrency=16, prompt_len=4096, output_len=2.0 ** np.arange(4, 11)).tpot_s
-        assert np.all(np.diff(load) > 0)
-        assert np.all(np.diff(prompts) > 0)
-        assert np.all(np.diff(outputs) < 0)
 
 
 def test_requests_beyond_the_memory_wait():
