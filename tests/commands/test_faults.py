@@ -25,10 +25,9 @@ WRITERS: dict[str, tuple[str, ...]] = {
     "a record": ("plan", *QUICK, "--record", "{file}"),
     "a report": ("report", str(RECORDS), "-o", "{file}"),
     "a figure": ("plot", "scatter", str(RECORDS), "-o", "{file}"),
-    "rows": ("records", "export", str(RECORDS), "-o", "{file}"),
     "an export": ("export", "vllm", "{plan}", "-o", "{file}"),
 }
-SUFFIX = {"a record": "jsonl", "a report": "html", "a figure": "svg", "rows": "csv", "an export": "sh"}
+SUFFIX = {"a record": "jsonl", "a report": "html", "a figure": "svg", "an export": "sh"}
 
 
 @pytest.fixture(scope="module")

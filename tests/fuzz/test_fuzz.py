@@ -92,7 +92,7 @@ def growing(folder: Path, number: int) -> Iterator[Case]:
     """Documents with `number` entries each, of which a caller may take the first alone."""
     rows, before, after = (folder / name for name in ("records.jsonl", "before.txt", "after.txt"))
     rows.write_bytes(b"".join(RECORDS.read_bytes().splitlines(keepends=True)[:1] * number))
-    yield Case("records", ("records", "export", str(rows), "-o", str(folder / "rows.json")))
+    yield Case("records", ("records", "ls", str(rows), "--format", "json"))
     for factor, file in ((1, before), (2, after)):
         models = [scrape(accepted=[80.0 * factor], drafts=100.0 * factor, tokens=600.0 * factor, model=f"m{each}")
                   for each in range(number)]  # fmt: skip
