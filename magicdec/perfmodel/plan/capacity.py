@@ -353,7 +353,7 @@ def _layouts(load: Load, model: ModelSpec, *, widest: bool = False) -> list[Layo
 
 
 def _best_rows(device: Device) -> list[Layout]:
-    """Of each draft, and of none, the row that serves most within the limits."""
+    """The row of each draft, and of none, that serves most within the limits."""
     found = ((each.option, max(each.rows, key=lambda row: row.requests_per_s or 0.0)) for each in search(device, None))
     return [Layout(device=device, option=option, row=row) for option, row in found]
 

@@ -93,7 +93,7 @@ class Costs:
         return float(row[place] + min(max(share, 0.0), 1.0) * (row[place + 1] - row[place]))
 
     def prompt_s(self, length: int) -> float:
-        """What `prompts` says of a prompt of such a length."""
+        """Seconds of a prompt of such a length, between those of `prompts`."""
         if length not in self.read:
             self.read[length] = float(np.interp(length, self.prompt_lens, self.prompts))
         return self.read[length]
