@@ -41,6 +41,13 @@ def verdict_of(*, speedup_low: float, speedup_high: float) -> Verdict:
     return "pays" if speedup_low > 1.0 else "unclear"
 
 
+def _layout(row: Candidate | TrafficLoad) -> str:
+    """How one replica is spread, for people: "tp 8 x pp 2"."""
+    parts = [("dp", row.dp_size), ("tp", row.tp_size), ("pp", row.pp_size)]
+    named = [f"{name} {size}" for name, size in parts if size > 1 or (name == "tp" and row.dp_size == 1)]
+    return " x ".join(named) + (f", ep {row.ep_size}" if row.ep_size > 1 else "")
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One configuration with its prediction. Autoregressive: gamma 0, draft and method "none", speedup 1."""
 
@@ -137,10 +144,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layout(self) -> str:
-        """How one replica is spread, for people: "tp 8 x pp 2"."""
-        parts = [("dp", self.dp_size), ("tp", self.tp_size), ("pp", self.pp_size)]
-        named = [f"{name} {size}" for name, size in parts if size > 1 or (name == "tp" and self.dp_size == 1)]
-        return " x ".join(named) + (f", ep {self.ep_size}" if self.ep_size > 1 else "")
+        return _layout(self)
 
     @property
     def is_speculative(self) -> bool:
@@ -399,6 +403,10 @@ class TrafficLoad(msgspec.Struct, frozen=True, kw_only=True):
     def num_gpus(self) -> int:
         """Devices of all replicas."""
         return self.tp_size * self.dp_size * self.pp_size * self.num_replicas
+
+    @property
+    def layout(self) -> str:
+        return _layout(self)
 
     @property
     def is_speculative(self) -> bool:

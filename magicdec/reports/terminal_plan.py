@@ -386,7 +386,7 @@ def traffic_answer(traffic: Traffic) -> str:
     """One line: the devices, and what speculation changes."""
     best, alone, drafted = traffic.best, traffic.autoregressive, traffic.speculative
     devices = "1 device" if best.num_gpus == 1 else f"{best.num_gpus} devices"
-    layout = f"{devices} ({best.num_replicas} x tp {best.tp_size}), {name_of(best)}"
+    layout = f"{devices} ({best.num_replicas} x {best.layout}), {name_of(best)}"
     if alone is None:
         return f"{layout}; without a draft no number of them keeps the limits"
     if drafted is None:
