@@ -148,7 +148,8 @@ class SparseDraft:
             return Proposal(token_ids=none)
         where: Rows = rows if len(rows) < len(none) else slice(len(rows))
         cached_B = runner.input_batch.num_tokens_no_spec[where].astype(np.int64) - 1
-        gamma = self._choose_gamma(len(rows), float(cached_B.mean()))
+        table = self.settings.gamma_table
+        gamma = table.choose(batch_size=len(rows), context_len=max(cached_B.mean(), 1.0)) if table else self.gamma
         if gamma == 0:
             return Proposal(token_ids=none)
         pending_B = [sampled_token_ids[row][-1] for row in rows]
@@ -160,11 +161,6 @@ class SparseDraft:
             return Proposal(token_ids=none)
         request_ids = [runner.input_batch.req_ids[row] for row in rows]
         return Proposal(token_ids=none, probabilities=probabilities_BTV, request_ids=request_ids)
-
-    def _choose_gamma(self, batch_size: int, context_len: float) -> int:
-        """The plan's for the sequences that decode now, or the same always."""
-        table = self.settings.gamma_table
-        return self.gamma if table is None else table.choose(batch_size=batch_size, context_len=max(context_len, 1.0))
 
     def _draft(
         self,

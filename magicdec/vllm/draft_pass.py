@@ -82,8 +82,8 @@ class DraftPasses:
         if drafts_B is not None:
             is_nowhere_TB |= ~drafts_B
         slots_TB = slots_of(table, positions_TB.T, page_size=size).T.contiguous()
+        slots_TB.masked_fill_(is_nowhere_TB, PADDING_SLOT)
         graph, num_padded = self.graph_of(len(table))
-        slots_TB = slots_TB.masked_fill_(is_nowhere_TB, PADDING_SLOT)
         if num_padded > len(table):
             slots_TB = torch.nn.functional.pad(slots_TB, (0, num_padded - len(table)), value=PADDING_SLOT)
         lengths_TB = torch.sub(positions_TB + 1, window.num_left_out, alpha=size).int()

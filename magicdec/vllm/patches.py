@@ -8,10 +8,10 @@ for this draft.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,19 +121,16 @@ def apply_patches() -> None:
     Scheduler.__init__ = _with_gamma_table(Scheduler.__init__)
     Executor.determine_available_memory = _without_means(Executor.determine_available_memory)
     GPUModelRunner.propose_draft_token_ids = _with_runner(GPUModelRunner.propose_draft_token_ids)
-    find_drafts, sample = GPUModelRunner._calc_spec_decode_metadata, GPUModelRunner._sample
-    GPUModelRunner._calc_spec_decode_metadata = _without_nothing_to_verify(find_drafts)
-    GPUModelRunner._sample = _with_plain_steps(sample)
+    GPUModelRunner._calc_spec_decode_metadata = _without_nothing_to_verify(GPUModelRunner._calc_spec_decode_metadata)
+    GPUModelRunner._sample = _with_plain_steps(GPUModelRunner._sample)
     spec_decode.init_speculator = _with_speculator(spec_decode.init_speculator)
     runner = sys.modules.get("vllm.v1.worker.gpu.model_runner")
     if runner is not None:  # it has imported the name already
         runner.init_speculator = spec_decode.init_speculator  # type: ignore[attr-defined]
 
 
-class NothingToVerify(NamedTuple):
-    """Stands for V1's metadata of a step's drafts where there are none: the rows of the logits."""
-
-    logits_indices: Tensor
+class NothingToVerify(SimpleNamespace):
+    """Stands for V1's metadata of a step's drafts where there are none: the rows of the logits alone."""
 
 
 class GammaOfSteps:
@@ -144,14 +141,10 @@ class GammaOfSteps:
 
     def __getitem__(self, _: int) -> int:
         running = self._scheduler.running
-        decoding = [each.num_computed_tokens for each in running if _is_decoding(each)]
-        lengths = decoding or [each.num_computed_tokens for each in running] or [1]
+        decoding = [r for r in running if r.num_output_tokens or r.num_output_placeholders] or running
+        lengths = [r.num_computed_tokens for r in decoding] or [1]
         context = sum(lengths) / len(lengths)
         return self._table.choose(batch_size=len(lengths), context_len=max(context, 1.0))
-
-
-def _is_decoding(request: Any) -> bool:
-    return bool(request.num_output_tokens or request.num_output_placeholders)
 
 
 def repair_cpu_sampling() -> None:
@@ -242,13 +235,11 @@ def _with_async_scheduling(original: Any) -> Any:
 def capture_every_gamma(config: Any) -> None:
     """Names the gammas of a plan's table in the engine's own table by batch, by which V2 captures whole-step graphs of
     verification for each of them. The scheduler never looks it up: GammaOfSteps stands in its place."""
-    most, gammas = config.scheduler_config.max_num_seqs, gammas_of_table(config)
-    if not gammas:
-        return
-    gammas = gammas[:most]
-    ranges = [(batch, batch, gamma) for batch, gamma in enumerate(gammas, 1)]
-    ranges[-1] = (len(gammas), most, gammas[-1])
-    config.speculative_config.num_speculative_tokens_per_batch_size = ranges
+    most = config.scheduler_config.max_num_seqs
+    ranges = [(batch, batch, gamma) for batch, gamma in enumerate(gammas_of_table(config)[:most], 1)]
+    if ranges:
+        ranges[-1] = (len(ranges), most, ranges[-1][-1])
+        config.speculative_config.num_speculative_tokens_per_batch_size = ranges
 
 
 def gammas_of_table(config: Any) -> list[int]:
@@ -270,30 +261,23 @@ def capture_the_largest_batch(config: Any) -> None:
 
 
 def _with_every_gamma(original: Any) -> Any:
+    """The engine offers the graphs of the next larger size alone, and sizes of different gammas alternate: before 16
+    tokens of gamma 0, four sequences with gamma 2 found none. So the smallest graph of each other gamma is offered too.
+    Adapters there are none (support.py)."""
+
     @wraps(original)
     def _init_candidates(self: Any) -> None:
         original(self)
-        if is_asked_for(self.vllm_config):
-            offer_every_gamma(self._candidates, [each for sizes in self._capture_descs.values() for each in sizes])
+        captured = [each for sizes in self._capture_descs.values() for each in sizes if each.uniform_token_count]
+        for (num_tokens, _), offered in self._candidates.items() if is_asked_for(self.vllm_config) else ():
+            known = {each.uniform_token_count for each in offered}
+            for graph in sorted(captured, key=lambda each: each.num_tokens):
+                length = graph.uniform_token_count
+                if graph.num_tokens >= num_tokens and length not in known and num_tokens % length == 0:
+                    offered.insert(0, graph)
+                    known.add(length)
 
     return _init_candidates
-
-
-def offer_every_gamma(offered: dict[tuple[int, int], list[Any]], captured: Sequence[Any]) -> None:
-    """Adds the smallest captured graph of each gamma to what is offered for a number of tokens, the key's first part.
-
-    The engine offers the graphs of the next larger size alone, and sizes of different gammas alternate: at 16 tokens of
-    gamma 0, 12 tokens of four sequences with gamma 2 found none.
-    """
-    graphs = sorted((each for each in captured if each.uniform_token_count), key=lambda each: each.num_tokens)
-    for (num_tokens, num_loras), found in offered.items():
-        known = {each.uniform_token_count for each in found}
-        for graph in graphs:
-            length = graph.uniform_token_count
-            fits = graph.num_tokens >= num_tokens and graph.num_active_loras == num_loras
-            if fits and length not in known and num_tokens % length == 0:
-                found.insert(0, graph)
-                known.add(length)
 
 
 def _with_gamma_table(original: Any) -> Any:
@@ -344,7 +328,7 @@ def _without_nothing_to_verify(original: Any) -> Any:
             return original(self, num_draft_tokens, ends)
         from vllm.utils.torch_utils import async_tensor_h2d
 
-        return NothingToVerify(async_tensor_h2d(ends - 1, device=self.device))
+        return NothingToVerify(logits_indices=async_tensor_h2d(ends - 1, device=self.device))
 
     return _calc_spec_decode_metadata
 
