@@ -163,14 +163,9 @@ class SparseDraft:
         return Proposal(token_ids=none, probabilities=probabilities_BTV, request_ids=request_ids)
 
     def _draft(
-        self,
-        runner: Any,
-        where: Rows,
-        cached_B: np.ndarray,
-        pending_B: Sequence[int],
-        gamma: int,
+        self, runner: Any, where: Rows, cached_B: np.ndarray, pending_B: Sequence[int], gamma: int,
         sampler: DraftSampler,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         if self._passes is None:
             self._passes = _passes_of(runner)
         passes = self._passes
@@ -178,8 +173,7 @@ class SparseDraft:
         block = passes.block(pages, torch.from_numpy(cached_B), self.settings, gamma)
         if self.settings.draft_method == "topk":
             row_B = torch.arange(len(cached_B)) if isinstance(where, slice) else torch.tensor(where)
-            selector = self._selector_of(runner, passes)
-            block = selector.choosing(block, pages, torch.from_numpy(cached_B), row_B)
+            block = self._selector_of(runner, passes).choosing(block, pages, torch.from_numpy(cached_B), row_B)
         token_B = torch.tensor(pending_B, dtype=torch.int32).to(runner.device, non_blocking=True)
         tokens, distributions = [], []
         for step in range(gamma):

@@ -2,8 +2,8 @@
 
     score(page) = Σ over query heads of softmax over candidates of  scale · query · mean key of the page
     candidates    the pages behind the sinks', `num_chosen` more than StreamingLLM leaves out (pages.py)
-    kept          the `num_chosen` candidates with the highest scores (the earlier of equal ones), the sinks' pages, and
-                  all behind the candidates: at least the last full page
+    num_chosen    the pages of a budget without the sinks' and two: each window has as many, and the last full one
+    kept          the `num_chosen` best candidates (the earlier of equal ones), the sinks' pages, and all the last ones
 
 So the draft's table is StreamingLLM's with `num_chosen` of its entries replaced, and its lengths are the same. After
 Quest (arXiv 2406.10774), which bounds a page's keys instead of averaging.
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from magicdec.errors import ConfigError
-from magicdec.vllm.pages import most_pages, num_chosen_pages
+from magicdec.vllm.pages import most_pages
 from magicdec.vllm.settings import DraftSettings, num_sink_pages
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ class PageMeans:
 
     def _write_and_average(self, layer: Any, key: Tensor, value: Tensor, cache: Tensor, slots_T: Tensor) -> None:
         self._write(layer, key, value, cache, slots_T)
-        num_pages, num_kv_heads, page_size, _ = cache.shape
-        head_dim = self._layer.impl.head_size
+        (num_pages, num_kv_heads, page_size, _), head_dim = cache.shape, self._layer.impl.head_size
         if len(self.means_NKD) != num_pages:  # not cleared: a capture would record that
             self.means_NKD = torch.empty(num_pages, num_kv_heads, head_dim, dtype=cache.dtype, device=cache.device)
         if cache.is_cuda:
@@ -163,8 +162,7 @@ class PageSelector:
         size, budget, device = passes.page_size, settings.draft_budget, passes.starts.device
         self.settings, self._means, self._num_rows, self._max_gamma = settings, means, num_rows, max_gamma
         self._num_sinks = num_sink_pages(settings.num_sink_tokens, page_size=size)
-        count = num_chosen_pages(budget=budget, sink_pages=self._num_sinks, page_size=size)
-        self._num_chosen = max(min(count, passes.longest // size - self._num_sinks), 0)
+        self._num_chosen = max(min(budget // size - 2, passes.longest // size) - self._num_sinks, 0)
         self._last_R = torch.full((num_rows + 1,), NEVER, device=device)
         self._age_R = torch.zeros_like(self._last_R)
         chosen = torch.zeros(len(means), num_rows + 1, self._num_chosen, dtype=torch.int32, device=device)
@@ -213,8 +211,7 @@ def _with_choice(forward: Callable[..., Any]) -> Callable[..., Any]:
     def attend(
         layer: Any, query: Tensor, key: Any, value: Any, cache: Any, metadata: Any, *rest: Any, **named: Any
     ) -> Any:
-        choice = getattr(metadata, "choice_of_pages", None)
-        if choice is not None:
+        if (choice := getattr(metadata, "choice_of_pages", None)) is not None:
             choice.choose(query)
         return forward(layer, query, key, value, cache, metadata, *rest, **named)
 

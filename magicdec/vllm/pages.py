@@ -33,11 +33,6 @@ def most_pages(*, budget: int, page_size: int, gamma: int) -> int:
     return -(-(budget + gamma) // page_size) + 1
 
 
-def num_chosen_pages(*, budget: int, sink_pages: int, page_size: int) -> int:
-    """Pages between the sinks and the last full page that every window has whose sequence is longer than the budget."""
-    return max(budget // page_size - sink_pages - 2, 0)
-
-
 def memory_of_cache(num_bytes: int, *, page_size: int, num_scores: int) -> int:
     """Bytes left for keys and values next to a mean key for each of their pages, and `num_scores` of fp32 at a time."""
     return max(num_bytes - num_scores * 4, 0) * 2 * page_size // (2 * page_size + 1)

@@ -299,9 +299,9 @@ def _without_means(original: Any) -> Any:
         if not (is_asked_for(config) and read_settings(config.additional_config).draft_method == "topk"):
             return found
         model, size = config.model_config, config.cache_config.block_size
-        heads = model.get_num_attention_heads(config.parallel_config)
-        num_scores = config.scheduler_config.max_num_seqs * heads * -(-model.max_model_len // size)
-        return [memory_of_cache(each, page_size=size, num_scores=num_scores) for each in found]
+        scores = model.get_num_attention_heads(config.parallel_config) * -(-model.max_model_len // size)
+        scores *= config.scheduler_config.max_num_seqs
+        return [memory_of_cache(each, page_size=size, num_scores=scores) for each in found]
 
     return determine_available_memory
 

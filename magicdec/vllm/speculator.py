@@ -163,12 +163,7 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         for step in range(gamma):
             hidden_BH = block.forward(self.model, step, token_B)
             token_B = self.sample_draft(
-                hidden_BH,
-                block.positions_TB[step],
-                row_B,
-                self.temperature,
-                self.seeds,
-                self._steps[step],
+                hidden_BH, block.positions_TB[step], row_B, self.temperature, self.seeds, self._steps[step],
                 self.draft_logits,
-            )
+            )  # fmt: skip
             self.draft_tokens[:count, step] = token_B
