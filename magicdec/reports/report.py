@@ -117,8 +117,8 @@ def _slider(chart: Chart) -> dict[str, Any]:
             if values := [f"{cells[key]} {kind}" for key, kind in keys if key in cells]:
                 parts.append(f"{word} {', '.join(values)}")
         steps.append({"gamma": cells["gamma"], "text": "; ".join(parts)})
-    best = max(range(len(chart.table.rows)), key=lambda i: float(chart.table.rows[i][5] or chart.table.rows[i][6] or 0))
-    return {"steps": steps, "best": best}
+    gains = [float(row["speedup_predicted"] or row["speedup_measured"] or 0) for row in chart.table.records]
+    return {"steps": steps, "best": gains.index(max(gains))}
 
 
 def table_view(table: Table) -> dict[str, Any]:
