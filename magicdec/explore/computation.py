@@ -51,11 +51,6 @@ class Computation:
     def is_running(self) -> bool:
         return not (self.is_stopped or self._is_over.is_set())
 
-    @property
-    def wanted_until(self) -> float:
-        """The time of the last question, on the monotonic clock."""
-        return self._wanted_until
-
     def stop(self) -> None:
         self.is_stopped = True
 

@@ -205,6 +205,6 @@ def _title(lines: Sequence[Line], word: Callable[[Record], str]) -> str:
     assert found is not None
     beside = f"; predicted {word(guess)}, {guess.speedup or 0:.2f}×" if best is not None and guess is not None else ""
     text, gain = word(found), found.speedup or 0.0
-    if gain <= 1:
+    if round(gain, 2) <= 1:
         return f"Nothing gains here: the best, {text}, runs at {gain:.2f}×{beside}"
     return f"{text} gains most: {gain:.2f}× as fast {kind}{beside}"
