@@ -45,7 +45,7 @@ PACKAGE = ROOT / "magicdec" / "perfmodel"
 KEPT = Path(tempfile.gettempdir()) / f"magicdec-mutants-{os.getuid()}"
 FOLDERS = ("perfmodel",)
 """Folders whose tests judge, where they name perfmodel."""
-MOST_SECONDS, BEYOND_SECONDS = 15.0, 10.0
+MOST_SECONDS, BEYOND_SECONDS = 30.0, 10.0
 """Processor time of a mutant's tests, as recorded, and of one test beyond thrice that."""
 MOST_BYTES = 6 << 30
 OUTCOMES = ("a golden answer", "a test", "a crash", "survives")
@@ -242,7 +242,7 @@ class Recorded:
 
     def around(self, path: str, spans: list[range]) -> list[tuple[int, float, str]]:
         """Tests in the order in which to run them: those that execute the innermost span; where it runs before any
-        test, also the others, those near it first."""
+        test, also the others, those near it first. A golden answer is worth a few tests."""
         runs_before = any((path, line) in self.before for line in spans[0])
         ranks: dict[str, int] = {}
         for rank, span in enumerate(spans if runs_before else spans[:1]):
@@ -250,7 +250,7 @@ class Recorded:
                 for name in self.executed.get((path, line), ()):
                     ranks.setdefault(name, rank)
         ranks = {name: ranks.get(name, len(spans)) for name in (self.seconds if runs_before else ranks)}
-        return [(rank, self.seconds[name], name) for name, rank in ranks.items()]
+        return [(rank, self.seconds[name] / (1 + 3 * ("test_golden" in name)), name) for name, rank in ranks.items()]
 
 
 class Recorder:
@@ -339,7 +339,7 @@ class Judge:
         """How a mutant is noticed, and by which test."""
         path, spans = str(ROOT / mutant.path), spans_around(mutant)
         near = sorted(each for file in self.files for each in file.around(path, spans))
-        total = accumulate(seconds for _, seconds, _ in near)
+        total = accumulate(self.seconds[name] for _, _, name in near)
         names = [name for (_, _, name), until in zip(near, total, strict=True) if until <= MOST_SECONDS]
         names = [name for name in names if self.passes.get(name, True)]
 

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicdec.perfmodel.kernels.links import AllReduceCurve
+from magicdec.perfmodel.kernels.links import AllReduceCurve, Message, all_reduce
+from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import hardware_names, load_hardware
 from magicdec.perfmodel.plan.planner import plan
 from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.specs.engine import load_engine
+from magicdec.specs.precision import Precision
 from tests.kernels import all_gather_time, all_reduce_time, broadcast_time
 
 devices = st.sampled_from(sorted(hardware_names()))
@@ -146,3 +149,14 @@ def test_without_a_known_network_a_plan_says_so() -> None:
         PlanRequest(model="llama-3.1-70b", hardware=("h100-pcie-80gb",), tp_size=16, batch_sizes=(8,), draft="none")
     )
     assert any("is not known" in note and "between_nodes_bytes_per_s" in note for note in document.notes)
+
+
+@pytest.mark.parametrize(("device", "ranks", "times"), [
+    ("h100-sxm-80gb", 2, 1.0), ("h100-sxm-80gb", 8, 1.125), ("a100-sxm-80gb", 8, 1.75),
+])  # fmt: skip
+def test_no_factor_of_an_engine_makes_an_all_reduce_faster_than_its_link(device, ranks, times):
+    """A rank sends (p-1)/p of the message twice; where the switch adds, the message and 1/p of it."""
+    engine = msgspec.structs.replace(load_engine("vllm"), collective_factor=1e-9, collective_overhead_s=0.0)
+    hw = load_hardware(device)
+    op = all_reduce(Where(hw, engine, Precision()), Message(1e9, float(ranks)))
+    assert float(op.time_s) == pytest.approx(times * 1e9 / hw.link.bytes_per_s)
