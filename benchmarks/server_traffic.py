@@ -9,7 +9,8 @@ datasets), whose seed says when requests arrive. `machine` times the kernels. `j
 running server by `magicdec calibrate --server`, and acceptance by the server's own counters at the rates FITTED, with
 other prompts; then it simulates the arrivals of the rates JUDGED, writes percentiles with their SHA-256, and only then
 sends these loads (one of them twice, for the noise): a shared machine's speed drifts, so little time lies between a fit
-and what it is judged by.
+and what it is judged by. Predictions are also made for slower and faster machines, and read where reference kernels put
+this one; that made them worse (results/LOG.md), so what counts is `at_fitted_speed`.
 `compare` prints both, and writes DIRECTORY/compared.json.
 """
 
