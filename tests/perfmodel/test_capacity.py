@@ -153,6 +153,15 @@ def test_a_note_says_up_to_which_rate_a_policy_pays(
     assert all(note.endswith(end) for note, end in zip(notes, said, strict=True))
 
 
+def test_devices_that_keep_the_rate_asked_for_keep_no_lower_one_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chance decides near the limits: here 3.7 to 3.99 requests per second are not kept, and 4 to 4.3 are."""
+    model = load_model_spec("llama-3.1-8b")
+    load = capacity.Load.of(request_of(**CHAT | {"rate": 4.0}), model)
+    tried = capacity.Tried(load=load, layout=capacity._layouts(load, model)[0])
+    monkeypatch.setattr(capacity.Tried, "keeps", lambda _, rate, __: rate < 3.7 or 4.0 <= rate <= 4.3)
+    assert 4.2 < tried.highest_rate(1) <= 4.3
+
+
 def test_more_load_than_the_devices_keep_is_refused_with_what_they_do() -> None:
     with pytest.raises(CapacityError, match=r"1 devices do not keep the limits at 400 requests/s; .* up to \d"):
         magicdec.plan(**CHAT | {"rate": 400.0, "gpus": 1, "draft": "none"})

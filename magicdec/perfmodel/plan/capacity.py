@@ -229,8 +229,10 @@ class Tried:
         return high
 
     def highest_rate(self, replicas: int) -> float:
-        """The highest rate that so many replicas keep the limits at, within 2 %."""
-        low, high = 0.0, max(self.layout.rate * replicas, 1e-3)
+        """The highest rate that so many replicas keep the limits at, within 2 %: no less than the one asked for where
+        they keep them at that."""
+        low = self.load.rate if self.keeps(self.load.rate, replicas) else 0.0
+        high = max(self.layout.rate * replicas, 1.02 * low, 1e-3)
         while self.keeps(high, replicas):
             low, high = high, 1.5 * high
         while high - low > 0.02 * high:
