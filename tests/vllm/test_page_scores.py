@@ -31,6 +31,13 @@ pytestmark = [
 SCALE = 0.5
 
 
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are interpreted or compiled as they were when imported, also where an engine ran in between."""
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
 @dataclass
 class Block:
     """The part of a block of drafts that a choice of pages concerns."""
