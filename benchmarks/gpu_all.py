@@ -230,7 +230,7 @@ def _sum_up(
         problems.append(f"no table: {_last_line(log.read_text())}")
     records = output / "records.jsonl"
     if records.exists():
-        command = ["-m", "magicdec", "report", str(records), "--profile", str(output / "llama-3.1-8b.toml")]
+        command = ["-m", "magicdec", "report", str(records)]
         if run_bounded([*command, "-o", str(output / "report.html")], log, limit_s) != 0:
             problems.append(f"no report: {_last_line(log.read_text())}")
     lines = ["# Stages", "", "| stage | state | seconds | |", "|---|---|---|---|"]
