@@ -25,10 +25,15 @@ def test_the_engines_steps_are_timed_phase_by_phase() -> None:
     """Phases add up to the step, and grow with what they read: a batch of long contexts takes longer than one sequence,
     a sparse draft step less than a decoding step, and verifying three tokens less than decoding them one by one."""
     shapes = [(SMALL, SamplingSpec(temperature=1.0)), (LARGE, SamplingSpec())]
-    for _ in range(3):  # another job on the machine spoils one measurement, not three
+    least: dict[tuple[float, str], float] = {}  # another job on the machine lengthens what it spoils
+    for _ in range(4):
         points = vllm_points("embedded", device="cpu", dtype="float32", clock="cpu", rounds=2, shapes=shapes)
+        for p in points:
+            place = p.shape["batch_size"], p.table
+            least[place] = min(p.time_s, least.get(place, p.time_s))
         small, large = (
-            {p.table: p.time_s for p in points if p.shape["batch_size"] == shape.batch_size} for shape in (SMALL, LARGE)
+            {table: time_s for (size, table), time_s in least.items() if size == shape.batch_size}
+            for shape in (SMALL, LARGE)
         )
         assert set(small) == {"autoregressive", "sample", "bookkeeping", "draft", "verify", "accept", "upkeep"}
         assert min(small.values()) > 0
@@ -36,7 +41,7 @@ def test_the_engines_steps_are_timed_phase_by_phase() -> None:
         grows = large["autoregressive"] > 1.2 * small["autoregressive"]
         if grows and 0 < large["draft"] < decoding < large["verify"] < 3 * decoding:
             return
-    if (load := os.getloadavg()[0]) > 1.5 * (os.cpu_count() or 1):
+    if (load := os.getloadavg()[0]) > (os.cpu_count() or 1):
         pytest.skip(f"this machine is busy (load {load:.1f} on {os.cpu_count()} cores): times tell nothing")
     pytest.fail(f"small: {small}, large: {large}")
 
