@@ -41,7 +41,7 @@ def test_the_engines_steps_are_timed_phase_by_phase() -> None:
         grows = large["autoregressive"] > 1.2 * small["autoregressive"]
         if grows and 0 < large["draft"] < decoding < large["verify"] < 3 * decoding:
             return
-    if (load := os.getloadavg()[0]) > (os.cpu_count() or 1):
+    if (load := os.getloadavg()[0]) > 1.5 * (os.cpu_count() or 1):
         pytest.skip(f"this machine is busy (load {load:.1f} on {os.cpu_count()} cores): times tell nothing")
     pytest.fail(f"small: {small}, large: {large}")
 
