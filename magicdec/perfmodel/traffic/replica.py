@@ -261,14 +261,14 @@ class Replica:
         self.context[:n] += count
         if n and np.minimum.reduce(self.left[:n]) <= 0:
             goes_on = self.left[:n] > 0
-            for request in self.ids[:n][~goes_on].tolist():
+            for request, left in self.slots[::2, :n][:, ~goes_on].T.tolist():
+                self.emitted[request] = self.output[request] - max(left, 0)
                 self._finish(request)
             self.n = int(np.count_nonzero(goes_on))
             self.slots[:, : self.n] = self.slots[:, :n][:, goes_on]
 
     def _finish(self, request: int) -> None:
         self.last_s[request] = sent_s = self.now + self.lag[request]
-        self.emitted[request] = self.output[request]
         if self.users is not None and self.users < len(self.requests):
             self.requests.arrival_s[self.users] = sent_s
             self.submit(self.users, sent_s)
