@@ -1,38 +1,45 @@
-"""Named models that ship with the package, each as the Hugging Face configuration its publisher released.
+"""Named models that ship with the package, each with the Hugging Face configuration its publisher
+released or another model's of the same shape.
 
-A model argument is, in this order: a directory with a `config.json`, a JSON file, or a name of the catalog.
+A model argument is, in this order: a name of the catalog as people write it (model_names.py), a
+TOML file of our own schema, a `config.json` or the directory that holds it, or `owner/name` on the
+Hugging Face hub.
 """
 
 from __future__ import annotations
 
-import re
-from functools import cache, lru_cache
+import json
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import converted, read_toml
 from magicdec.specs.families.keys import MAX_LAYERS
-from magicdec.specs.hf_config import load_hf_config
+from magicdec.specs.hf_config import load_hf_config, model_from_hf_config
+from magicdec.specs.hub import hub_checkpoint, hub_config, is_hub_name
 from magicdec.specs.layers import Layer
-from magicdec.specs.mixers import RopeScaling
 from magicdec.specs.model import ModelSpec, Norm
+from magicdec.specs.model_names import ModelName, checkpoint_of, named_models, resolve_name
 
 PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
 MODELS_DIRECTORY = PACKAGE_DIRECTORY / "specs" / "data" / "models"
 ARCHITECTURES_FILE = PACKAGE_DIRECTORY / "specs" / "data" / "architectures.json"
 """Facts of every architecture, written by scripts/architectures_table.py."""
-WANTED = ["config.json", "tokenizer.json", "tokenizer_config.json"]
-"""Files of a checkpoint on the Hugging Face hub besides its weights."""
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 EMBEDDED = "embedded"
+OTHER_MODELS = "magicdec models lists the known; a config.json or a Hugging Face id does too"
 EMBEDDED_DIRECTORY = PACKAGE_DIRECTORY / "data" / "embedded"
 
 
 def model_names() -> list[str]:
-    return [EMBEDDED, *sorted(path.stem for path in MODELS_DIRECTORY.glob("*.json"))]
+    return [EMBEDDED, *sorted(named_models())]
+
+
+def model_shapes() -> list[str]:
+    """Models of the catalog that have a configuration of their own."""
+    return sorted(path.stem for path in MODELS_DIRECTORY.glob("*.json"))
 
 
 class ArchitectureFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,40 +70,31 @@ def checkpoint_directory(model: str) -> Path | None:
     return path if path.is_dir() else None
 
 
-@cache
-def _tables(name: str) -> dict[str, dict[str, Any]]:
-    tables: dict[str, dict[str, Any]] = msgspec.toml.decode((MODELS_DIRECTORY / name).read_bytes())
-    return tables
+def served_checkpoint(model: str) -> str | None:
+    """The checkpoint that an engine loads for a model argument: a directory or a repository; None
+    where none is known.
+    """
+    directory = checkpoint_directory(model)
+    return checkpoint_of(model) if directory is None else str(directory)
 
 
-def served_names(*models: str) -> dict[str, str]:
-    """The checkpoint that an engine loads for each model argument, a directory or a repository, where one is known."""
-    sources = _tables("SOURCES.toml")
-    published = {name: "/".join(url.split("/")[3:5]) for name, url in sources["published"].items()}
-    found = {name: checkpoint_directory(name) or (published | sources["checkpoints"]).get(name) for name in models}
-    return {name: str(checkpoint) for name, checkpoint in found.items() if checkpoint}
+def local_model(model: str, *, with_weights: bool) -> str:
+    """A model argument to run: the local directory of `owner/name`, downloaded on first use, where
+    its weights are asked for or the catalog does not have it; any other as it is.
 
-
-def resolve_hub_name(model: str, *, with_weights: bool) -> str:
-    """The local directory of `owner/name`, downloaded on first use; any other model argument as it is. Raises
-    ConfigError when it looks like a hub name but cannot be fetched."""
-    if Path(model).exists() or not _HUB_NAME.fullmatch(model) or model.startswith("."):
+    Raises ConfigError when it cannot be fetched.
+    """
+    if not is_hub_name(model) or not (with_weights or resolve_name(model) is None):
         return model
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ConfigError(
-            f"{model} is no local directory, and fetching it from the hub needs the package huggingface_hub"
-        ) from error
-    patterns = [*WANTED, "*.safetensors", "*.safetensors.index.json"] if with_weights else WANTED
-    try:
-        return str(snapshot_download(model, allow_patterns=patterns))
-    except Exception as error:  # the client raises its own, the transport's and OSError
-        reason = str(error).strip().splitlines()
-        raise ConfigError(
-            f"{model} is no local directory and cannot be fetched from the hub: "
-            f"{reason[0] if reason else type(error).__name__}"
-        ) from error
+    return hub_checkpoint(model, with_weights=with_weights)
+
+
+def shipped_head(model: str, method: str) -> Path | None:
+    """The directory of a head of this kind that stands in a model's own directory, if any."""
+    directory = checkpoint_directory(model)
+    if directory is None or not (directory / "heads" / method).is_dir():
+        return None
+    return directory / "heads" / method
 
 
 class _Size(msgspec.Struct):
@@ -107,44 +105,90 @@ class _Size(msgspec.Struct):
     num_hidden_layers: int = 0
 
 
-@lru_cache(maxsize=16)
-def models_of_vocabulary(vocab_size: int) -> tuple[str, ...]:
-    """The catalog's models with a vocabulary of this size, the smallest first by width and depth."""
-    sizes = {path.stem: msgspec.json.decode(path.read_bytes(), type=_Size) for path in MODELS_DIRECTORY.glob("*.json")}
-    found = [name for name, each in sizes.items() if each.vocab_size == vocab_size]
-    return tuple(sorted(found, key=lambda name: sizes[name].hidden_size ** 2 * sizes[name].num_hidden_layers))
+@lru_cache(maxsize=1)
+def _sizes() -> dict[str, _Size]:
+    return {
+        name: msgspec.json.decode((MODELS_DIRECTORY / f"{name}.json").read_bytes(), type=_Size)
+        for name in model_shapes()
+    }
+
+
+def models_that_may_draft(target: ModelSpec) -> list[str]:
+    """The catalog's models with the target's vocabulary, the smallest first by width and depth.
+
+    Two families may have vocabularies of one size; where the catalog has the target, its family
+    decides.
+    """
+    row = named_models().get(target.name)
+    family = None if row is None else row.tokenizer_family(target.name)
+    sizes = _sizes()
+    able = [
+        name
+        for name, size in sizes.items()
+        if size.vocab_size == target.vocab_size
+        and family in (None, named_models()[name].tokenizer_family(name))
+    ]
+    return sorted(
+        able, key=lambda name: sizes[name].hidden_size ** 2 * sizes[name].num_hidden_layers
+    )
 
 
 def load_model_spec(model: str) -> ModelSpec:
-    """The spec of a model argument; a file is read anew each time. Raises ConfigError when it is neither a file, a
-    directory nor a known name."""
-    known = _of_catalog(model)
-    if known is not None:
-        return known
+    """The spec of a model argument; a file is read anew each time.
+
+    Raises ConfigError when it is no known name, no file that can be read, and not on the hub.
+    """
+    if model == EMBEDDED:
+        return _embedded()
     path = Path(model)
     if path.suffix == ".toml":
         return load_model_file(path)
     if path.exists():
         return load_hf_config(path)
-    if "/" in model or model.endswith(".json"):
+    name = resolve_name(model)
+    if name is not None:
+        return _of_catalog(name)
+    if model.endswith(".json") or ("/" in model and not is_hub_name(model)):
         raise ConfigError(
-            f"no configuration at {model}: give a config.json, its directory, or a name like llama-3.1-8b"
+            f"no configuration at {model}: give a config.json, its directory, a name like "
+            "llama-3.1-8b, or a Hugging Face id like meta-llama/Llama-3.1-8B-Instruct"
         )
-    raise unknown_choice("model", model, model_names())
+    if is_hub_name(model):
+        return load_hf_config(hub_config(model), name=model.rpartition("/")[2])
+    raise unknown_choice("model", model, model_names(), or_else=OTHER_MODELS)
 
 
-@lru_cache(maxsize=128)
-def _of_catalog(name: str) -> ModelSpec | None:
-    if name == EMBEDDED:
-        return load_hf_config(EMBEDDED_DIRECTORY, name=EMBEDDED)
-    path = MODELS_DIRECTORY / f"{name}.json"
-    if "/" in name or not path.is_file():
-        return None
-    extension = msgspec.convert(_tables("EXTENSIONS.toml").get(name), RopeScaling | None)
-    return msgspec.structs.replace(load_hf_config(path, name=name), extension=extension)
+def is_model(text: str) -> bool:
+    """Whether a text names a model, rather than being no name at all."""
+    return text == EMBEDDED or "/" in text or Path(text).exists() or resolve_name(text) is not None
 
 
-# A model described in a file of our own schema ----------------------------------------------------------------------
+@lru_cache(maxsize=1)
+def _embedded() -> ModelSpec:
+    return load_hf_config(EMBEDDED_DIRECTORY, name=EMBEDDED)
+
+
+@lru_cache(maxsize=256)
+def _of_catalog(name: ModelName) -> ModelSpec:
+    row = named_models()[name.model]
+    path = MODELS_DIRECTORY / f"{row.shape or name.model}.json"
+    if name.weight_format is None:
+        spec = load_hf_config(path, name=name.model)
+    else:
+        config = json.loads(path.read_bytes())
+        for part in (config, config.get("text_config", {})):
+            part.pop("quantization_config", None)
+        quantization = name.quantization_config()
+        if quantization is not None:
+            config["quantization_config"] = quantization
+        spec = model_from_hf_config(config, name=name.model, where=str(path))
+    if row.max_position_embeddings is not None:
+        spec = msgspec.structs.replace(spec, max_position_embeddings=row.max_position_embeddings)
+    return msgspec.structs.replace(spec, extension=row.extension)
+
+
+# A model described in a file of our own schema
+# ----------------------------------------------------------------------
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -155,7 +199,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Layers by a name of one's own, and the order in which they stand; the other fields are ModelSpec's."""
+    """Layers by a name of one's own, and the order in which they stand; the other fields are
+    ModelSpec's.
+    """
 
     schema: Literal["magicdec.model/1"]
     name: str
@@ -169,18 +215,31 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def load_model_file(path: Path) -> ModelSpec:
-    """Raises ConfigError when it cannot be read, breaks the schema, or names a layer that it does not describe."""
+    """Raises ConfigError when it cannot be read, breaks the schema, or names a layer that it does
+    not describe.
+    """
     file = converted(read_toml(path), ModelFile, where=str(path))
-    sizes = (file.hidden_size, file.vocab_size, file.max_position_embeddings, *(run.repeat for run in file.pattern))
+    sizes = (
+        file.hidden_size,
+        file.vocab_size,
+        file.max_position_embeddings,
+        *(run.repeat for run in file.pattern),
+    )
     if min(sizes) < 1:
         raise ConfigError(f"{path}: sizes and repeats must be at least 1")
     names = [name for run in file.pattern for name in run.layers]
     if unknown := sorted(set(names) - set(file.layers)):
-        raise ConfigError(f"{path}: the pattern names layer '{unknown[0]}'; described are {', '.join(file.layers)}")
+        raise ConfigError(
+            f"{path}: the pattern names layer '{unknown[0]}'; described are {', '.join(file.layers)}"
+        )
     if not 1 <= sum(run.repeat * len(run.layers) for run in file.pattern) <= MAX_LAYERS:
         raise ConfigError(f"{path}: the pattern must have between 1 and {MAX_LAYERS} layers")
-    layers = tuple(file.layers[name] for run in file.pattern for _ in range(run.repeat) for name in run.layers)
+    layers = tuple(
+        file.layers[name] for run in file.pattern for _ in range(run.repeat) for name in run.layers
+    )
     given = {
-        name: getattr(file, name) for name in file.__struct_fields__ if name not in ("schema", "layers", "pattern")
+        name: getattr(file, name)
+        for name in file.__struct_fields__
+        if name not in ("schema", "layers", "pattern")
     }
     return ModelSpec(architecture=file.schema, layers=layers, **given)

@@ -1,7 +1,7 @@
 """A device's datasheet: ceilings of memory, arithmetic and link.
 
-Ceilings are dense, without sparsity; `sources` names where each was read. How near to them kernels come is in the
-curves of a hardware profile (perfmodel/kernels/profile.py).
+Ceilings are dense, without sparsity; `sources` names where each was read. How near to them kernels
+come is in the curves of a hardware profile (perfmodel/kernels/profile.py).
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ from magicdec.errors import unknown_choice
 DTYPE_BYTES: dict[str, float] = {
     "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_block": 1, "int8": 1, "nvfp4": 0.5625, "mxfp4": 0.53125, "int4": 0.5
 }  # fmt: skip
-"""Bytes per element, with the scales of nvfp4 (one byte per 16) and mxfp4 (per 32); other scales (to 6 %) are ignored.
+"""Bytes per element, with the scales of nvfp4 (one byte per 16) and mxfp4 (per 32); other scales
+(to 6 %) are ignored.
 
-`fp8` has a scale per tensor or channel, `fp8_block` one per 128 × 128; int8, int4 and mxfp4 hold weights only.
+`fp8` has a scale per tensor or channel, `fp8_block` one per 128 × 128; int8, int4 and mxfp4 hold
+weights only.
 """
 COMPUTE_FALLBACK = {
     "fp16": "bf16", "fp8": "bf16", "fp8_block": "fp8", "int8": "bf16", "nvfp4": "bf16", "mxfp4": "bf16", "int4": "bf16",
     "bf16": "fp32",
 }  # fmt: skip
-"""The dtype that another computes in where the device has no rate for it (weights are widened on the fly)."""
+"""The dtype that another computes in where the device has no rate for it (weights are widened on
+the fly).
+"""
 WEIGHT_ONLY = ("int8", "mxfp4", "int4")
 """Formats of weights alone."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """Base: a struct read from a file, whose numbers must be finite and within the range of `LIMITS`."""
+    """Base: a struct read from a file, whose numbers must be finite and within the range of
+    `LIMITS`.
+    """
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -38,7 +44,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
             if isinstance(value, float | int) and not isinstance(value, bool):
                 low, high = LIMITS.get(name, (0.0, 1e4 if name.endswith("_s") else 1e18))
                 if not (math.isfinite(value) and low <= value <= high):
-                    raise ValueError(f"'{name}' must be between {low:g} and {high:g}, not {value!r}")
+                    raise ValueError(
+                        f"'{name}' must be between {low:g} and {high:g}, not {value!r}"
+                    )
 
 
 LIMITS: dict[str, tuple[float, float]] = {
@@ -53,7 +61,9 @@ LIMITS: dict[str, tuple[float, float]] = {
     "rank_exponent": (-4, 4), "ridge_power": (1, 64), "wave_weight": (0, 1), "gemv_efficiency": (0, 1e3),
     "relative_error": (0, 10), "error": (0, 10),
 }  # fmt: skip
-"""Range of each number; others are from 0 to 1e18. Times are in seconds, so that none is a year by mistake."""
+"""Range of each number; others are from 0 to 1e18. Times are in seconds, so that none is a year by
+mistake.
+"""
 
 
 class Link(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -63,12 +73,16 @@ class Link(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_def
     latency_s: float = 2e-6
     topology: Literal["nvlink", "nvlink-pair", "xgmi", "pcie", "shared-memory"] = "pcie"
     num_gpus_per_node: int = 8
-    usual_num_gpus: int | None = None
-    """Devices that a plan takes where none are asked for and the model fits; None: those of a node."""
+    is_single: bool = False
+    """Whether such devices are bought one by one: where neither their number nor a batch is asked
+    for, a plan takes as few as hold one sequence.
+    """
     between_nodes_bytes_per_s: float | None = None
     """The network's, per device and direction; None: not known."""
     num_gpus_linked: int | None = None
-    """Devices that the link joins, where it reaches beyond a node (72 in a rack of GB200); None: those of a node."""
+    """Devices that the link joins, where it reaches beyond a node (72 in a rack of GB200); None:
+    those of a node.
+    """
 
     @property
     def reach(self) -> int:
@@ -93,11 +107,13 @@ class Device(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     sources: dict[str, str] = {}
     reference_s: float | None = None
     compute_reference_s: float | None = None
-    """Times of a calibrated machine's reference kernels (measure/environment.py), of memory and of arithmetic, while it
-    was measured."""
+    """Times of a calibrated machine's reference kernels (measure/environment.py), of memory and of
+    arithmetic, while it was measured."""
     memory_spread: float = 0.0
     compute_spread: float = 0.0
-    """Standard deviation of the logarithms of those times: how much the machine's speed drifts by itself."""
+    """Standard deviation of the logarithms of those times: how much the machine's speed drifts by
+    itself.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,7 +121,9 @@ class Device(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
             raise ValueError("'flops_per_s' must hold at least one dtype")
         for dtype, rate in self.flops_per_s.items():
             if dtype not in DTYPE_BYTES:
-                raise ValueError(f"'flops_per_s' has the unknown dtype '{dtype}' (known: {', '.join(DTYPE_BYTES)})")
+                raise ValueError(
+                    f"'flops_per_s' has the unknown dtype '{dtype}' (known: {', '.join(DTYPE_BYTES)})"
+                )
             if not (math.isfinite(rate) and 1 <= rate <= 1e21):
                 raise ValueError(f"'flops_per_s.{dtype}' must be a positive number, not {rate!r}")
 
@@ -114,8 +132,8 @@ class Device(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         return dtype in self.flops_per_s or (dtype == "fp8_block" and "fp8" in self.flops_per_s)
 
     def compute_rate(self, dtype: str) -> float:
-        """Peak FLOP/s in `dtype`, or in what the device widens it to. Raises ConfigError for a dtype that does not
-        exist."""
+        """Peak FLOP/s in `dtype`, or in what the device widens it to. Raises ConfigError for a
+        dtype that does not exist."""
         bytes_per_element(dtype)
         candidate: str | None = dtype
         while candidate is not None:

@@ -1,9 +1,10 @@
-"""The profile of a runtime: its fixed costs, sampling and acceptance, and the upkeep of the draft's cache.
+"""The profile of a runtime: its fixed costs, sampling and acceptance, and the upkeep of the draft's
+cache.
 
-An engine profile is one TOML file (catalog: `vllm`, `sglang`, `trtllm`, `ours`, `magicdec-2024`), kept apart from the
-hardware profile, so one device serves several runtimes. Where each field enters the time is written once, in
-perfmodel/forward.py, perfmodel/step.py and perfmodel/serving.py. `*_s_per_element` fields, where given, replace the
-bytes-over-bandwidth estimate of that work.
+An engine profile is one TOML file (catalog: `vllm`, `sglang`, `trtllm`, `ours`, `magicdec-2024`),
+kept apart from the hardware profile, so one device serves several runtimes. Where each field enters
+the time is written once, in perfmodel/forward.py, perfmodel/step.py and perfmodel/serving.py.
+`*_s_per_element` fields, where given, replace the bytes-over-bandwidth estimate of that work.
 """
 
 from __future__ import annotations
@@ -29,14 +30,20 @@ DEFAULT_ENGINE = "vllm"
 DEFAULT_CPU_ENGINE = "ours"
 
 
-class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One runtime. Times in seconds; factors multiply the hardware profile's time of that kind of operation."""
+class EngineProfile(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One runtime. Times in seconds; factors multiply the hardware profile's time of that kind of
+    operation.
+    """
 
     name: str
     description: str = ""
     fitted_on: str = ""
     fitted_device: str = ""
-    """The hardware profile that the constants were fitted with; elsewhere fixed costs are less sure. Empty: any."""
+    """The hardware profile that the constants were fitted with; elsewhere fixed costs are less
+    sure. Empty: any.
+    """
     fitted_devices: tuple[str, ...] = ()
     """Hardware profiles that the constants were fitted with, where there were several."""
     fitted_models: tuple[str, ...] = ()
@@ -44,9 +51,17 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # Kernels
     attention_kernel: Literal["measured", "split"] = "split"
-    """"measured": the hardware profile's kernel as it was measured; "split": one that splits the context."""
+    """"measured": the hardware profile's kernel as it was measured; "split": one that splits the
+    context.
+    """
+    has_mixed_lengths: bool = False
+    """Whether sequences of a batch differ in length, as on a server: blocks of attention then do not
+    end in whole waves.
+    """
     kv_reads: Literal["per_sequence", "per_query"] = "per_sequence"
-    """Whether verification reads the KV cache once per sequence, or once for each of its query tokens."""
+    """Whether verification reads the KV cache once per sequence, or once for each of its query
+    tokens.
+    """
     gemm_factor: float = 1.0
     narrow_gemm_factor: float = 1.0
     """Factor of products in a narrow format, instead of `gemm_factor`."""
@@ -54,27 +69,36 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Factor of fused experts."""
     attention_factor: float = 1.0
     split_attention_factor: float | None = None
-    """`attention_factor` of kernels that split the context of any head over blocks (FlashAttention 3); None: alike."""
+    """`attention_factor` of kernels that split the context of any head over blocks (FlashAttention
+    3); None: alike.
+    """
     verify_attention_factor: float = 1.0
     """On top of `attention_factor`, where a pass has several query tokens per sequence."""
     query_tile_reread: float = 0.0
-    """Share of reading the cache that each 16 query rows of a KV head beyond the first 16 repeat, in verification."""
+    """Share of reading the cache that each 16 query rows of a KV head beyond the first 16 repeat,
+    in verification.
+    """
     draft_attention_factor: float = 1.0
     """On top of `attention_factor`, in the draft's steps over a sparse cache."""
     attention_blocks_per_multiprocessor: float | None = None
-    """Blocks (one per sequence and KV head) that run at once; a kernel that splits the context does so only below this
-    many, and above it the last wave of blocks leaves multiprocessors idle. None: no such waves."""
+    """Blocks (one per sequence and KV head) that run at once; a kernel that splits the context does
+    so only below this many, and above it the last wave of blocks leaves multiprocessors idle. None:
+    no such waves."""
     attention_wave_weight: float = 0.0
     """Share of the last wave's idle time that is lost: 0 none, 1 all of it."""
     elementwise_factor: float = 1.0
     collective_factor: float = 1.0
     elementwise_kernels_per_layer: float = 4.0
-    """Norms, rotary embedding with the cache's append, activation: kernels that stream activations."""
+    """Norms, rotary embedding with the cache's append, activation: kernels that stream activations.
+    """
 
     native_formats: tuple[str, ...] = ()
-    """Weight formats whose products run in that format, on devices that have a rate for it; others are weight-only."""
+    """Weight formats whose products run in that format, on devices that have a rate for it; others
+    are weight-only.
+    """
     fused_experts: bool = False
-    """Whether a mixture's experts run in the fused kernels that hardware profiles have curves of."""
+    """Whether a mixture's experts run in the fused kernels that hardware profiles have curves of.
+    """
     quantized_head: bool = False
     """Whether the head is as narrow as the other weights; else it is in 16 bits."""
     allreduce_kernels: str = ""
@@ -84,39 +108,63 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     forward_overhead_s: float = 0.0
     """Per forward pass of any model (launch, host)."""
     layer_overhead_s: float = 0.0
-    """Per layer of any forward pass. Kernel curves hold each kernel's fixed time: this is what comes on top."""
+    """Per layer of any forward pass. Kernel curves hold each kernel's fixed time: this is what
+    comes on top.
+    """
     sequence_overhead_s: float = 0.0
-    """Per sequence of a step: scheduling, sampling's inputs, detokenising, where nothing hides it."""
+    """Per sequence of a step: scheduling, sampling's inputs, detokenising, where nothing hides it.
+    """
     older_sequence_overhead_s: float | None = None
-    """`sequence_overhead_s` in versions before `asynchronous_since`, which schedule between steps."""
+    """`sequence_overhead_s` in versions before `asynchronous_since`, which schedule between steps.
+    """
     asynchronous_since: str = ""
-    """Version from which scheduling overlaps with the device by default; empty: all that were fitted on."""
+    """Version from which scheduling overlaps with the device by default; empty: all that were
+    fitted on.
+    """
     block_experts_layer_s: float = 0.0
-    """Per layer of experts in fp8_block whose columns on a rank fill whole blocks of 128: another kernel takes them."""
+    """Per layer of experts in fp8_block whose columns on a rank fill whole blocks of 128: another
+    kernel takes them.
+    """
     collective_overhead_s: float = 0.0
     """Per collective, on top of the link's time."""
     autoregressive_overhead_s: float = 0.0
     """Per autoregressive step, on top of its forward pass and sampling."""
     overhead_on: dict[str, float] = {}
-    """Instead of `autoregressive_overhead_s`, on these devices; a speculative step's differs by as much."""
+    """Instead of `autoregressive_overhead_s`, on these devices; a speculative step's differs by as
+    much.
+    """
     draft_step_overhead_s: float = 0.0
     """Per draft step, on top of its forward pass and sampling."""
     draft_model_layer_s: float = 0.0
-    """Per layer of a draft model's or self-draft's pass, where it is launched outside captured graphs."""
+    """Per layer of a draft model's or self-draft's pass, where it is launched outside captured
+    graphs.
+    """
+    draft_model_layer_error: float = 0.0
+    """Relative error (one standard deviation) of `draft_model_layer_s`: which passes are captured
+    changes between versions.
+    """
     eagle3_draft_overhead_s: float = 0.0
-    """Per draft step of an EAGLE-3 head on top of that (its logits are scattered to the target's vocabulary)."""
+    """Per draft step of an EAGLE-3 head on top of that (its logits are scattered to the target's
+    vocabulary).
+    """
     eagle3_step_overhead_s: float = 0.0
-    """Per speculative step with an EAGLE-3 head (three layers' hidden states are kept and joined)."""
+    """Per speculative step with an EAGLE-3 head (three layers' hidden states are kept and joined).
+    """
     states_beside: int = 0
-    """States of a layer without a cache, per sequence, that are kept besides one for each verified token; the accepted
-    token's is copied there (SGLang). 0: the next step reads it where it is (vLLM)."""
+    """States of a layer without a cache, per sequence, that are kept besides one for each verified
+    token; the accepted token's is copied there (SGLang). 0: the next step reads it where it is
+    (vLLM)."""
     speculation_sequence_s: float = 0.0
-    """Per sequence of a speculative step, on top of `sequence_overhead_s`: several tokens are checked and handed on."""
+    """Per sequence of a speculative step, on top of `sequence_overhead_s`: several tokens are
+    checked and handed on.
+    """
     scored_token_s: float = 0.0
-    """Per token of a verification pass that the engine scores as a sequence of its own, host time."""
+    """Per token of a verification pass that the engine scores as a sequence of its own, host time.
+    """
     uncaptured_pass_s: float = 0.0
-    """Per pass that runs outside captured graphs because its attention kernel cannot be captured with several query
-    tokens (FlashInfer on devices before Hopper, whose FlashAttention reads no cache in 8 bits)."""
+    """Per pass that runs outside captured graphs because its attention kernel cannot be captured
+    with several query tokens (FlashInfer on devices before Hopper, whose FlashAttention reads no
+    cache in 8 bits)."""
     verify_overhead_s: float = 0.0
     """Per verification pass."""
     step_overhead_s: float = 0.0
@@ -132,10 +180,12 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # Sampling one token per row of logits, and accepting
     vocabulary: Literal["gather", "sharded"] = "gather"
-    """"gather": each rank gathers the logits and samples over the whole vocabulary; "sharded": distributed softmax."""
+    """"gather": each rank gathers the logits and samples over the whole vocabulary; "sharded":
+    distributed softmax.
+    """
     vocabulary_multiple: int = 64
-    """Multiple to which the vocabulary's rows are padded before ranks share them evenly (vLLM and SGLang: 64); 0: to
-    a multiple of the ranks."""
+    """Multiple to which the vocabulary's rows are padded before ranks share them evenly (vLLM and
+    SGLang: 64); 0: to a multiple of the ranks."""
     sampling_base_s: float = 0.0
     sampling_passes: float = 4.0
     """fp32 passes over rows x vocabulary when sampling: scale, softmax (read, write), draw."""
@@ -143,13 +193,16 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     top_p_passes: float = 16.0
     """Further passes for the sort of top-p (or top-k)."""
     sampling_s_per_element: float | None = None
-    """Seconds per row x vocabulary entry when sampling without top-p; replaces `sampling_passes`."""
+    """Seconds per row x vocabulary entry when sampling without top-p; replaces `sampling_passes`.
+    """
     greedy_s_per_element: float | None = None
     accept_base_s: float = 0.0
     greedy_accept_passes: float | None = None
     """Greedily: the logits' widening and their maxima; None: as `greedy_passes`."""
     accept_passes: float = 6.0
-    """fp32 passes over verified tokens x vocabulary: target softmax, read of the draft's, residual, draw."""
+    """fp32 passes over verified tokens x vocabulary: target softmax, read of the draft's, residual,
+    draw.
+    """
     accept_s_per_element: float | None = None
     """Seconds per (verified token x vocabulary entry) when sampling; replaces `accept_passes`."""
     greedy_accept_s_per_element: float | None = None
@@ -157,14 +210,24 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # The draft
     drafts: tuple[str, ...] = DRAFT_KINDS
     """Kinds of drafts that it runs, among `DRAFT_KINDS` (specs/speculation.py)."""
+    draft_calls: dict[str, dict[str, str | bool]] = {}
+    """By method: the settings that ask for it there; "model": those of a draft model, and of what
+    has none of its own.
+    """
+    draft_windows: dict[str, str] = {}
+    """By method of head: the setting that cuts its attention to a window there."""
     draft_notes: dict[str, str] = {}
     """By kind of draft: what to know before it is run there."""
     gamma_table_note: str = ""
     """The cost of following a table of gammas by batch size there."""
     runner: str = ""
-    """Model runner of self-drafts, a key of `self_draft`; users may choose another. Empty: none is told apart."""
+    """Model runner of self-drafts, a key of `self_draft`; users may choose another. Empty: none is
+    told apart.
+    """
     self_draft: dict[str, dict[str, float]] = {}
-    """By the engine's model runner: constants that differ in speculative steps where the target drafts for itself."""
+    """By the engine's model runner: constants that differ in speculative steps where the target
+    drafts for itself.
+    """
     draft_on_all_ranks: bool = False
     """Whether a draft model must be split over the target's ranks."""
     spreads: bool = True
@@ -174,21 +237,38 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     standalone_draft_tp_size: int | None = None
     """Ranks that a standalone draft runs on unless the speculation says otherwise; None: all."""
     catch_up: Literal["none", "standalone", "always"] = "standalone"
-    """Which drafts process the last drafted token after full acceptance (a self-draft may take the verified KV)."""
+    """Which drafts process the last drafted token after full acceptance (a self-draft may take the
+    verified KV).
+    """
     streaming_in_place: bool = False
-    """A StreamingLLM self-draft reads sinks and tail of the target's cache: no memory and no upkeep."""
+    """A StreamingLLM self-draft reads sinks and tail of the target's cache: no memory and no
+    upkeep.
+    """
     upkeep_base_s: float = 0.0
     """Per speculative step with a separate draft cache."""
     upkeep_s_per_token: float | None = None
-    """Seconds per verified token of the batch copied to the draft's cache; None: its KV bytes over the bandwidth."""
+    """Seconds per verified token of the batch copied to the draft's cache; None: its KV bytes over
+    the bandwidth.
+    """
     ngram_lookup_s: float = 20e-6
     """n-gram lookup, per step of the whole batch."""
     ngram_lookup_s_per_sequence: float = 0.0
-    """n-gram lookup on the host, per sequence and step."""
+    """n-gram lookup on the host, per sequence and step, where `lookup_scan_s` gives none."""
+    lookup_scan_s: dict[str, float] = {}
+    """Host time of a look-up per sequence and step, by tokens of the sequence's text; linear between
+    these lengths. The host searches one sequence after the other.
+    """
+    synchronous_drafts: tuple[str, ...] = ()
+    """Kinds of drafts with which it schedules between steps: `older_sequence_overhead_s` holds then.
+    """
+    synchronous_step_overhead_s: float = 0.0
+    """Per step with one of `synchronous_drafts`, whether anything was drafted or not."""
 
     # Memory and prefill
     window_cache: Literal["all", "window"] = "all"
-    """Memory allocated for layers of a sliding window or of chunks: slots for all tokens, or for the window alone."""
+    """Memory allocated for layers of a sliding window or of chunks: slots for all tokens, or for
+    the window alone.
+    """
     window_slots: int = 0
     """Slots beyond a window or chunk that is kept alone, as for tokens that may yet be rejected."""
     spare_slots: int = 0
@@ -197,12 +277,22 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Share of the device's memory that weights, caches and workspace may take."""
     workspace_bytes: float = 1e9
     """Context, library buffers and captured graphs, per device."""
+    prefix_block_tokens: int = 0
+    """Tokens of a block of the prefix cache, of which hits are whole numbers; models with recurrent
+    states have larger ones (perfmodel/prefix_cache.py). 0: hits are counted by token.
+    """
+    drops_last_unit: tuple[str, ...] = ()
+    """Methods with which the last unit of each prefix hit is computed anew."""
     prefill_tokens: int = 8192
     """Tokens of one prefill pass."""
     mixes_prefill: bool = True
-    """Whether prompts (or chunks of them) share their passes with sequences that decode; else decoding waits."""
+    """Whether prompts (or chunks of them) share their passes with sequences that decode; else
+    decoding waits.
+    """
     prefill_share: float = 1.0
-    """Share of other requests' prefills that falls between a request's tokens; the others delay its first token."""
+    """Share of other requests' prefills that falls between a request's tokens; the others delay its
+    first token.
+    """
     prefill_layer_overhead_s: float = 0.0
     """Per layer of a pass with prompts in it: it runs outside captured graphs."""
     prefill_factor: float = 1.0
@@ -214,11 +304,17 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     prompt_token_latency_s: float = 0.0
     """Per token of a prompt on that way: it is sent, tokenised and hashed."""
     request_overhead_s: float = 0.0
-    """Time that a request takes from all others when it enters, as where the server's processes share a core."""
+    """Time that a request takes from all others when it enters, as where the server's processes
+    share a core.
+    """
     steps_ahead: float = 0.0
-    """Steps that are scheduled before the one that runs has ended: a request that comes waits for them too."""
+    """Steps that are scheduled before the one that runs has ended: a request that comes waits for
+    them too.
+    """
     admission: Literal["as_used", "whole"] = "as_used"
-    """Whether a request is admitted while the cache has room for it now, or only with room for all its tokens."""
+    """Whether a request is admitted while the cache has room for it now, or only with room for all
+    its tokens.
+    """
 
     # How right it is: one standard deviation of what the terms' own errors do not explain
     relative_error: float = 0.10
@@ -226,21 +322,27 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     speedup_relative_error: float = 0.04
     """Relative error of a speedup, in which part of the errors cancel."""
     other_speedup_error: float | None = None
-    """`speedup_relative_error` where no server with speculation was measured on such a device with such formats; None:
-    no wider."""
+    """`speedup_relative_error` where no server with speculation was measured on such a device with
+    such formats; None: no wider."""
     speculation_fitted: tuple[str, ...] = ()
     """Places where servers with speculation were measured: "device/weights/cache"."""
     other_device_error: float | None = None
-    """Relative error of a server's time between tokens on a device that was not fitted on; None: `relative_error`."""
+    """Relative error of a server's time between tokens on a device that was not fitted on; None:
+    `relative_error`.
+    """
     other_model_error: float | None = None
-    """Relative error of a server's time between tokens for a model that was not fitted on; None: `relative_error`."""
+    """Relative error of a server's time between tokens for a model that was not fitted on; None:
+    `relative_error`.
+    """
 
     before: dict[str, dict[str, float]] = {}
-    """Constants of versions before these ("0.14"), where they differ; of several bounds the nearest above counts."""
+    """Constants of versions before these ("0.14"), where they differ; of several bounds the nearest
+    above counts.
+    """
 
     def error_for(self, device: str, model: str) -> float:
-        """Relative error (one standard deviation) of a server's times, by what the constants were fitted on. What an
-        unseen device and an unseen model add to the variance are independent."""
+        """Relative error (one standard deviation) of a server's times, by what the constants were
+        fitted on. What an unseen device and an unseen model add to the variance are independent."""
         variance = own = self.relative_error**2
         if self.fitted_devices and device not in self.fitted_devices:
             variance += max((self.other_device_error or 0.0) ** 2 - own, 0.0)
@@ -260,52 +362,100 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """The constants of speculative steps with a self-draft."""
         return msgspec.structs.replace(self, **self.self_draft.get(self.runner, {}))
 
+    def scheduling(self, draft: str, method: str) -> EngineProfile:
+        """The constants of steps with this draft, as the engine schedules them with it set up."""
+        if draft == "self":
+            return self.self_drafting
+        if draft_kind(draft, method) not in self.synchronous_drafts:
+            return self
+        sequence_s = self.older_sequence_overhead_s
+        if sequence_s is None:
+            sequence_s = self.sequence_overhead_s
+        return msgspec.structs.replace(
+            self,
+            sequence_overhead_s=sequence_s,
+            step_overhead_s=self.step_overhead_s + self.synchronous_step_overhead_s,
+        )
+
     def is_speculation_fitted(self, device: str, weight_dtype: str, kv_dtype: str) -> bool:
-        """Whether servers with speculation were measured on this device with these formats (or nothing says where)."""
-        return not self.speculation_fitted or f"{device}/{weight_dtype}/{kv_dtype}" in self.speculation_fitted
+        """Whether servers with speculation were measured on this device with these formats (or
+        nothing says where).
+        """
+        return (
+            not self.speculation_fitted
+            or f"{device}/{weight_dtype}/{kv_dtype}" in self.speculation_fitted
+        )
 
     def speedup_error_for(self, device: str, weight_dtype: str, kv_dtype: str) -> float:
-        """Relative error (one standard deviation) of a speedup, by where servers with speculation were measured."""
-        if self.other_speedup_error is None or self.is_speculation_fitted(device, weight_dtype, kv_dtype):
+        """Relative error (one standard deviation) of a speedup, by where servers with speculation
+        were measured.
+        """
+        if self.other_speedup_error is None or self.is_speculation_fitted(
+            device, weight_dtype, kv_dtype
+        ):
             return self.speedup_relative_error
         return max(self.other_speedup_error, self.speedup_relative_error)
 
     def of_version(self, version: str) -> EngineProfile:
-        """The profile of a version ("0.12.0"; one that is not named is taken as an older one)."""
-        profile, number = self, version_number(version)
+        """The profile of a version ("0.12.0"). A version that cannot be read ("patched") is taken as
+        the newest, one that is not named as the oldest.
+        """
+        number = version_number(version)
+        if version and not number:
+            return self
+        profile = self
         for bound in sorted(self.before, key=version_number, reverse=True):
             if number < version_number(bound):
                 profile = msgspec.structs.replace(profile, **self.before[bound])
-        if self.older_sequence_overhead_s is None or number >= version_number(self.asynchronous_since):
+        if self.older_sequence_overhead_s is None or number >= version_number(
+            self.asynchronous_since
+        ):
             return profile
         return msgspec.structs.replace(profile, sequence_overhead_s=self.older_sequence_overhead_s)
 
     def is_captured(self, *, batch: int, gamma: int, tp_size: int) -> bool:
         """Whether a step's passes run as captured graphs, as the engine is set by default."""
-        most = self.captured_batch if tp_size < 4 else self.captured_batch_wide or self.captured_batch
+        if tp_size < 4:
+            most = self.captured_batch
+        else:
+            most = self.captured_batch_wide or self.captured_batch
         tokens = self.captured_tokens
         return (most is None or batch <= most) and (tokens is None or batch * (gamma + 1) <= tokens)
 
     def runs(self, draft: str, method: str) -> bool:
         return draft_kind(draft, method) in self.drafts
 
+    def draft_call(self, method: str) -> dict[str, str | bool]:
+        """The settings that ask for a method there."""
+        return self.draft_calls.get(method) or self.draft_calls.get("model", {})
+
     def runs_staged(self, draft: str, method: str, pp_size: int) -> bool:
         """Whether it runs a draft with so many stages."""
         return pp_size == 1 or draft_kind(draft, method) in self.staged_drafts
 
     def __post_init__(self) -> None:
-        for kind in (*self.drafts, *self.staged_drafts):
+        for kind in (*self.drafts, *self.staged_drafts, *self.synchronous_drafts):
             if kind not in DRAFT_KINDS:
                 raise ValueError(f"'drafts' must be of {', '.join(DRAFT_KINDS)}, not '{kind}'")
+        lengths = [float(tokens) for tokens in self.lookup_scan_s]
+        if lengths != sorted(set(lengths)) or min(self.lookup_scan_s.values(), default=0.0) < 0.0:
+            raise ValueError("'lookup_scan_s' needs times of at least 0 by ascending lengths")
         if self.runner and self.runner not in self.self_draft:
-            raise ValueError(f"'runner' must be one of {', '.join(self.self_draft)}, not '{self.runner}'")
+            raise ValueError(
+                f"'runner' must be one of {', '.join(self.self_draft)}, not '{self.runner}'"
+            )
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, float | int):
                 continue
             positive = name.endswith(("_factor", "_per_multiprocessor", "_tp_size"))
             positive = positive or name in ("memory_fraction", "prefill_tokens")
-            limit = 1e15 if name == "workspace_bytes" else 1.0 if name == "memory_fraction" else MAX_VALUE
+            if name == "workspace_bytes":
+                limit = 1e15
+            elif name == "memory_fraction":
+                limit = 1.0
+            else:
+                limit = MAX_VALUE
             if not (math.isfinite(value) and 0 <= value <= limit and (value > 0 or not positive)):
                 raise ValueError(
                     f"'{name}' must be {'above' if positive else 'at least'} 0 and at most {limit:g}, not {value!r}"
@@ -315,7 +465,9 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def version_number(version: str) -> tuple[int, ...]:
     """(0, 12) of "0.12.0rc1": what orders versions."""
     found = re.match(r"\D*(\d+)(?:\.(\d+))?", version)
-    return () if found is None else tuple(int(part) for part in found.groups() if part)
+    if found is None:
+        return ()
+    return tuple(int(part) for part in found.groups() if part)
 
 
 def engine_names() -> list[str]:
@@ -329,8 +481,8 @@ def engines_that_run(draft: str, method: str) -> list[str]:
 
 
 def load_engine(name_or_path: str | Path) -> EngineProfile:
-    """A profile of the catalog, or of a TOML file. Raises ConfigError naming the file and the key, or the nearest known
-    name."""
+    """A profile of the catalog, or of a TOML file. Raises ConfigError naming the file and the key,
+    or the nearest known name."""
     text = str(name_or_path)
     if "/" in text or text.endswith(".toml"):
         return engine_from_document(read_toml(Path(text), "engine profile"), where=text)
@@ -351,5 +503,7 @@ def engine_from_document(document: dict[str, Any], *, where: str) -> EngineProfi
 
 
 def save_engine(profile: EngineProfile, path: Path) -> None:
-    """Writes a profile as TOML, whole or not at all. Raises StorageError when the file cannot be written."""
+    """Writes a profile as TOML, whole or not at all. Raises StorageError when the file cannot be
+    written.
+    """
     write_atomic(path, msgspec.toml.encode(profile))

@@ -1,7 +1,8 @@
-"""The layers of a decoder: a mixer (specs/mixers.py; None where a block has none) and a feed-forward (an MLP, a mixture
-of experts, or None), each behind a norm. No torch, no time.
+"""The layers of a decoder: a mixer (specs/mixers.py; None where a block has none) and a
+feed-forward (an MLP, a mixture of experts, or None), each behind a norm. No torch, no time.
 
-Adding a kind is a class here or in mixers.py, its operations in perfmodel and, to run it, its module in runtime/.
+Adding a kind is a class here or in mixers.py, its operations in perfmodel and, to run it, its
+module in runtime/.
 Shapes are Hugging Face's: H hidden_size, F width.
 """
 
@@ -14,8 +15,8 @@ import msgspec
 from magicdec.specs.mixers import Kind, Mixer, Part, Projection, matrices, whole
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swigluoai", "xielu"]
-"""`relu2` is relu(x)²; `swigluoai` is gpt-oss's clamped (up + 1) · gate · sigmoid(alpha · gate); `xielu` learns two
-numbers in each layer (arXiv 2411.13010)."""
+"""`relu2` is relu(x)²; `swigluoai` is gpt-oss's clamped (up + 1) · gate · sigmoid(alpha · gate);
+`xielu` learns two numbers in each layer (arXiv 2411.13010)."""
 
 
 class MLP(Kind, frozen=True, kw_only=True, tag="mlp"):
@@ -43,7 +44,9 @@ class MLP(Kind, frozen=True, kw_only=True, tag="mlp"):
     @property
     def num_inner(self) -> int:
         """Matrices that lead into the width."""
-        return 2 if self.gated else 1
+        if self.gated:
+            return 2
+        return 1
 
     def projections(self, hidden_size: int, prefix: str = "") -> tuple[Projection, ...]:
         return (
@@ -52,8 +55,13 @@ class MLP(Kind, frozen=True, kw_only=True, tag="mlp"):
         )
 
     def num_parameters(self, hidden_size: int) -> int:
-        biases = self.num_inner * self.width + hidden_size if self.bias else 0
-        learned = 2 if self.activation == "xielu" else 0
+        if self.bias:
+            biases = self.num_inner * self.width + hidden_size
+        else:
+            biases = 0
+        learned = 0
+        if self.activation == "xielu":
+            learned = 2
         return matrices(self.projections(hidden_size)) + biases + learned
 
     def expert_parameters(self, hidden_size: int) -> int:
@@ -67,12 +75,14 @@ class MLP(Kind, frozen=True, kw_only=True, tag="mlp"):
         if self.activation == "swigluoai" and not self.gated:
             return "feed-forwards of an activation that has a gate, without one"
         is_learned = self.activation == "xielu" and self.gated
-        return "feed-forwards with xIELU that are gated or experts" if is_learned else None
+        if is_learned:
+            return "feed-forwards with xIELU that are gated or experts"
+        return None
 
 
 class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"):
-    """A router that sends each token to `num_experts_per_tok` of `num_experts` MLPs, next to shared experts that
-    every token passes (as one MLP of `shared_width` in all)."""
+    """A router that sends each token to `num_experts_per_tok` of `num_experts` MLPs, next to shared
+    experts that every token passes (as one MLP of `shared_width` in all)."""
 
     num_experts: int
     num_experts_per_tok: int
@@ -88,9 +98,12 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
     router_bias: bool = False
     correction_bias: bool = False
     """A bias per expert that takes part in choosing, not in weighting (DeepSeek-V3)."""
-    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_input", "sparse_mixer"] = "softmax"
-    """How router logits become weights; `sigmoid_of_input` multiplies an expert's input rather than its output;
-    `sparse_mixer` chooses one after the other, each among those near the best (arXiv 2409.12136)."""
+    scoring: Literal[
+        "softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_input", "sparse_mixer"
+    ] = "softmax"
+    """How router logits become weights; `sigmoid_of_input` multiplies an expert's input rather than
+    its output; `sparse_mixer` chooses one after the other, each among those near the best (arXiv
+    2409.12136)."""
     normalized: bool = True
     """The chosen experts' weights are divided by their sum."""
     num_groups: int = 1
@@ -98,7 +111,9 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
     """Experts are chosen among those of the best groups only (DeepSeek-V3)."""
     group_score: Literal["top2", "max"] = "top2"
     nearness: float = 0.01
-    """Share of the best expert's score, twice which another may be below it and count as near (sparse mixers)."""
+    """Share of the best expert's score, twice which another may be below it and count as near
+    (sparse mixers).
+    """
     scaling_factor: float = 1.0
 
     @property
@@ -109,7 +124,9 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
     @property
     def widths(self) -> tuple[int, ...]:
         """Widths that ranks divide."""
-        return (self.width, self.shared_width) if self.shared_width else (self.width,)
+        if self.shared_width:
+            return (self.width, self.shared_width)
+        return (self.width,)
 
     @property
     def expert(self) -> MLP:
@@ -119,11 +136,15 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
     def shared(self) -> MLP | None:
         if not self.shared_width:
             return None
-        return MLP(width=self.shared_width, activation=self.activation, gated=self.gated, bias=False)
+        return MLP(
+            width=self.shared_width, activation=self.activation, gated=self.gated, bias=False
+        )
 
     def inner_size(self, hidden_size: int) -> int:
         """Width that an expert reads and writes."""
-        return hidden_size if self.latent_size is None else self.latent_size
+        if self.latent_size is None:
+            return hidden_size
+        return self.latent_size
 
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
         """Matrices that every token passes; the routed experts are apart."""
@@ -131,7 +152,10 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
         found = [Projection("router", (whole(self.num_experts),), hidden)]
         if self.latent_size is not None:
             latent = whole(self.latent_size)
-            found += [Projection("latent_down", (latent,), hidden), Projection("latent_up", (hidden,), latent)]
+            found += [
+                Projection("latent_down", (latent,), hidden),
+                Projection("latent_up", (hidden,), latent),
+            ]
         if self.shared is not None:
             found += self.shared.projections(hidden_size, "shared_")
         if self.shared_gate:
@@ -148,7 +172,9 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
 
     def num_parameters(self, hidden_size: int) -> int:
         biases = self.num_experts * (self.router_bias + self.correction_bias)
-        return matrices(self.projections(hidden_size)) + self.expert_parameters(hidden_size) + biases
+        return (
+            matrices(self.projections(hidden_size)) + self.expert_parameters(hidden_size) + biases
+        )
 
     def active_parameters(self, hidden_size: int) -> int:
         """Weights that one token passes."""
@@ -159,7 +185,9 @@ class MixtureOfExperts(Kind, frozen=True, kw_only=True, tag="mixture_of_experts"
     def why_not_run(self) -> str | None:
         if self.activation == "xielu":
             return "feed-forwards with xIELU that are gated or experts"
-        return self.expert.why_not_run or (None if self.latent_size is None else "experts of a latent")
+        return self.expert.why_not_run or (
+            None if self.latent_size is None else "experts of a latent"
+        )
 
 
 FeedForward = MLP | MixtureOfExperts

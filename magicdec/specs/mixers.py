@@ -1,7 +1,8 @@
 """The mixers of a decoder's layers: attention of several kinds, and recurrences. No torch, no time.
 
-Each says what weights it holds, and what it keeps of the context: keys and values by token, at most a window of them,
-or a state of fixed size. Shapes are Hugging Face's: H hidden_size, A query heads, K KV heads, D head_dim.
+Each says what weights it holds, and what it keeps of the context: keys and values by token, at most
+a window of them, or a state of fixed size. Shapes are Hugging Face's: H hidden_size, A query heads,
+K KV heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ RopeType = Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
     """How rotary embeddings are stretched beyond the length that the model was trained with.
-    `original_max_position_embeddings` is that length; `attention_factor` multiplies cosine and sine."""
+    `original_max_position_embeddings` is that length; `attention_factor` multiplies cosine and
+    sine."""
 
     rope_type: RopeType
     factor: float = 1.0
@@ -44,9 +46,9 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cache(msgspec.Struct, frozen=True):
-    """Numbers that a mixer keeps for each token of context, of each of `num_heads` heads. Ranks divide the heads;
-    beyond one rank per head they hold copies. At most `max_tokens` tokens are kept, where that is set. Only what full
-    attention keeps may be left out by a sparse draft."""
+    """Numbers that a mixer keeps for each token of context, of each of `num_heads` heads. Ranks
+    divide the heads; beyond one rank per head they hold copies. At most `max_tokens` tokens are
+    kept, where that is set. Only what full attention keeps may be left out by a sparse draft."""
 
     num_heads: int
     elements_per_token: int
@@ -55,9 +57,9 @@ class Cache(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """Numbers that a recurrence keeps per sequence, of each of `num_heads` heads, whatever the context.
-    `recurrent_elements` are in 32 bits; `conv_elements`, the last inputs of a short convolution, in the activations'
-    format."""
+    """Numbers that a recurrence keeps per sequence, of each of `num_heads` heads, whatever the
+    context. `recurrent_elements` are in 32 bits; `conv_elements`, the last inputs of a short
+    convolution, in the activations' format."""
 
     num_heads: int
     recurrent_elements: int
@@ -100,13 +102,15 @@ class BaseMixer(Kind, frozen=True):
 
     @property
     def why_not_run(self) -> str | None:
-        """The reason why our runtime does not compute it; None where it does. A new kind is refused until it is run."""
+        """The reason why our runtime does not compute it; None where it does. A new kind is refused
+        until it is run.
+        """
         return f"layers of another kind than attention ({self.label})"
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One side of a matrix, or a piece of it: `num_heads` × `size`. Ranks divide the heads; beyond one rank per head
-    they hold copies. One head: the same on every rank."""
+    """One side of a matrix, or a piece of it: `num_heads` × `size`. Ranks divide the heads; beyond
+    one rank per head they hold copies. One head: the same on every rank."""
 
     num_heads: int
     size: int
@@ -161,8 +165,9 @@ class Attending(BaseMixer, frozen=True, kw_only=True):
 
 
 class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
-    """Grouped-query attention: q [A·D, H], k and v [K·D, H], o [H, A·D]. `mask` says which of the tokens up to its own
-    a query sees: all; the last `span` (a window); or those of its own chunk of `span` tokens."""
+    """Grouped-query attention: q [A·D, H], k and v [K·D, H], o [H, A·D]. `mask` says which of the
+    tokens up to its own a query sees: all; the last `span` (a window); or those of its own chunk of
+    `span` tokens."""
 
     num_kv_heads: int
     head_dim: int
@@ -172,10 +177,10 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
     """Bias on q, k and v."""
     output_bias: bool = False
     qk_norm: QKNorm = "none"
-    """Norm of queries and keys before they are rotated: RMSNorm of each head with one weight of D (`head`), of all
-    heads together with weights of A·D and K·D (`layer`), LayerNorm of each head with a weight of its own (`layernorm`);
-    `l2`: RMSNorm of each head without weights, after rotation, on layers with rope; `head_after`: as `head`, after
-    rotation."""
+    """Norm of queries and keys before they are rotated: RMSNorm of each head with one weight of D
+    (`head`), of all heads together with weights of A·D and K·D (`layer`), LayerNorm of each head
+    with a weight of its own (`layernorm`); `l2`: RMSNorm of each head without weights, after
+    rotation, on layers with rope; `head_after`: as `head`, after rotation."""
     sinks: bool = False
     """A learned logit per head that takes part in the softmax and attends to nothing."""
     softcap: float | None = None
@@ -183,11 +188,15 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
     gated: bool = False
     """The output is multiplied with sigmoid of a projection as wide as q."""
     temperature: tuple[float, float] | None = None
-    """(c, n): queries at position p are multiplied with 1 + c·ln(1 + ⌊(p + o)/n⌋), with o `temperature_offset`."""
+    """(c, n): queries at position p are multiplied with 1 + c·ln(1 + ⌊(p + o)/n⌋), with o
+    `temperature_offset`.
+    """
     temperature_offset: int = 1
 
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
-        query = Part(self.num_heads, self.head_dim * (2 if self.gated else 1))
+        query = Part(self.num_heads, self.head_dim)
+        if self.gated:
+            query = Part(self.num_heads, 2 * self.head_dim)
         kv = Part(self.num_kv_heads, 2 * self.head_dim)
         return (
             Projection("qkv", (query, kv), whole(hidden_size)),
@@ -196,24 +205,40 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
 
     @property
     def label(self) -> str:
-        return "full" if self.span is None else f"{self.mask} {self.span}"
+        if self.span is None:
+            return "full"
+        return f"{self.mask} {self.span}"
 
     def num_parameters(self, hidden_size: int) -> int:
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        q_size = self.num_heads * self.head_dim
+        kv_size = self.num_kv_heads * self.head_dim
         queries = q_size * (2 if self.gated else 1)
         count = matrices(self.projections(hidden_size))
-        count += queries + 2 * kv_size if self.bias else 0
-        count += hidden_size if self.output_bias else 0
+        if self.bias:
+            count += queries + 2 * kv_size
+        if self.output_bias:
+            count += hidden_size
         if self.qk_norm not in ("none", "l2"):
-            count += 2 * self.head_dim if self.qk_norm.startswith("head") else q_size + kv_size
-        return count + (self.num_heads if self.sinks else 0)
+            if self.qk_norm.startswith("head"):
+                count += 2 * self.head_dim
+            else:
+                count += q_size + kv_size
+        if self.sinks:
+            count += self.num_heads
+        return count
 
     def caches(self) -> tuple[Cache, ...]:
         is_full = self.mask == "full"
-        return (Cache(self.num_kv_heads, 2 * self.head_dim, None if is_full else self.span, is_full),)
+        if is_full:
+            max_tokens = None
+        else:
+            max_tokens = self.span
+        return (Cache(self.num_kv_heads, 2 * self.head_dim, max_tokens, is_full),)
 
     def costing(self) -> Attention:
-        return msgspec.structs.replace(self, rope=None, scale=None, temperature=None, temperature_offset=1)
+        return msgspec.structs.replace(
+            self, rope=None, scale=None, temperature=None, temperature_offset=1
+        )
 
     @property
     def why_not_run(self) -> None:
@@ -221,8 +246,9 @@ class Attention(Attending, frozen=True, kw_only=True, tag="attention"):
 
 
 class Indexer(msgspec.Struct, frozen=True, kw_only=True):
-    """Chooses the `top_k` tokens that a sparse attention reads, by scores of small heads over one key per token. q
-    [I·d, q_lora_rank], k [d, H] with a LayerNorm, head weights [I, H]. A shared one takes an earlier layer's choice."""
+    """Chooses the `top_k` tokens that a sparse attention reads, by scores of small heads over one
+    key per token. q [I·d, q_lora_rank], k [d, H] with a LayerNorm, head weights [I, H]. A shared
+    one takes an earlier layer's choice."""
 
     num_heads: int
     head_dim: int
@@ -241,8 +267,9 @@ class Indexer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attention"):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds one latent of `kv_lora_rank` and one
-    rotated key of `qk_rope_head_dim` per token, shared by all heads. Decoding absorbs the expansion into queries and
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds one latent of
+    `kv_lora_rank` and one rotated key of `qk_rope_head_dim` per token, shared by all heads.
+    Decoding absorbs the expansion into queries and
     output: each head attends to the latent itself."""
 
     q_lora_rank: int | None
@@ -263,23 +290,38 @@ class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attentio
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
-        """The expansion of the latent stands as two: absorbed into the queries, and into the output."""
-        heads, rank, hidden = self.num_heads, self.q_lora_rank, whole(hidden_size)
+        """The expansion of the latent stands as two: absorbed into the queries, and into the
+        output.
+        """
+        heads = self.num_heads
+        rank = self.q_lora_rank
+        hidden = whole(hidden_size)
         queries = (Part(heads, self.qk_head_dim),)
-        own = () if rank is None else (Projection("q_a", (whole(rank),), hidden),)
+        own: tuple[Projection, ...] = ()
+        if rank is not None:
+            own = (Projection("q_a", (whole(rank),), hidden),)
+        indexing: tuple[Projection, ...] = ()
+        if self.indexer is not None:
+            indexing = self.indexer.projections(hidden_size, rank or hidden_size)
+        if rank is None:
+            query_input = hidden
+        else:
+            query_input = whole(rank)
         return (
             *own,
-            Projection("q_b", queries, hidden if rank is None else whole(rank)),
+            Projection("q_b", queries, query_input),
             Projection("kv_a", (whole(self.latent_size),), hidden),
             Projection("absorb_k", (Part(heads, self.qk_nope_head_dim),), whole(self.kv_lora_rank)),
             Projection("absorb_v", (Part(heads, self.v_head_dim),), whole(self.kv_lora_rank)),
             Projection("o", (hidden,), Part(heads, self.v_head_dim)),
-            *(() if self.indexer is None else self.indexer.projections(hidden_size, rank or hidden_size)),
+            *indexing,
         )
 
     @property
     def label(self) -> str:
-        return "latent" if self.indexer is None else f"latent, {self.indexer.top_k} chosen"
+        if self.indexer is None:
+            return "latent"
+        return f"latent, {self.indexer.top_k} chosen"
 
     def num_parameters(self, hidden_size: int) -> int:
         rank = self.q_lora_rank or 0
@@ -298,12 +340,14 @@ class LatentAttention(Attending, frozen=True, kw_only=True, tag="latent_attentio
 
     @property
     def why_not_run(self) -> str | None:
-        return None if self.indexer is None else "attention to tokens that an indexer chooses"
+        if self.indexer is None:
+            return None
+        return "attention to tokens that an indexer chooses"
 
 
 class GatedDeltaNet(BaseMixer, frozen=True, kw_only=True, tag="gated_delta_net"):
-    """Linear attention with a gated delta rule (arXiv 2412.06464; Qwen3-Next): a state of key × value per value head,
-    after a short causal convolution of queries, keys and values."""
+    """Linear attention with a gated delta rule (arXiv 2412.06464; Qwen3-Next): a state of key ×
+    value per value head, after a short causal convolution of queries, keys and values."""
 
     num_key_heads: int
     num_value_heads: int
@@ -313,7 +357,9 @@ class GatedDeltaNet(BaseMixer, frozen=True, kw_only=True, tag="gated_delta_net")
 
     @property
     def conv_size(self) -> int:
-        return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+        return (
+            2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+        )
 
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
         """Queries, keys, values, gate, and two numbers per value head in; values out."""
@@ -346,8 +392,8 @@ class GatedDeltaNet(BaseMixer, frozen=True, kw_only=True, tag="gated_delta_net")
 
 
 class LightningAttention(BaseMixer, frozen=True, kw_only=True, tag="lightning_attention"):
-    """Linear attention with a fixed decay per head (arXiv 2401.04658; MiniMax-01): a state of D × D per head; fused
-    q, k, v, an output gate, and a norm of the heads' outputs."""
+    """Linear attention with a fixed decay per head (arXiv 2401.04658; MiniMax-01): a state of D × D
+    per head; fused q, k, v, an output gate, and a norm of the heads' outputs."""
 
     num_heads: int
     head_dim: int
@@ -370,8 +416,9 @@ class LightningAttention(BaseMixer, frozen=True, kw_only=True, tag="lightning_at
 
 
 class Mamba2(BaseMixer, frozen=True, kw_only=True, tag="mamba2"):
-    """A state-space layer (arXiv 2405.21060): a state of head_dim × state_size per head, after a short convolution of
-    the inputs and of the state's input and output maps, which `num_groups` groups of heads share."""
+    """A state-space layer (arXiv 2405.21060): a state of head_dim × state_size per head, after a
+    short convolution of the inputs and of the state's input and output maps, which `num_groups`
+    groups of heads share."""
 
     num_heads: int
     head_dim: int
@@ -396,7 +443,10 @@ class Mamba2(BaseMixer, frozen=True, kw_only=True, tag="mamba2"):
 
     def projections(self, hidden_size: int) -> tuple[Projection, ...]:
         """Gate, inputs and a step per head, and each group's maps, in; the heads' outputs out."""
-        inside = (Part(self.num_heads, 2 * self.head_dim + 1), Part(self.num_groups, 2 * self.state_size))
+        inside = (
+            Part(self.num_heads, 2 * self.head_dim + 1),
+            Part(self.num_groups, 2 * self.state_size),
+        )
         return (
             Projection("linear_in", inside, whole(hidden_size)),
             Projection("o", (whole(hidden_size),), Part(self.num_heads, self.head_dim)),
@@ -408,8 +458,10 @@ class Mamba2(BaseMixer, frozen=True, kw_only=True, tag="mamba2"):
 
     def num_parameters(self, hidden_size: int) -> int:
         count = matrices(self.projections(hidden_size)) + self.conv_size * self.conv_kernel
-        count += self.conv_size if self.conv_bias else 0
-        count += self.in_size + hidden_size if self.bias else 0
+        if self.conv_bias:
+            count += self.conv_size
+        if self.bias:
+            count += self.in_size + hidden_size
         return count + 3 * self.num_heads + self.inner_size  # decay, skip and step's bias; norm
 
     def states(self) -> tuple[State, ...]:

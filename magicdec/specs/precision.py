@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from magicdec.specs.device import bytes_per_element
+from magicdec.specs.device import DTYPE_BYTES, bytes_per_element
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
-    """`weight_dtype` is what is read from memory; matrix products run in `compute_dtype` (weights are widened), or in
-    the weights' own format where engine and device do (perfmodel/kernels/gemm.py). Checkpoints in narrow formats keep
-    embeddings and head in 16 bits (`tables`)."""
+    """`weight_dtype` is what is read from memory; matrix products run in `compute_dtype` (weights
+    are widened), or in the weights' own format where engine and device do
+    (perfmodel/kernels/gemm.py). Checkpoints in narrow formats keep embeddings and head in 16 bits
+    (`tables`)."""
 
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
@@ -21,20 +22,27 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def compute_dtype(self) -> str:
-        """The activations' format: fp32 with fp32 weights, otherwise 16-bit (int4, int8 and fp8 are weight-only)."""
-        return "fp32" if self.weight_dtype == "fp32" else "bf16"
+        """The activations' format: fp32 with fp32 weights, otherwise 16-bit (int4, int8 and fp8 are
+        weight-only).
+        """
+        if self.weight_dtype == "fp32":
+            return "fp32"
+        return "bf16"
 
     @property
     def activation_bytes(self) -> float:
-        """Bytes of one activation, and of one number of a recurrence's convolution state. Whatever the KV cache's
-        format, engines keep the last inputs of a short convolution in the model's own: vLLM by default
-        (`mamba_cache_dtype` "auto", MambaStateDtypeCalculator), SGLang in bfloat16 (Mamba2StateDType.conv)."""
+        """Bytes of one activation, and of one number of a recurrence's convolution state. Whatever
+        the KV cache's format, engines keep the last inputs of a short convolution in the model's
+        own: vLLM by default (`mamba_cache_dtype` "auto", MambaStateDtypeCalculator), SGLang in
+        bfloat16 (Mamba2StateDType.conv)."""
         return bytes_per_element(self.compute_dtype)
 
     @property
     def tables(self) -> Precision:
         """The precision of embeddings and head."""
-        return self if self.weight_bytes >= 2.0 else msgspec.structs.replace(self, weight_dtype="bf16")
+        if self.weight_bytes >= 2.0:
+            return self
+        return msgspec.structs.replace(self, weight_dtype="bf16")
 
     @property
     def weight_bytes(self) -> float:
@@ -50,3 +58,32 @@ BF16 = Precision()
 PROFILE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """torch's names of the number formats that run, and what profiles and plans call them."""
 DTYPE_OF_FORMAT = {name: dtype for dtype, name in PROFILE_DTYPES.items()}
+ENGINE_FORMATS: dict[str, str] = {
+    "awq": "int4",
+    "awq_marlin": "int4",
+    "gptq": "int4",
+    "gptq_marlin": "int4",
+    "bitsandbytes": "int4",
+    "w4a16": "int4",
+    "w8a8_int8": "int8",
+    "w8a8_fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "modelopt": "fp8",
+    "modelopt_fp8": "fp8",
+    "modelopt_fp4": "nvfp4",
+    "nvfp4": "nvfp4",
+    "fp4": "nvfp4",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+}
+"""Engines' names of number formats that profiles call otherwise."""
+
+
+def format_name(text: str) -> str:
+    """Our name of a number format."""
+    name = text.strip().lower().replace("-", "_")
+    return name if name in DTYPE_BYTES else ENGINE_FORMATS.get(name, text.strip())

@@ -1,6 +1,8 @@
-"""How a checkpoint is published in fewer bits: the schemes of its matrices, and which matrices have none. No torch.
+"""How a checkpoint is published in fewer bits: the schemes of its matrices, and the matrices
+without one. No torch.
 
-hf_config.py reads it from a configuration; a plan counts its bytes; runtime/checkpoint.py reads the weights.
+hf_config.py reads it from a configuration; a plan counts its bytes; runtime/checkpoint.py reads the
+weights.
 """
 
 from __future__ import annotations
@@ -12,23 +14,34 @@ from typing import Literal
 import msgspec
 
 WIDE_BYTES = 2.0
-"""Per weight of what is published in 16 bits."""
+"""Bytes per weight published in 16 bits."""
 REGEX = "re:"
-"""How a pattern begins that is a regular expression (compressed-tensors)."""
+"""Prefix of patterns that are regular expressions (compressed-tensors)."""
 
 Storage = Literal[
-    "scaled", "gptq", "gptq_v2", "awq", "packed", "nvfp4", "nvfp4_inverse", "mxfp4", "mxfp8", "stacked_mxfp4"
+    "scaled",
+    "gptq",
+    "gptq_v2",
+    "awq",
+    "packed",
+    "nvfp4",
+    "nvfp4_inverse",
+    "mxfp4",
+    "mxfp8",
+    "stacked_mxfp4",
 ]
-"""How a matrix is laid out: the keys of FORMATS in runtime/checkpoint.py; stacked_mxfp4 holds all experts."""
+"""How a matrix is laid out: the keys of FORMATS in runtime/checkpoint.py; stacked_mxfp4 holds all
+experts.
+"""
 
 
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):
-    """One way in which matrices [outputs, inputs] are stored."""
+    """Storage format of matrices [outputs, inputs]."""
 
     dtype: str
     """Its name in plans (hardware.DTYPE_BYTES)."""
     storage: Storage | None
-    """None: a layout that is not widened."""
+    """None: a layout that the runtime cannot widen."""
     bits: int
     group_size: int | None = None
     """Inputs that share a scale; None: all of them, or one scale for the whole matrix."""
@@ -39,19 +52,27 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     """Bits of the zero point stored with each scale."""
     is_per_tensor: bool = False
     targets: tuple[str, ...] = ()
-    """Modules, by name or pattern; none, or a class of layers (`Linear`): all that no other scheme names."""
+    """Modules, by name or pattern. Without any, or with a class of layers (`Linear`): all modules
+    that no other scheme lists.
+    """
 
     def num_bytes(self, outputs: int, inputs: int) -> float:
         """Bytes of a matrix, with scales and zero points."""
         if self.block is not None:
             num_scales = -(-outputs // self.block[0]) * -(-inputs // self.block[1])
+        elif self.is_per_tensor:
+            num_scales = 1
         else:
-            num_scales = 1 if self.is_per_tensor else outputs * -(-inputs // (self.group_size or inputs))
-        return outputs * inputs * self.bits / 8 + num_scales * (self.scale_bytes + self.zero_bits / 8)
+            num_scales = outputs * -(-inputs // (self.group_size or inputs))
+        return outputs * inputs * self.bits / 8 + num_scales * (
+            self.scale_bytes + self.zero_bits / 8
+        )
 
 
 class PartFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the model: the format of most of its weights, and bytes per weight, scales included."""
+    """A part of the model: the format of most of its weights, and bytes per weight, scales
+    included.
+    """
 
     dtype: str
     num_bytes: float
@@ -76,22 +97,28 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
     """Why its weights cannot be widened, for people."""
 
     def scheme_of(self, module: str) -> Scheme | None:
-        """How a module's weight is stored, by its name: None where it is left in 16 bits."""
+        """Storage of a module's weight, by the module's name. None: 16 bits."""
         return scheme_of(module, self.schemes, self.kept)
 
 
-def scheme_of(module: str, schemes: tuple[Scheme, ...], kept: tuple[str, ...]) -> Scheme | None:
-    """The scheme that names the module, else one that names a class of layers or nothing."""
-    if any(matches(pattern, module) for pattern in kept):
+def scheme_of(module: str, schemes: tuple[Scheme, ...], wide: tuple[str, ...]) -> Scheme | None:
+    """The scheme that lists the module, else the first one that lists a class of layers or nothing.
+    None for a module that matches a pattern of `wide`."""
+    if any(matches(pattern, module) for pattern in wide):
         return None
-    named = [each for each in schemes if any(matches(pattern, module) for pattern in each.targets)]
-    general = [each for each in schemes if not each.targets or any(_is_class(each) for each in each.targets)]
-    return next(iter(named or general), None)
+    for scheme in schemes:
+        if any(matches(target, module) for target in scheme.targets):
+            return scheme
+    for scheme in schemes:
+        is_general = not scheme.targets or any(map(_is_class, scheme.targets))
+        if is_general:
+            return scheme
+    return None
 
 
 def matches(pattern: str, module: str) -> bool:
-    """Whether a pattern names a module or one that contains it: a regular expression at the name's beginning, a name
-    with wildcards, or a piece of a name between dots."""
+    """Whether a pattern names a module or one that contains it: a regular expression at the name's
+    beginning, a name with wildcards, or a piece of a name between dots."""
     if pattern.startswith(REGEX):
         return re.match(pattern.removeprefix(REGEX), module) is not None
     if "*" in pattern:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
@@ -11,11 +13,11 @@ from magicdec.errors import ConfigError, unknown_choice
 from magicdec.files import converted, read_json
 from magicdec.naming import METHODS
 
-DraftMethod = Literal[
-    "none", "full", "streamingllm", "snapkv", "topk", "ngram", "suffix", "eagle", "eagle3", "mtp", "dspark", "dflash",
-    "p-eagle",
-]  # fmt: skip
-DRAFT_METHODS: tuple[DraftMethod, ...] = get_args(DraftMethod)
+DRAFT_METHODS: tuple[str, ...] = tuple(METHODS)
+if TYPE_CHECKING:
+    DraftMethod = str
+else:
+    DraftMethod = Literal[DRAFT_METHODS]  # the names that a decoded field may have
 
 
 def _of_sort(*sorts: str) -> tuple[DraftMethod, ...]:
@@ -43,14 +45,20 @@ NAMED_DRAFTS = (SELF, "none", *OWN_METHOD)
 ANY_MODEL = "model"
 """A draft model, in a `draft_kind`."""
 DRAFT_KINDS = (
-    *(f"{drafter}/{method}" for drafter in (SELF, ANY_MODEL) for method in (*SPARSE_METHODS, "full")),
+    *(
+        f"{drafter}/{method}"
+        for drafter in (SELF, ANY_MODEL)
+        for method in (*SPARSE_METHODS, "full")
+    ),
     *OWN_METHOD,
 )
 MAX_GAMMA = 32
 
 
 def draft_kind(draft: str, method: str) -> str:
-    """The kind of a draft, as engines list it: "self/streamingllm", "model/full" (any draft model), "ngram", ..."""
+    """The kind of a draft, as engines list it: "self/streamingllm", "model/full" (any draft model),
+    "ngram", ...
+    """
     if method in OWN_METHOD:
         return method
     return f"{SELF if draft == SELF else ANY_MODEL}/{method}"
@@ -74,6 +82,12 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Positions that it is made for; None: not said."""
     hidden_size: int | None = None
     """The target's, where it is said."""
+    width: int | None = None
+    """Intermediate numbers of its feed-forward; None: its target's."""
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    """Heads of its attention; None: its target's."""
 
 
 PUBLISHED_HEADS = {
@@ -100,38 +114,94 @@ class _HeadConfig(msgspec.Struct):
     draft_vocab_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     hidden_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     target_hidden_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    intermediate_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    num_attention_heads: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    num_key_value_heads: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    head_dim: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-def load_head(path: Path) -> HeadSpec:
-    """The head of a config.json or its directory. Raises ConfigError where it is of no kind that is known."""
+HEAD_SIGNS: dict[str, DraftMethod] = {
+    "peagle": "p-eagle",
+    "eagle3": "eagle3",
+    "eagle": "eagle",
+    "dspark": "dspark",
+    "dflash": "dflash",
+    "mtp": "mtp",
+}
+"""Parts of the names by which a configuration says that it is a head's, the more special first."""
+
+
+def head_method(names: Iterable[str]) -> DraftMethod | None:
+    """The kind of head that a configuration's names tell; None where they tell of none."""
+    named = " ".join(names).lower().replace("-", "")
+    return next((method for sign, method in HEAD_SIGNS.items() if sign in named), None)
+
+
+def is_head_directory(path: str) -> bool:
+    """Whether a draft argument is the directory of a trained head."""
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        return False
+    document = read_json(file, decode=json.loads)
+    if not isinstance(document, dict):
+        return False
+    names = [document.get("model_type"), document.get("speculators_model_type")]
+    names += document.get("architectures") or []
+    return head_method(map(str, names)) is not None
+
+
+def load_head(path: Path, *, method: DraftMethod | None = None) -> HeadSpec:
+    """The head of a config.json or its directory. `method`: what it is, where its names do not say
+    so. Raises ConfigError where it is of no kind that is known.
+    """
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
-        raise ConfigError(f"no configuration of a head at {path}: give its config.json or its directory")
+        raise ConfigError(
+            f"no configuration of a head at {path}: give its config.json or its directory"
+        )
     document = read_json(file)
-    inner = document.get("transformer_layer_config") if isinstance(document, dict) else None
-    read = converted(inner | document if isinstance(inner, dict) else document, _HeadConfig, where=str(file))
-    named = " ".join((*read.architectures, read.model_type, read.speculators_model_type)).lower().replace("-", "")
-    signs = {"peagle": "p-eagle", "eagle3": "eagle3", "eagle": "eagle", "dspark": "dspark", "dflash": "dflash"}
-    method: Any = next((method for sign, method in signs.items() if sign in named), None)
-    if method is None:
-        raise ConfigError(f"{file} is of no trained head that is known ({', '.join(signs.values())})")
+    inner = None
+    if isinstance(document, dict):
+        inner = document.get("transformer_layer_config")
+    read = converted(
+        inner | document if isinstance(inner, dict) else document, _HeadConfig, where=str(file)
+    )
+    names = (*read.architectures, read.model_type, read.speculators_model_type)
+    found = head_method(names) or method
+    if found is None:
+        raise ConfigError(
+            f"{file} is of no trained head that is known ({', '.join(HEAD_SIGNS.values())})"
+        )
+    if method is not None and found != method:
+        raise ConfigError(f"{file} is of a head of {found}, not of {method}; use --draft {found}")
     windowed = read.use_sliding_window and set(read.layer_types or ()) <= {"sliding_attention"}
     return HeadSpec(
-        method=method,
-        num_layers=read.num_hidden_layers,
+        method=found,
+        num_layers=1 if found == "mtp" else read.num_hidden_layers,
         window=read.sliding_window if windowed else None,
         vocab_size=read.draft_vocab_size or read.vocab_size,
         trained_len=read.max_position_embeddings,
         hidden_size=read.target_hidden_size or read.hidden_size,
+        width=read.intermediate_size,
+        num_heads=read.num_attention_heads,
+        num_kv_heads=read.num_key_value_heads or read.num_attention_heads,
+        head_dim=_head_dim(read),
     )
 
 
+def _head_dim(read: _HeadConfig) -> int | None:
+    if read.head_dim is not None or not read.hidden_size or not read.num_attention_heads:
+        return read.head_dim
+    return read.hidden_size // read.num_attention_heads
+
+
 class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A draft and how far it looks ahead. `gamma` = 0 is autoregressive decoding. `draft` is "none", "self" (the target
-    drafts for itself), "ngram", or a model's name. `draft_budget` counts the KV slots per sequence and KV head that one
-    draft step reads: sinks + selected + recent, generated tokens included, the drafts of the current block excluded;
-    None means the full cache. `draft_weight_dtype`: the format of the draft's weights; None: as they are in the
-    checkpoint, or in the target that drafts for itself."""
+    """A draft and how far it looks ahead. `gamma` = 0 is autoregressive decoding. `draft` is
+    "none", "self" (the target drafts for itself), "ngram", or a model's name. `draft_budget` counts
+    the KV slots per sequence and KV head that one draft step reads: sinks + selected + recent,
+    generated tokens included, the drafts of the current block excluded; None means the full cache.
+    `draft_weight_dtype`: the format of the draft's weights; None: as they are in the checkpoint, or
+    in the target that drafts for itself."""
 
     draft: str = "none"
     draft_method: DraftMethod = "none"
@@ -144,13 +214,20 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
     draft_weight_dtype: str | None = None
     head: HeadSpec | None = None
     """The trained head; None: one as they are usually published."""
+    checkpoint: str | None = None
+    """The directory of the head's weights; None: they are part of the target's checkpoint."""
     shares_vocabulary: bool = False
-    """Whether an EAGLE-3 head proposes tokens of the whole vocabulary, by the target's own output layer."""
+    """Whether an EAGLE-3 head proposes tokens of the whole vocabulary, by the target's own output
+    layer.
+    """
 
     def __post_init__(self) -> None:
         if self.draft_method not in DRAFT_METHODS:
             raise unknown_choice("draft method", self.draft_method, DRAFT_METHODS)
-        if self.draft_weight_dtype is not None and self.draft_weight_dtype not in DRAFT_WEIGHT_DTYPES:
+        if (
+            self.draft_weight_dtype is not None
+            and self.draft_weight_dtype not in DRAFT_WEIGHT_DTYPES
+        ):
             raise unknown_choice("draft weight dtype", self.draft_weight_dtype, DRAFT_WEIGHT_DTYPES)
         if not 0 <= self.gamma <= MAX_GAMMA:
             raise ConfigError(f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}")
@@ -163,11 +240,13 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_recent_slots(self) -> int | None:
-        """Slots of the budget for the latest tokens, where a verified block's go; None where no such slots are set
-        apart."""
+        """Slots of the budget for the latest tokens, where a verified block's go; None where no
+        such slots are set apart."""
         if self.draft_budget is None or self.draft_method not in ("streamingllm", "snapkv"):
             return None
-        return self.draft_budget - (self.num_sink_tokens if self.draft_method == "streamingllm" else self.num_selected)
+        return self.draft_budget - (
+            self.num_sink_tokens if self.draft_method == "streamingllm" else self.num_selected
+        )
 
     @property
     def num_selected(self) -> int:
@@ -176,7 +255,9 @@ class SpeculationSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.draft_budget // 2
 
     def check_block_fits(self) -> None:
-        """Raises ConfigError when a block of gamma + 1 tokens exceeds the slots where its accepted ones are kept."""
+        """Raises ConfigError when a block of gamma + 1 tokens exceeds the slots where its accepted
+        ones are kept.
+        """
         if self.draft_budget is not None and self.num_recent_slots is not None:
             check_gamma(self.gamma, budget=self.draft_budget, num_recent=self.num_recent_slots)
 
@@ -193,7 +274,9 @@ AUTOREGRESSIVE = SpeculationSpec()
 
 
 def check_gamma(gamma: int, *, budget: int, num_recent: int) -> None:
-    """Raises ConfigError when a block would not fit into the slots where its accepted tokens are to be kept."""
+    """Raises ConfigError when a block would not fit into the slots where its accepted tokens are to
+    be kept.
+    """
     if gamma + 1 > num_recent:
         raise ConfigError(
             f"draft budget {budget} leaves {num_recent} slots for recent tokens, too few for gamma {gamma}; "

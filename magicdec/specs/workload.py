@@ -1,4 +1,6 @@
-"""A distribution of requests: prompt and output lengths with weights, read from a JSON, TOML or CSV file."""
+"""A distribution of requests: prompt and output lengths with weights, read from a JSON, TOML or CSV
+file.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from magicdec.files import converted, read_csv, read_json, read_toml
 
 MAX_TOKENS = 2**26
 Z_99 = 2.3263478740408408
-"""A normal variable stays below this many standard deviations above its mean with probability 0.99."""
+"""A normal variable stays below this many standard deviations above its mean with probability 0.99.
+"""
 
 
 class RequestShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,9 +34,9 @@ class RequestShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mix of requests. A slot of the batch is busy with a request for as many steps as it generates tokens, so the
-    mean over *time* of what a slot holds weighs each request by its output; memory must hold the tail of what a batch
-    holds together."""
+    """A mix of requests. A slot of the batch is busy with a request for as many steps as it
+    generates tokens, so the mean over *time* of what a slot holds weighs each request by its
+    output; memory must hold the tail of what a batch holds together."""
 
     requests: tuple[RequestShape, ...]
 
@@ -42,57 +45,75 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("'requests' must hold at least one request")
 
     def _mean(self, values: list[float], *, by_time: bool) -> float:
-        weights = [each.weight * (each.gen_len if by_time else 1.0) for each in self.requests]
-        return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
+        weights = [request.weight for request in self.requests]
+        if by_time:
+            weights = [request.weight * request.gen_len for request in self.requests]
+        total = 0.0
+        for weight, value in zip(weights, values, strict=True):
+            total += weight * value
+        return total / sum(weights)
 
     @property
     def mean_prompt_len(self) -> float:
-        return self._mean([float(each.prompt_len) for each in self.requests], by_time=False)
+        return self._mean([float(request.prompt_len) for request in self.requests], by_time=False)
 
     def prompt_groups(self, most: int = 8) -> list[tuple[float, float]]:
-        """(mean length, weight) of at most `most` groups of neighbouring prompt lengths, of about equal weight where
-        there are more lengths than that."""
+        """(mean length, weight) of at most `most` groups of neighbouring prompt lengths. Where
+        there are more lengths, the groups have about equal weight."""
         weights: dict[int, float] = {}
-        for each in self.requests:
-            weights[each.prompt_len] = weights.get(each.prompt_len, 0.0) + each.weight
+        for request in self.requests:
+            weights[request.prompt_len] = weights.get(request.prompt_len, 0.0) + request.weight
         if len(weights) <= most:
             return [(float(length), weight) for length, weight in sorted(weights.items())]
-        share, seen = sum(weights.values()) / most, 0.0
-        groups: dict[int, tuple[float, float]] = {}
+        share = sum(weights.values()) / most
+        weight_before = 0.0
+        groups: dict[int, list[tuple[int, float]]] = {}
         for length, weight in sorted(weights.items()):
-            place = min(int((seen + weight / 2.0) / share), most - 1)
-            total, held = groups.get(place, (0.0, 0.0))
-            groups[place] = total + weight * length, held + weight
-            seen += weight
-        return [(total / held, held) for total, held in groups.values()]
+            place = int((weight_before + weight / 2.0) / share)
+            groups.setdefault(min(place, most - 1), []).append((length, weight))
+            weight_before += weight
+        means = []
+        for group in groups.values():
+            group_weight = sum(weight for _, weight in group)
+            total = sum(weight * length for length, weight in group)
+            means.append((total / group_weight, group_weight))
+        return means
 
     @property
     def mean_gen_len(self) -> float:
-        return self._mean([float(each.gen_len) for each in self.requests], by_time=False)
+        return self._mean([float(request.gen_len) for request in self.requests], by_time=False)
 
     @property
     def mean_kv_len(self) -> float:
         """Tokens that a busy slot holds, on average over time: the prompt and half of the output."""
-        return self._mean([each.prompt_len + each.gen_len / 2.0 for each in self.requests], by_time=True)
+        return self._mean(
+            [request.prompt_len + request.gen_len / 2.0 for request in self.requests], by_time=True
+        )
 
     @property
     def max_len(self) -> int:
-        return max(each.prompt_len + each.gen_len for each in self.requests)
+        return max(request.prompt_len + request.gen_len for request in self.requests)
 
     def tail_len(self, batch: float) -> float:
-        """Tokens per slot that a batch stays below with probability 0.99, if its slots are independent."""
-        final = [float(each.prompt_len + each.gen_len) for each in self.requests]
+        """Tokens per slot that a batch stays below with probability 0.99, if its slots are
+        independent.
+        """
+        final = [float(request.prompt_len + request.gen_len) for request in self.requests]
         mean = self._mean(final, by_time=True)
         variance = self._mean([(value - mean) ** 2 for value in final], by_time=True)
         return min(float(self.max_len), mean + Z_99 * math.sqrt(variance / max(batch, 1.0)))
 
 
 def load_workload(path: Path) -> WorkloadSpec:
-    """Reads {"requests": [{"prompt_len", "gen_len", "weight"}]} from JSON or TOML, or those columns from CSV. Raises
-    ConfigError naming the file and the key."""
+    """Reads {"requests": [{"prompt_len", "gen_len", "weight"}]} from JSON or TOML, or those columns
+    from CSV. Raises ConfigError naming the file and the key."""
     is_csv = path.suffix == ".csv"
     if is_csv:
         document: Any = {"requests": read_csv(path, "workload")}
     else:
-        document = (read_toml if path.suffix == ".toml" else read_json)(path, "workload")
+        if path.suffix == ".toml":
+            read = read_toml
+        else:
+            read = read_json
+        document = read(path, "workload")
     return converted(document, WorkloadSpec, where=str(path), strict=not is_csv)

@@ -1,7 +1,9 @@
-"""The architectures that are understood, by `model_type`: a row each, in the file of its family, with its readers.
+"""The architectures that are understood, by `model_type`: a row each, in the file of its family,
+with its readers.
 
-A row reads every structural key of its configurations; what no row reads is refused. Where the publisher may leave a
-key out, it is what transformers' configuration class takes (data/config_defaults.json).
+A row reads every structural key of its configurations; what no row reads is refused. Where the
+publisher may leave a key out, it is what transformers' configuration class takes
+(data/config_defaults.json).
 """
 
 from __future__ import annotations
@@ -13,18 +15,24 @@ from magicdec.specs.families import deepseek, hybrids, llama, others, qwen
 from magicdec.specs.families.parts import Architecture
 
 FAMILIES = (llama, qwen, deepseek, hybrids, others)
-ARCHITECTURES: dict[str, Architecture] = {name: row for family in FAMILIES for name, row in family.ROWS.items()}
+ARCHITECTURES: dict[str, Architecture] = {
+    name: row for family in FAMILIES for name, row in family.ROWS.items()
+}
 
 WRAPPERS = {
     "mistral3": "mistral", "gemma3": "gemma3_text", "llama4": "llama4_text", "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text", "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text", "kimi_k25": "kimi_k2", "cohere2_vision": "cohere2",
 }  # fmt: skip
-"""Models of several modalities: `text_config` describes their decoder, of this architecture where it names none."""
+"""Models of several modalities: `text_config` describes their decoder, of this architecture where
+it names none.
+"""
 
 
 def architecture(model_type: str, where: str) -> Architecture:
-    """The row of an architecture. Raises ConfigError naming the nearest one, and how to describe another."""
+    """The row of an architecture. Raises ConfigError naming the nearest one, and how to describe
+    another.
+    """
     rows = {**ARCHITECTURES, **qwen.MULTIMODAL}
     if model_type not in rows:
         known = (*ARCHITECTURES, *WRAPPERS)

@@ -25,7 +25,11 @@ def v2_latent(keys: Keys, kind: str) -> LatentAttention:
 
 def v2_experts(keys: Keys) -> MixtureOfExperts:
     greedy = keys.choice("topk_method", choices={"greedy": True, "group_limited_greedy": False})
-    changes: dict[str, Any] = {"num_groups": 1, "num_chosen_groups": 1} if greedy else {"group_score": "max"}
+    changes: dict[str, Any]
+    if greedy:
+        changes = {"num_groups": 1, "num_chosen_groups": 1}
+    else:
+        changes = {"group_score": "max"}
     keys.ignore("norm_topk_prob", "n_group", "topk_group")
     return parts.deepseek_experts(keys, scoring="softmax", normalized=False, **changes)
 
@@ -34,37 +38,50 @@ INDEXING = {"F": "full", "S": "shared", "full": "full", "shared": "shared"}
 
 
 def indexed(keys: Keys, index: int) -> LatentAttention:
-    """Latent attention over the tokens that an indexer chooses; some layers may take an earlier layer's choice."""
+    """Latent attention over the tokens that an indexer chooses; some layers may take an earlier
+    layer's choice.
+    """
     count = num_layers(keys)
     parts.listed_kinds(keys, lambda i: "indexed_attention")
-    types = keys.per_layer("indexer_types", count, lambda each: each in ("full", "shared"), "full, shared")
+    types = keys.per_layer(
+        "indexer_types", count, lambda entry: entry in ("full", "shared"), "full, shared"
+    )
     keys.ignore("indexer_rope_interleave")
     if types is None:
         types = indexer_types(keys, count)
-    chosen = Indexer(
+    indexer = Indexer(
         num_heads=keys.size("index_n_heads"),
         head_dim=keys.size("index_head_dim"),
         top_k=keys.size("index_topk"),
         is_shared=types[index] == "shared",
     )
-    return msgspec.structs.replace(parts.latent(keys), indexer=chosen)
+    return msgspec.structs.replace(parts.latent(keys), indexer=indexer)
 
 
 def indexer_types(keys: Keys, count: int) -> list[str]:
-    """Layers that choose, and those that take an earlier choice, as older files say it; all choose in DeepSeek's."""
+    """Layers that choose, and those that take an earlier choice, as older files say it; all choose
+    in DeepSeek's.
+    """
     if not keys.knows("indexer_types"):
         return ["full"] * count
     pattern = keys.raw("index_topk_pattern", default=None)
-    frequency, offset = keys.size("index_topk_freq"), keys.size("index_skip_topk_offset", least=0)
+    frequency = keys.size("index_topk_freq")
+    offset = keys.size("index_skip_topk_offset", least=0)
     if pattern is None:
         return ["shared" if max(i - offset + 1, 0) % frequency else "full" for i in range(count)]
-    if not isinstance(pattern, str | list) or len(pattern) != count or not all(each in INDEXING for each in pattern):
+    if (
+        not isinstance(pattern, str | list)
+        or len(pattern) != count
+        or not all(entry in INDEXING for entry in pattern)
+    ):
         raise keys.error("index_topk_pattern", f"{count} of {', '.join(INDEXING)}", pattern)
-    return [INDEXING[each] for each in pattern]
+    return [INDEXING[entry] for entry in pattern]
 
 
 def glm4_moe_attention(keys: Keys, kind: str) -> Attention:
-    norm: Any = "head" if keys.flag("use_qk_norm") else "none"
+    norm: Any = "none"
+    if keys.flag("use_qk_norm"):
+        norm = "head"
     return GroupedQuery(bias="attention_bias", qk_norm=norm, partial=True)(keys, kind)
 
 
@@ -78,7 +95,8 @@ V3 = Architecture(
 )
 SPARSE = Architecture(
     whole=lambda keys: [
-        Layer(mixer=indexed(keys, i), mlp=parts.leading_dense(keys, i)) for i in range(num_layers(keys))
+        Layer(mixer=indexed(keys, i), mlp=parts.leading_dense(keys, i))
+        for i in range(num_layers(keys))
     ],
     fixed={"topk_method": ("noaux_tc",), "mlp_bias": (False,)},
     ignored="index_share_for_mtp_iteration",
@@ -88,7 +106,9 @@ GLM_ATTENTION = GroupedQuery(bias="attention_bias", partial=True, pairs="adjacen
 
 ROWS = {
     "deepseek_v2": Architecture(
-        mixer=v2_latent, mlp=partial(parts.leading_dense, mixture=v2_experts), fixed={"mlp_bias": (False,)}
+        mixer=v2_latent,
+        mlp=partial(parts.leading_dense, mixture=v2_experts),
+        fixed={"mlp_bias": (False,)},
     ),
     "deepseek_v3": V3,
     "kimi_k2": V3,
@@ -101,10 +121,17 @@ ROWS = {
         norm=Norm(placement="around"),
         names=TensorNames(
             fused_gate_up=True,
-            norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+            norms=(
+                "input_layernorm",
+                "post_self_attn_layernorm",
+                "post_attention_layernorm",
+                "post_mlp_layernorm",
+            ),
         ),
     ),
-    "glm4_moe": Architecture(mixer=glm4_moe_attention, mlp=parts.leading_dense, mtp_key="num_nextn_predict_layers"),
+    "glm4_moe": Architecture(
+        mixer=glm4_moe_attention, mlp=parts.leading_dense, mtp_key="num_nextn_predict_layers"
+    ),
     "dots1": Architecture(
         mixer=biased(qk_norm="head"),
         mlp=partial(parts.leading_dense, mixture=DOTS1_EXPERTS),

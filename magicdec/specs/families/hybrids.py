@@ -1,5 +1,5 @@
-"""Granite, MiniMax and Nemotron: hybrids of recurrences (Mamba-2, lightning attention) with attention, experts and
-dense feed-forwards, and their publishers' other architectures."""
+"""Granite, MiniMax and Nemotron: hybrids of recurrences (Mamba-2, lightning attention) with
+attention, experts and dense feed-forwards, and their publishers' other architectures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import msgspec
 from magicdec.errors import ConfigError
 from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
-from magicdec.specs.families.parts import KINDS, Architecture, Details, GroupedQuery, biased, num_layers
+from magicdec.specs.families.parts import (
+    KINDS,
+    Architecture,
+    Details,
+    GroupedQuery,
+    biased,
+    num_layers,
+)
 from magicdec.specs.families.rope import read_rope
 from magicdec.specs.layers import MLP, FeedForward, Layer
 from magicdec.specs.mixers import Attention, LightningAttention, Mamba2
@@ -36,31 +43,44 @@ def granite_details(keys: Keys) -> Details:
 
 
 def granite_mamba(keys: Keys) -> Mamba2:
-    heads, groups = keys.size("mamba_n_heads"), keys.size("mamba_n_groups")
+    heads = keys.size("mamba_n_heads")
+    groups = keys.size("mamba_n_groups")
     inner = keys.size("mamba_expand") * keys.size("hidden_size")
-    given = keys.raw("mamba_d_head")
-    head_dim = inner // heads if given == "auto" else keys.size("mamba_d_head")
+    if keys.raw("mamba_d_head") == "auto":
+        head_dim = inner // heads
+    else:
+        head_dim = keys.size("mamba_d_head")
     if heads * head_dim != inner or heads % groups:
         raise ConfigError(
             f"{keys.where}: mamba_n_heads {heads} in {groups} groups, of {head_dim} numbers each, do not fit "
             f"mamba_expand · hidden_size, {inner}"
         )
     return Mamba2(
-        num_heads=heads, head_dim=head_dim, state_size=keys.size("mamba_d_state"), num_groups=groups,
-        conv_kernel=keys.size("mamba_d_conv"), conv_bias=keys.flag("mamba_conv_bias"),
+        num_heads=heads,
+        head_dim=head_dim,
+        state_size=keys.size("mamba_d_state"),
+        num_groups=groups,
+        conv_kernel=keys.size("mamba_d_conv"),
+        conv_bias=keys.flag("mamba_conv_bias"),
         bias=keys.flag("mamba_proj_bias"),
-    )  # fmt: skip
+    )
 
 
 def granite_layers(keys: Keys) -> list[Layer]:
-    """Mamba-2 and, here and there, attention that may have no positions; behind each, experts with a shared one, or
-    the shared one alone."""
-    position = keys.raw("position_embedding_type") == "rope"  # what other names, and null, have is none
+    """Mamba-2 and, here and there, attention that may have no positions; behind each, experts with
+    a shared one, or the shared one alone."""
+    position = (
+        keys.raw("position_embedding_type") == "rope"
+    )  # what other names, and null, have is none
     width = keys.size("shared_intermediate_size")
     feed_forward: FeedForward
     if keys.size("num_local_experts", least=0) > 0:
         feed_forward = parts.experts(
-            keys, width="intermediate_size", normalized=True, scoring="softmax_of_chosen", shared_width=width
+            keys,
+            width="intermediate_size",
+            normalized=True,
+            scoring="softmax_of_chosen",
+            shared_width=width,
         )
     else:
         keys.ignore("num_experts_per_tok", "intermediate_size")
@@ -72,19 +92,24 @@ def granite_layers(keys: Keys) -> list[Layer]:
             layers.append(Layer(mixer=granite_mamba(keys), mlp=feed_forward))
         else:
             mixer = granite_attention(keys, kind)
-            mixer = mixer if position else msgspec.structs.replace(mixer, rope=None)
+            if not position:
+                mixer = msgspec.structs.replace(mixer, rope=None)
             layers.append(Layer(mixer=mixer, mlp=feed_forward))
-    keys.ignore("normalization_function", "init_method", "rope_theta", "rope_parameters", "rope_scaling")
+    keys.ignore(
+        "normalization_function", "init_method", "rope_theta", "rope_parameters", "rope_scaling"
+    )
     keys.ignore(*MAMBA_KEYS, "attention_multiplier", "num_key_value_heads", "attention_bias")
     return layers
 
 
 def minimax_kinds(keys: Keys) -> list[str]:
-    """Lightning in every second layer, or as `layer_types` says. Residuals are of normed inputs, which only lightning
-    layers tell: without any, the model would be taken for another."""
+    """Lightning in every second layer, or as `layer_types` says. Residuals are of normed inputs,
+    which only lightning layers tell: without any, the model would be taken for another."""
     kinds = parts.listed_kinds(keys, lambda i: "linear_attention" if i % 2 else "full_attention")
     if all(KINDS[kind] != "linear" for kind in kinds):
-        raise ConfigError(f"{keys.where}: layer_types of minimax without linear_attention is not understood")
+        raise ConfigError(
+            f"{keys.where}: layer_types of minimax without linear_attention is not understood"
+        )
     return kinds
 
 
@@ -92,13 +117,22 @@ def minimax_mixer(keys: Keys, kind: str) -> Attention | LightningAttention:
     if KINDS[kind] != "linear":
         return GroupedQuery()(keys, kind)
     keys.ignore("block_size", "sliding_window")
-    return LightningAttention(num_heads=keys.size("num_attention_heads"), head_dim=parts.head_size(keys))
+    return LightningAttention(
+        num_heads=keys.size("num_attention_heads"), head_dim=parts.head_size(keys)
+    )
 
 
 def m2_attention(keys: Keys, kind: str) -> Attention:
-    keys.per_layer("attn_type_list", num_layers(keys), lambda each: each == 1, "ones (full attention)")
-    dim, head_dim = keys.optional_size("rotary_dim"), parts.head_size(keys)
-    rope = partial(read_rope, share=1.0 if dim is None else dim / head_dim)
+    keys.per_layer(
+        "attn_type_list", num_layers(keys), lambda each: each == 1, "ones (full attention)"
+    )
+    dim = keys.optional_size("rotary_dim")
+    head_dim = parts.head_size(keys)
+    if dim is None:
+        share = 1.0
+    else:
+        share = dim / head_dim
+    rope = partial(read_rope, share=share)
     return GroupedQuery(qk_norm="layer", partial=True, rope=rope)(keys, kind)
 
 
@@ -114,21 +148,37 @@ NAMELESS = ["linear_attention", "moe", "full_attention", "mlp"]
 
 def h_layers(keys: Keys) -> list[Layer]:
     """One block, and one norm, per layer: Mamba-2, attention without positions, an MLP, or experts."""
-    return [h_block(keys, name) for name in blocks(keys, "hybrid_override_pattern", "layers_block_type", "layer_types")]
+    return [
+        h_block(keys, name)
+        for name in blocks(keys, "hybrid_override_pattern", "layers_block_type", "layer_types")
+    ]
 
 
 def blocks(keys: Keys, pattern: str, *listed: str) -> list[str]:
-    given = keys.raw(*listed, default=None)
-    names = keys.raw(pattern, default=None) if given is None else given
-    names = NAMELESS if names is None else names
+    names = keys.raw(*listed, default=None)
+    if names is None:
+        names = keys.raw(pattern, default=None)
+    if names is None:
+        names = NAMELESS
     keys.ignore(pattern, "num_hidden_layers")
-    if not isinstance(names, str | list) or not names or not all(name in list(BLOCKS) for name in names):
+    if (
+        not isinstance(names, str | list)
+        or not names
+        or not all(name in list(BLOCKS) for name in names)
+    ):
         raise keys.error(pattern, f"a pattern of {', '.join(BLOCKS)}", names)
     return [BLOCKS[name] for name in names]
 
 
 def h_block(keys: Keys, name: str) -> Layer:
-    keys.ignore("expand", "partial_rotary_factor", "rope_theta", "sliding_window", "head_dim", "attention_bias")
+    keys.ignore(
+        "expand",
+        "partial_rotary_factor",
+        "rope_theta",
+        "sliding_window",
+        "head_dim",
+        "attention_bias",
+    )
     keys.ignore("num_attention_heads", "num_key_value_heads")
     keys.require("mlp_bias", False)
     if name == "linear_attention":
@@ -137,7 +187,9 @@ def h_block(keys: Keys, name: str) -> Layer:
         return Layer(mixer=GroupedQuery(rotated="none")(keys))
     activation = keys.activation("mlp_hidden_act")
     if name == "mlp":
-        return Layer(mlp=MLP(width=keys.size("intermediate_size"), activation=activation, gated=False))
+        return Layer(
+            mlp=MLP(width=keys.size("intermediate_size"), activation=activation, gated=False)
+        )
     keys.require("n_shared_experts", 1)
     routed = parts.deepseek_experts(
         keys,
@@ -150,9 +202,12 @@ def h_block(keys: Keys, name: str) -> Layer:
 
 
 def mamba2(keys: Keys) -> Mamba2:
-    heads, groups = keys.size("mamba_num_heads"), keys.size("n_groups")
+    heads = keys.size("mamba_num_heads")
+    groups = keys.size("n_groups")
     if heads % groups:
-        raise ConfigError(f"{keys.where}: mamba_num_heads {heads} is not a multiple of n_groups {groups}")
+        raise ConfigError(
+            f"{keys.where}: mamba_num_heads {heads} is not a multiple of n_groups {groups}"
+        )
     return Mamba2(
         num_heads=heads,
         head_dim=keys.size("mamba_head_dim"),
@@ -169,22 +224,35 @@ def h_details(keys: Keys) -> Details:
     names = ["full_attention", "moe"]
     if keys.raw("mtp_hybrid_override_pattern", "mtp_layers_block_type", default=None) is not None:
         names = blocks(keys, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
-    found = [h_block(keys, name) for name in names] if heads else []
-    mixer = next((block.mixer for block in found if block.mixer is not None), None)
-    feed_forward = next((block.mlp for block in found if block.mlp is not None), None)
+    if heads == 0:
+        return {"mtp_layers": ()}
+    mixer = None
+    feed_forward = None
+    for name in names:
+        block = h_block(keys, name)
+        mixer = mixer or block.mixer
+        feed_forward = feed_forward or block.mlp
     return {"mtp_layers": (Layer(mixer=mixer, mlp=feed_forward),) * heads}
 
 
 def nas_layers(keys: Keys) -> list[Layer]:
-    """Each layer as `block_configs` says: KV heads of its own or no attention, an MLP of its own width or none."""
-    heads, hidden = keys.size("num_attention_heads"), keys.size("hidden_size")
+    """Each layer as `block_configs` says: KV heads of its own or no attention, an MLP of its own
+    width or none.
+    """
+    heads = keys.size("num_attention_heads")
+    hidden = keys.size("hidden_size")
     keys.ignore("num_key_value_heads", "intermediate_size")
-    given = keys.per_layer("block_configs", num_layers(keys), lambda each: isinstance(each, dict), "objects")
-    if given is None:
+    configs = keys.per_layer(
+        "block_configs", num_layers(keys), lambda entry: isinstance(entry, dict), "objects"
+    )
+    if configs is None:
         raise ConfigError(f"{keys.where}: key 'block_configs' is missing")
     layers = []
-    for block in given:
-        attention, ffn = (Keys(block.get(part) or {}, f"{keys.where}: {part} block") for part in ("attention", "ffn"))
+    for block in configs:
+        attention, ffn = (
+            Keys(block.get(part) or {}, f"{keys.where}: {part} block")
+            for part in ("attention", "ffn")
+        )
         for part in (attention, ffn):
             part.require("replace_with_linear", False)
             part.require("sparsify", None)
@@ -192,12 +260,15 @@ def nas_layers(keys: Keys) -> list[Layer]:
         attention.require("num_sink_tokens", None)
         attention.ignore("unshifted_sink", "use_prefill_window_in_sink_attention")
         mixer = feed_forward = None
-        group, factor = attention.optional_size("n_heads_in_group"), ffn.optional_number("ffn_mult")
+        group = attention.optional_size("n_heads_in_group")
+        factor = ffn.optional_number("ffn_mult")
         if not attention.flag("no_op"):
             mixer = msgspec.structs.replace(biased()(keys), num_kv_heads=heads // (group or 1))
         if not ffn.flag("no_op"):
             width = -(-int(2 * (factor or 1.0) * hidden / 3) // 256) * 256
-            feed_forward = MLP(width=width, activation=keys.activation(), bias=keys.flag("mlp_bias"))
+            feed_forward = MLP(
+                width=width, activation=keys.activation(), bias=keys.flag("mlp_bias")
+            )
         for part in (attention, ffn):
             if left := part.unread():
                 raise ConfigError(f"{part.where}: key '{left[0]}' is not understood")
@@ -206,7 +277,9 @@ def nas_layers(keys: Keys) -> list[Layer]:
 
 
 ROWS = {
-    "granite": Architecture(mixer=granite_attention, mlp=parts.mlp(bias="mlp_bias"), details=granite_details),
+    "granite": Architecture(
+        mixer=granite_attention, mlp=parts.mlp(bias="mlp_bias"), details=granite_details
+    ),
     "granitemoehybrid": Architecture(
         whole=granite_layers,
         details=granite_details,
@@ -240,7 +313,9 @@ ROWS = {
         },
         ignored="layernorm_full_attention_alpha layernorm_full_attention_beta",
         mtp_key="num_mtp_modules",
-        names=TensorNames(mlp="block_sparse_moe", expert="w1", correction_bias="e_score_correction_bias"),
+        names=TensorNames(
+            mlp="block_sparse_moe", expert="w1", correction_bias="e_score_correction_bias"
+        ),
     ),
     "nemotron": Architecture(
         mixer=biased(partial=True),

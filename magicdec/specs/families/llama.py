@@ -1,4 +1,6 @@
-"""Llama, Mistral, and architectures that differ from them by an option or in which layers rotate positions."""
+"""Llama, Mistral, and architectures that differ from them by an option or in which layers rotate
+positions.
+"""
 
 from __future__ import annotations
 
@@ -11,55 +13,73 @@ from magicdec.specs.families.keys import Keys
 from magicdec.specs.families.parts import Architecture, GroupedQuery, biased, num_layers
 from magicdec.specs.families.rope import read_rope, rope_parameters
 from magicdec.specs.layers import Layer
-from magicdec.specs.mixers import Attention
+from magicdec.specs.mixers import Attention, QKNorm
 from magicdec.specs.model import TensorNames
 
 
 def ministral3_attention(keys: Keys, kind: str) -> Attention:
     """Queries grow with their position, as `llama_4_scaling_beta` among the rope's parameters says."""
     mixer = GroupedQuery(rope=partial(read_rope, beside=("llama_4_scaling_beta",)))(keys, kind)
-    given = rope_parameters(keys)
-    inside = Keys(given, f"{keys.where}: rope")
-    beta, length = inside.number("llama_4_scaling_beta", least=-1e-9), inside.size("original_max_position_embeddings")
+    rope = rope_parameters(keys)
+    inside = Keys(rope, f"{keys.where}: rope")
+    beta = inside.number("llama_4_scaling_beta", least=-1e-9)
+    length = inside.size("original_max_position_embeddings")
     keys.require("original_max_position_embeddings", length)
     return msgspec.structs.replace(mixer, temperature=(beta, float(length)), temperature_offset=0)
 
 
 def smollm3_layers(keys: Keys) -> list[Layer]:
-    """Every n-th layer has no positions; it may have a window instead, or the layers that `layer_types` says do, even
-    where `use_sliding_window` is false."""
+    """Every n-th layer has no positions; it may have a window instead, or the layers that
+    `layer_types` says do, even where `use_sliding_window` is false."""
     interval = keys.size("no_rope_layer_interval")
     rotated = parts.zeros_and_ones(keys, "no_rope_layers", lambda i: (i + 1) % interval != 0)
-    has_window = keys.flag("use_sliding_window") and keys.optional_size("sliding_window") is not None
+    has_window = (
+        keys.flag("use_sliding_window") and keys.optional_size("sliding_window") is not None
+    )
     keys.ignore("sliding_window", "max_window_layers")
     kinds = parts.listed_kinds(keys, parts.windowed(lambda i: has_window and not rotated[i]))
-    head, feed_forward = biased(), parts.dense(keys, bias="mlp_bias")
+    head = biased()
+    feed_forward = parts.dense(keys, bias="mlp_bias")
     mixers = [head(keys, kind) for kind in kinds]
-    return [
-        Layer(mixer=mixer if turned else msgspec.structs.replace(mixer, rope=None), mlp=feed_forward)
-        for mixer, turned in zip(mixers, rotated, strict=True)
-    ]
+    layers = []
+    for attention, is_rotated in zip(mixers, rotated, strict=True):
+        mixer = attention
+        if not is_rotated:
+            mixer = msgspec.structs.replace(attention, rope=None)
+        layers.append(Layer(mixer=mixer, mlp=feed_forward))
+    return layers
 
 
 def llama4_layers(keys: Keys) -> list[Layer]:
-    """Rotated layers see their chunk of the context, the others all of it; experts in every n-th layer."""
+    """Rotated layers see their chunk of the context, the others all of it; experts in every n-th
+    layer.
+    """
     count = num_layers(keys)
     interval = keys.size("no_rope_layer_interval")
     rotated = [(i + 1) % interval != 0 for i in range(count)]
     if keys.raw("no_rope_layers", default=None) != []:  # an empty list says nothing
         rotated = parts.zeros_and_ones(keys, "no_rope_layers", rotated.__getitem__)
-    kinds = parts.listed_kinds(keys, lambda i: "chunked_attention" if rotated[i] else "full_attention")
+    kinds = parts.listed_kinds(
+        keys, lambda i: "chunked_attention" if rotated[i] else "full_attention"
+    )
     keys.ignore("attention_chunk_size")
     step = keys.size("interleave_moe_layer_step")
     sparse = keys.indices("moe_layers", count)
-    sparse = frozenset(range(step - 1, count, step)) if sparse is None else sparse
+    if sparse is None:
+        sparse = frozenset(range(step - 1, count, step))
     tuning = (keys.number("attn_scale"), keys.number("floor_scale"))
     is_tuned = keys.flag("attn_temperature_tuning")
-    norm = "l2" if keys.flag("use_qk_norm") else "none"
+    norm: QKNorm = "none"
+    if keys.flag("use_qk_norm"):
+        norm = "l2"
     attention = biased(pairs="adjacent")
     width = keys.size("intermediate_size")
     routed = parts.experts(
-        keys, width="intermediate_size", normalized=False, scoring="sigmoid_of_input", shared_width=width
+        keys,
+        width="intermediate_size",
+        normalized=False,
+        scoring="sigmoid_of_input",
+        shared_width=width,
     )
     plain = parts.dense(keys, width="intermediate_size_mlp")
     layers = []
@@ -68,14 +88,18 @@ def llama4_layers(keys: Keys) -> list[Layer]:
         if rotated[index]:
             mixer = msgspec.structs.replace(mixer, qk_norm=norm)
         else:
-            mixer = msgspec.structs.replace(mixer, rope=None, temperature=tuning if is_tuned else None)
+            temperature = None
+            if is_tuned:
+                temperature = tuning
+            mixer = msgspec.structs.replace(mixer, rope=None, temperature=temperature)
         layers.append(Layer(mixer=mixer, mlp=routed if index in sparse else plain))
     return layers
 
 
 ROWS = {
     "llama": Architecture(
-        mlp=parts.mlp(bias="mlp_bias"), ignored="sliding_window use_sliding_window layer_types max_window_layers"
+        mlp=parts.mlp(bias="mlp_bias"),
+        ignored="sliding_window use_sliding_window layer_types max_window_layers",
     ),
     "mistral": Architecture(
         mixer=GroupedQuery(),
@@ -99,12 +123,15 @@ ROWS = {
     "ministral3": Architecture(mixer=ministral3_attention, kinds=parts.always_window),
     "llama4_text": Architecture(
         whole=llama4_layers,
-        names=TensorNames(mlp="feed_forward", router="router", shared="shared_expert", experts="stacked"),
+        names=TensorNames(
+            mlp="feed_forward", router="router", shared="shared_expert", experts="stacked"
+        ),
     ),
     "arcee": Architecture(mlp=parts.mlp(gated=False, bias="mlp_bias")),
     "smollm3": Architecture(whole=smollm3_layers),
     "seed_oss": Architecture(
-        mixer=GroupedQuery(bias="attention_bias", output_bias="attention_out_bias"), mlp=parts.mlp(bias="mlp_bias")
+        mixer=GroupedQuery(bias="attention_bias", output_bias="attention_out_bias"),
+        mlp=parts.mlp(bias="mlp_bias"),
     ),
     "apertus": Architecture(
         mixer=biased(qk_norm="head"),

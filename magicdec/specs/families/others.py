@@ -1,10 +1,11 @@
-"""Publishers of one or two architectures (Cohere, OLMo, EXAONE, Phi, ERNIE, Hunyuan, gpt-oss), and Gemma: norms with
-1 + weight around each sublayer, soft caps, and windows with a rotary base of their own."""
+"""Publishers of one or two architectures (Cohere, OLMo, EXAONE, Phi, ERNIE, Hunyuan, gpt-oss), and
+Gemma: norms with 1 + weight around each sublayer, soft caps, and windows with a rotary base of
+their own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,12 +19,16 @@ from magicdec.specs.model import Norm, TensorNames
 
 
 def cohere_attention(keys: Keys, kind: str) -> Attention:
-    norm = "layernorm" if keys.flag("use_qk_norm") else "none"
+    norm = "none"
+    if keys.flag("use_qk_norm"):
+        norm = "layernorm"
     return biased(pairs="adjacent", qk_norm=norm)(keys, kind)
 
 
 def exaone4_kinds(keys: Keys) -> list[str]:
-    """As `layer_types` says; or windows but for every n-th layer, n given by `sliding_window_pattern`."""
+    """As `layer_types` says; or windows but for every n-th layer, n given by
+    `sliding_window_pattern`.
+    """
     if keys.raw("layer_types") is None:
         keys.size("sliding_window")
         return parts.listed_kinds(keys, parts.every_nth(keys.size("sliding_window_pattern")))
@@ -33,31 +38,40 @@ def exaone4_kinds(keys: Keys) -> list[str]:
 def exaone4_attention(keys: Keys, kind: str) -> Attention:
     """Where some layers have windows, only they have positions."""
     is_mixed = keys.optional_size("sliding_window") is not None
-    return GroupedQuery(qk_norm="head", rotated="window" if is_mixed else "all")(keys, kind)
+    rotated: Literal["all", "window"] = "all"
+    if is_mixed:
+        rotated = "window"
+    return GroupedQuery(qk_norm="head", rotated=rotated)(keys, kind)
 
 
 def phimoe_rope(keys: Keys, head_dim: int, **options: Any) -> Rope:
-    """Phi-3's, with the factors of cosine and sine given; of the short one only, as transformers turns beyond the
-    original length by neither Microsoft's factors nor its own."""
+    """Phi-3's, with the factors of cosine and sine given; of the short one only, as transformers
+    turns beyond the original length by neither Microsoft's factors nor its own."""
     rope = read_rope(keys, head_dim, beside=("short_mscale", "long_mscale"), **options)
     if rope.scaling is None:
         return rope
     inside = Keys(rope_parameters(keys), f"{keys.where}: rope")
     inside.number("long_mscale")
-    scaling = msgspec.structs.replace(rope.scaling, attention_factor=inside.number("short_mscale"), long_factor=())
+    scaling = msgspec.structs.replace(
+        rope.scaling, attention_factor=inside.number("short_mscale"), long_factor=()
+    )
     return msgspec.structs.replace(rope, scaling=scaling)
 
 
 def phimoe_experts(keys: Keys) -> MixtureOfExperts:
     """A router trained with noise chooses among the experts that noise might have chosen."""
     nearness = keys.number("router_jitter_noise", least=-1e-9, most=1.0)
-    return parts.experts(keys, width="intermediate_size", normalized=False, scoring="sparse_mixer", nearness=nearness)
+    return parts.experts(
+        keys, width="intermediate_size", normalized=False, scoring="sparse_mixer", nearness=nearness
+    )
 
 
 def ernie_experts(keys: Keys, index: int) -> FeedForward:
     """Experts in every n-th of the layers from `moe_layer_start_index` to `moe_layer_end_index`."""
-    count, width = num_layers(keys), keys.size("moe_intermediate_size")
-    first, last = keys.size("moe_layer_start_index", least=0), keys.size("moe_layer_end_index", least=-1)
+    count = num_layers(keys)
+    width = keys.size("moe_intermediate_size")
+    first = keys.size("moe_layer_start_index", least=0)
+    last = keys.size("moe_layer_end_index", least=-1)
     step = keys.size("moe_layer_interval")
     routed = parts.experts(
         keys,
@@ -66,8 +80,14 @@ def ernie_experts(keys: Keys, index: int) -> FeedForward:
         shared_width=width * keys.size("moe_num_shared_experts", least=0),
     )
     plain = parts.dense(keys)
-    is_sparse = first <= index <= (count - 1 if last == -1 else last) and (index + 1) % step == 0
-    return routed if is_sparse else plain
+    if last == -1:
+        last_dense = count - 1
+    else:
+        last_dense = last
+    is_sparse = first <= index <= last_dense and (index + 1) % step == 0
+    if is_sparse:
+        return routed
+    return plain
 
 
 def ernie_details(keys: Keys) -> Details:
@@ -78,15 +98,15 @@ def ernie_details(keys: Keys) -> Details:
 
 def hunyuan_rope(keys: Keys, head_dim: int, **options: Any) -> Rope:
     """`alpha` stretches the base once and for all, although the files call it dynamic."""
-    given = rope_parameters(keys)
-    is_stretched = given.get("rope_type", given.get("type", "default")) == "dynamic" and given.get("alpha")
-    beside = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-    rope = read_rope(keys, head_dim, beside=("alpha", *beside) if is_stretched else (), **options)
-    if not is_stretched:
-        return rope
+    parameters = rope_parameters(keys)
+    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    if rope_type != "dynamic" or not parameters.get("alpha"):
+        return read_rope(keys, head_dim, **options)
+    beside = ("alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    rope = read_rope(keys, head_dim, beside=beside, **options)
     if head_dim < 4:
         raise keys.error("head_dim", "at least 4 where 'alpha' stretches the rotary base", head_dim)
-    alpha = Keys(given, f"{keys.where}: rope").number("alpha")
+    alpha = Keys(parameters, f"{keys.where}: rope").number("alpha")
     return Rope(dim=head_dim, theta=rope.theta * alpha ** (head_dim / (head_dim - 2)))
 
 
@@ -96,9 +116,14 @@ def gpt_oss_experts(keys: Keys) -> MixtureOfExperts:
     keys.require("swiglu_alpha", 1.702)
     keys.require("swiglu_limit", 7.0)
     return parts.experts(
-        keys, width="intermediate_size", normalized=False, activation="swigluoai", bias=True, router_bias=True,
+        keys,
+        width="intermediate_size",
+        normalized=False,
+        activation="swigluoai",
+        bias=True,
+        router_bias=True,
         scoring="softmax_of_chosen",
-    )  # fmt: skip
+    )
 
 
 ERNIE_ATTENTION = GroupedQuery(pairs="adjacent")
@@ -115,26 +140,34 @@ AFTER: dict[str, Any] = {
 
 
 def capped(head: GroupedQuery, *, has_cap: bool) -> Callable[[Keys, str], Attention]:
-    """Scores scaled by query_pre_attn_scalar, with a soft cap where the architecture's code applies it."""
+    """Scores scaled by query_pre_attn_scalar, with a soft cap where the architecture's code applies
+    it.
+    """
 
     def read(keys: Keys, kind: str) -> Attention:
         keys.require("use_bidirectional_attention", False)
         cap = keys.optional_number("attn_logit_softcapping")
+        softcap = None
+        if has_cap:
+            softcap = cap
         return msgspec.structs.replace(
-            head(keys, kind), softcap=cap if has_cap else None, scale=keys.number("query_pre_attn_scalar") ** -0.5
+            head(keys, kind),
+            softcap=softcap,
+            scale=keys.number("query_pre_attn_scalar") ** -0.5,
         )
 
     return read
 
 
 def gemma_mlp(keys: Keys) -> MLP:
-    """The first Gemma's `hidden_act`, whose "gelu" meant the tanh approximation; `hidden_activation` since."""
+    """The first Gemma's `hidden_act`, whose "gelu" meant the tanh approximation;
+    `hidden_activation` since.
+    """
     activation = keys.activation("hidden_activation", "hidden_act")
     is_older = not keys.knows("hidden_activation")
-    return MLP(
-        width=keys.size("intermediate_size"),
-        activation="gelu_tanh" if is_older and activation == "gelu" else activation,
-    )
+    if is_older and activation == "gelu":
+        activation = "gelu_tanh"
+    return MLP(width=keys.size("intermediate_size"), activation=activation)
 
 
 def gemma_details(keys: Keys) -> Details:
@@ -148,7 +181,12 @@ AROUND: dict[str, Any] = {
     "norm": Norm(kind="rms_plus_one", placement="around"),
     "details": gemma_details,
     "names": TensorNames(
-        norms=("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+        norms=(
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        )
     ),
 }
 
@@ -172,9 +210,13 @@ ROWS = {
         **COHERE,
     ),
     "olmo2": Architecture(mixer=biased(qk_norm="layer"), **AFTER),
-    "olmo3": Architecture(mixer=biased(qk_norm="layer", has_ropes=True), kinds=parts.every(4), **AFTER),
+    "olmo3": Architecture(
+        mixer=biased(qk_norm="layer", has_ropes=True), kinds=parts.every(4), **AFTER
+    ),
     "olmoe": Architecture(
-        mixer=biased(qk_norm="layer"), mlp=parts.wide_experts(normalized=None), fixed={"clip_qkv": (None,)}
+        mixer=biased(qk_norm="layer"),
+        mlp=parts.wide_experts(normalized=None),
+        fixed={"clip_qkv": (None,)},
     ),
     "exaone4": Architecture(mixer=exaone4_attention, kinds=exaone4_kinds, **AFTER),
     "phi3": Architecture(
@@ -210,7 +252,9 @@ ROWS = {
         },
         ignored="moe_capacity",
         details=ernie_details,
-        names=TensorNames(correction_bias="moe_statics.e_score_correction_bias", correction_is_row=True),
+        names=TensorNames(
+            correction_bias="moe_statics.e_score_correction_bias", correction_is_row=True
+        ),
     ),
     "hunyuan_v1_dense": Architecture(
         mixer=biased(qk_norm="head_after", rope=hunyuan_rope),

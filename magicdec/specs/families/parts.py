@@ -1,5 +1,5 @@
-"""Parts that the rows of every family are put together from: kinds of layers by index, attention, dense feed-forwards
-and experts, each read key by key."""
+"""Parts that the rows of every family are put together from: kinds of layers by index, attention,
+dense feed-forwards and experts, each read key by key."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ KINDS = {
 }  # fmt: skip
 """transformers' names of kinds of layers, older ones included."""
 INDEXED = ("indexed_attention", "deepseek_sparse_attention")
+SPAN_KEYS = {"window": "sliding_window", "chunk": "attention_chunk_size"}
+"""Keys of the tokens that a query sees, by the mask that limits them."""
 
 
 def num_layers(keys: Keys) -> int:
@@ -34,13 +36,20 @@ def num_layers(keys: Keys) -> int:
 
 
 def listed_kinds(keys: Keys, default: Callable[[int], str]) -> list[str]:
-    """`layer_types`, or what the architecture takes where there is none. Windows may have a size and no layer."""
+    """`layer_types`, or what the architecture takes where there is none. Windows may have a size
+    and no layer.
+    """
     count = num_layers(keys)
     keys.ignore("sliding_window", "sliding_window_pattern", "max_window_layers")
     listed = keys.per_layer(
-        "layer_types", count, lambda each: isinstance(each, str) and each in KINDS, " or ".join(KINDS)
+        "layer_types",
+        count,
+        lambda kind: isinstance(kind, str) and kind in KINDS,
+        " or ".join(KINDS),
     )
-    return [default(index) for index in range(count)] if listed is None else listed
+    if listed is None:
+        return [default(index) for index in range(count)]
+    return listed
 
 
 def every_nth(n: int, *, other: str = "sliding_attention") -> Callable[[int], str]:
@@ -60,7 +69,9 @@ def every(n: int) -> Callable[[Keys], list[str]]:
 
 
 def pattern_kinds(keys: Keys) -> list[str]:
-    """Every n-th layer attends fully, n given by `sliding_window_pattern`; or as `layer_types` says."""
+    """Every n-th layer attends fully, n given by `sliding_window_pattern`; or as `layer_types`
+    says.
+    """
     return sized_windows(keys, every_nth(keys.size("sliding_window_pattern")))
 
 
@@ -70,7 +81,10 @@ def windowed(is_local: Callable[[int], bool]) -> Callable[[int], str]:
 
 def windows_from(keys: Keys, window: int | None) -> list[str]:
     """Windows, where there is one, from layer `max_window_layers` on; or as `layer_types` says."""
-    first = 0 if window is None else keys.size("max_window_layers", least=0)
+    if window is None:
+        first = 0
+    else:
+        first = keys.size("max_window_layers", least=0)
     return listed_kinds(keys, windowed(lambda i: window is not None and i >= first))
 
 
@@ -80,15 +94,20 @@ def all_full(keys: Keys) -> list[str]:
 
 def always_window(keys: Keys) -> list[str]:
     """Every layer sees `sliding_window` tokens, where that is not null."""
-    kind = "full_attention" if keys.optional_size("sliding_window") is None else "sliding_attention"
+    if keys.optional_size("sliding_window") is None:
+        kind = "full_attention"
+    else:
+        kind = "sliding_attention"
     return [kind] * num_layers(keys)
 
 
 def zeros_and_ones(keys: Keys, key: str, default: Callable[[int], bool]) -> list[bool]:
     """A list with 0 or 1 for each layer, or what the architecture takes where there is none."""
     count = num_layers(keys)
-    given = keys.per_layer(key, count, lambda each: each in (0, 1), "zeros and ones")
-    return [bool(each) for each in (map(default, range(count)) if given is None else given)]
+    listed = keys.per_layer(key, count, lambda entry: entry in (0, 1), "zeros and ones")
+    if listed is None:
+        return [bool(default(index)) for index in range(count)]
+    return [bool(entry) for entry in listed]
 
 
 # Attention
@@ -114,7 +133,8 @@ class GroupedQuery:
     """Whether kinds of layers have a rope each."""
 
     def __call__(self, keys: Keys, kind: str = "full_attention") -> Attention:
-        heads, head_dim = keys.size("num_attention_heads"), head_size(keys)
+        heads = keys.size("num_attention_heads")
+        head_dim = head_size(keys)
         kv_heads = keys.optional_size("num_key_value_heads") or heads
         if heads % kv_heads:
             raise ConfigError(
@@ -122,53 +142,87 @@ class GroupedQuery:
             )
         mask = KINDS[kind]
         if mask == "linear" or kind in INDEXED:
-            raise ConfigError(f"{keys.where}: layer_types has {kind} layers, which this architecture lacks")
-        own = ("full_attention" if mask == "full" else kind) if self.has_ropes else None
-        rope = None
-        if self.rotated != "none":
-            rope = self.rope(keys, head_dim, kind=own, partial=self.partial, pairs=self.pairs)
-        is_rotated = self.rotated == "all" or mask != "full"
-        span = {"window": "sliding_window", "chunk": "attention_chunk_size"}.get(mask)
+            raise ConfigError(
+                f"{keys.where}: layer_types has {kind} layers, which this architecture lacks"
+            )
+        rope = self._rope(keys, head_dim, kind)
+        span = None
+        if mask in SPAN_KEYS:
+            span = keys.size(SPAN_KEYS[mask])
         return Attention(
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             mask=mask,  # type: ignore[arg-type]
-            span=None if span is None else keys.size(span),
-            rope=rope if is_rotated else None,
-            bias=keys.flag(self.bias) if isinstance(self.bias, str) else self.bias,
-            output_bias=keys.flag(self.output_bias) if isinstance(self.output_bias, str) else self.output_bias,
+            span=span,
+            rope=rope,
+            bias=read_flag(keys, self.bias),
+            output_bias=read_flag(keys, self.output_bias),
             qk_norm=self.qk_norm,
             sinks=self.sinks,
             gated=self.gated,
         )
 
+    def _rope(self, keys: Keys, head_dim: int, kind: str) -> Rope | None:
+        """The rotary embedding of a layer of this kind. Its keys are read even where this kind is
+        not rotated."""
+        if self.rotated == "none":
+            return None
+        is_full = KINDS[kind] == "full"
+        rope_kind = None
+        if self.has_ropes:
+            rope_kind = kind
+            if is_full:
+                rope_kind = "full_attention"
+        rope = self.rope(keys, head_dim, kind=rope_kind, partial=self.partial, pairs=self.pairs)
+        if is_full and self.rotated == "window":
+            return None
+        return rope
+
+
+def read_flag(keys: Keys, flag: bool | str) -> bool:
+    """A flag that the architecture fixes, or the value of the key that holds it."""
+    if isinstance(flag, str):
+        return keys.flag(flag)
+    return flag
+
 
 def head_size(keys: Keys) -> int:
     """`head_dim`, or an equal share of the hidden size."""
-    hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    hidden = keys.size("hidden_size")
+    heads = keys.size("num_attention_heads")
     return keys.optional_size("head_dim") or max(hidden // heads, 1)
 
 
-biased: Callable[..., GroupedQuery] = partial(GroupedQuery, bias="attention_bias", output_bias="attention_bias")
+biased: Callable[..., GroupedQuery] = partial(
+    GroupedQuery, bias="attention_bias", output_bias="attention_bias"
+)
 """Grouped-query attention whose four projections have a bias where `attention_bias` is true."""
 
 
 def latent(keys: Keys, kind: str = "full_attention") -> LatentAttention:
-    """DeepSeek's multi-head latent attention. YaRN's mscale_all_dim enlarges the scores, as the published code does."""
-    nope, rotated = keys.size("qk_nope_head_dim"), keys.size("qk_rope_head_dim")
+    """DeepSeek's multi-head latent attention. YaRN's mscale_all_dim enlarges the scores, as the
+    published code does.
+    """
+    nope = keys.size("qk_nope_head_dim")
+    rotated = keys.size("qk_rope_head_dim")
     keys.require("qk_head_dim", nope + rotated)
     heads = keys.size("num_attention_heads")
     if (keys.optional_size("num_key_value_heads") or heads) != heads:
-        raise keys.error("num_key_value_heads", f"num_attention_heads, {heads}", keys.raw("num_key_value_heads"))
+        raise keys.error(
+            "num_key_value_heads", f"num_attention_heads, {heads}", keys.raw("num_key_value_heads")
+        )
     if keys.knows("head_dim"):  # which the class sets itself
         keys.ignore("head_dim")
-    elif (given := keys.raw("head_dim", default=False)) is not False and given != rotated:
-        raise keys.error("head_dim", f"qk_rope_head_dim, {rotated}", given)
+    elif (head_dim := keys.raw("head_dim", default=False)) is not False and head_dim != rotated:
+        raise keys.error("head_dim", f"qk_rope_head_dim, {rotated}", head_dim)
     if not keys.knows("rope_interleave"):
         keys.require("rope_interleave", True)
     is_interleaved = not keys.knows("rope_interleave") or keys.flag("rope_interleave")
-    rope = read_rope(keys, rotated, pairs="adjacent" if is_interleaved else "halves")
+    pairs: Literal["halves", "adjacent"] = "halves"
+    if is_interleaved:
+        pairs = "adjacent"
+    rope = read_rope(keys, rotated, pairs=pairs)
     return LatentAttention(
         num_heads=heads,
         q_lora_rank=keys.optional_size("q_lora_rank"),
@@ -183,10 +237,13 @@ def latent(keys: Keys, kind: str = "full_attention") -> LatentAttention:
 
 
 def _score_scale(keys: Keys) -> float:
-    given = rope_parameters(keys)
-    weight, factor = given.get("mscale_all_dim") or 0, given.get("factor") or 1.0
-    is_scaled = given.get("rope_type", given.get("type", "default")) != "default"
-    return 0.1 * weight * math.log(factor) + 1.0 if is_scaled and weight and factor > 1 else 1.0
+    rope = rope_parameters(keys)
+    weight = rope.get("mscale_all_dim") or 0
+    factor = rope.get("factor") or 1.0
+    is_scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
+    if is_scaled and weight and factor > 1:
+        return 0.1 * weight * math.log(factor) + 1.0
+    return 1.0
 
 
 # Feed-forwards: readers that take the layer's index as well
@@ -196,13 +253,15 @@ def in_every_layer(mlp: Callable[[Keys], FeedForward]) -> Callable[[Keys, int], 
     return lambda keys, index: mlp(keys)
 
 
-def dense(keys: Keys, *, width: str = "intermediate_size", gated: bool = True, bias: bool | str = False) -> MLP:
+def dense(
+    keys: Keys, *, width: str = "intermediate_size", gated: bool = True, bias: bool | str = False
+) -> MLP:
     """An MLP; `bias` may be the key that says it."""
     return MLP(
         width=keys.size(width),
         activation=keys.activation(),
         gated=gated,
-        bias=keys.flag(bias) if isinstance(bias, str) else bias,
+        bias=read_flag(keys, bias),
     )
 
 
@@ -221,22 +280,28 @@ def experts(
 ) -> MixtureOfExperts:
     """A mixture; `normalized` None reads norm_topk_prob."""
     count = keys.size("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    chosen = keys.size("num_experts_per_tok", "moe_k")
-    if chosen > count:
-        raise ConfigError(f"{keys.where}: num_experts_per_tok {chosen} exceeds the {count} experts")
+    num_chosen = keys.size("num_experts_per_tok", "moe_k")
+    if num_chosen > count:
+        raise ConfigError(
+            f"{keys.where}: num_experts_per_tok {num_chosen} exceeds the {count} experts"
+        )
+    if normalized is None:
+        normalized = keys.flag("norm_topk_prob")
     return MixtureOfExperts(
         num_experts=count,
-        num_experts_per_tok=chosen,
+        num_experts_per_tok=num_chosen,
         width=keys.size(width),
         activation=activation or keys.activation(),
-        normalized=keys.flag("norm_topk_prob") if normalized is None else normalized,
+        normalized=normalized,
         **changes,
     )
 
 
 def wide_experts(**options: Any) -> Callable[[Keys, int], FeedForward]:
     """Experts of `intermediate_size` in every layer, their weights normalised."""
-    return in_every_layer(partial(experts, **{"width": "intermediate_size", "normalized": True, **options}))
+    return in_every_layer(
+        partial(experts, **{"width": "intermediate_size", "normalized": True, **options})
+    )
 
 
 def deepseek_experts(
@@ -246,7 +311,9 @@ def deepseek_experts(
     scoring_names: tuple[str, ...] = (),
     **changes: Any,
 ) -> MixtureOfExperts:
-    """Shared and routed experts with the routing of DeepSeek-V3: sigmoid scores, a correction bias, groups."""
+    """Shared and routed experts with the routing of DeepSeek-V3: sigmoid scores, a correction bias,
+    groups.
+    """
     width = keys.size("moe_intermediate_size")
     keys.require("scoring_func", *(scoring_names or (scoring,)))
     keys.require("ep_size", 1)
@@ -258,13 +325,20 @@ def deepseek_experts(
         "shared_width": keys.size("n_shared_experts", least=0) * width,
     }
     if "num_groups" not in changes:
-        settings |= {"num_groups": keys.size("n_group"), "num_chosen_groups": keys.size("topk_group")}
+        settings |= {
+            "num_groups": keys.size("n_group"),
+            "num_chosen_groups": keys.size("topk_group"),
+        }
     mixture = experts(keys, **{**settings, **changes})
-    groups, chosen = mixture.num_groups, mixture.num_chosen_groups
-    reachable = mixture.num_experts // groups * chosen
-    if mixture.num_experts % groups or chosen > groups or mixture.num_experts_per_tok > reachable:
+    groups, num_chosen = mixture.num_groups, mixture.num_chosen_groups
+    reachable = mixture.num_experts // groups * num_chosen
+    if (
+        mixture.num_experts % groups
+        or num_chosen > groups
+        or mixture.num_experts_per_tok > reachable
+    ):
         raise ConfigError(
-            f"{keys.where}: {mixture.num_experts} experts in {groups} groups, {chosen} chosen, do not fit "
+            f"{keys.where}: {mixture.num_experts} experts in {groups} groups, {num_chosen} chosen, do not fit "
             f"num_experts_per_tok {mixture.num_experts_per_tok}"
         )
     return mixture
@@ -273,25 +347,41 @@ def deepseek_experts(
 def leading_dense(
     keys: Keys, index: int, mixture: Callable[[Keys], MixtureOfExperts] = deepseek_experts
 ) -> FeedForward:
-    """A dense MLP in the first `first_k_dense_replace` layers, or where `mlp_layer_types` names one; then experts."""
+    """A dense MLP in the first `first_k_dense_replace` layers, or where `mlp_layer_types` names
+    one; then experts.
+    """
     types = keys.per_layer(
-        "mlp_layer_types", num_layers(keys), lambda each: each in ("dense", "sparse"), "dense, sparse"
+        "mlp_layer_types",
+        num_layers(keys),
+        lambda kind: kind in ("dense", "sparse"),
+        "dense, sparse",
     )
     first = keys.size("first_k_dense_replace", least=0)
-    is_dense = index < first if types is None else types[index] == "dense"
-    plain, routed = dense(keys), mixture(keys)
-    return plain if is_dense else routed
+    if types is None:
+        is_dense = index < first
+    else:
+        is_dense = types[index] == "dense"
+    plain = dense(keys)
+    routed = mixture(keys)
+    if is_dense:
+        return plain
+    return routed
 
 
 # A row
 
-BIASED, MLP_IN_ALL, RMS, LLAMA_NAMES = biased(), mlp(), Norm(), TensorNames()
+BIASED = biased()
+MLP_IN_ALL = mlp()
+RMS = Norm()
+LLAMA_NAMES = TensorNames()
 NO_BIAS: Mapping[str, tuple[Any, ...]] = {"attention_bias": (False,), "mlp_bias": (False,)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """How the configurations of one architecture are read: its layers, and what differs from Llama around them."""
+    """How the configurations of one architecture are read: its layers, and what differs from Llama
+    around them.
+    """
 
     mixer: Callable[[Keys, str], Mixer] = BIASED
     """Reads a layer's mixer, by kind."""
@@ -299,14 +389,16 @@ class Architecture:
     """Reads a layer's feed-forward, by index."""
     kinds: Callable[[Keys], list[str]] = all_full
     whole: Callable[[Keys], list[Layer]] | None = None
-    """Reads all layers together, where kind and index do not tell them; instead of the three above."""
+    """Reads all layers together, where kind and index do not tell them; instead of the three above.
+    """
     norm: Norm = RMS
     eps_key: str = "rms_norm_eps"
     details: Callable[[Keys], Details] = lambda keys: {}
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Structural keys, each with the only values that are understood."""
     ignored: str = ""
-    """Structural keys by their names that this architecture carries and that change nothing in it."""
+    """Structural keys by their names that this architecture carries and that change nothing in it.
+    """
     names: TensorNames = LLAMA_NAMES
     mtp_key: str | None = None
     """The key that counts prediction heads, each a copy of the last layer."""
@@ -314,6 +406,8 @@ class Architecture:
     def layers(self, keys: Keys) -> list[Layer]:
         if self.whole is not None:
             return self.whole(keys)
-        chosen = self.kinds(keys)
-        mixers = {kind: self.mixer(keys, kind) for kind in dict.fromkeys(chosen)}
-        return [Layer(mixer=mixers[kind], mlp=self.mlp(keys, index)) for index, kind in enumerate(chosen)]
+        kinds = self.kinds(keys)
+        mixers = {kind: self.mixer(keys, kind) for kind in dict.fromkeys(kinds)}
+        return [
+            Layer(mixer=mixers[kind], mlp=self.mlp(keys, index)) for index, kind in enumerate(kinds)
+        ]

@@ -1,4 +1,6 @@
-"""Qwen: windows from a layer on, mixtures in every n-th layer, and recurrences with a gated delta rule."""
+"""Qwen: windows from a layer on, mixtures in every n-th layer, and recurrences with a gated delta
+rule.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from typing import Any
 from magicdec.errors import ConfigError
 from magicdec.specs.families import parts
 from magicdec.specs.families.keys import Keys
-from magicdec.specs.families.parts import KINDS, Architecture, Details, GroupedQuery, biased, num_layers
+from magicdec.specs.families.parts import (
+    KINDS,
+    Architecture,
+    Details,
+    GroupedQuery,
+    biased,
+    num_layers,
+)
 from magicdec.specs.families.rope import MULTIMODAL_TYPES, read_rope
 from magicdec.specs.layers import FeedForward, MixtureOfExperts
 from magicdec.specs.mixers import Attention, GatedDeltaNet
@@ -18,16 +27,26 @@ from magicdec.specs.model import Norm, TensorNames
 
 
 def window_kinds(keys: Keys) -> list[str]:
-    """Windows from layer `max_window_layers` on, where `use_sliding_window` is true; or as `layer_types` says."""
+    """Windows from layer `max_window_layers` on, where `use_sliding_window` is true; or as
+    `layer_types` says.
+    """
     used = keys.flag("use_sliding_window")
-    return only_if(used, keys, parts.windows_from(keys, keys.optional_size("sliding_window") if used else None))
+    window = None
+    if used:
+        window = keys.optional_size("sliding_window")
+    return only_if(used, keys, parts.windows_from(keys, window))
 
 
 def second_window_kinds(keys: Keys) -> list[str]:
-    """Windows in every second layer before `max_window_layers`, where `use_sliding_window` is true; or as `layer_types`
-    says."""
-    used, last = keys.flag("use_sliding_window"), keys.size("max_window_layers", least=0)
-    return only_if(used, keys, parts.listed_kinds(keys, parts.windowed(lambda i: used and i % 2 == 0 and i < last)))
+    """Windows in every second layer before `max_window_layers`, where `use_sliding_window` is true;
+    or as `layer_types` says."""
+    used = keys.flag("use_sliding_window")
+    last = keys.size("max_window_layers", least=0)
+    return only_if(
+        used,
+        keys,
+        parts.listed_kinds(keys, parts.windowed(lambda i: used and i % 2 == 0 and i < last)),
+    )
 
 
 def only_if(used: bool, keys: Keys, kinds: list[str]) -> list[str]:
@@ -38,13 +57,15 @@ def only_if(used: bool, keys: Keys, kinds: list[str]) -> list[str]:
 
 
 def dual_chunk(keys: Keys) -> Details:
-    """Qwen2.5-1M: beyond a chunk, keys are read at other distances than their own (arXiv 2402.17463)."""
-    given = keys.raw("dual_chunk_attention_config", default=None)
-    if given is None:
+    """Qwen2.5-1M: beyond a chunk, keys are read at other distances than their own (arXiv
+    2402.17463).
+    """
+    config = keys.raw("dual_chunk_attention_config", default=None)
+    if config is None:
         return {}
-    if not isinstance(given, dict):
-        raise keys.error("dual_chunk_attention_config", "an object or null", given)
-    inside = Keys(given, f"{keys.where}: dual_chunk_attention_config")
+    if not isinstance(config, dict):
+        raise keys.error("dual_chunk_attention_config", "an object or null", config)
+    inside = Keys(config, f"{keys.where}: dual_chunk_attention_config")
     length = min(inside.size("chunk_size"), inside.size("original_max_position_embeddings"))
     positions = keys.size("max_position_embeddings")
     if length >= positions:
@@ -57,14 +78,25 @@ def moe_kinds(keys: Keys) -> list[str]:
     """One window for all layers, where `use_sliding_window` is true."""
     used = keys.flag("use_sliding_window")
     keys.ignore("sliding_window", "max_window_layers", "layer_types")
-    return parts.always_window(keys) if used else parts.all_full(keys)
+    if used:
+        return parts.always_window(keys)
+    return parts.all_full(keys)
 
 
 def linear_kinds(keys: Keys) -> list[str]:
-    """Every n-th layer attends fully, n given by `full_attention_interval`; or as `layer_types` says, maybe all."""
-    keys.ignore("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads")
+    """Every n-th layer attends fully, n given by `full_attention_interval`; or as `layer_types`
+    says, maybe all.
+    """
+    keys.ignore(
+        "linear_conv_kernel_dim",
+        "linear_key_head_dim",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+    )
     keys.ignore("linear_value_head_dim")
-    return parts.listed_kinds(keys, parts.every_nth(keys.size("full_attention_interval"), other="linear_attention"))
+    return parts.listed_kinds(
+        keys, parts.every_nth(keys.size("full_attention_interval"), other="linear_attention")
+    )
 
 
 def hybrid_mixer(keys: Keys, kind: str) -> Attention | GatedDeltaNet:
@@ -97,8 +129,11 @@ def sparse_step(mixture: Callable[[Keys], MixtureOfExperts]) -> Callable[[Keys, 
         step = keys.size("decoder_sparse_step")
         only = keys.indices("mlp_only_layers", num_layers(keys)) or frozenset()
         is_sparse = index not in only and (index + 1) % step == 0
-        plain, routed = parts.dense(keys), mixture(keys)
-        return routed if is_sparse else plain
+        plain = parts.dense(keys)
+        routed = mixture(keys)
+        if is_sparse:
+            return routed
+        return plain
 
     return read
 
@@ -115,7 +150,12 @@ QWEN2 = Architecture(
     fixed={"mlp_bias": (False,)},
     details=dual_chunk,
 )
-QWEN3 = Architecture(mixer=biased(qk_norm="head"), kinds=window_kinds, fixed={"mlp_bias": (False,)}, details=dual_chunk)
+QWEN3 = Architecture(
+    mixer=biased(qk_norm="head"),
+    kinds=window_kinds,
+    fixed={"mlp_bias": (False,)},
+    details=dual_chunk,
+)
 QWEN3_MOE = Architecture(
     mixer=biased(qk_norm="head"),
     mlp=sparse_step(parts.experts),
@@ -157,7 +197,11 @@ ROWS = {
     ),
     "qwen3_5_moe_text": Architecture(
         mlp=parts.in_every_layer(partial(shared_experts, normalized=True)),
-        fixed={"mtp_use_dedicated_embeddings": (False,), "mamba_ssm_dtype": ("float32",), "mlp_only_layers": ([],)},
+        fixed={
+            "mtp_use_dedicated_embeddings": (False,),
+            "mamba_ssm_dtype": ("float32",),
+            "mlp_only_layers": ([],),
+        },
         ignored="intermediate_size",
         **HYBRID,
     ),
@@ -165,7 +209,9 @@ ROWS = {
 
 MULTIMODAL = {
     "qwen2_5_vl_text": QWEN2_VL,
-    "qwen3_vl_text": replace(QWEN3, mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE), kinds=parts.all_full),
+    "qwen3_vl_text": replace(
+        QWEN3, mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE), kinds=parts.all_full
+    ),
     "qwen3_vl_moe_text": replace(
         QWEN3_MOE,
         mixer=biased(qk_norm="head", rope=MULTIMODAL_ROPE),

@@ -1,8 +1,10 @@
-"""Rotary embeddings as a configuration describes them: `rope_parameters`, or `rope_scaling` with `rope_theta`.
+"""Rotary embeddings as a configuration describes them: `rope_parameters`, or `rope_scaling` with
+`rope_theta`.
 
-Follows transformers' `RotaryEmbeddingConfigMixin`: a `rope_scaling` that is there takes the place of `rope_parameters`;
-what stands inside wins over `rope_theta` and `partial_rotary_factor` outside; in Gemma 3 and OLMo 3 kinds of layers
-have one each. Constants inside a rope (`beta_fast` and so on) are those of `modeling_rope_utils.py`.
+Follows transformers' `RotaryEmbeddingConfigMixin`: a `rope_scaling` that is there takes the place
+of `rope_parameters`; what stands inside wins over `rope_theta` and `partial_rotary_factor` outside;
+in Gemma 3 and OLMo 3 kinds of layers have one each. Constants inside a rope (`beta_fast` and so on)
+are those of `modeling_rope_utils.py`.
 """
 
 from __future__ import annotations
@@ -35,29 +37,43 @@ def read_rope(
     types: Mapping[str, RopeType | None] = ROPE_TYPES,
     beside: tuple[str, ...] = (),
 ) -> Rope:
-    """The rotary embedding of every layer; or of a layer of this kind, where kinds have one each (`rope_by_kind`).
-    Without `partial` the architecture's code rotates whole heads, whatever its configuration says; another share is
-    refused. `share` is that of a file without any. `beside`: keys among the rope's that the architecture reads
-    itself."""
-    given = rope_parameters(keys) if kind is None else rope_by_kind(keys).get(kind, {})
-    inside = Keys(given, f"{keys.where}: rope")
-    if "rope_theta" not in given:
-        given = {**given, "rope_theta": keys.raw("rope_theta")}
+    """The rotary embedding of every layer; or of a layer of this kind, where kinds have one each
+    (`rope_by_kind`). Without `partial` the architecture's code rotates whole heads, whatever its
+    configuration says; another share is refused. `share` is that of a file without any. `beside`:
+    keys among the rope's that the architecture reads itself."""
+    if kind is None:
+        rope = rope_parameters(keys)
+    else:
+        rope = rope_by_kind(keys).get(kind, {})
+    inside = Keys(rope, f"{keys.where}: rope")
+    if "rope_theta" not in rope:
+        rope = {**rope, "rope_theta": keys.raw("rope_theta")}
     keys.ignore("rope_theta")
-    base = Keys(given, inside.where).number("rope_theta", least=1.0)
-    outside = keys.raw("partial_rotary_factor", default=share)  # null is all of it
-    value = given.get("partial_rotary_factor", 1.0 if outside is None else outside)
-    share = Keys({"partial_rotary_factor": value}, keys.where).number("partial_rotary_factor", most=1.0)
+    base = Keys(rope, inside.where).number("rope_theta", least=1.0)
+    outside = keys.raw("partial_rotary_factor", default=share)
+    if outside is None:
+        outside = 1.0
+    value = rope.get("partial_rotary_factor", outside)
+    share = Keys({"partial_rotary_factor": value}, keys.where).number(
+        "partial_rotary_factor", most=1.0
+    )
     if not partial and share != 1.0:
         raise keys.error("partial_rotary_factor", "1.0 in this architecture", share)
     dim = int(head_dim * share)
     if dim < 2 or dim % 2:
-        raise ConfigError(f"{keys.where}: rotary embeddings need an even number of dimensions, not {dim} of {head_dim}")
-    inside.ignore("rope_theta", "partial_rotary_factor", "type", "mrope_section", "mrope_interleaved", *beside)
-    name = inside.raw("rope_type", default=given.get("type", "default"))
+        raise ConfigError(
+            f"{keys.where}: rotary embeddings need an even number of dimensions, not {dim} of {head_dim}"
+        )
+    inside.ignore(
+        "rope_theta", "partial_rotary_factor", "type", "mrope_section", "mrope_interleaved", *beside
+    )
+    name = inside.raw("rope_type", default=rope.get("type", "default"))
     if not isinstance(name, str) or name not in types:
         raise unknown_choice(f"rope type in {keys.where}", name, types)
-    scaling = None if types[name] is None else _scaling(keys, inside, types[name], dim, nested=kind is not None)
+    if types[name] is None:
+        scaling = None
+    else:
+        scaling = _scaling(keys, inside, types[name], dim, nested=kind is not None)
     if left := inside.unread():
         raise ConfigError(f"{keys.where}: key '{left[0]}' of the {name} rope is not understood")
     return Rope(dim=dim, theta=base, scaling=scaling, pairs=pairs)
@@ -65,31 +81,48 @@ def read_rope(
 
 def rope_parameters(keys: Keys) -> dict[str, Any]:
     """The one rope of all layers; where the file has none, that of its class."""
-    scaling, own = _object(keys, "rope_scaling"), _object(keys, "rope_parameters")
-    chosen = scaling or (keys.default("rope_parameters") if own is None else own) or {}
-    if by_kind := [key for key in chosen if key in LAYER_KINDS]:
-        raise ConfigError(f"{keys.where}: the rope has one of {by_kind[0]} layers, and this architecture one for all")
-    return chosen
+    scaling = _object(keys, "rope_scaling")
+    own = _object(keys, "rope_parameters")
+    if own is None:
+        own = keys.default("rope_parameters")
+    rope: dict[str, Any] = scaling or own or {}
+    for key in rope:
+        if key in LAYER_KINDS:
+            raise ConfigError(
+                f"{keys.where}: rope_parameters has an entry for {key} layers, but this "
+                "architecture has one rope for all layers"
+            )
+    return rope
 
 
 def rope_by_kind(keys: Keys) -> dict[str, dict[str, Any]]:
-    """The ropes of full layers and of windows. `rope_scaling`, and `rope_theta`, are those of full layers; windows have
-    `rope_local_base_freq`, or their class's own base."""
-    scaling, own = _object(keys, "rope_scaling"), _object(keys, "rope_parameters")
+    """The ropes of full layers and of windows. `rope_scaling`, and `rope_theta`, are those of full
+    layers; windows have `rope_local_base_freq`, or their class's own base."""
+    scaling = _object(keys, "rope_scaling")
+    own = _object(keys, "rope_parameters")
     by_kind = {kind: {"rope_type": "default"} for kind in ("full_attention", "sliding_attention")}
-    for kind, value in (own or {}).items():
+    for kind, rope in (own or {}).items():
         if kind not in by_kind:
-            raise ConfigError(f"{keys.where}: rope_parameters has '{kind}' beside those of kinds of layers")
-        if value is not None and not isinstance(value, dict):
-            raise keys.error("rope_parameters", "an object for each kind of layer", value)
-        by_kind[kind] = by_kind[kind] if value is None else value
+            raise ConfigError(
+                f"{keys.where}: rope_parameters has '{kind}' beside those of kinds of layers"
+            )
+        if rope is None:
+            continue
+        if not isinstance(rope, dict):
+            raise keys.error("rope_parameters", "an object for each kind of layer", rope)
+        by_kind[kind] = rope
     if scaling is not None and own is not None and own.get("full_attention") is None:
-        raise ConfigError(f"{keys.where}: rope_scaling scales full_attention layers, which rope_parameters lacks")
+        raise ConfigError(
+            f"{keys.where}: rope_scaling scales full_attention layers, which rope_parameters lacks"
+        )
     full, local = by_kind.values()
     base = keys.default("rope_theta")
     if keys.knows("rope_local_base_freq"):
         base = keys.raw("rope_local_base_freq")
-    return {"full_attention": {**full, **(scaling or {})}, "sliding_attention": {"rope_theta": base, **local}}
+    return {
+        "full_attention": {**full, **(scaling or {})},
+        "sliding_attention": {"rope_theta": base, **local},
+    }
 
 
 def _object(keys: Keys, key: str) -> dict[str, Any] | None:
@@ -99,30 +132,49 @@ def _object(keys: Keys, key: str) -> dict[str, Any] | None:
     return value
 
 
-def _scaling(keys: Keys, inside: Keys, rope_type: RopeType | None, dim: int, *, nested: bool) -> RopeScaling | None:
+def _scaling(
+    keys: Keys, inside: Keys, rope_type: RopeType | None, dim: int, *, nested: bool
+) -> RopeScaling | None:
     positions = keys.size("max_position_embeddings")
     if rope_type in ("linear", "dynamic"):
         inside.ignore("original_max_position_embeddings")
-        return RopeScaling(rope_type=rope_type, factor=_factor(inside), original_max_position_embeddings=positions)
-    own = inside.optional_size("original_max_position_embeddings") or positions
-    original = own if nested else keys.optional_size("original_max_position_embeddings") or own
-    if rope_type == "llama3":
-        low, high = inside.number("low_freq_factor"), inside.number("high_freq_factor")
         return RopeScaling(
-            rope_type="llama3", factor=_factor(inside), low_freq_factor=low, high_freq_factor=high,
+            rope_type=rope_type, factor=_factor(inside), original_max_position_embeddings=positions
+        )
+    own = inside.optional_size("original_max_position_embeddings") or positions
+    if nested:
+        original = own
+    else:
+        original = keys.optional_size("original_max_position_embeddings") or own
+    if rope_type == "llama3":
+        low = inside.number("low_freq_factor")
+        high = inside.number("high_freq_factor")
+        return RopeScaling(
+            rope_type="llama3",
+            factor=_factor(inside),
+            low_freq_factor=low,
+            high_freq_factor=high,
             original_max_position_embeddings=original,
-        )  # fmt: skip
+        )
     if rope_type == "yarn":
         if nested:  # transformers looks for it among the kinds of layers
             inside.ignore("truncate")
-        return _yarn(inside, positions, original, truncate=nested or inside.raw("truncate", default=True))
+        return _yarn(
+            inside, positions, original, truncate=nested or inside.raw("truncate", default=True)
+        )
     return _longrope(inside, positions, original, dim)
 
 
 def _factor(inside: Keys, default: float | None = None) -> float:
     """How far positions are stretched; null is `default`, where there is one."""
-    value = inside.raw("factor") if default is None else inside.raw("factor", default=None)
-    factor = default if value is None and default is not None else inside.number("factor")
+    if default is None:
+        value = inside.raw("factor")
+    else:
+        value = inside.raw("factor", default=None)
+    if value is None and default is not None:
+        factor = default
+    else:
+        factor = inside.number("factor")
     if factor < 1.0:
         raise inside.error("factor", "at least 1", factor)
     return factor
@@ -134,30 +186,48 @@ def _yarn(inside: Keys, positions: int, original: int, *, truncate: bool) -> Rop
     factor = _factor(inside, positions / original)
 
     def mscale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+        if factor > 1:
+            return 0.1 * weight * math.log(factor) + 1.0
+        return 1.0
 
-    scales = inside.raw("mscale", default=None), inside.raw("mscale_all_dim", default=None)
-    if not all(each is None or is_number(each) for each in scales):
-        raise inside.error("mscale", "a number", scales[0])
-    default = mscale(scales[0]) / mscale(scales[1]) if scales[0] and scales[1] else mscale(1.0)
-    given = inside.optional_number("attention_factor")
+    part = inside.raw("mscale", default=None)
+    whole = inside.raw("mscale_all_dim", default=None)
+    for scale in (part, whole):
+        if scale is not None and not is_number(scale):
+            raise inside.error("mscale", "a number", scale)
+    attention_factor = inside.optional_number("attention_factor")
+    if attention_factor is None:
+        attention_factor = mscale(1.0)
+        if part and whole:
+            attention_factor = mscale(part) / mscale(whole)
     if not isinstance(truncate, bool):
         raise inside.error("truncate", "true or false", truncate)
+    beta_slow = 1.0
+    if inside.raw("beta_slow", default=None):
+        beta_slow = inside.number("beta_slow")
+    beta_fast = 32.0
+    if inside.raw("beta_fast", default=None):
+        beta_fast = inside.number("beta_fast")
     return RopeScaling(
         rope_type="yarn",
         factor=factor,
         original_max_position_embeddings=original,
-        beta_fast=inside.number("beta_fast") if inside.raw("beta_fast", default=None) else 32.0,
-        beta_slow=inside.number("beta_slow") if inside.raw("beta_slow", default=None) else 1.0,
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
         truncate=truncate,
-        attention_factor=default if given is None else given,
+        attention_factor=attention_factor,
     )
 
 
 def _longrope(inside: Keys, positions: int, original: int, dim: int) -> RopeScaling:
     factor = _factor(inside, positions / original)
-    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    given = inside.optional_number("attention_factor")
+    if factor > 1:
+        default = math.sqrt(1 + math.log(factor) / math.log(original))
+    else:
+        default = 1.0
+    attention_factor = inside.optional_number("attention_factor")
+    if attention_factor is None:
+        attention_factor = default
     lists: dict[str, Any] = {}
     for key in ("short_factor", "long_factor"):
         values = inside.raw(key)
@@ -166,15 +236,21 @@ def _longrope(inside: Keys, positions: int, original: int, dim: int) -> RopeScal
             raise inside.error(key, f"a list of {dim // 2} positive numbers", values)
         lists[key] = tuple(map(float, values))
     return RopeScaling(
-        rope_type="longrope", factor=factor, original_max_position_embeddings=original,
-        attention_factor=default if given is None else given, **lists,
-    )  # fmt: skip
+        rope_type="longrope",
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=attention_factor,
+        **lists,
+    )
 
 
 def reach(rope: Rope | None, positions: int) -> int:
-    """The longest context of a model whose configuration says `positions`, with what its rope is stretched to. With a
-    linear rope, llama3 or longrope, `positions` is what it is stretched to (Llama-2-7B-32K, Gemma 3)."""
-    scaling = None if rope is None else rope.scaling
-    if scaling is None or scaling.rope_type not in ("yarn", "dynamic"):
+    """The longest context of a model whose configuration says `positions`, with what its rope is
+    stretched to. With a linear rope, llama3 or longrope, `positions` is what it is stretched to
+    (Llama-2-7B-32K, Gemma 3)."""
+    if rope is None or rope.scaling is None:
+        return positions
+    scaling = rope.scaling
+    if scaling.rope_type not in ("yarn", "dynamic"):
         return positions
     return max(positions, round(scaling.factor * scaling.original_max_position_embeddings))

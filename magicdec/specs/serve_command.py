@@ -1,0 +1,517 @@
+"""A server's command line, as `vllm serve`, SGLang's `launch_server` and `trtllm-serve` take it.
+
+It is read from a shell line, a script, a Docker Compose file or a Kubernetes manifest. Options that
+bear on speed become fields; those that do not are known by name; all others are listed as not
+understood.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from magicdec.errors import ConfigError
+from magicdec.units import parse_count
+
+ENGINES = ("vllm", "sglang", "trtllm")
+STARTS = "vllm serve, python -m sglang.launch_server or trtllm-serve"
+IMAGES = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang"}
+"""Container images whose entry point is the server."""
+SEPARATORS = frozenset((";", "&&", "||", "|", "&"))
+DRAFT_NAMES = {
+    "ngram": "ngram",
+    "ngram_gpu": "ngram",
+    "prompt_lookup": "ngram",
+    "suffix": "suffix",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "dflash": "dflash",
+    "dspark": "dspark",
+    "p_eagle": "p-eagle",
+    "mtp": "mtp",
+    "nextn": "mtp",
+    "deepseek_mtp": "mtp",
+    "qwen3_next_mtp": "mtp",
+    "glm4_moe_mtp": "mtp",
+    "ernie_mtp": "mtp",
+    "mimo_mtp": "mtp",
+}
+"""Engines' names of drafts by ours."""
+OF_A_MODEL = ("draft_model", "standalone", "drafttarget")
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's draft."""
+
+    draft: str
+    """"ngram", "eagle3" and so on, or the draft model's name."""
+    gamma: int | None = None
+    """Drafted tokens per step; None: the engine's default."""
+    checkpoint: str | None = None
+    """The head's or the draft's repository."""
+    by_batch: bool = False
+    """Whether gamma follows a table by batch."""
+    is_tree: bool = False
+    """Whether drafts branch."""
+
+
+class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A server as its command describes it; None: the engine's default."""
+
+    engine: str
+    model: str
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+    ep_size: int | None = None
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    speculation: Speculation | None = None
+    captured_tokens: int | None = None
+    """The most tokens of a pass, or sequences, whose graph is captured, where the command says."""
+    is_eager: bool = False
+    hardware: str | None = None
+    """Device, where the file names it."""
+    num_gpus: int | None = None
+    """Devices that the file grants."""
+    read: dict[str, str] = {}
+    """Options that bear on speed, as written."""
+    not_understood: list[str] = []
+    problems: list[str] = []
+    """Settings that cannot be meant as they are written."""
+
+
+# What engines call their options
+
+SHARED = {
+    "model": "model",
+    "tensor-parallel-size": "tp",
+    "tp": "tp",
+    "tp-size": "tp",
+    "pipeline-parallel-size": "pp",
+    "pp": "pp",
+    "pp-size": "pp",
+    "ep-size": "ep",
+    "kv-cache-dtype": "kv_dtype",
+    "quantization": "weights",
+    "q": "weights",
+}
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "vllm": {
+        **SHARED,
+        "data-parallel-size": "dp",
+        "dp": "dp",
+        "enable-expert-parallel": "experts",
+        "max-num-seqs": "batch",
+        "max-model-len": "length",
+        "speculative-config": "speculation",
+        "sc": "speculation",
+        "speculative-model": "draft",
+        "num-speculative-tokens": "gamma",
+        "compilation-config": "compilation",
+        "O": "compilation",
+        "cuda-graph-sizes": "captured",
+        "cudagraph-capture-sizes": "captured",
+        "max-cudagraph-capture-size": "captured",
+        "enforce-eager": "eager",
+        "dtype": "dtype",
+    },
+    "sglang": {
+        **SHARED,
+        "model-path": "model",
+        "tensor-parallel": "tp",
+        "dp-size": "dp",
+        "dp": "dp",
+        "data-parallel-size": "dp",
+        "ep": "ep",
+        "expert-parallel-size": "ep",
+        "max-running-requests": "batch",
+        "context-length": "length",
+        "speculative-algorithm": "algorithm",
+        "speculative-algo": "algorithm",
+        "speculative-draft-model-path": "draft",
+        "speculative-draft-model": "draft",
+        "speculative-num-steps": "gamma",
+        "speculative-eagle-topk": "topk",
+        "speculative-num-draft-tokens": "tree",
+        "cuda-graph-max-bs": "captured",
+        "cuda-graph-bs": "captured",
+        "disable-cuda-graph": "eager",
+        "dtype": "dtype",
+    },
+    "trtllm": {
+        **SHARED,
+        "max-batch-size": "batch",
+        "max-seq-len": "length",
+        "extra-llm-api-options": "file",
+        "config": "file",
+    },
+}
+"""Options that bear on speed, by what they say."""
+HARMLESS = re.compile(
+    r"host|port|api-key|served-model-name|trust-remote-code|chat-template.*|tool-call.*|"
+    r"enable-auto-tool-choice|reasoning.*|enable-reasoning|disable-log.*|enable-log.*|log-.*|seed|"
+    r"download-dir|load-format|tokenizer.*|revision|code-revision|hf-.*|config-format|ssl.*|"
+    r"root-path|middleware|allowed-.*|uvicorn.*|response-role|generation-config|"
+    r"override-generation.*|max-logprobs|return-tokens.*|otlp.*|enable-metrics|metrics.*|"
+    r"collect-.*|enable-request-id.*|api-server-count|lora.*|enable-lora|max-lora.*|max-cpu-loras|"
+    r"limit-mm-per-prompt|mm-.*|guided-decoding.*|structured-outputs.*|grammar-backend|watchdog.*|"
+    r"gpu-memory-utilization|mem-fraction-static|kv-cache-free-gpu-memory-fraction|"
+    r"free-gpu-memory-fraction|swap-space|cpu-offload-gb|block-size|page-size|"
+    r"enable-prefix-caching|no-enable-prefix-caching|disable-radix-cache|max-num-batched-tokens|"
+    r"chunked-prefill-size|enable-chunked-prefill|no-enable-chunked-prefill|max-num-tokens|"
+    r"async-scheduling|no-async-scheduling|scheduling-policy|schedule-policy|schedule-conserv.*|"
+    r"distributed-executor-backend|attention-backend|backend|device|nnodes|node-rank|nproc.*|"
+    r"dist-init-addr|master-.*|random-seed|skip-server-warmup|enable-mixed-chunk|num-gpus-per-node|"
+    r"stream-interval|decode-log-interval|headless|data-parallel-(address|rank|backend|rpc-port|"
+    r"size-local|start-rank)|disable-custom-all-reduce|gpus-per-node|cluster-size|log-level"
+)
+"""Options that a prediction does not need: names, ports, logs; memory, chunks and prefix caching,
+which every engine has by default and whose figures a profile holds."""
+FLAGS = frozenset(("eager", "experts"))
+"""Options that are given without a value."""
+
+
+def read_serve_command(text: str) -> ServeCommand:
+    """The server that a command line, a script, or the text of a YAML file starts.
+
+    Raises ConfigError where it starts none, names no model, or gives an option a value that cannot
+    be read.
+    """
+    grants: dict[str, Any] = {}
+    words = _words_of_yaml(text, grants) or _words_of_shell(text)
+    if words is None:
+        raise ConfigError(f"no server is started here: give {STARTS}, or a file with one")
+    engine, arguments = words
+    return _read(engine, arguments, grants)
+
+
+# From text to the words of one command
+
+
+def _words_of_shell(text: str) -> tuple[str, list[str]] | None:
+    lines = re.sub(r"\\[ \t]*\r?\n", " ", text)
+    try:
+        lexer = shlex.shlex(lines, posix=True, punctuation_chars=";&|")
+        lexer.whitespace_split = True
+        words = list(lexer)
+    except ValueError as error:
+        raise ConfigError(f"the command cannot be read as a shell reads it: {error}") from error
+    found = _engine_in(words)
+    if found is None:
+        return None
+    engine, start = found
+    end = next((i for i in range(start, len(words)) if words[i] in SEPARATORS), len(words))
+    return engine, words[start:end]
+
+
+def _engine_in(words: Sequence[str]) -> tuple[str, int] | None:
+    """The engine that words start, and the place of its first argument."""
+    for place, word in enumerate(words):
+        base = word.rpartition("/")[2]
+        following = words[place + 1] if place + 1 < len(words) else ""
+        if base == "vllm" and following == "serve":
+            return "vllm", place + 2
+        if word.startswith("vllm.entrypoints."):
+            return "vllm", place + 1
+        if word == "sglang.launch_server" or (base == "sglang" and following == "serve"):
+            return "sglang", place + (2 if following == "serve" else 1)
+        if base == "trtllm-serve":
+            return "trtllm", place + (2 if following == "serve" else 1)
+        image = next((name for name in IMAGES if word.startswith(name)), None)
+        if image is not None:
+            rest = _engine_in(words[place + 1 :])
+            if rest is not None:
+                return rest[0], rest[1] + place + 1
+            return IMAGES[image], place + 1
+    return None
+
+
+def _words_of_yaml(text: str, grants: dict[str, Any]) -> tuple[str, list[str]] | None:
+    """The command of the first container that starts a server, with the devices it is granted."""
+    if ":" not in text or "\n" not in text.strip():
+        return None
+    import yaml
+
+    try:
+        documents = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
+    except yaml.YAMLError:
+        return None
+    for container, around in (pair for each in documents for pair in _containers(each, [])):
+        words = _container_words(container)
+        found = _engine_in(words)
+        if found is not None:
+            grants |= _granted([container, *around])
+            engine, start = found
+            return engine, words[start:]
+    return None
+
+
+def _containers(
+    node: Any, around: list[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """Mappings with a command or arguments, each with those around it, the nearest first."""
+    if isinstance(node, Mapping):
+        if any(key in node for key in ("command", "args", "entrypoint")):
+            yield node, around
+        for value in node.values():
+            yield from _containers(value, [node, *around])
+    elif isinstance(node, list):
+        for value in node:
+            yield from _containers(value, around)
+
+
+def _container_words(container: Mapping[str, Any]) -> list[str]:
+    words = [str(container.get("image", ""))]
+    for key in ("entrypoint", "command", "args"):
+        value = container.get(key)
+        if isinstance(value, str):
+            words += shlex.split(value.replace("\\\n", " "))
+        elif isinstance(value, list):
+            words += [str(word) for word in value]
+    if len(words) > 2 and words[-2] in ("-c", "-lc", "-ec"):  # sh -c "vllm serve ..."
+        found = _words_of_shell(words[-1])
+        if found is not None:
+            engine, arguments = found
+            start = {"vllm": ["vllm", "serve"], "sglang": ["sglang.launch_server"]}
+            return [*start.get(engine, ["trtllm-serve"]), *arguments]
+    return words
+
+
+def _granted(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Devices that a manifest grants: their number, and their name where it is selected."""
+    text = json.dumps([dict(node) for node in nodes], default=str)
+    granted: dict[str, Any] = {}
+    count = re.search(r'"(?:nvidia|amd)\.com/gpu": "?(\d+)', text)
+    if count is None:
+        count = re.search(r'"count": "?(\d+)"?, "capabilities": \["gpu"|"count": "?(\d+)', text)
+    if count is not None:
+        granted["num_gpus"] = int(next(group for group in count.groups() if group))
+    name = re.search(
+        r'"(?:nvidia\.com/gpu\.product|cloud\.google\.com/gke-accelerator)": "([^"]+)', text
+    )
+    if name is not None:
+        granted["hardware"] = re.sub(r"^nvidia-(tesla-)?", "", name[1].lower())
+    return granted
+
+
+# From words to fields
+
+
+def _read(engine: str, words: Sequence[str], grants: dict[str, Any]) -> ServeCommand:
+    said: dict[str, str] = {}
+    written: dict[str, str] = {}
+    unknown: list[str] = []
+    for option, value in _pairs(engine, words):
+        if option is None:
+            said.setdefault("model", value or "")
+            continue
+        meaning = OPTIONS[engine].get(option)
+        if meaning is None:
+            if not HARMLESS.fullmatch(option.removeprefix("no-")):
+                unknown.append(f"--{option}")
+            continue
+        given = "true" if value is None else value
+        said[meaning] = _joined(said.get(meaning), given)
+        written[f"--{option}"] = said[meaning]
+    if "file" in said:
+        said |= _trtllm_file(Path(said["file"]))
+    if not said.get("model"):
+        raise ConfigError(f"the command names no model; {STARTS} take one")
+    problems: list[str] = []
+    return ServeCommand(
+        engine=engine,
+        model=said["model"],
+        tp_size=_count(said, "tp") or 1,
+        pp_size=_count(said, "pp") or 1,
+        dp_size=_count(said, "dp") or 1,
+        ep_size=_count(said, "ep"),
+        max_num_seqs=_count(said, "batch"),
+        max_model_len=_count(said, "length"),
+        weight_dtype=said.get("weights"),
+        kv_dtype=said.get("kv_dtype"),
+        speculation=_speculation(said, problems),
+        captured_tokens=_captured(said),
+        is_eager=said.get("eager") == "true",
+        read=written,
+        not_understood=unknown,
+        problems=problems,
+        **grants,
+    )
+
+
+def _pairs(engine: str, words: Sequence[str]) -> Iterator[tuple[str | None, str | None]]:
+    """(option, value) of words; the option of a positional argument is None."""
+    place = 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        if not re.match(r"--?[A-Za-z]", word):
+            yield None, word
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        head, dot, inside = name.partition(".")  # --speculative-config.method ngram
+        option = head.replace("_", "-")
+        if dot:
+            value = json.dumps({inside: _scalar(value if equals else words[place])})
+            place += 0 if equals else 1
+            yield option, value
+            continue
+        if equals:
+            yield option, value
+            continue
+        is_flag = OPTIONS[engine].get(option) in FLAGS
+        values: list[str] = []
+        while not is_flag and place < len(words) and not re.match(r"--?[A-Za-z]", words[place]):
+            values.append(words[place])
+            place += 1
+            if option not in ("cuda-graph-sizes", "cuda-graph-bs", "cudagraph-capture-sizes"):
+                break
+        yield option, " ".join(values) if values else None
+
+
+def _joined(before: str | None, given: str) -> str:
+    """An option given in parts (--speculative-config.method ngram) as one object."""
+    if before is None or not (before.startswith("{") and given.startswith("{")):
+        return given
+    return json.dumps(_json_object("option", before) | _json_object("option", given))
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _count(said: Mapping[str, str], name: str) -> int | None:
+    text = said.get(name)
+    if text is None or text == "auto":
+        return None
+    try:
+        value = parse_count(text)
+    except ValueError:
+        raise ConfigError(f"{name} must be a whole number, not '{text}'") from None
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, not {value}")
+    return value
+
+
+def _captured(said: Mapping[str, str]) -> int | None:
+    if "captured" in said:
+        sizes = re.findall(r"\d+", said["captured"])
+        return max(map(int, sizes), default=None)
+    config = said.get("compilation", "")
+    if not config.startswith("{"):
+        return None
+    values = _json_object("compilation-config", config)
+    sizes = values.get("cudagraph_capture_sizes") or [values.get("max_cudagraph_capture_size")]
+    return max((int(size) for size in sizes if size), default=None)
+
+
+def _json_object(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--{name} must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--{name} must be a JSON object, not {text}")
+    return value
+
+
+def _speculation(said: Mapping[str, str], problems: list[str]) -> Speculation | None:
+    if "speculation" in said:
+        return _of_config(_json_object("speculative-config", said["speculation"]), problems)
+    if "algorithm" in said:
+        method = said["algorithm"].lower()
+        gamma = _count(said, "gamma")
+        width = _count(said, "topk") or 1
+        draft = _draft(method, said.get("draft"), problems)
+        return Speculation(
+            draft=draft, gamma=gamma, checkpoint=said.get("draft"), is_tree=width > 1
+        )
+    if "draft" in said:
+        draft = _draft("", said["draft"], problems)
+        return Speculation(draft=draft, gamma=_count(said, "gamma"), checkpoint=said["draft"])
+    return None
+
+
+def _of_config(config: Mapping[str, Any], problems: list[str]) -> Speculation | None:
+    """vLLM's --speculative-config."""
+    checkpoint = config.get("model")
+    method = str(config.get("method") or "").lower()
+    table = config.get("num_speculative_tokens_per_batch_size")
+    gamma = config.get("num_speculative_tokens")
+    if gamma is None and table:
+        gamma = max(int(row[-1]) for row in table)
+    if gamma is not None and (isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 0):
+        raise ConfigError(f"num_speculative_tokens must be a whole number, not {gamma!r}")
+    if gamma == 0:
+        return None
+    if gamma is None and method not in ("suffix", "mtp"):
+        problems.append("--speculative-config has no num_speculative_tokens; vLLM does not start")
+    return Speculation(
+        draft=_draft(method, checkpoint, problems),
+        gamma=gamma,
+        checkpoint=checkpoint,
+        by_batch=bool(table),
+    )
+
+
+def _draft(method: str, checkpoint: Any, problems: list[str]) -> str:
+    """Our name of a draft."""
+    key = method.replace("-", "_")
+    if key in DRAFT_NAMES:
+        return DRAFT_NAMES[key]
+    if key and key not in OF_A_MODEL:
+        known = ", ".join(sorted({*DRAFT_NAMES, *OF_A_MODEL}))
+        raise ConfigError(f"speculative method '{method}' is not planned for; known: {known}")
+    if not isinstance(checkpoint, str) or not checkpoint:
+        raise ConfigError("the speculative configuration names neither a method nor a model")
+    if checkpoint in ("ngram", "[ngram]"):
+        return "ngram"
+    name = checkpoint.lower()
+    for part in ("eagle3", "eagle", "dflash", "dspark"):
+        if part in name:
+            if not key:
+                problems.append(f"no method is given; by its name {checkpoint} is {part}")
+            return part
+    return checkpoint
+
+
+def _trtllm_file(path: Path) -> dict[str, str]:
+    """TensorRT-LLM's options file as options of a command."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold options by name")
+    said: dict[str, str] = {}
+    inside = values.get("speculative_config")
+    if isinstance(inside, dict):
+        gamma = inside.get("max_draft_len") or inside.get("num_nextn_predict_layers")
+        config = {
+            "method": str(inside.get("decoding_type", "")).lower(),
+            "model": inside.get("speculative_model_dir") or inside.get("speculative_model"),
+            "num_speculative_tokens": gamma,
+        }
+        said["speculation"] = json.dumps(config)
+    graphs = values.get("cuda_graph_config")
+    if isinstance(graphs, dict) and (most := graphs.get("max_batch_size")):
+        said["captured"] = str(most)
+    for key, name in (("kv_cache_config", "kv_dtype"),):
+        cache = values.get(key)
+        if isinstance(cache, dict) and cache.get("dtype"):
+            said[name] = str(cache["dtype"])
+    return said
