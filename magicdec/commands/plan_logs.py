@@ -1,0 +1,169 @@
+"""`magicdec plan --logs`: a plan from logged requests alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from magicdec.commands.options import require
+from magicdec.errors import ConfigError
+from magicdec.files import write_atomic
+from magicdec.progress import shown_progress
+from magicdec.specs.speculation import HEAD_METHODS, LOOKUP_METHODS
+
+if TYPE_CHECKING:
+    from magicdec.logs.load import LogLoad
+    from magicdec.perfmodel.acceptance import AcceptanceProfile
+
+READ_FROM_LOGS = ("requests", "workload", "cached")
+"""Options that a log answers, and that therefore may not be given with one."""
+RULES = {"ngram": "ngram", "suffix": "suffix"}
+"""The rule that is replayed for each look-up of a plan."""
+
+
+def options_from_logs(
+    logs: list[str], tokenizer: Path | None, given: dict[str, Any], *, says: bool
+) -> dict[str, Any]:
+    """Return a plan's options with those that the logs hold, and write what they were read into.
+
+    `says`: print what was read, what was not, and what is assumed instead.
+
+    Raises:
+        ConfigError: an option is given that the logs answer, or they cannot be read.
+    """
+    for name in READ_FROM_LOGS:
+        require(not given.get(name), f"--logs says it: leave --{name} out")
+    from magicdec.commands.logs import dataset_of, print_account
+    from magicdec.logs.load import read_load
+    from magicdec.logs.sources import files_of
+
+    files = files_of(logs)
+    folder = Path(f"{dataset_of(files[:1])}.magicdec")
+    room = cache_room(given)
+    drops_last = given.get("draft") in HEAD_METHODS
+    with shown_progress(False) as show:
+        load = read_load(
+            files,
+            tokenizer=tokenizer,
+            room_tokens=room,
+            drops_last_unit=drops_last,
+            progress=show,
+        )
+        profiles = _replayed(files, tokenizer, given, dataset_of(files))
+    if says:
+        print_account(load.account, num_files=len(files))
+        _print_load(load, given)
+    answered = dict(given)
+    own = [str(path) for path in given.get("acceptance") or ()]
+    answered["acceptance"] = [*own, *_written(profiles, folder, says=says)]
+    if load.arrival_s is not None and load.arrival_s[-1] > 0.0:
+        path = folder / "requests.csv"
+        write_atomic(path, load.requests_csv())
+        answered["requests"] = str(path)
+        if says:
+            print(f"wrote {path}")
+    else:
+        answered["workload"] = load.workload
+    return answered
+
+
+def cache_room(given: dict[str, Any]) -> int | None:
+    """Tokens that the cache of one replica holds, by the plan's model and device; None where the
+    model does not fit as it is asked for.
+    """
+    from magicdec.api import request_of
+    from magicdec.errors import CapacityError
+    from magicdec.perfmodel.plan.request import lengths_of, resolve
+    from magicdec.specs.catalog import load_model_spec
+    from magicdec.specs.model import ModelSpec
+
+    names = ("model", "hardware", "engine", "tp", "gpus", "weight_dtype", "kv_dtype")
+    asked = {name: given[name] for name in names if given.get(name) is not None}
+    request = request_of(**asked, draft="none")
+    model = request.model
+    if not isinstance(model, ModelSpec):
+        model = load_model_spec(model)
+    try:
+        lengths = lengths_of(request)[0]
+        device = resolve(request, model, request.hardware[0], [], lengths)[0]
+        batch = float(device.largest_batches().max(initial=0))
+    except (CapacityError, ConfigError):
+        return None
+    tokens = batch * lengths.max_len(1.0)
+    return int(tokens) or None
+
+
+def _replayed(
+    files: list[Path], tokenizer: Path | None, given: dict[str, Any], dataset: str
+) -> list[AcceptanceProfile]:
+    """Profiles of the look-ups that the plan considers; none where a request decodes no step."""
+    asked = given.get("draft")
+    if asked is None:
+        rules = list(RULES.values())
+    else:
+        rules = [RULES[asked]] if asked in LOOKUP_METHODS else []
+    if not rules or given.get("acceptance_rate") is not None:
+        return []
+    from magicdec.logs.profiles import profiles_of, sweep
+    from magicdec.logs.replay import replay_logs
+    from magicdec.logs.sources import cpu_count
+
+    replay = replay_logs(files, sweep(rules), tokenizer=tokenizer, jobs=cpu_count())
+    if not any(counts.num_steps for counts in replay.settings):
+        return []
+    return profiles_of(replay, model=str(given.get("model", "")), dataset=dataset)
+
+
+def _written(profiles: list[AcceptanceProfile], folder: Path, *, says: bool) -> list[str]:
+    from magicdec.perfmodel.acceptance import save_profile
+
+    paths = []
+    for profile in profiles:
+        path = folder / f"acceptance.{profile.draft_method}.json"
+        save_profile(profile, path)
+        paths.append(str(path))
+        assert profile.replay is not None
+        setting = profile.replay.setting
+        place = setting.gammas.index(profile.replay.gamma)
+        if says:
+            print(
+                f"{profile.draft}: {setting.tokens_per_step[place]:.2f} tokens per step at gamma "
+                f"{profile.replay.gamma}, replayed; wrote {path}"
+            )
+    return paths
+
+
+def _print_load(load: LogLoad, given: dict[str, Any]) -> None:
+    """Lines on the arrivals, the lengths and the prefix cache: read, or assumed instead."""
+    import numpy as np
+
+    low, middle, high = np.percentile(load.prompt_len, [10, 50, 90])
+    out_low, out_middle, out_high = np.percentile(load.output_len, [10, 50, 90])
+    print(
+        f"lengths (10th, 50th, 90th percentile): prompts {low:.0f}, {middle:.0f}, {high:.0f}; outputs {out_low:.0f}, "
+        f"{out_middle:.0f}, {out_high:.0f}"
+    )
+    if load.arrival_s is not None and load.arrival_s[-1] > 0.0:
+        rate = (len(load.arrival_s) - 1) / load.arrival_s[-1]
+        print(f"arrivals: {rate:.3g} requests per second over {load.arrival_s[-1]:.0f} s")
+    else:
+        print(
+            f"arrivals: not in the log ({load.num_timed} of {len(load.prompt_len)} requests have a time); assumed "
+            f"instead: a batch of {given.get('batch') or 'the usual size'}, --rate for arrivals"
+        )
+    if load.num_counted:
+        print(
+            f"prefix cache: {load.hit_share:.0%} of the prompts' tokens, of {load.num_counted} requests as the engine "
+            "counted them"
+        )
+        return
+    if load.account.without_prompt == load.account.num_requests:
+        print("prefix cache: not known, the log has no prompts; assumed instead: nothing is found")
+        return
+    room = "unknown room"
+    if load.room_tokens is not None:
+        room = f"room for {load.room_tokens} tokens"
+    print(
+        f"prefix cache: {load.hit_share:.0%} of the prompts' tokens would be found (blocks of {load.block_tokens}, "
+        f"{room}), replayed in the order of the log; where replicas share the load, each finds less"
+    )

@@ -1,0 +1,672 @@
+"""Readers of the formats in which requests are logged: one document of a file to the requests that it holds.
+
+token ids       prompt_token_ids or prompt; output_token_ids, generated_token_ids, token_ids, output, or
+                outputs[].token_ids (vLLM's RequestOutput, SpecDecode-Bench)
+OpenAI          messages or prompt, of the document, its request or its body; choices[].message.content or
+                choices[].text, of the document or its response; a conversation without choices ends in the answer
+OpenAI batch    custom_id, response.body; the prompts from the batch's input file (custom_id, body)
+pairs           prompt, and completion, response, output, generated_text, answer or text
+ShareGPT        conversations[].{from, value}: every answer, after all that stands before it
+vLLM benchmark  vllm bench serve --save-detailed: input_lens, output_lens, generated_texts, errors, start_times; it
+                has no prompts
+GuideLLM        benchmarks[].requests.{successful, completed}[]: request_args, output, info.timings
+OpenTelemetry   attributes gen_ai.input.messages, gen_ai.output.messages, gen_ai.usage.*: flat, or OTLP JSON
+Langfuse        observations of type GENERATION: input, output, startTime or start_time
+lm-eval         samples: arguments, resps
+Spec-Bench      and EAGLE's answers: question_id, choices[].turns; the prompts from the questions' file (question_id,
+                turns)
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+MILLISECONDS_FROM = 1e11
+"""A time stamp above this is in milliseconds, one above its 1000-fold in microseconds, and so on."""
+Message = dict[str, Any]
+Prompt = list[int] | str | list[Message]
+
+
+class UnreadableError(Exception):
+    """A row that holds no request; the message is the reason, without any of its text."""
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """A logged request as its format gives it."""
+
+    prompt: Prompt | None = None
+    """Token ids, text, or messages; None where the file has no prompt."""
+    output: list[int] | str | None = None
+    """Token ids or text; None where the file has lengths alone."""
+    is_stopped: bool = False
+    """Whether the output is known to have ended with a token that its text lacks."""
+    arrival_s: float | None = None
+    """When it arrived, seconds; of a run without a clock since its begin."""
+    prompt_len: int | None = None
+    """Tokens of the prompt, where the log counts them."""
+    output_len: int | None = None
+    cached_len: int | None = None
+    """Tokens of the prompt that the engine found in its prefix cache, where the log counts them."""
+
+
+Companions = dict[str, Any]
+"""Prompts that stand in a file of their own, by the id that joins them to their outputs."""
+Reader = Callable[[Any, Companions], list[Row]]
+
+
+def rows_of(document: Any, companions: Companions) -> list[Row]:
+    """Return the requests of one document.
+
+    Raises:
+        UnreadableError: it has none, with the reason.
+    """
+    if not isinstance(document, dict):
+        raise UnreadableError("not a JSON object")
+    for _, is_it, read in FORMATS:
+        if is_it(document):
+            try:
+                return read(document, companions)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as failure:
+                raise UnreadableError(_reason(failure)) from None
+    raise UnreadableError("no known format: neither token ids nor a prompt with its output")
+
+
+def format_of(document: Any) -> str | None:
+    """Return the name of the document's format; None where it is none of those known."""
+    if not isinstance(document, dict):
+        return None
+    return next((name for name, is_it, _ in FORMATS if is_it(document)), None)
+
+
+def companion_of(document: Any) -> tuple[str, Any] | None:
+    """Return the id and the prompt of a row that holds a prompt alone; None of any other row."""
+    if not isinstance(document, dict):
+        return None
+    if "custom_id" in document and isinstance(document.get("body"), dict):
+        if "response" in document:
+            return None
+        return f"custom:{document['custom_id']}", document["body"]
+    if "question_id" in document and "turns" in document and "choices" not in document:
+        return f"question:{document['question_id']}", document["turns"]
+    return None
+
+
+def _reason(failure: Exception) -> str:
+    """A reason without the row's text: the kind of the failure, and of a key its name."""
+    if isinstance(failure, KeyError) and failure.args and isinstance(failure.args[0], str):
+        return f"no {failure.args[0]!r}"
+    return "a field has another form than this format's"
+
+
+# ---------------------------------------------------------------- token ids
+
+
+PROMPT_IDS = ("prompt_token_ids", "prompt_ids", "prompt")
+OUTPUT_IDS = (
+    "output_token_ids",
+    "generated_token_ids",
+    "completion_token_ids",
+    "token_ids",
+    "output_ids",
+    "output",
+)
+
+
+def _is_token_ids(document: Mapping[str, Any]) -> bool:
+    outputs = document.get("outputs")
+    has_outputs = isinstance(outputs, list) and bool(outputs) and "token_ids" in outputs[0]
+    has_output = any(_is_ids(document.get(name)) for name in OUTPUT_IDS)
+    return any(_is_ids(document.get(name)) for name in PROMPT_IDS) and (has_output or has_outputs)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(token, int) for token in value[:8])
+
+
+def _token_ids(document: Any, companions: Companions) -> list[Row]:
+    prompt = next(document[name] for name in PROMPT_IDS if _is_ids(document.get(name)))
+    arrival_s = _first_time(document, ARRIVALS)
+    outputs = [document[name] for name in OUTPUT_IDS if _is_ids(document.get(name))][:1]
+    if not outputs:
+        outputs = [choice["token_ids"] for choice in document["outputs"]]
+    return [Row(prompt=prompt, output=output, arrival_s=arrival_s) for output in outputs]
+
+
+def _is_rows_of_ids(document: Mapping[str, Any]) -> bool:
+    rows = document.get("rows")
+    return (
+        isinstance(rows, list)
+        and bool(rows)
+        and isinstance(rows[0], dict)
+        and _is_token_ids(rows[0])
+    )
+
+
+def _rows_of_ids(document: Any, companions: Companions) -> list[Row]:
+    return [row for entry in document["rows"] for row in _token_ids(entry, companions)]
+
+
+# ---------------------------------------------------------------- OpenAI
+
+
+OUTPUT_TEXTS = ("completion", "response", "output", "generated_text", "answer", "text")
+
+
+def _request_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that was sent: the document, its request, or a request's body."""
+    for name in ("request", "body", "kwargs"):
+        part = document.get(name)
+        if isinstance(part, str):
+            part = _decoded(part)
+        if isinstance(part, dict) and ("messages" in part or "prompt" in part or "body" in part):
+            return _request_of(part)
+    return document
+
+
+def _response_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that came back: the document, its response, or a response's body."""
+    for name in ("response", "body"):
+        part = document.get(name)
+        if isinstance(part, str):
+            part = _decoded(part)
+        if isinstance(part, dict) and ("choices" in part or "body" in part):
+            return _response_of(part)
+    return document
+
+
+def _decoded(text: str) -> Any:
+    """A JSON text's value; None of any other text."""
+    if text[:1] not in ("{", "["):
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _first_object(values: Any) -> Mapping[str, Any]:
+    """The first element of a list, if it is an object; else an empty one."""
+    if isinstance(values, list) and values and isinstance(values[0], dict):
+        return values[0]
+    return {}
+
+
+def _is_choices(document: Mapping[str, Any]) -> bool:
+    choices = _response_of(document).get("choices")
+    first = _first_object(choices)
+    return "message" in first or "text" in first or "token_ids" in first
+
+
+def _choices(document: Any, companions: Companions) -> list[Row]:
+    request = _request_of(document)
+    response = _response_of(document)
+    if "custom_id" in document and "messages" not in request and "prompt" not in request:
+        known = companions.get(f"custom:{document['custom_id']}")
+        if known is None:
+            raise UnreadableError(
+                "a batch's output without its request: give the batch's input file too"
+            )
+        request = known
+    prompt = response.get("prompt_token_ids") or _prompt_of(request)
+    usage = response.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    arrival_s = _first_time(document, ARRIVALS)
+    if arrival_s is None:
+        arrival_s = _first_time(response, ("created",))
+    choices = response["choices"]
+    output_len = usage.get("completion_tokens") if len(choices) == 1 else None
+    return [
+        Row(
+            prompt=prompt,
+            output=choice.get("token_ids") or _text_of_choice(choice),
+            is_stopped=choice.get("finish_reason") == "stop",
+            arrival_s=arrival_s,
+            prompt_len=usage.get("prompt_tokens"),
+            output_len=output_len,
+            cached_len=details.get("cached_tokens"),
+        )
+        for choice in choices
+    ]
+
+
+def _prompt_of(request: Mapping[str, Any]) -> Prompt:
+    if "messages" in request:
+        return _messages(request["messages"])
+    prompt = request["prompt"]
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        return _messages(prompt)
+    if isinstance(prompt, str) or _is_ids(prompt):
+        return prompt  # type: ignore[no-any-return]
+    raise UnreadableError("several prompts in one request")
+
+
+def _text_of_choice(choice: Mapping[str, Any]) -> str:
+    if "message" not in choice:
+        return str(choice["text"])
+    return _answer(choice["message"])
+
+
+def _answer(message: Mapping[str, Any]) -> str:
+    """The text of an answer, its reasoning before it, as reasoning models emit it."""
+    content = message.get("content")
+    if not content and message.get("tool_calls"):
+        raise UnreadableError("the output is a tool call, whose tokens the log does not have")
+    text = _text_of(content or "")
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if reasoning:
+        return f"<think>\n{reasoning}\n</think>\n\n{text}"
+    return text
+
+
+def _text_of(content: Any) -> str:
+    """A message's text: itself, or its parts'."""
+    if isinstance(content, str):
+        return content
+    parts = []
+    for part in content:
+        text = part if isinstance(part, str) else part.get("text", part.get("content"))
+        if not isinstance(text, str):
+            raise UnreadableError("a message has parts that are no text")
+        parts.append(text)
+    return "".join(parts)
+
+
+def _messages(messages: Any) -> list[Message]:
+    """Messages as chat templates take them: a role and a text each."""
+    if not isinstance(messages, list) or not messages:
+        raise UnreadableError("no messages")
+    plain: list[Message] = []
+    for message in messages:
+        content = message.get("content", message.get("parts"))
+        if content is None and not message.get("tool_calls"):
+            raise UnreadableError("a message without content")
+        plain.append({**message, "content": _text_of(content or "")})
+    return plain
+
+
+def _is_conversation(document: Mapping[str, Any]) -> bool:
+    """Whether messages end in the answer, as in files to train on."""
+    messages = _request_of(document).get("messages")
+    last = _first_object(messages[::-1]) if isinstance(messages, list) else {}
+    return last.get("role") == "assistant" and not _has_output_text(document)
+
+
+def _conversation(document: Any, companions: Companions) -> list[Row]:
+    messages = _messages(_request_of(document)["messages"])
+    rows = []
+    for number, message in enumerate(messages):
+        if message.get("role") == "assistant" and number > 0:
+            rows.append(Row(prompt=messages[:number], output=_answer(message), is_stopped=True))
+    if not rows:
+        raise UnreadableError("a conversation that begins with its answer")
+    return rows
+
+
+def _has_output_text(document: Mapping[str, Any]) -> bool:
+    return any(isinstance(document.get(name), str) for name in OUTPUT_TEXTS)
+
+
+def _is_pair(document: Mapping[str, Any]) -> bool:
+    request = _request_of(document)
+    return ("prompt" in request or "messages" in request) and _has_output_text(document)
+
+
+def _pair(document: Any, companions: Companions) -> list[Row]:
+    output = next(document[name] for name in OUTPUT_TEXTS if isinstance(document.get(name), str))
+    arrival_s = _first_time(document, ARRIVALS)
+    return [Row(prompt=_prompt_of(_request_of(document)), output=output, arrival_s=arrival_s)]
+
+
+# ---------------------------------------------------------------- ShareGPT
+
+
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "system": "system",
+    "tool": "tool",
+}
+
+
+def _is_sharegpt(document: Mapping[str, Any]) -> bool:
+    return isinstance(document.get("conversations"), list)
+
+
+def _sharegpt(document: Any, companions: Companions) -> list[Row]:
+    turns: list[Message] = []
+    rows = []
+    for turn in document["conversations"]:
+        role = ROLES.get(str(turn.get("from", turn.get("role"))).lower())
+        if role is None:
+            raise UnreadableError("a turn of an unknown speaker")
+        text = _text_of(turn["value"] if "value" in turn else turn["content"])
+        if role == "assistant" and turns:
+            rows.append(Row(prompt=list(turns), output=text, is_stopped=True))
+        turns.append({"role": role, "content": text})
+    if not rows:
+        raise UnreadableError("a conversation without an answer")
+    return rows
+
+
+# ---------------------------------------------------------------- benchmarks
+
+
+def _is_vllm_benchmark(document: Mapping[str, Any]) -> bool:
+    return "input_lens" in document and "output_lens" in document
+
+
+def _vllm_benchmark(document: Any, companions: Companions) -> list[Row]:
+    lengths = document["input_lens"]
+    texts = document.get("generated_texts") or [None] * len(lengths)
+    errors = document.get("errors") or [""] * len(lengths)
+    starts = document.get("start_times") or [None] * len(lengths)
+    prompts = document.get("prompts") or [None] * len(lengths)
+    columns = zip(lengths, document["output_lens"], texts, errors, starts, prompts, strict=True)
+    return [
+        Row(
+            prompt=prompt,
+            output=text,
+            arrival_s=start,
+            prompt_len=int(prompt_len),
+            output_len=int(output_len),
+        )
+        for prompt_len, output_len, text, error, start, prompt in columns
+        if not error
+    ]
+
+
+def _is_guidellm(document: Mapping[str, Any]) -> bool:
+    return isinstance(document.get("benchmarks"), list)
+
+
+def _guidellm(document: Any, companions: Companions) -> list[Row]:
+    rows = []
+    for benchmark in document["benchmarks"]:
+        requests = benchmark["requests"]
+        for request in requests.get("successful") or requests.get("completed") or []:
+            rows.append(_guidellm_request(request))
+    return rows
+
+
+def _guidellm_request(request: Mapping[str, Any]) -> Row:
+    arguments = request.get("request_args") or {}
+    if isinstance(arguments, str):
+        arguments = _decoded(arguments) or {}
+    body = arguments.get("body") or arguments.get("payload") or arguments
+    prompt = _prompt_of(body) if "messages" in body or "prompt" in body else None
+    timings = (request.get("info") or {}).get("timings") or {}
+    start = timings.get("request_start") or request.get("request_start_time")
+    prompt_len = request.get("prompt_tokens")
+    output_len = request.get("output_tokens")
+    return Row(
+        prompt=prompt,
+        output=request.get("output"),
+        arrival_s=start,
+        prompt_len=prompt_len,
+        output_len=output_len,
+        cached_len=request.get("cached_tokens"),
+    )
+
+
+# ---------------------------------------------------------------- traces
+
+
+def _spans(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
+    """Spans or log records with their attributes, of OTLP JSON or of a flat record."""
+    groups = [*document.get("resourceSpans", []), *document.get("resourceLogs", [])]
+    if not groups:
+        attributes = document.get("attributes", document)
+        if isinstance(attributes, list):
+            attributes = {entry["key"]: _any_value(entry["value"]) for entry in attributes}
+        yield document, attributes
+    for group in groups:
+        for scope in [*group.get("scopeSpans", []), *group.get("scopeLogs", [])]:
+            for span in [*scope.get("spans", []), *scope.get("logRecords", [])]:
+                listed = span.get("attributes", [])
+                yield span, {entry["key"]: _any_value(entry["value"]) for entry in listed}
+
+
+def _any_value(value: Any) -> Any:
+    """The value of an OTLP attribute."""
+    if not isinstance(value, dict):
+        return value
+    kind, inner = next(iter(value.items()))
+    if kind == "intValue":
+        return int(inner)
+    if kind == "arrayValue":
+        return [_any_value(entry) for entry in inner.get("values", [])]
+    if kind == "kvlistValue":
+        return {entry["key"]: _any_value(entry["value"]) for entry in inner.get("values", [])}
+    return inner
+
+
+def _is_opentelemetry(document: Mapping[str, Any]) -> bool:
+    if "resourceSpans" in document or "resourceLogs" in document:
+        return True
+    attributes = document.get("attributes", document)
+    if isinstance(attributes, list):
+        return any(str(entry.get("key", "")).startswith("gen_ai.") for entry in attributes)
+    return isinstance(attributes, dict) and any(name.startswith("gen_ai.") for name in attributes)
+
+
+def _opentelemetry(document: Any, companions: Companions) -> list[Row]:
+    rows = []
+    for span, attributes in _spans(document):
+        if "gen_ai.output.messages" not in attributes:
+            continue
+        outputs = _maybe_json(attributes["gen_ai.output.messages"])
+        inputs = _maybe_json(attributes.get("gen_ai.input.messages"))
+        system = _maybe_json(attributes.get("gen_ai.system_instructions"))
+        prompt = _messages(inputs) if inputs else None
+        if prompt is not None and system:
+            prompt = [{"role": "system", "content": _text_of(system)}, *prompt]
+        for message in outputs:
+            content = message.get("content", message.get("parts"))
+            rows.append(
+                Row(
+                    prompt=prompt,
+                    output=_text_of(content),
+                    is_stopped=message.get("finish_reason") == "stop",
+                    arrival_s=_first_time(span, SPAN_STARTS),
+                    prompt_len=attributes.get("gen_ai.usage.input_tokens"),
+                    output_len=attributes.get("gen_ai.usage.output_tokens"),
+                    cached_len=attributes.get("gen_ai.usage.cache_read.input_tokens"),
+                )
+            )
+    if not rows:
+        raise UnreadableError(
+            "a trace without gen_ai.output.messages (content is recorded only on request)"
+        )
+    return rows
+
+
+def _maybe_json(value: Any) -> Any:
+    if isinstance(value, str):
+        return _decoded(value) or value
+    return value
+
+
+def _is_langfuse(document: Mapping[str, Any]) -> bool:
+    has_time = "startTime" in document or "start_time" in document
+    return "input" in document and "output" in document and ("type" in document or has_time)
+
+
+def _langfuse(document: Any, companions: Companions) -> list[Row]:
+    if str(document.get("type", "GENERATION")).upper() != "GENERATION":
+        raise UnreadableError("an observation that is no generation")
+    sent = _maybe_json(document["input"])
+    if isinstance(sent, dict):
+        sent = sent.get("messages", sent.get("prompt"))
+    request = {"messages": sent} if isinstance(sent, list) else {"prompt": sent}
+    usage = _langfuse_usage(document)
+    return [
+        Row(
+            prompt=_prompt_of(request),
+            output=_langfuse_output(_maybe_json(document["output"])),
+            arrival_s=_first_time(document, ("startTime", "start_time", "timestamp")),
+            prompt_len=usage.get("input", usage.get("promptTokens")),
+            output_len=usage.get("output", usage.get("completionTokens")),
+        )
+    ]
+
+
+def _langfuse_usage(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in ("usageDetails", "usage_details", "usage"):
+        usage = _maybe_json(document.get(name))
+        if isinstance(usage, dict):
+            return usage
+    return {}
+
+
+def _langfuse_output(output: Any) -> str:
+    if isinstance(output, dict) and "choices" in output:
+        output = output["choices"][0]["message"]
+    if isinstance(output, list):
+        output = output[-1]
+    if isinstance(output, dict):
+        return _answer(output)
+    return str(output)
+
+
+# ---------------------------------------------------------------- evaluations
+
+
+def _is_lm_eval(document: Mapping[str, Any]) -> bool:
+    return "arguments" in document and "resps" in document
+
+
+def _lm_eval(document: Any, companions: Companions) -> list[Row]:
+    arguments = _maybe_json(document["arguments"])
+    responses = _maybe_json(document["resps"])
+    if isinstance(arguments, dict):
+        calls: Sequence[Any] = [
+            [call["arg_0"], call.get("arg_1")]
+            for call in (arguments[name] for name in sorted(arguments))
+        ]
+    else:
+        calls = arguments
+    rows = []
+    for call, texts in zip(calls, responses, strict=False):
+        if not texts or not isinstance(texts[0], str):
+            raise UnreadableError("an answer that was scored, not generated")
+        prompt = _maybe_json(call[0])
+        if isinstance(prompt, list):
+            prompt = _messages(prompt)
+        rows += [Row(prompt=prompt, output=text) for text in texts]
+    return rows
+
+
+def _is_spec_bench(document: Mapping[str, Any]) -> bool:
+    return "question_id" in document and "turns" in _first_object(document.get("choices"))
+
+
+def _spec_bench(document: Any, companions: Companions) -> list[Row]:
+    asked = companions.get(f"question:{document['question_id']}")
+    rows = []
+    for choice in document["choices"]:
+        said: list[Message] = []
+        for number, answer in enumerate(choice["turns"]):
+            prompt: Prompt | None = None
+            if asked is not None:
+                said.append({"role": "user", "content": asked[number]})
+                prompt = list(said)
+            rows.append(Row(prompt=prompt, output=answer, is_stopped=True))
+            said.append({"role": "assistant", "content": answer})
+    return rows
+
+
+# ---------------------------------------------------------------- times
+
+
+ARRIVALS = ("arrival_s", "arrival_time", "arrival", "timestamp", "start_time", "created_at", "time")
+SPAN_STARTS = (
+    "startTimeUnixNano",
+    "start_time_unix_nano",
+    "timeUnixNano",
+    "start_time",
+    "timestamp",
+)
+
+
+def _first_time(document: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    """The first of these fields that is a time, in seconds."""
+    for name in names:
+        value = document.get(name)
+        if value is None or isinstance(value, bool):
+            continue
+        seconds = _seconds(value)
+        if seconds is not None:
+            return seconds
+    return None
+
+
+def _seconds(value: Any) -> float | None:
+    """A time in seconds: a number of seconds or of smaller units since 1970, or ISO 8601."""
+    if isinstance(value, str) and not value.replace(".", "", 1).isdigit():
+        try:
+            return _utc(datetime.datetime.fromisoformat(value)).timestamp()
+        except ValueError:
+            return None
+    if isinstance(value, datetime.datetime):
+        return _utc(value).timestamp()
+    if not isinstance(value, int | float | str):
+        return None
+    seconds = float(value)
+    while seconds > MILLISECONDS_FROM:
+        seconds /= 1000.0
+    return seconds
+
+
+def _utc(moment: datetime.datetime) -> datetime.datetime:
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=datetime.UTC)
+    return moment
+
+
+FORMATS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Reader], ...] = (
+    ("token ids", _is_token_ids, _token_ids),
+    ("token ids", _is_rows_of_ids, _rows_of_ids),
+    ("vllm bench serve", _is_vllm_benchmark, _vllm_benchmark),
+    ("GuideLLM", _is_guidellm, _guidellm),
+    ("OpenTelemetry GenAI", _is_opentelemetry, _opentelemetry),
+    ("lm-eval samples", _is_lm_eval, _lm_eval),
+    ("Spec-Bench answers", _is_spec_bench, _spec_bench),
+    ("OpenAI", _is_choices, _choices),
+    ("ShareGPT", _is_sharegpt, _sharegpt),
+    ("Langfuse", _is_langfuse, _langfuse),
+    ("conversation", _is_conversation, _conversation),
+    ("prompt and completion", _is_pair, _pair),
+)
+"""Name, test and reader of each format, the most particular first."""
+
+
+def as_document(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table's row as a document: cells of JSON text as their values."""
+    document: dict[str, Any] = {}
+    for name, cell in row.items():
+        if cell is None:
+            continue
+        document[name] = _listed(cell)
+    return document
+
+
+def _listed(cell: Any) -> Any:
+    if hasattr(cell, "tolist"):
+        return cell.tolist()
+    if isinstance(cell, str) and name_is_json(cell):
+        return _maybe_json(cell)
+    return cell
+
+
+def name_is_json(text: str) -> bool:
+    """Whether a cell's text is a JSON list or object."""
+    return text[:1] in ("{", "[") and text[-1:] in ("}", "]")

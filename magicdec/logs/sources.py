@@ -1,0 +1,267 @@
+"""Files of logged requests, in shards that are read as a stream: JSON lines, JSON, .gz, .zst and Parquet."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import msgspec
+
+from magicdec.errors import ConfigError
+from magicdec.files import RESULTS_LIMIT_BYTES
+from magicdec.logs.formats import Companions, UnreadableError, as_document, companion_of
+from magicdec.units import MIB, format_bytes
+
+SHARD_BYTES = 64 * MIB
+LINE_SUFFIXES = (".jsonl", ".ndjson")
+LINE_LIMIT_BYTES = 256 * MIB
+"""Size above which a line is no request."""
+PARQUET_ROWS = 256
+"""Rows of a table that are in memory at once."""
+COMPANION_LIMIT = 1_000_000
+"""Prompts that are kept for outputs in other files."""
+Kind = Literal["lines", "document", "parquet"]
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a file that one process reads."""
+
+    path: Path
+    kind: Kind
+    begin: int = 0
+    """First byte of lines, or first row group of a table."""
+    end: int | None = None
+    """Byte, or row group, after the last; None: to the end."""
+    num_bytes: int
+    """Bytes on disk that reading it takes, about."""
+    modified_ns: int = 0
+
+
+def files_of(patterns: Sequence[str | Path]) -> list[Path]:
+    """Return the files that these names and globs stand for, each once, in order.
+
+    Raises:
+        ConfigError: one of them stands for no file.
+    """
+    files: dict[Path, None] = {}
+    for pattern in patterns:
+        path = Path(pattern)
+        if path.is_file():
+            files[path] = None
+            continue
+        matches = sorted(Path(name) for name in glob.glob(str(pattern), recursive=True))
+        matches = [match for match in matches if match.is_file()]
+        if not matches:
+            raise ConfigError(f"{pattern} is no file, and no pattern that any file matches")
+        files.update(dict.fromkeys(matches))
+    return list(files)
+
+
+def shards_of(files: Sequence[Path], *, shard_bytes: int = SHARD_BYTES) -> list[Shard]:
+    """Return the parts of these files, in order; a compressed file or a JSON document is one part."""
+    shards: list[Shard] = []
+    for file in files:
+        path = file.absolute()  # processes that read it may run elsewhere
+        try:
+            status = path.stat()
+            shards += _parts(path, status.st_size, status.st_mtime_ns, shard_bytes)
+        except OSError as failure:
+            raise ConfigError(f"cannot read {path}: {failure.strerror or failure}") from None
+    return shards
+
+
+def _parts(path: Path, size: int, modified_ns: int, shard_bytes: int) -> list[Shard]:
+    if path.suffix == ".parquet":
+        return [Shard(path=path, kind="parquet", num_bytes=size, modified_ns=modified_ns)]
+    if not has_lines(path):
+        return [Shard(path=path, kind="document", num_bytes=size, modified_ns=modified_ns)]
+    if path.suffix in (".gz", ".zst") or size <= shard_bytes:
+        return [Shard(path=path, kind="lines", num_bytes=size, modified_ns=modified_ns)]
+    return [
+        Shard(
+            path=path,
+            kind="lines",
+            begin=begin,
+            end=min(begin + shard_bytes, size),
+            num_bytes=min(shard_bytes, size - begin),
+            modified_ns=modified_ns,
+        )
+        for begin in range(0, size, shard_bytes)
+    ]
+
+
+def has_lines(path: Path) -> bool:
+    """Whether a file has one JSON document a line, rather than one over several."""
+    names = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
+    if names and names[-1] in LINE_SUFFIXES:
+        return True
+    with opened(path) as file:
+        for line in file:
+            if not line.strip():
+                continue
+            try:
+                return isinstance(msgspec.json.decode(line), dict)
+            except (msgspec.DecodeError, RecursionError):
+                return False
+    return True
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, or what is compressed in it.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".gz":
+                with gzip.open(file) as inner:
+                    yield inner  # type: ignore[misc]  # a buffered reader of bytes
+            elif path.suffix == ".zst":
+                with _zstandard(file) as stream:
+                    yield stream
+            else:
+                yield file
+    except (OSError, EOFError, zlib.error) as failure:
+        raise ConfigError(
+            f"cannot read {path}: {getattr(failure, 'strerror', None) or failure}"
+        ) from None
+
+
+@contextmanager
+def _zstandard(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    try:
+        import zstandard
+    except ImportError:
+        raise ConfigError("reading .zst needs a package: pip install 'magicdec[logs]'") from None
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader:
+            yield io.BufferedReader(reader)
+    except zstandard.ZstdError as failure:
+        raise ConfigError(f"a .zst file is damaged: {failure}") from None
+
+
+Place = int
+"""Line, or row, from 1 on within its shard."""
+
+
+def documents_of(shard: Shard) -> Iterator[tuple[Place, dict[str, Any] | UnreadableError]]:
+    """Give each document of a shard, or why it cannot be read, with its place."""
+    if shard.kind == "parquet":
+        yield from _table_rows(shard.path)
+    elif shard.kind == "document":
+        yield from _whole(shard.path)
+    else:
+        for place, line in _lines(shard):
+            if line.strip():
+                yield place, _decoded(line)
+
+
+def _lines(shard: Shard) -> Iterator[tuple[Place, bytes]]:
+    """Lines that begin within the shard."""
+    with opened(shard.path) as file:
+        if shard.begin:
+            file.seek(shard.begin - 1)
+            file.readline()
+        place = 0
+        while shard.end is None or file.tell() < shard.end:
+            line = file.readline(LINE_LIMIT_BYTES)
+            if not line:
+                return
+            place += 1
+            yield place, line
+
+
+def _decoded(line: bytes) -> dict[str, Any] | UnreadableError:
+    if len(line) >= LINE_LIMIT_BYTES:
+        return UnreadableError(f"a line of more than {format_bytes(LINE_LIMIT_BYTES)}")
+    try:
+        document = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return UnreadableError("not JSON")
+    if isinstance(document, dict):
+        return document
+    return UnreadableError("not a JSON object")
+
+
+def _whole(path: Path) -> Iterator[tuple[Place, dict[str, Any] | UnreadableError]]:
+    """The documents of a file that is one: the elements of its list, or itself."""
+    with opened(path) as file:
+        data = file.read(RESULTS_LIMIT_BYTES + 1)
+    if len(data) > RESULTS_LIMIT_BYTES:
+        raise ConfigError(
+            f"{path} is one JSON document of more than {format_bytes(RESULTS_LIMIT_BYTES)}, "
+            "which is read whole; write it as JSON lines, which are streamed"
+        )
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
+        raise ConfigError(f"{path} is neither JSON nor JSON lines: {failure}") from None
+    if isinstance(document, dict) and isinstance(document.get("data"), list):
+        document = document["data"]
+    rows = document if isinstance(document, list) else [document]
+    for place, row in enumerate(rows, 1):
+        yield place, row if isinstance(row, dict) else UnreadableError("not a JSON object")
+
+
+def _table_rows(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise ConfigError(
+            "reading .parquet needs a package: pip install 'magicdec[logs]'"
+        ) from None
+    try:
+        place = 0
+        with ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=PARQUET_ROWS):
+                for row in batch.to_pylist():
+                    place += 1
+                    yield place, as_document(row)
+    except (ArrowInvalid, OSError) as failure:
+        raise ConfigError(f"{path} is no Parquet table: {failure}") from None
+
+
+def companions_of(shards: Sequence[Shard]) -> Companions:
+    """Return the prompts that stand in files of their own, by the id that joins them to their outputs.
+
+    Only files whose first row is such a prompt are read.
+
+    Raises:
+        ConfigError: there are more than `COMPANION_LIMIT`.
+    """
+    companions: Companions = {}
+    is_companion: dict[Path, bool] = {}
+    for shard in shards:
+        if shard.path not in is_companion:
+            first = next(documents_of(shard), (0, None))[1]
+            is_companion[shard.path] = companion_of(first) is not None
+        if not is_companion[shard.path]:
+            continue
+        for _, document in documents_of(shard):
+            joined = companion_of(document)
+            if joined is not None:
+                companions[joined[0]] = joined[1]
+        if len(companions) > COMPANION_LIMIT:
+            raise ConfigError(
+                f"more than {COMPANION_LIMIT} prompts stand apart from their outputs; join them, or split the files"
+            )
+    return companions
+
+
+def total_bytes(shards: Sequence[Shard]) -> int:
+    return sum(shard.num_bytes for shard in shards)
+
+
+def cpu_count() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
