@@ -1,6 +1,7 @@
 """One forward pass of a model on a tensor-parallel group, as named operations.
 
-    layers × (norms, projections, what mixes tokens, feed-forward, all-reduces) + final norm + lm_head + fixed costs
+    layers × (norms, projections, what mixes tokens, feed-forward, all-reduces) + final norm +
+    lm_head + fixed costs
 
 A `Pass` says for how many sequences and tokens, on what, and how split.
 """
@@ -56,8 +57,8 @@ from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import Precision
 
 EXPERT_IMBALANCE = 1.2
-"""Tokens of the fullest rank of whole experts, over the mean: an estimate. 1 is what routing that is balanced with
-copies of busy experts comes near to; intervals.py has its error."""
+"""Tokens of the fullest rank of whole experts, over the mean: an estimate. 1 is what routing that
+is balanced with copies of busy experts comes near to; intervals.py has its error."""
 PROJECTED: tuple[Literal["mixer"], Literal["mlp"]] = ("mixer", "mlp")
 FP8_SCALES = 1.0 + 4.0 / 128.0
 """Bytes of a dispatched number in fp8, with a scale in 32 bits per 128 of them."""
@@ -70,27 +71,41 @@ class Pass:
     at: Where
     batch: Any
     query_len: Any
-    """New tokens of each sequence: 1 in decoding and drafting, gamma + 1 in verification, the prompt in prefill."""
+    """New tokens of each sequence: 1 in decoding and drafting, gamma + 1 in verification, the
+    prompt in prefill.
+    """
     kv_len: Any
     """Tokens of a sequence in the cache, the new ones included."""
     full_kv_len: Any = None
     """Tokens that layers of full attention see, in a sparse draft's pass; None: all."""
     tp: Any = 1
     num_passes: Any = 1.0
-    """Passes that the whole is cut into (chunked prefill): fixed costs and weights are paid by each."""
+    """Passes that the whole is cut into (chunked prefill): fixed costs and weights are paid by
+    each.
+    """
     logit_rows: Any = None
     """Tokens whose logits are computed; None: all."""
     attention_factor: Any = 1.0
     is_prefill: bool = False
-    """Whether attention is causal over whole prompts, by the prefill kernel where the device has its curve."""
+    """Whether attention is causal over whole prompts, by the prefill kernel where the device has
+    its curve.
+    """
     spread: Parallelism = TENSOR_PARALLEL
 
     def in_arrays(self) -> Pass:
         """The pass with every number as an array."""
-        seen = self.kv_len if self.full_kv_len is None else self.full_kv_len
-        given = {name: getattr(self, name) for name in ("batch", "query_len", "kv_len", "tp", "num_passes")}
+        if self.full_kv_len is None:
+            seen = self.kv_len
+        else:
+            seen = self.full_kv_len
+        given = {
+            name: getattr(self, name)
+            for name in ("batch", "query_len", "kv_len", "tp", "num_passes")
+        }
         given |= {"full_kv_len": seen, "attention_factor": self.attention_factor}
-        arrays: dict[str, Any] = {name: np.asarray(value, dtype=np.float64) for name, value in given.items()}
+        arrays: dict[str, Any] = {
+            name: np.asarray(value, dtype=np.float64) for name, value in given.items()
+        }
         return replace(self, **arrays)
 
     @property
@@ -104,7 +119,9 @@ class Pass:
 
 
 def share(num_heads: int, tp_size: Any) -> Array:
-    """A rank's share of some heads; at least one, so replicated where there are more ranks than heads."""
+    """A rank's share of some heads; at least one, so replicated where there are more ranks than
+    heads.
+    """
     return np.maximum(np.ceil(num_heads / np.asarray(tp_size, dtype=np.float64)), 1.0)
 
 
@@ -116,14 +133,19 @@ def size(parts: Iterable[Part], tp_size: Any) -> Array:
 def attended(mixer: Attention, p: Pass) -> Any:
     """Tokens that a query sees on average (in decoding, the last of the pass's queries).
 
-    A chunk is seen up to the query's place in it. The contexts of a batch lie half a chunk around their mean, or down
-    to nothing, so that place is the context at first, and half a chunk on average beyond.
+    A chunk is seen up to the query's place in it. The contexts of a batch lie half a chunk around
+    their mean, or down to nothing, so that place is the context at first, and half a chunk on
+    average beyond.
     """
     if mixer.span is None:
-        return (p.kv_len + 1.0) / 2.0 if p.is_prefill else p.full_kv_len
+        if p.is_prefill:
+            return (p.kv_len + 1.0) / 2.0
+        return p.full_kv_len
     span = float(mixer.span)
     if mixer.mask == "chunk":
-        return (np.minimum(span, p.kv_len) + 1.0) / 2.0 if p.is_prefill else np.minimum(p.kv_len, (span + 1.0) / 2.0)
+        if p.is_prefill:
+            return (np.minimum(span, p.kv_len) + 1.0) / 2.0
+        return np.minimum(p.kv_len, (span + 1.0) / 2.0)
     if p.is_prefill:
         window = np.minimum(span, p.kv_len)
         return window * (1.0 - (window - 1.0) / (2.0 * np.maximum(p.kv_len, 1.0)))
@@ -142,7 +164,9 @@ def projection_ops(model: ModelSpec, p: Pass) -> list[Op]:
 
 
 def _joined(projections: Sequence[Projection]) -> list[Projection]:
-    """The projections to the latents of queries and of the cache, which have one input, as one product."""
+    """The projections to the latents of queries and of the cache, which have one input, as one
+    product.
+    """
     latent = [each for each in projections if each.name in ("q_a", "kv_a")]
     if len(latent) < 2:
         return list(projections)
@@ -152,9 +176,11 @@ def _joined(projections: Sequence[Projection]) -> list[Projection]:
 
 
 def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any) -> Op:
-    """Routers stay in 16 bits. Where experts are fused, shared ones are one more of them or run in a stream beside
+    """Routers stay in 16 bits. Where experts are fused, shared ones are one more of them or run in
+    a stream beside
     them: their work is paid, their launches are not."""
-    n, k = p.size(*projection.outputs), p.size(projection.inputs)
+    n = p.size(*projection.outputs)
+    k = p.size(projection.inputs)
     at = p.at._replace(precision=precision.tables if projection.name == "router" else precision)
     is_beside = p.at.engine.fused_experts and projection.name.startswith("shared_")
     return linear(projection.name, at, m=p.tokens, n=n, k=k, count=count, is_beside=is_beside)
@@ -162,17 +188,27 @@ def _linear(projection: Projection, precision: Precision, p: Pass, *, count: Any
 
 def _attention(mixer: Attention, p: Pass, *, count: int) -> list[Op]:
     found = []
-    if mixer.qk_norm == "layer":  # a norm over all heads adds up squares of queries and keys: two numbers per token
-        found = [all_reduce(p.at, Message(p.tokens * 2.0 * FP32_BYTES, p.tp), count=count * p.num_passes)]
+    if (
+        mixer.qk_norm == "layer"
+    ):  # a norm over all heads adds up squares of queries and keys: two numbers per token
+        found = [
+            all_reduce(p.at, Message(p.tokens * 2.0 * FP32_BYTES, p.tp), count=count * p.num_passes)
+        ]
     if p.is_prefill and (curve := PrefillCurve.known(p.at.hw)) is not None:
         return [*found, _prefill(mixer, p, curve, count=count)]
     several = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0)
     factor = several * (p.attention_factor if mixer.mask == "full" else 1.0)
-    read, is_window = attended(mixer, p), mixer.mask == "window"
+    read = attended(mixer, p)
+    is_window = mixer.mask == "window"
     work = Attended(
-        p.batch, p.query_len, p.kv_len if is_window else read, mixer.num_heads / p.tp,
-        share(mixer.num_kv_heads, p.tp), mixer.head_dim, window=read if is_window else None,
-    )  # fmt: skip
+        p.batch,
+        p.query_len,
+        p.kv_len if is_window else read,
+        mixer.num_heads / p.tp,
+        share(mixer.num_kv_heads, p.tp),
+        mixer.head_dim,
+        window=read if is_window else None,
+    )
     return [*found, attention(p.at, work, count=count, factor=factor)]
 
 
@@ -182,41 +218,62 @@ def _prefill(mixer: Attention, p: Pass, curve: PrefillCurve, *, count: int) -> O
     if mixer.mask == "chunk" and mixer.span is not None:
         prompt = np.minimum(p.query_len, float(mixer.span))
         batch = p.batch * p.query_len / np.maximum(prompt, 1e-9)
-    work = Prompts(batch, prompt, prompt, mixer.num_heads / p.tp, share(mixer.num_kv_heads, p.tp), mixer.head_dim)
+    work = Prompts(
+        batch,
+        prompt,
+        prompt,
+        mixer.num_heads / p.tp,
+        share(mixer.num_kv_heads, p.tp),
+        mixer.head_dim,
+    )
     window = mixer.span if mixer.mask == "window" else None
     return prefill_attention(p.at, work, curve, num_chunks=p.num_passes, window=window, count=count)
 
 
 def _latent(mixer: LatentAttention, p: Pass, *, count: int) -> list[Op]:
-    """Decoding attends to the latents themselves; prefill expands them and attends head by head. With an indexer each
-    query reads the tokens that are chosen for it."""
-    heads, kv_len = mixer.num_heads / p.tp, attended(Attention(num_heads=1, num_kv_heads=1, head_dim=1), p)
-    factor = np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0) * p.attention_factor
-    row, pairs = mixer.latent_size, 2.0 * (mixer.latent_size + mixer.kv_lora_rank)
+    """Decoding attends to the latents themselves; prefill expands them and attends head by head.
+    With an indexer each query reads the tokens that are chosen for it."""
+    heads = mixer.num_heads / p.tp
+    kv_len = attended(Attention(num_heads=1, num_kv_heads=1, head_dim=1), p)
+    factor = (
+        np.where(p.query_len > 1, p.at.engine.verify_attention_factor, 1.0) * p.attention_factor
+    )
+    row = mixer.latent_size
+    pairs = 2.0 * (mixer.latent_size + mixer.kv_lora_rank)
     if mixer.indexer is not None:
-        index, found = mixer.indexer, []
+        index = mixer.indexer
+        found = []
         if not index.is_shared:
             scores = Scores(p.batch, p.query_len, kv_len, index.num_heads, index.head_dim)
             found = indexer(p.at, scores, top_k=index.top_k, count=count)
-        chosen = Latents(p.batch, p.query_len, np.minimum(kv_len, float(index.top_k)), heads, row, pairs)
+        chosen = Latents(
+            p.batch, p.query_len, np.minimum(kv_len, float(index.top_k)), heads, row, pairs
+        )
         return [*found, sparse_attention(p.at, chosen, count=count, factor=factor)]
     if not p.is_prefill:
         work = Latents(p.batch, p.query_len, kv_len, heads, row, pairs)
         return [latent_attention(p.at, work, count=count, factor=factor)]
     size = mixer.qk_head_dim + mixer.v_head_dim
     if (curve := PrefillCurve.known(p.at.hw)) is not None:
-        expanded = Attention(num_heads=mixer.num_heads, num_kv_heads=mixer.num_heads, head_dim=size // 2)
+        expanded = Attention(
+            num_heads=mixer.num_heads, num_kv_heads=mixer.num_heads, head_dim=size // 2
+        )
         return [_prefill(expanded, p, curve, count=count)]
     by_head = Attended(p.batch, p.query_len, kv_len, heads, heads, size / 2.0)
     return [attention(p.at, by_head, count=count, factor=factor, is_expanded=True)]
 
 
 def _recurrence(mixer: Mixer, p: Pass, *, count: int) -> list[Op]:
-    """The state is read and written once per pass in prefill; verification keeps the state after every token, so a
-    rejection can go back to the one it needs, and in some engines copies that one."""
+    """The state is read and written once per pass in prefill; verification keeps the state after
+    every token, so a rejection can go back to the one it needs, and in some engines copies that
+    one."""
     states = mixer.states()
-    recurrent = sum((share(each.num_heads, p.tp) * each.recurrent_elements for each in states), np.asarray(0.0))
-    conv = sum((share(each.num_heads, p.tp) * each.conv_elements for each in states), np.asarray(0.0))
+    recurrent = sum(
+        (share(each.num_heads, p.tp) * each.recurrent_elements for each in states), np.asarray(0.0)
+    )
+    conv = sum(
+        (share(each.num_heads, p.tp) * each.conv_elements for each in states), np.asarray(0.0)
+    )
     work = Recurrence(p.batch, p.query_len, recurrent, conv, getattr(mixer, "conv_kernel", 1))
     if p.is_prefill:
         work = work._replace(query_len=p.query_len / p.num_passes)
@@ -229,7 +286,9 @@ MIXERS: dict[type, tuple[Callable[..., list[Op]], type[Curve] | None]] = {
     Attention: (_attention, AttentionCurve), LatentAttention: (_latent, LatentCurve),
     GatedDeltaNet: (_recurrence, LinearCurve), LightningAttention: (_recurrence, None), Mamba2: (_recurrence, None),
 }  # fmt: skip
-"""The operations of what mixes tokens, and their curve; None: no table holds its kernels, another's stands for it."""
+"""The operations of what mixes tokens, and their curve; None: no table holds its kernels, another's
+stands for it.
+"""
 
 
 def mixer_curves(mixer: Mixer) -> tuple[type[Curve] | None, ...]:
@@ -244,47 +303,60 @@ def expert_ops(model: ModelSpec, p: Pass) -> list[Op]:
     for mlp, count in model.feed_forwards:
         if isinstance(mlp, MixtureOfExperts):
             work = Experts(
-                p.tokens, mlp.inner_size(model.hidden_size), mlp.width / p.tp, mlp.num_experts,
-                mlp.num_experts_per_tok, num_matrices=mlp.expert.num_inner + 1.0,
-            )  # fmt: skip
+                p.tokens,
+                mlp.inner_size(model.hidden_size),
+                mlp.width / p.tp,
+                mlp.num_experts,
+                mlp.num_experts_per_tok,
+                num_matrices=mlp.expert.num_inner + 1.0,
+            )
             if p.spread.whole_experts:
-                found += _whole_experts(work._replace(width=mlp.width), at, p, count=count * p.num_passes)
+                found += _whole_experts(
+                    work._replace(width=mlp.width), at, p, count=count * p.num_passes
+                )
             else:
                 found += experts(at, work, count=count * p.num_passes)
     return found
 
 
 def _whole_experts(work: Experts, at: Where, p: Pass, *, count: Any) -> list[Op]:
-    """Experts divided over the ranks of a stage: one rank has ceil(E / ranks) of them, and of all groups' tokens k /
-    ranks copies each, EXPERT_IMBALANCE times as many on the fullest. With one group its ranks have the tokens already;
-    with more, tokens are sent to their experts and back, each rank of a group sending its part of the group's."""
+    """Experts divided over the ranks of a stage: one rank has ceil(E / ranks) of them, and of all
+    groups' tokens k / ranks copies each, EXPERT_IMBALANCE times as many on the fullest. With one
+    group its ranks have the tokens already; with more, tokens are sent to their experts and back,
+    each rank of a group sending its part of the group's."""
     ranks = np.asarray(p.spread.ep_size(p.tp), dtype=np.float64)
     uneven = np.where(ranks > 1, EXPERT_IMBALANCE, 1.0)
-    held, chosen = np.ceil(work.num_experts / ranks), work.num_experts_per_tok
+    held = np.ceil(work.num_experts / ranks)
+    chosen = work.num_experts_per_tok
     of_rank = work._replace(
-        tokens=p.tokens * p.spread.dp, num_experts=held, num_experts_per_tok=np.minimum(uneven * chosen / ranks, held),
+        tokens=p.tokens * p.spread.dp,
+        num_experts=held,
+        num_experts_per_tok=np.minimum(uneven * chosen / ranks, held),
         own_tokens=p.tokens,
-    )  # fmt: skip
+    )
     found = experts(at, of_rank, count=count)
     if p.spread.dp > 1:
         is_narrow = matrix_dtype(at.hw, at.engine, at.precision) != at.precision.compute_dtype
         sent = Exchange(p.tokens / p.tp, chosen, ranks, once_per_node=p.is_prefill)
         element = FP8_SCALES if is_narrow else 2.0
-        found += exchange(at, sent, hidden_size=work.hidden_size, dispatch_element=element, count=count)
+        found += exchange(
+            at, sent, hidden_size=work.hidden_size, dispatch_element=element, count=count
+        )
     return found
 
 
 def num_reduced(model: ModelSpec, spread: Parallelism) -> int:
-    """Sublayers whose outputs a group of tp ranks adds up. Where tokens are sent to whole experts, scattering before
-    and gathering after them take the place of two such sums: one is left per layer."""
+    """Sublayers whose outputs a group of tp ranks adds up. Where tokens are sent to whole experts,
+    scattering before and gathering after them take the place of two such sums: one is left per
+    layer."""
     sublayers = sum(layer.num_sublayers for layer in model.layers)
     exchanged = sum(count for mlp, count in model.feed_forwards if mlp.num_experts)
     return sublayers - (exchanged if spread.dp > 1 else 0)
 
 
 def elementwise_size(model: ModelSpec, p: Pass) -> Array:
-    """Numbers that norms, rotations and activations move per token, on average over the layers: 6 times the hidden
-    state, twice what is rotated, three times the feed-forward's width."""
+    """Numbers that norms, rotations and activations move per token, on average over the layers: 6
+    times the hidden state, twice what is rotated, three times the feed-forward's width."""
     moved: Array = np.asarray(6.0 * model.hidden_size * model.num_hidden_layers)
     for mixer, count in model.mixers:
         moved = moved + count * 2.0 * _mixed_size(mixer, p)
@@ -295,7 +367,9 @@ def elementwise_size(model: ModelSpec, p: Pass) -> Array:
 
 def _mixed_size(mixer: Mixer, p: Pass) -> Array:
     if isinstance(mixer, Attention):
-        return p.size(Part(mixer.num_heads, mixer.head_dim), Part(mixer.num_kv_heads, mixer.head_dim))
+        return p.size(
+            Part(mixer.num_heads, mixer.head_dim), Part(mixer.num_kv_heads, mixer.head_dim)
+        )
     inner = [projection for projection in mixer.projections(1) if projection.name != "o"]
     return sum((p.size(*projection.outputs) for projection in inner), np.asarray(0.0))
 
@@ -304,39 +378,59 @@ BLOCK_COLUMNS = 128
 
 
 def forward_pass(model: ModelSpec, p: Pass) -> ForwardTime:
-    """Time of one pass of one group of tp ranks, through all stages of the layers in turn, while every group has as
-    much to do."""
+    """Time of one pass of one group of tp ranks, through all stages of the layers in turn, while
+    every group has as much to do."""
     p = p.in_arrays()
-    at, layers = p.at, model.num_hidden_layers * p.num_passes
+    at = p.at
+    layers = model.num_hidden_layers * p.num_passes
     activation = at.precision.activation_bytes
-    head = at if at.engine.quantized_head else at._replace(precision=at.precision.tables)
-    rows = p.batch * p.query_len if p.logit_rows is None else p.logit_rows
+    if at.engine.quantized_head:
+        head = at
+    else:
+        head = at._replace(precision=at.precision.tables)
+    if p.logit_rows is None:
+        rows = p.batch * p.query_len
+    else:
+        rows = p.logit_rows
     operations = [
         *projection_ops(model, p),
-        *(op for mixer, count in model.mixers for op in MIXERS[type(mixer)][0](mixer, p, count=count)),
+        *(
+            op
+            for mixer, count in model.mixers
+            for op in MIXERS[type(mixer)][0](mixer, p, count=count)
+        ),
         *expert_ops(model, p),
         streaming(
-            "norms", at, num_bytes=p.tokens * activation * elementwise_size(model, p),
-            num_kernels=at.engine.elementwise_kernels_per_layer, count=layers,
+            "norms",
+            at,
+            num_bytes=p.tokens * activation * elementwise_size(model, p),
+            num_kernels=at.engine.elementwise_kernels_per_layer,
+            count=layers,
         ),
         all_reduce(
-            at, Message(p.tokens * model.hidden_size * activation, p.tp),
+            at,
+            Message(p.tokens * model.hidden_size * activation, p.tp),
             count=num_reduced(model, p.spread) * p.num_passes,
         ),
         linear("lm_head", head, m=rows, n=model.vocab_size / p.tp, k=model.hidden_size),
         fixed(
-            "overhead", "overhead",
-            layers * at.engine.layer_overhead_s + p.spread.pp * p.num_passes * at.engine.forward_overhead_s
+            "overhead",
+            "overhead",
+            layers * at.engine.layer_overhead_s
+            + p.spread.pp * p.num_passes * at.engine.forward_overhead_s
             + _block_experts_s(model, p),
         ),
-    ]  # fmt: skip
+    ]
     return ForwardTime(merged(operations))
 
 
 def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
     """The time that fused experts in fp8_block add where a rank's columns fill whole blocks."""
     seconds: Array = np.zeros(())
-    dtype, layer_s = model.part_precision("experts", p.at.precision).weight_dtype, p.at.engine.block_experts_layer_s
+    dtype, layer_s = (
+        model.part_precision("experts", p.at.precision).weight_dtype,
+        p.at.engine.block_experts_layer_s,
+    )
     for mlp, count in model.feed_forwards if dtype == "fp8_block" and layer_s else ():
         if mlp.num_experts:
             fills = mlp.width / (1.0 if p.spread.whole_experts else p.tp) % BLOCK_COLUMNS == 0
@@ -345,20 +439,35 @@ def _block_experts_s(model: ModelSpec, p: Pass) -> Array:
 
 
 def prefill(
-    model: ModelSpec, at: Where, *, batch: Any, prompt_len: Any, tp: Any = 1, spread: Parallelism = TENSOR_PARALLEL
+    model: ModelSpec,
+    at: Where,
+    *,
+    batch: Any,
+    prompt_len: Any,
+    tp: Any = 1,
+    spread: Parallelism = TENSOR_PARALLEL,
 ) -> ForwardTime:
     """Prefill of `batch` prompts in passes of at most `engine.prefill_tokens` tokens.
 
-    Causal attention sees half of the prompt on average; logits are computed for the last token of each prompt.
+    Causal attention sees half of the prompt on average; logits are computed for the last token of
+    each prompt.
     """
-    prompt, engine = np.asarray(prompt_len, dtype=np.float64), at.engine
+    prompt = np.asarray(prompt_len, dtype=np.float64)
+    engine = at.engine
     passes = np.ceil(np.asarray(batch, dtype=np.float64) * prompt / engine.prefill_tokens)
     # a prefill kernel reads KV once per tile of queries whatever the engine's decode kernel does
     engine = msgspec.structs.replace(
         engine, kv_reads="per_sequence", verify_attention_factor=1.0, query_tile_reread=0.0
     )
     one = Pass(
-        at=at._replace(engine=engine), batch=batch, query_len=prompt, kv_len=prompt, tp=tp, logit_rows=batch,
-        num_passes=np.maximum(passes, 1.0), is_prefill=True, spread=spread,
-    )  # fmt: skip
+        at=at._replace(engine=engine),
+        batch=batch,
+        query_len=prompt,
+        kv_len=prompt,
+        tp=tp,
+        logit_rows=batch,
+        num_passes=np.maximum(passes, 1.0),
+        is_prefill=True,
+        spread=spread,
+    )
     return forward_pass(model, one)

@@ -1,8 +1,10 @@
-"""How sure a prediction is: the errors of calibration, engine and acceptance, and the intervals from them.
+"""How sure a prediction is: the errors of calibration, engine and acceptance, and the intervals
+from them.
 
     σ² = Σ_g (σ_g · (share_AR,g − share_SD,g))² + σ_machine² + σ_engine² + σ_tokens²
 
-The errors are taken as independent and log-normal; the 90 % interval of a value is value · exp(± Z_90 · σ).
+The errors are taken as independent and log-normal; the 90 % interval of a value is value · exp(±
+Z_90 · σ).
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from magicdec.counts import Z_90, Array
+from magicdec.naming import METHODS
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.forward import mixer_curves
 from magicdec.perfmodel.kernels.attention import AttentionCurve
 from magicdec.perfmodel.kernels.base import Curve
@@ -24,37 +28,46 @@ from magicdec.perfmodel.kernels.latents import IndexerCurve
 from magicdec.perfmodel.kernels.links import AllReduceCurve
 from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import HardwareProfile
-from magicdec.perfmodel.setup import Setup, draft_kv_tokens
+from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import StepTerms
 from magicdec.specs.engine import EngineProfile
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.precision import BF16, Precision
-from magicdec.specs.speculation import HEAD_METHODS
 
 OTHER_DEVICE_ERROR = 0.2
-"""Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and clocks differ."""
+"""Least relative error of an engine's fixed costs on a device that it was not fitted on: hosts and
+clocks differ.
+"""
 UNMEASURED_ERROR = 0.3
-"""Relative error of kernels that no table holds: lightning attention's, Mamba-2's recurrence, sparse attention over a
-narrow cache."""
+"""Relative error of kernels that no table holds: lightning attention's, Mamba-2's recurrence,
+sparse attention over a narrow cache."""
 INDEXER_ERROR = 0.25
-"""Relative error of layers with an indexer: the distance of their growth with the context, timed in two engines, from
-the curves of their kernels (results/LOG.md)."""
+"""Relative error of layers with an indexer: the distance of their growth with the context, timed in
+two engines, from the curves of their kernels (results/LOG.md)."""
 ACROSS_NODES_ERROR = 0.5
-"""Relative error of collectives over several nodes, and of sends between stages, of which nothing was measured."""
+"""Relative error of collectives over several nodes, and of sends between stages, of which nothing
+was measured.
+"""
 EXCHANGE_ERROR = 0.15
-"""Least relative error of sending tokens to their experts: of the fits, with each number of ranks left out in turn."""
+"""Least relative error of sending tokens to their experts: of the fits, with each number of ranks
+left out in turn.
+"""
 EXPERTS_ERROR = 0.15
-"""Relative error of matrix products where whole experts are divided over ranks: how unevenly they are chosen."""
+"""Relative error of matrix products where whole experts are divided over ranks: how unevenly they
+are chosen.
+"""
 PARTS: tuple[Literal["mixer", "mlp", "experts"], ...] = ("mixer", "mlp", "experts")
 OTHER_HEAD_ERROR = 0.12
-"""Acceptance rates of two heads of one model, and of one on two tasks, differ by about this much: 1.25 and 2.0 tokens
-per step of gpt-oss-120b at 9k tokens and gamma 3, 2.3 and 1.4 of Qwen3-8B at gamma 2, 2.5 to 4.1 of one head of
-Llama-3.1-8B at gamma 5."""
+"""Acceptance rates of two heads of one model, and of one on two tasks, differ by about this much:
+1.25 and 2.0 tokens per step of gpt-oss-120b at 9k tokens and gamma 3, 2.3 and 1.4 of Qwen3-8B at
+gamma 2, 2.5 to 4.1 of one head of Llama-3.1-8B at gamma 5."""
 
 
 def is_engine_fitted_on(hw: HardwareProfile, engine: EngineProfile) -> bool:
-    """Whether the engine's fixed costs were measured with this device (or are said to hold for any)."""
+    """Whether the engine's fixed costs were measured with this device (or are said to hold for
+    any).
+    """
     return engine.fitted_device in ("", hw.name)
 
 
@@ -67,34 +80,51 @@ class Kernel(NamedTuple):
 
     def error(self, hw: HardwareProfile) -> float:
         """One relative standard deviation of its time."""
-        known = None if self.curve is None else self.curve.error_on(hw, self.variant)
+        if self.curve is None:
+            known = None
+        else:
+            known = self.curve.error_on(hw, self.variant)
         error = UNMEASURED_ERROR if known is None else known
-        return max(error, INDEXER_ERROR) if self.curve is IndexerCurve else error
+        if self.curve is IndexerCurve:
+            return max(error, INDEXER_ERROR)
+        return error
 
     def is_timed_on(self, hw: HardwareProfile) -> bool:
         return self.curve is not None and self.curve.is_timed_on(hw, self.variant)
 
 
 def _products(at: Where) -> Kernel:
-    """Matrix products in a format; of narrow weights that are widened on the way, no kernel was timed."""
+    """Matrix products in a format; of narrow weights that are widened on the way, no kernel was
+    timed.
+    """
     own = at.precision.weight_dtype
     if at.precision.weight_bytes >= 2.0:
         return Kernel("products in 16 bits", GemmCurve)
-    return Kernel(f"{own} products", GemmCurve, own if matrix_dtype(*at) == own else f"{own}, widened")
+    return Kernel(
+        f"{own} products", GemmCurve, own if matrix_dtype(*at) == own else f"{own}, widened"
+    )
 
 
 def _experts(at: Where) -> Kernel:
     """Routed experts; kernels of another format's curve are alike."""
-    name, curve = f"{at.precision.weight_dtype} experts", experts_curve(at)
+    name = f"{at.precision.weight_dtype} experts"
+    curve = experts_curve(at)
     if curve is None:
         return _products(at)._replace(name=name)
-    return Kernel(name, MoeCurve, next(key for key, each in MoeCurve.variants(at.hw).items() if each is curve))
+    return Kernel(
+        name, MoeCurve, next(key for key, each in MoeCurve.variants(at.hw).items() if each is curve)
+    )
 
 
 def kernels_of(at: Where, model: ModelSpec) -> dict[str, list[Kernel]]:
     """The kernels of a model's layers, by kind of term."""
-    mixer, mlp, experts = (at._replace(precision=model.part_precision(part, at.precision)) for part in PARTS)
-    cache = at.precision.kv_dtype if at.precision.kv_bytes < 2.0 else ""
+    mixer, mlp, experts = (
+        at._replace(precision=model.part_precision(part, at.precision)) for part in PARTS
+    )
+    if at.precision.kv_bytes < 2.0:
+        cache = at.precision.kv_dtype
+    else:
+        cache = ""
     over = f" over a {cache} cache" if cache else ""
     mixed = [(each.label, curve) for each, _ in model.mixers for curve in mixer_curves(each)]
     return {
@@ -105,13 +135,27 @@ def kernels_of(at: Where, model: ModelSpec) -> dict[str, list[Kernel]]:
 
 
 def relative_errors(
-    hw: HardwareProfile, engine: EngineProfile, model: ModelSpec | None = None, precision: Precision = BF16
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    model: ModelSpec | None = None,
+    precision: Precision = BF16,
 ) -> dict[str, float]:
-    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for fixed costs; where
-    layers differ, that of the least sure. Without a `model`, of one in 16 bits whose layers are all attention."""
-    plain = {"gemm": [Kernel("", GemmCurve)], "experts": [], "attention": [Kernel("", AttentionCurve)]}
-    kernels = plain if model is None else kernels_of(Where(hw, engine, precision), model)
-    errors = {group: max((each.error(hw) for each in found), default=0.0) for group, found in kernels.items()}
+    """One standard deviation of each kind of term, relative: the curves' own, and the engine's for
+    fixed costs; where layers differ, that of the least sure. Without a `model`, of one in 16 bits
+    whose layers are all attention."""
+    plain = {
+        "gemm": [Kernel("", GemmCurve)],
+        "experts": [],
+        "attention": [Kernel("", AttentionCurve)],
+    }
+    if model is None:
+        kernels = plain
+    else:
+        kernels = kernels_of(Where(hw, engine, precision), model)
+    errors = {
+        group: max((each.error(hw) for each in found), default=0.0)
+        for group, found in kernels.items()
+    }
     fixed = engine.relative_error
     return {
         "gemm": errors["gemm"],
@@ -124,7 +168,9 @@ def relative_errors(
 
 
 def untimed(setup: Setup) -> list[str]:
-    """The kernels of a setup that nobody timed on its device, which another format's or device's curve stands for."""
+    """The kernels of a setup that nobody timed on its device, which another format's or device's
+    curve stands for.
+    """
     found = (each for kernels in kernels_of(setup.at, setup.model).values() for each in kernels)
     return list(dict.fromkeys(each.name for each in found if not each.is_timed_on(setup.hardware)))
 
@@ -140,31 +186,54 @@ class Interval:
 
 
 def step_errors(setup: Setup, terms: StepTerms, tp_size: Any) -> tuple[Array, Array]:
-    """One relative standard deviation of a speedup and of a step's time, tokens per step apart: for the intervals of
-    plans, and for those that measured servers are compared with.
+    """One relative standard deviation of a speedup and of a step's time, tokens per step apart: for
+    the intervals of plans, and for those that measured servers are compared with.
 
-    An engine fitted to servers states the error of whole measured times, with the kernels' errors inside: the larger of
-    both holds for a time. Any other engine's is what the kernels' errors leave unexplained, and adds to them.
+    An engine fitted to servers states the error of whole measured times, with the kernels' errors
+    inside: the larger of both holds for a time. Any other engine's is what the kernels' errors
+    leave unexplained, and adds to them.
     """
     engine, hw = setup.engine, setup.hardware
     alone_s = terms.autoregressive.total_s
-    alone = {str(group): value / alone_s for group, value in terms.autoregressive.group_seconds().items()}
+    alone = {
+        str(group): value / alone_s for group, value in terms.autoregressive.group_seconds().items()
+    }
     step = {group: value / terms.step_s for group, value in terms.step_seconds("group").items()}
-    of_speedup = np.sqrt(ratio_variance(setup, alone, step, tp_size) + engine_error(setup) ** 2)
-    own: Array = (hw.memory_spread * step["attention"] + hw.compute_spread * (1.0 - step["attention"])) ** 2
+    launches = engine.draft_model_layer_error * _uncaptured_share(terms)
+    variance = ratio_variance(setup, alone, step, tp_size) + launches**2
+    of_speedup = np.sqrt(variance + engine_error(setup) ** 2)
+    own: Array = (
+        hw.memory_spread * step["attention"] + hw.compute_spread * (1.0 - step["attention"])
+    ) ** 2
     for group, error in _group_errors(setup, tp_size).items():
         own = own + (error * step[group]) ** 2
     measured = engine.error_for(hw.name, setup.model.name)
-    of_time = np.maximum(np.sqrt(own), measured) if engine.fitted_devices else np.sqrt(own + measured**2)
+    if engine.fitted_devices:
+        of_time = np.maximum(np.sqrt(own), measured)
+    else:
+        of_time = np.sqrt(own + measured**2)
     return of_speedup, of_time
 
 
-def ratio_variance(setup: Setup, shares: Mapping[str, Any], over: Mapping[str, Any], tp_size: Any) -> Array:
-    """Variance of the logarithm of one step's time over another's, from the share of each kind of term in both.
+def _uncaptured_share(terms: StepTerms) -> Array:
+    """Share of a speculative step that launches of the draft's layers outside graphs take."""
+    launches: Array = np.asarray(0.0)
+    for op in terms.draft.ops:
+        if op.name == "draft launches":
+            launches = launches + op.time_s
+    return terms.gamma * launches / terms.step_s
 
-    An error in one kind of term moves both steps together, so only the difference of that term's shares counts. The
-    speeds of a calibrated machine's memory (all attention) and processor (everything else) are assumed to drift in
-    opposite directions, which affects a speedup most, and in the same direction for the time of a token.
+
+def ratio_variance(
+    setup: Setup, shares: Mapping[str, Any], over: Mapping[str, Any], tp_size: Any
+) -> Array:
+    """Variance of the logarithm of one step's time over another's, from the share of each kind of
+    term in both.
+
+    An error in one kind of term moves both steps together, so only the difference of that term's
+    shares counts. The speeds of a calibrated machine's memory (all attention) and processor
+    (everything else) are assumed to drift in opposite directions, which affects a speedup most, and
+    in the same direction for the time of a token.
     """
     machine = setup.hardware.memory_spread + setup.hardware.compute_spread
     variance: Array = (machine * (shares["attention"] - over["attention"])) ** 2
@@ -174,9 +243,11 @@ def ratio_variance(setup: Setup, shares: Mapping[str, Any], over: Mapping[str, A
 
 
 def _group_errors(setup: Setup, tp_size: Any) -> dict[str, Any]:
-    """Relative error of each kind of term as this setup runs it: sends by how far they go, whole experts by how
-    unevenly they are chosen."""
-    errors: dict[str, Any] = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision)
+    """Relative error of each kind of term as this setup runs it: sends by how far they go, whole
+    experts by how unevenly they are chosen."""
+    errors: dict[str, Any] = relative_errors(
+        setup.hardware, setup.engine, setup.model, setup.precision
+    )
     errors["link"] = _link_error(setup, tp_size, errors["link"])
     if setup.spread.whole_experts:
         of_experts = setup.model.part_precision("experts", setup.precision)
@@ -187,7 +258,9 @@ def _group_errors(setup: Setup, tp_size: Any) -> dict[str, Any]:
 
 
 def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interval:
-    """The 90 % intervals of a prediction, its tokens per step being uncertain by `tokens_relative_error`."""
+    """The 90 % intervals of a prediction, its tokens per step being uncertain by
+    `tokens_relative_error`.
+    """
     drafts = prediction.terms.gamma > 0
     tokens = np.where(drafts, np.asarray(tokens_relative_error, dtype=np.float64), 0.0)
     of_speedup, of_time = step_errors(prediction.setup, prediction.terms, prediction.points.tp)
@@ -202,9 +275,13 @@ def interval(prediction: Prediction, tokens_relative_error: Any = 0.0) -> Interv
 
 
 def engine_error(setup: Setup) -> float:
-    """One standard deviation of a speedup that the engine's constants leave, by what they were fitted on."""
+    """One standard deviation of a speedup that the engine's constants leave, by what they were
+    fitted on.
+    """
     precision = setup.precision
-    return setup.engine.speedup_error_for(setup.hardware.name, precision.weight_dtype, precision.kv_dtype)
+    return setup.engine.speedup_error_for(
+        setup.hardware.name, precision.weight_dtype, precision.kv_dtype
+    )
 
 
 def _link_error(setup: Setup, tp_size: Any, near: float) -> Any:
@@ -214,23 +291,31 @@ def _link_error(setup: Setup, tp_size: Any, near: float) -> Any:
     if setup.spread.dp > 1:
         near = max(near, EXCHANGE_ERROR)
     estimated = (np.asarray(tp_size) > setup.hardware.link.reach) | (setup.spread.pp > 1)
-    return np.where(estimated, max(near, ACROSS_NODES_ERROR), near) if np.any(estimated) else near
+    if np.any(estimated):
+        return np.where(estimated, max(near, ACROSS_NODES_ERROR), near)
+    return near
 
 
 def tokens_error(prediction: Prediction, acceptance: AcceptanceProfile | None) -> Array:
-    """One relative standard deviation of the tokens per step: the profile's own, and from which sequences
-    a batch happens to hold, whose own rates differ by the profile's `spread`."""
+    """One relative standard deviation of the tokens per step: the profile's own, and from which
+    sequences a batch happens to hold, whose own rates differ by the profile's `spread`."""
     points = prediction.points
     if acceptance is None or not np.any(points.gamma > 0):
         return np.zeros(())
     kv_len = points.context + points.gen_len / 2.0
-    read = draft_kv_tokens(prediction.setup, kv_len, points.budget)
+    draft = draft_of(prediction.setup)
+    read = draft.tokens_read(kv_len, points.budget)
+    seen = draft.context_seen(kv_len, points.budget)
     own_rates = acceptance.spread / np.sqrt(points.batch)
     of_head = OTHER_HEAD_ERROR if is_one_head_of_many(acceptance) else 0.0
-    return acceptance.tokens_error(budget=read, context=kv_len, gamma=points.gamma, shifts=(own_rates, of_head))
+    return acceptance.tokens_error(
+        budget=read, context=seen, gamma=points.gamma, shifts=(own_rates, of_head)
+    )
 
 
 def is_one_head_of_many(acceptance: AcceptanceProfile) -> bool:
-    """Whether a profile is a published one of a head that anybody can train anew: the one that will be served may be
-    another. Prediction heads come with the model."""
-    return acceptance.draft_method in HEAD_METHODS and acceptance.draft_method != "mtp" and not acceptance.measured
+    """Whether a profile is a published one of a head that anybody can train anew: the one that will
+    be served may be another. Prediction heads come with the model."""
+    method = METHODS.get(acceptance.draft_method)
+    is_published = not acceptance.measured and not acceptance.is_assumed
+    return method is not None and method.is_trained_apart and is_published

@@ -1,21 +1,25 @@
-"""A server under steady load: the prefills of other requests between a request's own decoding steps (docs/model.md).
+"""A server under steady load: the prefills of other requests between a request's own decoding steps
+(docs/model.md).
 
-`concurrency` requests are in the system, each with a prompt of P tokens and G to generate; one that ends is replaced.
-At most as many decode at once as the cache holds: b; the others wait for a slot. Each of the b is replaced once in a
-request's time C in its slot, so b prompts are prefilled in it; t is the time of a token without prefills:
+`concurrency` requests are in the system, each with a prompt of P tokens and G to generate; one that
+ends is replaced. At most as many decode at once as the cache holds: b; the others wait for a slot.
+Each of the b is replaced once in a request's time C in its slot, so b prompts are prefilled in it;
+t is the time of a token without prefills:
 
     C    = b · dT + D · t + 1.5 T_step                          D = G − 1
     F    = dT · (1 + (b − 1) · (1 − w)) + 1.5 T_step              A = dT · min(P / tokens of a pass, 1)
     TPOT = t · (C − A) / (D · t + F − A),    TTFT = C − D · TPOT  + waiting for a slot
 
-w is the share of the others' prefills that falls evenly over C, but for A, in which the request's own prompt fills the
-passes; the rest delays first tokens, where an engine puts the prompts of requests that end together first. 1.5 T_step:
-the rest of the step that runs when a request comes, and its own first. dT is what one prompt adds to the time of those
-that decode: where chunks of prompts share decoding passes,
-Σ over chunks of linear(b + chunk) − linear(b), and attention; else the whole pass. A speculative step emits several
+w is the share of the others' prefills that falls evenly over C, but for A, in which the request's
+own prompt fills the passes; the rest delays first tokens, where an engine puts the prompts of
+requests that end together first. 1.5 T_step: the rest of the step that runs when a request comes,
+and its own first. dT is what one prompt adds to the time of those that decode: where chunks of
+prompts share decoding passes, Σ over chunks of linear(b + chunk) − linear(b), and attention; else
+the whole pass. A speculative step emits several
 tokens: t is its time per token; a plan adds its draft's own prefill to dT.
 
-Assumed: equal lengths, or the means of mixed ones; w does not depend on them. Ignored: prefix caching, preemption.
+Assumed: equal lengths, or the means of mixed ones; w does not depend on them. Ignored: prefix
+caching, preemption.
 """
 
 from __future__ import annotations
@@ -33,14 +37,16 @@ from magicdec.perfmodel import memory
 from magicdec.perfmodel.forward import Pass, forward_pass, prefill
 from magicdec.perfmodel.intervals import Interval, engine_error
 from magicdec.perfmodel.kernels.op import ForwardTime, Where
-from magicdec.perfmodel.setup import Setup
+from magicdec.perfmodel.setup import Cached, Setup
 from magicdec.perfmodel.speedup import Prediction
 from magicdec.perfmodel.step import send_op, step_terms
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cycle:
-    """A request's times on a server in steady state, by the equations above. Seconds; arrays broadcast."""
+    """A request's times on a server in steady state, by the equations above. Seconds; arrays
+    broadcast.
+    """
 
     token_s: Array
     step_s: Array
@@ -51,9 +57,13 @@ class Cycle:
     between_share: float
     """The share of others' prefills that falls evenly over the time, w in the equations above."""
     filled: Any = 0.0
-    """Share of the passes over a prompt that it fills, so no other's prefill falls in them: A / dT above."""
+    """Share of the passes over a prompt that it fills, so no other's prefill falls in them: A / dT
+    above.
+    """
     groups: int = 1
-    """Groups and stages that prefill beside each other: a prompt takes one of them so many times `prompt_s`."""
+    """Groups and stages that prefill beside each other: a prompt takes one of them so many times
+    `prompt_s`.
+    """
     rounds: Any = 1.0
     """Requests in the system for each slot: all but one wait."""
 
@@ -65,7 +75,10 @@ class Cycle:
     @cached_property
     def _rest_s(self) -> Array:
         """The request's own part of its time: D · t + F in the equations above."""
-        first = self.prompt_s * (self.groups + (self.active - 1.0) * (1.0 - self.between_share)) + 1.5 * self.step_s
+        first = (
+            self.prompt_s * (self.groups + (self.active - 1.0) * (1.0 - self.between_share))
+            + 1.5 * self.step_s
+        )
         return np.asarray(self.gaps * self.token_s + first)
 
     @cached_property
@@ -74,7 +87,11 @@ class Cycle:
 
     @cached_property
     def tpot_s(self) -> Array:
-        share = np.where(np.asarray(self.gaps) > 0, self._spread_s / (self._rest_s - self.prompt_s * self.filled), 0.0)
+        share = np.where(
+            np.asarray(self.gaps) > 0,
+            self._spread_s / (self._rest_s - self.prompt_s * self.filled),
+            0.0,
+        )
         return self.token_s * (1.0 + share)
 
     @property
@@ -97,10 +114,16 @@ class Cycle:
         return self.active * self.prompt_s / self.in_slot_s
 
 
-def largest_active(setup: Setup, *, prompt_len: Any, output_len: Any, tp_size: Any, budget: Any, gamma: Any) -> Array:
-    """How many requests the cache holds at once, at the mean of their lengths or with all they may grow to."""
+def largest_active(
+    setup: Setup, *, prompt_len: Any, output_len: Any, tp_size: Any, budget: Any, gamma: Any
+) -> Array:
+    """How many requests the cache holds at once, at the mean of their lengths or with all they may
+    grow to.
+    """
     grown = 1.0 if setup.engine.admission == "whole" else 0.5
-    held = np.asarray(prompt_len, dtype=np.float64) + grown * np.asarray(output_len, dtype=np.float64)
+    held = np.asarray(prompt_len, dtype=np.float64) + grown * np.asarray(
+        output_len, dtype=np.float64
+    )
 
     groups = setup.spread.dp
 
@@ -116,11 +139,19 @@ def largest_active(setup: Setup, *, prompt_len: Any, output_len: Any, tp_size: A
 def pass_seconds(setup: Setup, *, tokens: Any, tp_size: Any, logit_rows: Any = 1.0) -> Array:
     """One pass over `tokens` tokens, prompts among them, but for its attention.
 
-    The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor` does, and makes no
-    operation faster than the device's memory, processor and links.
+    The engine's factors are those of its decoding kernels, and do not hold here; `prefill_factor`
+    does, and makes no operation faster than the device's memory, processor and links.
     """
     at = _for_prompts(setup)
-    one = Pass(at=at, batch=tokens, query_len=1.0, kv_len=1.0, tp=tp_size, logit_rows=logit_rows, spread=setup.spread)
+    one = Pass(
+        at=at,
+        batch=tokens,
+        query_len=1.0,
+        kv_len=1.0,
+        tp=tp_size,
+        logit_rows=logit_rows,
+        spread=setup.spread,
+    )
     time = forward_pass(setup.model, one).by(at.engine.prefill_factor)
     return time.total_s - time.group_seconds()["attention"]
 
@@ -128,28 +159,42 @@ def pass_seconds(setup: Setup, *, tokens: Any, tp_size: Any, logit_rows: Any = 1
 def prompt_time(setup: Setup, *, prompt_len: Any, tp_size: Any) -> ForwardTime:
     """The passes over one prompt alone, by the factor of prompts."""
     at = _for_prompts(setup)
-    alone = prefill(setup.model, at, batch=1.0, prompt_len=prompt_len, tp=tp_size, spread=setup.spread)
+    alone = prefill(
+        setup.model, at, batch=1.0, prompt_len=prompt_len, tp=tp_size, spread=setup.spread
+    )
     return alone.by(at.engine.prefill_factor)
 
 
 def _for_prompts(setup: Setup) -> Where:
     engine, attention = setup.engine, setup.engine.prefill_attention_factor
     engine = msgspec.structs.replace(
-        engine, gemm_factor=1.0, narrow_gemm_factor=1.0, elementwise_factor=1.0,
+        engine,
+        gemm_factor=1.0,
+        narrow_gemm_factor=1.0,
+        elementwise_factor=1.0,
         attention_factor=engine.attention_factor if attention is None else attention,
-    )  # fmt: skip
+    )
     return setup.at._replace(engine=engine)
 
 
-def prefill_seconds(setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any, query_len: Any = 1.0) -> Array:
-    """The time that one prompt adds to `active` requests that decode with `query_len` tokens each; of a replica of
-    several groups and stages, to that of all, while every one of them has prompts."""
-    model, engine, spread = setup.model, setup.engine, setup.spread
-    prompt, active = np.asarray(prompt_len, dtype=np.float64), np.asarray(active, dtype=np.float64) / spread.groups
+def prefill_seconds(
+    setup: Setup, *, active: Any, prompt_len: Any, tp_size: Any, query_len: Any = 1.0
+) -> Array:
+    """The time that one prompt adds to `active` requests that decode with `query_len` tokens each;
+    of a replica of several groups and stages, to that of all, while every one of them has
+    prompts."""
+    model = setup.model
+    engine = setup.engine
+    spread = setup.spread
+    prompt = np.asarray(prompt_len, dtype=np.float64)
+    active = np.asarray(active, dtype=np.float64) / spread.groups
     alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
     room = prompt_room(setup, active)
     chunks = np.maximum(np.ceil(prompt / room), 1.0)
-    uncaptured_s = chunks * model.num_hidden_layers * engine.prefill_layer_overhead_s + engine.request_overhead_s
+    uncaptured_s = (
+        chunks * model.num_hidden_layers * engine.prefill_layer_overhead_s
+        + engine.request_overhead_s
+    )
     if spread.pp > 1:
         uncaptured_s = uncaptured_s + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
     if not engine.mixes_prefill:
@@ -178,20 +223,33 @@ def filled(setup: Setup, *, active: Any, prompt_len: Any) -> Array:
     return np.minimum(np.asarray(prompt_len, dtype=np.float64) / room, 1.0)
 
 
-def serving_time(setup: Setup, *, concurrency: Any, prompt_len: Any, output_len: Any, tp_size: Any = 1) -> Cycle:
+def serving_time(
+    setup: Setup, *, concurrency: Any, prompt_len: Any, output_len: Any, tp_size: Any = 1
+) -> Cycle:
     """The times of a request among `concurrency` that a server decodes autoregressively."""
-    concurrency, prompt = np.asarray(concurrency, dtype=np.float64), np.asarray(prompt_len, dtype=np.float64)
+    concurrency = np.asarray(concurrency, dtype=np.float64)
+    prompt = np.asarray(prompt_len, dtype=np.float64)
     output = np.maximum(np.asarray(output_len, dtype=np.float64), 1.0)
-    most = largest_active(setup, prompt_len=prompt, output_len=output, tp_size=tp_size, budget=None, gamma=0)
-    active, kv_len = np.minimum(concurrency, most), prompt + output / 2.0
-    terms = step_terms(setup, batch=active, kv_len=kv_len, draft_kv_len=kv_len, gamma=0, tp_size=tp_size)
+    most = largest_active(
+        setup, prompt_len=prompt, output_len=output, tp_size=tp_size, budget=None, gamma=0
+    )
+    active = np.minimum(concurrency, most)
+    kv_len = prompt + output / 2.0
+    terms = step_terms(
+        setup, batch=active, kv_len=kv_len, draft_kv_len=kv_len, gamma=0, tp_size=tp_size
+    )
     step_s = terms.autoregressive.total_s
     return Cycle(
-        token_s=step_s, step_s=step_s, active=active, gaps=output - 1.0, between_share=setup.engine.prefill_share,
+        token_s=step_s,
+        step_s=step_s,
+        active=active,
+        gaps=output - 1.0,
+        between_share=setup.engine.prefill_share,
         prompt_s=prefill_seconds(setup, active=active, prompt_len=prompt, tp_size=tp_size),
         filled=filled(setup, active=active, prompt_len=prompt),
-        groups=setup.spread.groups, rounds=np.maximum(concurrency / active, 1.0),
-    )  # fmt: skip
+        groups=setup.spread.groups,
+        rounds=np.maximum(concurrency / active, 1.0),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,17 +263,22 @@ class WholeRequests:
     output_len: Any
 
     def speedup_at(self, decoding: Array) -> Array:
-        """The speedup of whole requests over autoregressive decoding at the same batch, if decoding alone had this
-        speedup. At the ends of its interval it gives theirs: an error of the prefill moves both times alike."""
+        """The speedup of whole requests over autoregressive decoding at the same batch, if decoding
+        alone had this speedup. At the ends of its interval it gives theirs: an error of the prefill
+        moves both times alike."""
         prefills_s = self.drafted.active * self.drafted.prompt_s
         decoding_s = (self.drafted.in_slot_s - prefills_s) * self.prediction.speedup / decoding
         return self.alone.in_slot_s / (prefills_s + decoding_s)
 
     def speedup_bounds(self, decoding: Interval) -> tuple[Array, Array]:
-        """The 90 % interval, of decoding's: no narrower than what the engine's constants leave, since prompts share
-        passes with verified tokens."""
-        low, middle, high = map(self.speedup_at, (decoding.speedup_low, self.prediction.speedup, decoding.speedup_high))
-        width = np.where(self.prediction.points.gamma > 0, Z_90 * engine_error(self.prediction.setup), 0.0)
+        """The 90 % interval, of decoding's: no narrower than what the engine's constants leave,
+        since prompts share passes with verified tokens."""
+        low, middle, high = map(
+            self.speedup_at, (decoding.speedup_low, self.prediction.speedup, decoding.speedup_high)
+        )
+        width = np.where(
+            self.prediction.points.gamma > 0, Z_90 * engine_error(self.prediction.setup), 0.0
+        )
         return np.minimum(low, middle * np.exp(-width)), np.maximum(high, middle * np.exp(width))
 
     @cached_property
@@ -227,27 +290,51 @@ class WholeRequests:
 def whole_requests(
     prediction: Prediction, *, output_len: Any, prompts: Sequence[tuple[float, float]] = ()
 ) -> WholeRequests:
-    """Requests with prompts of these (length, share), else of the points' context, and `output_len` tokens to generate
-    on average."""
+    """Requests with prompts of these (length, share), else of the points' context, and `output_len`
+    tokens to generate on average."""
     points, setup = prediction.points, prediction.setup
 
-    def prompt_s(query_len: Any) -> Array:
+    def prompt_s(query_len: Any, hits: Cached) -> Array:
         at: dict[str, Any] = {"active": points.batch, "tp_size": points.tp, "query_len": query_len}
+
+        def whole_s(prompt_len: Any) -> Array:
+            return prefill_seconds(setup, prompt_len=prompt_len, **at)
+
         if not prompts:
-            return prefill_seconds(setup, prompt_len=points.context, **at)
+            return hits.seconds_of_rest(whole_s, points.context)
         lengths, shares = np.asarray(prompts, dtype=np.float64).T
         lengths = lengths.reshape(-1, *[1] * len(points.shape))
-        return np.tensordot(shares / shares.sum(), prefill_seconds(setup, prompt_len=lengths, **at), axes=1)
+        every = hits.seconds_of_rest(whole_s, lengths)
+        return np.tensordot(shares / shares.sum(), every, axes=1)
 
     common: dict[str, Any] = {
-        "active": points.batch, "gaps": np.maximum(output_len - 1.0, 0.0), "between_share": setup.engine.prefill_share,
-        "groups": setup.spread.groups, "filled": filled(setup, active=points.batch, prompt_len=points.context),
-    }  # fmt: skip
-    alone_s, step_s, drafts = prediction.autoregressive_step_s, prediction.step_s, points.gamma > 0
+        "active": points.batch,
+        "gaps": np.maximum(output_len - 1.0, 0.0),
+        "between_share": setup.engine.prefill_share,
+        "groups": setup.spread.groups,
+    }
+
+    def passes_filled(hits: Cached) -> Any:
+        computed = points.context - hits.of(points.context)
+        return filled(setup, active=points.batch, prompt_len=computed)
+
+    alone_s = prediction.autoregressive_step_s
+    step_s = prediction.step_s
+    drafts = points.gamma > 0
     drafts_s = np.where(drafts, prediction.draft_prefill_s / setup.spread.groups, 0.0)
-    drafted_s = prompt_s(points.gamma + 1.0) + drafts_s
-    return WholeRequests(
-        prediction=prediction, output_len=output_len,
-        alone=Cycle(token_s=alone_s, step_s=alone_s, prompt_s=prompt_s(1.0), **common),
-        drafted=Cycle(token_s=prediction.tpot_s, step_s=step_s, prompt_s=drafted_s, **common),
-    )  # fmt: skip
+    drafted_s = prompt_s(points.gamma + 1.0, prediction.hits) + drafts_s
+    alone = Cycle(
+        token_s=alone_s,
+        step_s=alone_s,
+        prompt_s=prompt_s(1.0, prediction.hits_alone),
+        filled=passes_filled(prediction.hits_alone),
+        **common,
+    )
+    drafted = Cycle(
+        token_s=prediction.tpot_s,
+        step_s=step_s,
+        prompt_s=drafted_s,
+        filled=passes_filled(prediction.hits),
+        **common,
+    )
+    return WholeRequests(prediction=prediction, output_len=output_len, alone=alone, drafted=drafted)

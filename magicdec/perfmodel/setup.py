@@ -1,12 +1,13 @@
-"""The subject of a prediction: a model, its draft, the device, the engine, their number formats and the sampling."""
+"""The subject of a prediction: a model, its draft, the device, the engine, their number formats and
+the sampling.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from magicdec.counts import Array
@@ -16,24 +17,17 @@ from magicdec.perfmodel.kernels.op import Where
 from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
 from magicdec.specs.catalog import load_model_spec
 from magicdec.specs.engine import EngineProfile, load_engine
-from magicdec.specs.mixers import Attention
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism, valid_tp_sizes
+from magicdec.specs.parallel import TENSOR_PARALLEL, Parallelism
 from magicdec.specs.precision import BF16, PROFILE_DTYPES, Precision
 from magicdec.specs.speculation import (
     AUTOREGRESSIVE,
-    HEAD_METHODS,
-    LOOKUP_METHODS,
-    PUBLISHED_HEADS,
-    SPARSE_METHODS,
-    HeadSpec,
     SamplingSpec,
     SpeculationSpec,
     draft_model_name,
 )
 
 AT_TEMPERATURE_ONE = SamplingSpec(temperature=1.0)
-DraftKind = Literal["none", "self", "standalone", "ngram", "eagle"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,109 +44,36 @@ class ModelSetup:
     spread: Parallelism = TENSOR_PARALLEL
 
     def __post_init__(self) -> None:
-        if self.kind == "standalone":
-            if self.draft_model is None:
-                raise ConfigError(f"draft {self.speculation.draft} needs the draft's model")
-            if self.draft_model.vocab_size != self.model.vocab_size:
-                raise ConfigError(
-                    f"draft {self.draft_model.name} has a vocabulary of {self.draft_model.vocab_size}, "
-                    f"{self.model.name} one of {self.model.vocab_size}: a draft needs its target's vocabulary"
-                )
-
-    @property
-    def kind(self) -> DraftKind:
-        method, draft = self.speculation.draft_method, self.speculation.draft
-        if method == "none" or draft == "none":
-            return "none"
-        if method in HEAD_METHODS:
-            return "eagle"
-        if method in LOOKUP_METHODS:
-            return "ngram"
-        return "self" if self.speculation.is_self else "standalone"
-
-    @property
-    def drafter(self) -> ModelSpec:
-        """The network that drafts: the target itself, one of its layers with its own head input, or another model."""
-        if self.speculation.draft_method == "mtp":
-            return self.model.prediction_head
-        if self.kind == "eagle":
-            return _as_trained(self.model.eagle_head, self.head, shares_vocabulary=self.speculation.shares_vocabulary)
-        return self.draft_model if self.kind == "standalone" and self.draft_model is not None else self.model
-
-    @property
-    def head(self) -> HeadSpec:
-        """The trained head, or one as they are usually published."""
-        return self.speculation.head or PUBLISHED_HEADS.get(self.speculation.draft_method, HeadSpec())
-
-    @property
-    def draft_tp_size(self) -> int | None:
-        """Ranks that the draft is confined to: as the speculation says, or as the runtime does it; None: all."""
-        if self.speculation.draft_tp_size is not None or self.kind != "standalone":
-            return self.speculation.draft_tp_size
-        return self.engine.standalone_draft_tp_size
-
-    @property
-    def draft_spread(self) -> Parallelism:
-        """Where the draft runs: the target itself in all stages, any other on the last."""
-        return self.spread if self.kind in ("self", "none") else dataclasses.replace(self.spread, pp=1)
-
-    @property
-    def drafting_precision(self) -> Precision:
-        """The draft's formats; heads that are trained for a narrow target are in 16 bits, but for those that were
-        published with it."""
-        if self.draft_precision is None and self.kind == "eagle" and self.speculation.draft_method != "mtp":
-            return self.precision.tables
-        return self.draft_precision or self.precision
-
-    @property
-    def keeps_draft_cache(self) -> bool:
-        """Whether a self-draft has KV of its own, besides the target's."""
-        in_place = self.speculation.draft_method == "streamingllm" and self.engine.streaming_in_place
-        return self.kind == "self" and self.speculation.draft_method in SPARSE_METHODS and not in_place
-
-
-def _as_trained(head: ModelSpec, told: HeadSpec, *, shares_vocabulary: bool) -> ModelSpec:
-    """A model's head with the layers, window and vocabulary that its publisher gave it."""
-    layer, rows = head.layers[0], head.vocab_size
-    if told.window is not None and isinstance(layer.mixer, Attention) and layer.mixer.mask == "full":
-        mixer = msgspec.structs.replace(layer.mixer, mask="window", span=told.window)
-        layer = msgspec.structs.replace(layer, mixer=mixer)
-    if told.vocab_size is not None and not shares_vocabulary:
-        rows = min(rows, told.vocab_size)
-    return msgspec.structs.replace(head, layers=(layer,) * told.num_layers, vocab_size=rows)
+        name = draft_model_name(self.speculation.draft)
+        if name is None or self.speculation.draft_method == "none":
+            return
+        if self.draft_model is None:
+            raise ConfigError(f"draft {name} needs the draft's model")
+        if self.draft_model.vocab_size != self.model.vocab_size:
+            raise ConfigError(
+                f"draft {self.draft_model.name} has a vocabulary of {self.draft_model.vocab_size}, "
+                f"{self.model.name} one of {self.model.vocab_size}: a draft needs its target's vocabulary"
+            )
 
 
 def precision_of(
-    model: ModelSpec, hardware: HardwareProfile, *, weight_dtype: str | None = None, kv_dtype: str | None = None
+    model: ModelSpec,
+    hardware: HardwareProfile,
+    *,
+    weight_dtype: str | None = None,
+    kv_dtype: str | None = None,
 ) -> Precision:
-    """The number formats that are meant where some are not given: those that the checkpoint is published in, else bf16;
-    on a CPU fp32, to which weights are widened. torch's names (float32) are understood too."""
+    """The number formats that are meant where some are not given: those that the checkpoint is
+    published in, else bf16; on a CPU fp32, to which weights are widened. torch's names (float32)
+    are understood too."""
     on_cpu = hardware.kind == "cpu"
-    default, published = "fp32" if on_cpu else "bf16", None if on_cpu else model.quantization
+    default = "fp32" if on_cpu else "bf16"
+    published = None if on_cpu else model.quantization
     weights = weight_dtype or (published.weight_dtype if published else default)
     kv = kv_dtype or (published and published.kv_dtype) or default
-    return Precision(weight_dtype=PROFILE_DTYPES.get(weights, weights), kv_dtype=PROFILE_DTYPES.get(kv, kv))
-
-
-def draft_tp(setup: ModelSetup, tp_size: Any) -> Array:
-    """The ranks that the draft runs on: all, or as many as was said; a draft model that these do not split evenly, on
-    the most that do."""
-    tp = np.asarray(tp_size, dtype=np.float64)
-    chosen = setup.draft_tp_size
-    ranks: Array = tp if chosen is None else np.minimum(tp, float(chosen))
-    if setup.kind == "standalone" and ranks.size and ranks.max() > 1:
-        valid = valid_tp_sizes(setup.drafter, int(ranks.max()), setup.engine.vocabulary_multiple)
-        sizes = np.asarray(valid, dtype=np.float64)
-        ranks = sizes[np.searchsorted(sizes, ranks, side="right") - 1]
-    return ranks
-
-
-def draft_kv_tokens(setup: ModelSetup, kv_len: Any, budget: Any) -> Array:
-    """Cached tokens that one draft step reads per sequence: the budget, or all where the cache is full or shorter."""
-    tokens: Array = np.asarray(kv_len, dtype=np.float64)
-    if setup.speculation.draft_method in SPARSE_METHODS and budget is not None:
-        tokens = np.minimum(np.asarray(budget, dtype=np.float64), tokens)
-    return tokens
+    return Precision(
+        weight_dtype=PROFILE_DTYPES.get(weights, weights), kv_dtype=PROFILE_DTYPES.get(kv, kv)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,20 +84,33 @@ class Setup(ModelSetup):
 
     @classmethod
     def of(
-        cls, model: str | ModelSpec, hardware: str | HardwareProfile, engine: str | EngineProfile,
-        speculation: SpeculationSpec = AUTOREGRESSIVE, *, weight_dtype: str | None = None, kv_dtype: str | None = None,
+        cls,
+        model: str | ModelSpec,
+        hardware: str | HardwareProfile,
+        engine: str | EngineProfile,
+        speculation: SpeculationSpec = AUTOREGRESSIVE,
+        *,
+        weight_dtype: str | None = None,
+        kv_dtype: str | None = None,
         **more: Any,
-    ) -> Setup:  # fmt: skip
-        """A setup from names or specs: formats by `precision_of`, the draft's model by its name, `more` fields as
-        they are. Raises ConfigError for a name that is not known, or a draft of another vocabulary."""
-        model = model if isinstance(model, ModelSpec) else load_model_spec(model)
-        hardware = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
+    ) -> Setup:
+        """A setup from names or specs: formats by `precision_of`, the draft's model by its name,
+        `more` fields as they are. Raises ConfigError for a name that is not known, or a draft of
+        another vocabulary."""
+        if not isinstance(model, ModelSpec):
+            model = load_model_spec(model)
+        if not isinstance(hardware, HardwareProfile):
+            hardware = load_hardware(hardware)
         draft = draft_model_name(speculation.draft)
         return cls(
-            model=model, hardware=hardware, engine=engine if isinstance(engine, EngineProfile) else load_engine(engine),
-            speculation=speculation, draft_model=None if draft is None else load_model_spec(draft),
-            precision=precision_of(model, hardware, weight_dtype=weight_dtype, kv_dtype=kv_dtype), **more,
-        )  # fmt: skip
+            model=model,
+            hardware=hardware,
+            engine=engine if isinstance(engine, EngineProfile) else load_engine(engine),
+            speculation=speculation,
+            draft_model=None if draft is None else load_model_spec(draft),
+            precision=precision_of(model, hardware, weight_dtype=weight_dtype, kv_dtype=kv_dtype),
+            **more,
+        )
 
     @property
     def at(self) -> Where:
@@ -184,21 +118,56 @@ class Setup(ModelSetup):
         return Where(self.hardware, self.engine, self.precision)
 
     @property
-    def drafting_at(self) -> Where:
-        """Device, engine and formats of the draft's operations."""
-        return Where(self.hardware, self.engine, self.drafting_precision)
-
-    @property
     def leaves_graphs(self) -> bool:
-        """Whether the attention kernel keeps verification and drafting out of captured graphs: FlashAttention 2 reads
-        no cache in 8 bits, and what takes its place there is captured for one query token only."""
+        """Whether the attention kernel keeps verification and drafting out of captured graphs:
+        FlashAttention 2 reads no cache in 8 bits, and what takes its place there is captured for
+        one query token only."""
         is_older = AttentionCurve.of(self.hardware).splits == "grouped"
-        return self.engine.attention_kernel == "measured" and is_older and self.precision.kv_bytes < 2.0
+        return (
+            self.engine.attention_kernel == "measured"
+            and is_older
+            and self.precision.kv_bytes < 2.0
+        )
+
+
+class Cached(NamedTuple):
+    """The beginning of each prompt whose keys and values are cached: so many tokens, or a share."""
+
+    tokens: float = 0.0
+    share: float = 0.0
+    unit_tokens: Any = 1.0
+    """Tokens of which a hit is a whole number."""
+    dropped_units: Any = 0.0
+    """Units at the end of each hit that are computed anew."""
+
+    def of(self, prompt_len: Any) -> Array:
+        """Cached tokens of prompts of such lengths; the last token is always computed."""
+        prompt = np.asarray(prompt_len, dtype=np.float64)
+        wanted = np.maximum(self.tokens, np.floor(self.share * prompt))
+        matched = np.minimum(wanted, np.maximum(prompt - 1.0, 0.0))
+        units = np.floor(matched / self.unit_tokens) - self.dropped_units
+        return np.asarray(np.maximum(units, 0.0) * self.unit_tokens)
+
+    def seconds_of_rest(self, seconds: Callable[[Any], Array], prompt_len: Any) -> Array:
+        """Time of prompts without what is cached of them, of `seconds` for whole ones: the rest
+        attends to the cached tokens, and is at least a prompt of its own length.
+        """
+        if not (self.tokens or self.share):
+            return seconds(prompt_len)
+        prompt = np.asarray(prompt_len, dtype=np.float64)
+        cached = self.of(prompt)
+        left_out = np.where(cached > 0.0, seconds(np.maximum(cached, 1.0)), 0.0)
+        return np.maximum(seconds(prompt) - left_out, seconds(prompt - cached))
+
+
+NOT_CACHED = Cached()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """Configurations of one setup: numbers, or arrays that broadcast together (rows of one length, or axes)."""
+    """Configurations of one setup: numbers, or arrays that broadcast together (rows of one length,
+    or axes).
+    """
 
     batch: Any
     context: Any
@@ -211,24 +180,40 @@ class Points:
     gen_len: Any = 0.0
     max_len: Any = None
     """Tokens per sequence that memory must hold; None: context + gen_len."""
+    cached: Cached = NOT_CACHED
     is_grid: bool = False
-    """Whether these are axes: a budget that is not below its context is then marked as invalid, not cut to it, so that
-    no term depends on axes that it need not."""
+    """Whether these are axes: a budget that is not below its context is then marked as invalid, not
+    cut to it, so that no term depends on axes that it need not."""
 
     @classmethod
     def grid(
-        cls, *, batch: Any, context: Any, tp: Any = (1,), budget: Any = (0,), gamma: Any = (0,), gen_len: float = 0.0,
+        cls,
+        *,
+        batch: Any,
+        context: Any,
+        tp: Any = (1,),
+        budget: Any = (0,),
+        gamma: Any = (0,),
+        gen_len: float = 0.0,
         max_len: Any = None,
-    ) -> Points:  # fmt: skip
+        cached: Cached = NOT_CACHED,
+    ) -> Points:
         """All combinations of five axes, in this order; `max_len` goes with the batch."""
 
         def axis(values: Any, position: int) -> Any:
             return np.asarray(values).reshape([-1 if each == position else 1 for each in range(5)])
 
         return cls(
-            batch=axis(batch, 0), context=axis(context, 1), tp=axis(tp, 2), budget=axis(budget, 3),
-            gamma=axis(gamma, 4), gen_len=gen_len, max_len=None if max_len is None else axis(max_len, 0), is_grid=True,
-        )  # fmt: skip
+            batch=axis(batch, 0),
+            context=axis(context, 1),
+            tp=axis(tp, 2),
+            budget=axis(budget, 3),
+            gamma=axis(gamma, 4),
+            gen_len=gen_len,
+            max_len=None if max_len is None else axis(max_len, 0),
+            cached=cached,
+            is_grid=True,
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -239,4 +224,6 @@ class Points:
 def microbatch(setup: Setup, batch: Any) -> Array:
     """Sequences of the fullest group of ranks in one microbatch."""
     each = np.asarray(batch, dtype=np.float64)
-    return np.ceil(each / setup.spread.groups) if setup.spread.groups > 1 else each
+    if setup.spread.groups > 1:
+        return np.ceil(each / setup.spread.groups)
+    return each

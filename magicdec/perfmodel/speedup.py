@@ -2,9 +2,10 @@
 
     speedup = T_autoregressive · expected_tokens_per_step / T_step
 
-`predict` is the one place where these are joined; the step's terms are composed in perfmodel/step.py. Steady state:
-every sequence of the batch is busy, and emits `expected_tokens_per_step` on average. Ignored: overlap of the draft with
-the verification, and the scheduler of a server with continuous batching.
+`predict` is the one place where these are joined; the step's terms are composed in
+perfmodel/step.py. Steady state: every sequence of the batch is busy, and emits
+`expected_tokens_per_step` on average. Ignored: overlap of the draft with the verification, and the
+scheduler of a server with continuous batching.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import numpy.typing as npt
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.drafting import draft_of
 from magicdec.perfmodel.memory import Memory, capacity_bytes, memory_need
-from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
+from magicdec.perfmodel.prefix_cache import hits_of
+from magicdec.perfmodel.setup import Cached, Points, Setup
 from magicdec.perfmodel.step import StepTerms, looked_up_terms, prefill_terms, step_terms
 from magicdec.specs.speculation import AUTOREGRESSIVE, MAX_GAMMA, SPARSE_METHODS
 
@@ -35,7 +38,9 @@ NAMES = {"budget": "draft budget", "gen_len": "gen-len"}
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Steps of configurations, timed. Arrays broadcast to the points' shape; seconds, tokens, bytes per device."""
+    """Steps of configurations, timed. Arrays broadcast to the points' shape; seconds, tokens, bytes
+    per device.
+    """
 
     setup: Setup = field(repr=False)
     points: Points = field(repr=False)
@@ -92,27 +97,53 @@ class Prediction:
     @property
     def valid(self) -> BoolArray:
         """False where a sparse draft's budget is not below the context."""
-        is_sparse = self.setup.speculation.draft_method in SPARSE_METHODS
-        return np.asarray(not is_sparse or self.points.budget < self.points.context)
+        if self.setup.speculation.draft_method not in SPARSE_METHODS:
+            return np.asarray(True)
+        return np.asarray(self.points.budget < self.points.context)
+
+    @cached_property
+    def hits(self) -> Cached:
+        """What is found of cached prompts with the draft set up."""
+        at = self.points
+        return hits_of(self.setup, at.cached, tp_size=at.tp, gamma=at.gamma)
+
+    @cached_property
+    def hits_alone(self) -> Cached:
+        """What is found of cached prompts without a draft."""
+        at = self.points
+        return hits_of(self.setup, at.cached, tp_size=at.tp, gamma=0)
 
     @cached_property
     def ttft_s(self) -> Array:
         """Seconds to the first token of one request, the draft's prefill included."""
         at = self.points
-        budget = at.budget if self.setup.kind != "none" else None
-        return prefill_terms(self.setup, batch=1.0, prompt_len=at.context, tp_size=at.tp, budget=budget).total_s
+        budget = None
+        if draft_of(self.setup).drafts:
+            budget = at.budget
+
+        def whole_s(prompt_len: Any) -> Array:
+            return prefill_terms(
+                self.setup, batch=1.0, prompt_len=prompt_len, tp_size=at.tp, budget=budget
+            ).total_s
+
+        return self.hits.seconds_of_rest(whole_s, at.context)
 
     @cached_property
     def draft_prefill_s(self) -> Array:
         """The part of `ttft_s` that the draft adds to the target's prefill of one request."""
         alone = dataclasses.replace(self.setup, speculation=AUTOREGRESSIVE, draft_model=None)
-        without = prefill_terms(alone, batch=1.0, prompt_len=self.points.context, tp_size=self.points.tp).total_s
+        at = self.points
+
+        def whole_s(prompt_len: Any) -> Array:
+            return prefill_terms(alone, batch=1.0, prompt_len=prompt_len, tp_size=at.tp).total_s
+
+        without = self.hits.seconds_of_rest(whole_s, at.context)
         return np.maximum(self.ttft_s - without, 0.0)
 
     @cached_property
     def break_even_gen_len(self) -> Array:
-        """Generated tokens per sequence from which the draft's own prefill is paid back, one request after another;
-        infinite where a step saves nothing."""
+        """Generated tokens per sequence from which the draft's own prefill is paid back, one
+        request after another; infinite where a step saves nothing."""
         extra = self.points.batch * self.draft_prefill_s / self.setup.spread.groups
         saved = self.autoregressive_step_s - self.tpot_s
         return np.where(saved > 0, np.ceil(extra / np.where(saved > 0, saved, 1.0)), np.inf)
@@ -123,23 +154,36 @@ class Prediction:
 
     def take(self, chosen: Any) -> Prediction:
         """The predictions of some points, by their flat indices, as rows."""
-        where, shape = np.unravel_index(chosen, self.points.shape), self.points.shape
+        where = np.unravel_index(chosen, self.points.shape)
+        shape = self.points.shape
 
         def rows(value: Any) -> Any:
             if isinstance(value, np.ndarray):
-                return value.reshape(-1)[0] if value.size == 1 else np.broadcast_to(value, shape)[where]
+                if value.size == 1:
+                    return value.reshape(-1)[0]
+                return np.broadcast_to(value, shape)[where]
             if isinstance(value, tuple):
                 taken = [rows(each) for each in value]
-                return type(value)(*taken) if hasattr(value, "_fields") else tuple(taken)
+                if hasattr(value, "_fields"):
+                    return type(value)(*taken)
+                return tuple(taken)
             if dataclasses.is_dataclass(value) and not isinstance(value, Setup | type):
-                fields = {each.name: rows(getattr(value, each.name)) for each in dataclasses.fields(value)}
+                fields = {
+                    each.name: rows(getattr(value, each.name)) for each in dataclasses.fields(value)
+                }
                 return dataclasses.replace(value, **fields)
             return value
 
         taken: Prediction = rows(dataclasses.replace(self, points=Points(batch=0, context=0)))
-        axes = {name: axis for name, axis in vars(self.points).items() if axis is not None and name != "is_grid"}
-        points: dict[str, Any] = {name: np.broadcast_to(axis, shape)[where] for name, axis in axes.items()}
-        return dataclasses.replace(taken, points=Points(**points))
+        axes = {
+            name: axis
+            for name, axis in vars(self.points).items()
+            if axis is not None and name not in ("is_grid", "cached")
+        }
+        points: dict[str, Any] = {
+            name: np.broadcast_to(axis, shape)[where] for name, axis in axes.items()
+        }
+        return dataclasses.replace(taken, points=Points(**points, cached=self.points.cached))
 
 
 def _whole(setup: Setup, points: Points) -> Points:
@@ -150,7 +194,10 @@ def _whole(setup: Setup, points: Points) -> Points:
     axes: dict[str, Any] = {}
     for name in (*LIMITS, "max_len"):
         given = getattr(points, name)
-        value = own.get(name) if given is None else given
+        if given is None:
+            value = own.get(name)
+        else:
+            value = given
         axes[name] = array = None if value is None else np.asarray(value, dtype=np.float64)
         if array is None or name not in LIMITS:
             continue
@@ -158,39 +205,74 @@ def _whole(setup: Setup, points: Points) -> Points:
         inside = (array >= low) & (array <= high)
         if not np.all(inside):
             label = NAMES.get(name, name)
-            raise ConfigError(f"{label} must be between {low:g} and {high:g}, not {array[~inside].flat[0]:g}")
+            raise ConfigError(
+                f"{label} must be between {low:g} and {high:g}, not {array[~inside].flat[0]:g}"
+            )
     gamma = axes["gamma"].astype(np.int64)
-    return dataclasses.replace(points, **axes | {"gamma": np.zeros_like(gamma) if setup.kind == "none" else gamma})
+    if not draft_of(setup).drafts:
+        gamma = np.zeros_like(gamma)
+    return dataclasses.replace(points, **axes | {"gamma": gamma})
+
+
+def _is_partly_drafted(acceptance: AcceptanceProfile) -> bool:
+    """Whether some steps have no draft, or one shorter than gamma."""
+    return acceptance.replay is not None or acceptance.drafted_share < 1.0
 
 
 def predict(setup: Setup, acceptance: AcceptanceProfile | None, points: Points) -> Prediction:
     """Every point; each term is evaluated on the axes that it depends on, and only then broadcast.
 
-    Raises ConfigError for a number out of range, and without an acceptance where something is drafted.
+    Raises ConfigError for a number out of range, and without an acceptance where something is
+    drafted.
     """
     at = _whole(setup, points)
+    draft = draft_of(setup)
     kv_len = at.context + at.gen_len / 2.0
-    read = draft_kv_tokens(setup, kv_len, at.budget)
+    read = draft.tokens_read(kv_len, at.budget)
     expected: Array = np.ones(())
     everything: Array = expected
     if np.any(at.gamma > 0):
         if acceptance is None:
             spec = setup.speculation
-            raise ConfigError(f"draft {spec.draft} ({spec.draft_method}) needs an acceptance rate or profile")
-        expected, everything = acceptance.tokens_per_step(budget=read, context=kv_len, gamma=at.gamma)
+            raise ConfigError(
+                f"draft {spec.draft} ({spec.draft_method}) needs an acceptance rate or profile"
+            )
+        expected, everything = acceptance.tokens_per_step(
+            budget=read, context=draft.context_seen(kv_len, at.budget), gamma=at.gamma
+        )
     is_uncut = at.is_grid and setup.speculation.draft_method in SPARSE_METHODS
     terms = step_terms(
-        setup, batch=at.batch, kv_len=kv_len, draft_kv_len=at.budget if is_uncut else read, gamma=at.gamma,
-        tp_size=at.tp, full_acceptance=everything,
-    )  # fmt: skip
-    if setup.kind == "ngram" and acceptance is not None and acceptance.drafted_share < 1.0:
+        setup,
+        batch=at.batch,
+        kv_len=kv_len,
+        draft_kv_len=at.budget if is_uncut else read,
+        gamma=at.gamma,
+        tp_size=at.tp,
+        full_acceptance=everything,
+    )
+    if draft.is_by_sequence and acceptance is not None and _is_partly_drafted(acceptance):
         by_number, probability = looked_up_terms(
-            setup, batch=at.batch, kv_len=kv_len, gamma=at.gamma, share=acceptance.drafted_share, tp_size=at.tp
+            setup,
+            batch=at.batch,
+            kv_len=kv_len,
+            gamma=acceptance.draft_len_at(at.gamma),
+            share=acceptance.drafted_share_at(at.gamma),
+            tp_size=at.tp,
         )
         terms = by_number.averaged(probability, at.gamma)
-    held = at.context + at.gen_len if at.max_len is None else at.max_len
+    if at.max_len is None:
+        held = at.context + at.gen_len
+    else:
+        held = at.max_len
     need = memory_need(
-        setup, batch=at.batch, max_len=held, budget=at.budget, gamma=at.gamma, tp_size=at.tp,
+        setup,
+        batch=at.batch,
+        max_len=held,
+        budget=at.budget,
+        gamma=at.gamma,
+        tp_size=at.tp,
         capacity=capacity_bytes(setup.hardware, setup.engine),
-    )  # fmt: skip
-    return Prediction(setup=setup, points=at, terms=terms, memory=need, expected_tokens_per_step=expected)
+    )
+    return Prediction(
+        setup=setup, points=at, terms=terms, memory=need, expected_tokens_per_step=expected
+    )

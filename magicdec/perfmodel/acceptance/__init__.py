@@ -1,7 +1,9 @@
-"""Acceptance profiles: a law of acceptance (law.py; fitted in fit.py) with where it came from and how sure it is.
+"""Acceptance profiles: a law of acceptance (law.py; fitted in fit.py) with where it came from and
+how sure it is.
 
-A profile is one JSON file. The shipped ones (specs/data/acceptance) are fitted on published measurements and say which;
-a user's own measurement replaces them. What was never measured has no profile: `default_profile` then returns None.
+A profile is one JSON file. The shipped ones (specs/data/acceptance) are fitted on published
+measurements and say which; a user's own measurement replaces them. What was never measured has no
+profile: `default_profile` then returns None.
 """
 
 from __future__ import annotations
@@ -17,8 +19,23 @@ import numpy as np
 from magicdec.counts import Array, expected_tokens_per_step
 from magicdec.errors import ConfigError
 from magicdec.files import converted, read_json, write_atomic
-from magicdec.perfmodel.acceptance.fit import MeasuredRates, fit_law, held_out, measured_rates, measurements_from_rows
-from magicdec.perfmodel.acceptance.law import LARGEST, MAX_POSITIONS, Law, LawError, Runs, fit_runs, rejected_before
+from magicdec.perfmodel.acceptance.fit import (
+    MeasuredRates,
+    fit_law,
+    held_out,
+    measured_rates,
+    measurements_from_rows,
+)
+from magicdec.perfmodel.acceptance.law import (
+    LARGEST,
+    MAX_POSITIONS,
+    Law,
+    LawError,
+    Runs,
+    fit_runs,
+    rejected_before,
+)
+from magicdec.perfmodel.acceptance.replayed import Replay
 from magicdec.specs.speculation import HEAD_METHODS, HeadSpec
 
 PROFILES_DIRECTORY = Path(__file__).resolve().parents[2] / "specs" / "data" / "acceptance"
@@ -28,7 +45,9 @@ WINDOWED_CONTEXT_ERROR = 0.15
 scripts/fit_published_acceptance.py)."""
 
 
-class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class AcceptanceProfile(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Acceptance of one (target, draft, method) on one dataset, at one way of sampling."""
 
     schema_version: int = SCHEMA_VERSION
@@ -38,15 +57,17 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     draft: str = "self"
     draft_method: str
     applies_to: list[str] = []
-    """Other targets of the family that this profile may stand in for, with the wider error of `carried_error`."""
+    """Other targets of the family that this profile may stand in for, with the wider error of
+    `carried_error`.
+    """
     carried_from: str = ""
     """The target that it was measured on, where it stands in for another."""
     checkpoint: str = ""
     """The draft's weights that were measured, where they are published."""
     draft_weight_dtype: str = ""
     """Format of the draft's weights, where it is a narrower copy of its target."""
-    only_if_asked: bool = False
-    """Whether acceptance hangs on the text so much that a plan uses it only where this draft is asked for."""
+    is_assumed: bool = False
+    """Whether it is a belief: nobody counted this draft on this text."""
     carried_error: float = 0.35
     """Standard deviation of log(1 - alpha) added when the profile stands in for another target."""
     dataset: str = ""
@@ -67,17 +88,21 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     measured_gamma: int | None = None
     """The largest gamma that was measured."""
     drafted_share: float = 1.0
-    """Share of a sequence's steps that have a draft at all, where look-ups may find none: the others verify one token,
-    and count among the steps that the rates are of."""
+    """Share of a sequence's steps that have a draft at all, where look-ups may find none: the
+    others verify one token, and count among the steps that the rates are of."""
     num_trials: int | None = None
     fit_rms: float | None = None
     """Root mean square of measured minus fitted rates, weighted by trials."""
     held_out_error: float | None = None
-    """Mean absolute error of the law on budgets that it was not fitted on, leaving out one at a time."""
+    """Mean absolute error of the law on budgets that it was not fitted on, leaving out one at a
+    time.
+    """
     held_out_noise: float | None = None
     """Value of that error if the law were right, from the counts' own standard errors."""
     measured: list[MeasuredRates] = []
     """The counted rates that the law was fitted to."""
+    replay: Replay | None = None
+    """All settings of a look-up that was replayed from logged requests."""
 
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA_VERSION:
@@ -87,71 +112,160 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if not 0.0 <= self.spread <= 0.5:
             raise ValueError(f"'spread' must be between 0 and 0.5, not {self.spread!r}")
         if not 0.0 <= self.carried_error <= 10.0:
-            raise ValueError(f"'carried_error' must be between 0 and 10, not {self.carried_error!r}")
+            raise ValueError(
+                f"'carried_error' must be between 0 and 10, not {self.carried_error!r}"
+            )
 
-    def conditional_rates(self, *, budget: Any, context: Any, gamma_max: int, num_sigma: float = 0.0) -> Array:
-        """P(position i accepted | all before accepted), of shape broadcast(budget, context) + (gamma_max,).
+    def conditional_rates(
+        self, *, budget: Any, context: Any, gamma_max: int, num_sigma: float = 0.0
+    ) -> Array:
+        """P(position i accepted | all before accepted), of shape broadcast(budget, context) +
+        (gamma_max,).
 
-        `num_sigma` standard deviations above (below, when negative) the middle; ±1.645 spans a 90 % interval.
-        A budget of None is the full cache.
+        `num_sigma` standard deviations above (below, when negative) the middle; ±1.645 spans a 90 %
+        interval. A budget of None is the full cache.
         """
         rates = self.law.conditional_rates(budget=budget, context=context, gamma_max=gamma_max)
         if not num_sigma:
             return rates
-        deviation = self.error.deviation(self.law, budget=budget, context=context, gamma_max=gamma_max)
+        deviation = self.error.deviation(
+            self.law, budget=budget, context=context, gamma_max=gamma_max
+        )
         return rates ** np.exp(-num_sigma * deviation)
+
+    def drafted_share_at(self, gamma: Any) -> Array:
+        """Share of the steps that have a draft: as replayed at each gamma, else the profile's."""
+        if self.replay is None:
+            return np.asarray(self.drafted_share, dtype=np.float64)
+        share: Array = self.replay.setting.drafted_share_at(gamma)
+        return share
+
+    def draft_len_at(self, gamma: Any) -> Array:
+        """Mean drafted tokens of the steps that have a draft: as replayed, else gamma."""
+        depth: Array = np.asarray(gamma, dtype=np.float64)
+        if self.replay is None:
+            return depth
+        share = np.maximum(self.replay.setting.drafted_share_at(gamma), 1e-9)
+        lengths: Array = np.minimum(self.replay.setting.drafted_at(gamma) / share, depth)
+        return lengths
+
+    def with_setting(self, chosen: int) -> AcceptanceProfile:
+        """Return the profile of another of its replayed settings, whose counts by context it does
+        not hold.
+        """
+        if self.replay is None or chosen == self.replay.chosen:
+            return self
+        replay = msgspec.structs.replace(self.replay, chosen=chosen, by_context=[], by_output=[])
+        setting = replay.setting
+        law = Law(
+            rejection=1.0 - setting.rates[0],
+            by_position=setting.rates if len(setting.rates) > 1 else [],
+        )
+        return msgspec.structs.replace(
+            self,
+            law=law,
+            drafted_share=float(setting.drafted_share_at(setting.rates_gamma)),
+            num_trials=sum(setting.trials),
+            measured=[],
+            replay=replay,
+        )
 
     @property
     def max_gamma(self) -> int | None:
-        """The largest gamma to choose unasked: the measured one, where the profile has no counts that tell how sure
-        deeper ones are; None: any."""
+        """The largest gamma to choose unasked: the measured one, where the profile has no counts
+        that tell how sure deeper ones are; None: any."""
         return None if self.measured else self.measured_gamma
 
     @property
     def runs(self) -> Runs | None:
-        """Runs fitted to the counts, where those are of one budget and context, and rise with the position."""
-        if len(self.measured) != 1:
+        """Runs fitted to the counts, where those are of one budget and context, and rise with the
+        position.
+        """
+        if len(self.measured) != 1 or self.replay is not None:
             return None
         return fit_runs(tuple(self.measured[0].rates), tuple(self.measured[0].stderr))
 
-    def tokens_per_step(self, *, budget: Any, context: Any, gamma: Any, shift: Any = 0.0) -> tuple[Array, Array]:
-        """Expected tokens per step, E(gamma), and the probability that all `gamma` drafts are accepted; arrays
-        broadcast. By the runs of the counts where they have some, else by the law.
+    def tokens_per_step(
+        self, *, budget: Any, context: Any, gamma: Any, shift: Any = 0.0
+    ) -> tuple[Array, Array]:
+        """Expected tokens per step, E(gamma), and the probability that all `gamma` drafts are
+        accepted; arrays broadcast. By the runs of the counts where they have some, else by the law.
 
         `shift` is added to the rates by position: those of sequences that differ from the mean.
         """
         gamma = np.asarray(gamma, dtype=np.int64)
+        if self.replay is not None:
+            return self._replayed_tokens(budget=budget, context=context, gamma=gamma, shift=shift)
         runs = self.runs
         if runs is None:
             deepest = max(int(gamma.max(initial=0)), 1)
             rates = self.law.conditional_rates(budget=budget, context=context, gamma_max=deepest)
             return _by_position(_shifted(rates, shift), gamma)
         first = self.law.first_rate(budget=budget, context=context)
-        counted = self.law.first_rate(budget=self.measured[0].budget, context=self.measured[0].context)
+        counted = self.law.first_rate(
+            budget=self.measured[0].budget, context=self.measured[0].context
+        )
         return runs.tokens_per_step(gamma, shift=_logit(first + shift) - _logit(counted))
 
-    def tokens_error(self, *, budget: Any, context: Any, gamma: Any, shifts: Sequence[Any] = ()) -> Array:
-        """One relative standard deviation of E(gamma): from the law's errors and, by runs, that of E(gamma) over the
-        counted gamma's; and from each of `shifts` of the rates."""
-        gamma, runs = np.asarray(gamma, dtype=np.int64), self.runs
+    def _replayed_tokens(
+        self, *, budget: Any, context: Any, gamma: Array, shift: Any
+    ) -> tuple[Array, Array]:
+        """Tokens per step as replayed at each gamma; a shift moves their gain as it moves the law's."""
+        assert self.replay is not None
+        deepest = max(int(gamma.max(initial=0)), 1)
+        rates = self.law.conditional_rates(budget=budget, context=context, gamma_max=deepest)
+        of_law, _ = _by_position(rates, gamma)
+        moved, everything = _by_position(_shifted(rates, shift), gamma)
+        gain = (moved - 1.0) / np.maximum(of_law - 1.0, 1e-12)
+        expected = 1.0 + (self.replay.setting.tokens_at(gamma) - 1.0) * gain
+        return np.where(gamma > 0, expected, 1.0), everything
+
+    def tokens_error(
+        self, *, budget: Any, context: Any, gamma: Any, shifts: Sequence[Any] = ()
+    ) -> Array:
+        """One relative standard deviation of E(gamma): from the law's errors and, by runs, that of
+        E(gamma) over the counted gamma's; and from each of `shifts` of the rates."""
+        gamma = np.asarray(gamma, dtype=np.int64)
+        runs = self.runs
         at: dict[str, Any] = {"budget": budget, "context": context}
-        deepest = max(int(gamma.max(initial=0)), 1) if runs is None else runs.counted
-        low, high = (self.conditional_rates(**at, gamma_max=deepest, num_sigma=sigma) for sigma in (-1.0, 1.0))
-        own = _half_range(*(_by_position(rates, gamma if runs is None else deepest)[0] for rates in (low, high)))
+        if runs is None:
+            deepest = max(int(gamma.max(initial=0)), 1)
+        else:
+            deepest = runs.counted
+        low, high = (
+            self.conditional_rates(**at, gamma_max=deepest, num_sigma=sigma)
+            for sigma in (-1.0, 1.0)
+        )
+        own = _half_range(
+            *(_by_position(rates, gamma if runs is None else deepest)[0] for rates in (low, high))
+        )
         if runs is not None:
             own = np.hypot(own, runs.log_ratio_error(gamma, deepest))
+        if self.replay is not None:
+            own = self.replay.setting.error_at(gamma)
         variance: Array = own**2
         for shift in shifts:
             if np.any(shift):
-                moved = (self.tokens_per_step(**at, gamma=gamma, shift=sign * shift)[0] for sign in (-1.0, 1.0))
+                moved = (
+                    self.tokens_per_step(**at, gamma=gamma, shift=sign * shift)[0]
+                    for sign in (-1.0, 1.0)
+                )
                 variance = variance + _half_range(*moved) ** 2
         return np.sqrt(variance)
 
-    def ratio_error(self, gamma: int, over: int, *, budget: Any, context: Any, shift: float = 0.0) -> float:
-        """One standard deviation of log(E(gamma) / E(over)): rates of positions that both draft cancel."""
+    def ratio_error(
+        self, gamma: int, over: int, *, budget: Any, context: Any, shift: float = 0.0
+    ) -> float:
+        """One standard deviation of log(E(gamma) / E(over)): rates of positions that both draft
+        cancel.
+        """
         if (runs := self.runs) is not None:
             return float(runs.log_ratio_error(gamma, over))
-        at: dict[str, Any] = {"budget": budget, "context": context, "gamma_max": max(gamma, over, 1)}
+        at: dict[str, Any] = {
+            "budget": budget,
+            "context": context,
+            "gamma_max": max(gamma, over, 1),
+        }
 
         def log_ratio(num_sigma: float, by: float) -> float:
             rates = _shifted(self.conditional_rates(**at, num_sigma=num_sigma), by)
@@ -163,15 +277,21 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def trained_len(self) -> int | None:
-        """Tokens up to which a head is taken to be trained, where it accepts less beyond; None of any other draft, and
-        of prediction heads, which are trained as long as their model."""
+        """Tokens up to which a head is taken to be trained, where it accepts less beyond; None of
+        any other draft, and of prediction heads, which are trained as long as their model."""
         is_head = self.draft_method in HEAD_METHODS and self.draft_method != "mtp"
-        falls = self.law.context_exponent > 0.0 < self.law.flat_below and self.law.flat_beyond == LARGEST
-        return round(self.law.flat_below) if is_head and falls else None
+        falls = (
+            self.law.context_exponent > 0.0 < self.law.flat_below
+            and self.law.flat_beyond == LARGEST
+        )
+        if is_head and falls:
+            return round(self.law.flat_below)
+        return None
 
     def of_head(self, head: HeadSpec, *, target_len: int) -> AcceptanceProfile:
-        """The profile with this head's own window or length in place of the published one's. A length that is its
-        target's (`target_len`) says nothing of training: published configurations copy it."""
+        """The profile with this head's own window or length in place of the published one's. A
+        length that is its target's (`target_len`) says nothing of training: published
+        configurations copy it."""
         if self.trained_len is None:
             return self
         if head.window is not None:
@@ -188,27 +308,42 @@ class AcceptanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         )
 
     def at_rate(self, rate: float, *, budget: float, context: float) -> AcceptanceProfile:
-        """The profile scaled so position 1 at (budget, context) is accepted at `rate`; without an error of its own."""
+        """The profile scaled so position 1 at (budget, context) is accepted at `rate`; without an
+        error of its own.
+        """
         present = 1.0 - float(self.law.first_rate(budget=budget, context=context))
         floor = self.law.floor
         if not 0.0 < rate < 1.0 or present <= floor:
-            return constant_profile(rate, model=self.model, draft=self.draft, draft_method=self.draft_method)
+            return constant_profile(
+                rate, model=self.model, draft=self.draft, draft_method=self.draft_method
+            )
         floor = min(floor, 0.5 * (1.0 - rate))
         now, growth = (float(each) for each in self.law.rejected(budget=budget, context=context))
         then = rejected_before((1.0 - rate - floor) / (1.0 - floor), growth)
-        law = msgspec.structs.replace(self.law, rejection=self.law.rejection * then / now, floor=floor)
+        law = msgspec.structs.replace(
+            self.law, rejection=self.law.rejection * then / now, floor=floor
+        )
         error = msgspec.structs.replace(self.error, log_rejection=0.0)
-        return msgspec.structs.replace(self, law=law, error=error, fitted=True, measured=[])
+        return msgspec.structs.replace(
+            self, law=law, error=error, fitted=True, measured=[], replay=None
+        )
 
 
 def _by_position(rates: Array, gamma: Any) -> tuple[Array, Array]:
-    """E(gamma) and the probability that all `gamma` drafts are accepted, from rates by position on a last axis."""
-    expected, without_last = (expected_tokens_per_step(rates, each) for each in (gamma, np.maximum(gamma - 1, 0)))
+    """E(gamma) and the probability that all `gamma` drafts are accepted, from rates by position on
+    a last axis.
+    """
+    expected, without_last = (
+        expected_tokens_per_step(rates, each) for each in (gamma, np.maximum(gamma - 1, 0))
+    )
     return expected, np.where(gamma > 0, expected - without_last, 1.0)
 
 
 def _shifted(rates: Array, shift: Any) -> Array:
-    return np.clip(rates + np.asarray(shift)[..., None], 0.0, 1.0) if np.any(shift) else rates
+    if not np.any(shift):
+        return rates
+    shifted: Array = np.clip(rates + np.asarray(shift)[..., None], 0.0, 1.0)
+    return shifted
 
 
 def _half_range(low: Array, high: Array) -> Array:
@@ -222,54 +357,90 @@ def _logit(rate: Any) -> Array:
 
 
 def constant_profile(
-    rate: float | Sequence[float], *, model: str = "", draft: str = "self", draft_method: str = "constant",
+    rate: float | Sequence[float],
+    *,
+    model: str = "",
+    draft: str = "self",
+    draft_method: str = "constant",
     source: str = "given",
-) -> AcceptanceProfile:  # fmt: skip
-    """One rate for every position, budget and context; or one by position, the last for all further ones.
+) -> AcceptanceProfile:
+    """One rate for every position, budget and context; or one by position, the last for all further
+    ones.
 
     Raises ConfigError unless each rate is between 0 and 1.
     """
-    given = [rate] if isinstance(rate, float | int) else list(rate)
+    if isinstance(rate, float | int):
+        given = [rate]
+    else:
+        given = list(rate)
     if not given:
         raise ConfigError("no acceptance rate is given")
     for each in given:
         if not 0.0 <= each <= 1.0:
             raise ConfigError(f"acceptance rate must be between 0 and 1, not {each}")
     if len(given) > MAX_POSITIONS:
-        raise ConfigError(f"{len(given)} acceptance rates are given; at most {MAX_POSITIONS} positions are read")
+        raise ConfigError(
+            f"{len(given)} acceptance rates are given; at most {MAX_POSITIONS} positions are read"
+        )
     law = Law(rejection=1.0 - given[0], by_position=given if len(given) > 1 else [])
-    return AcceptanceProfile(model=model, draft=draft, draft_method=draft_method, source=source, law=law)
+    return AcceptanceProfile(
+        model=model, draft=draft, draft_method=draft_method, source=source, law=law
+    )
 
 
 def fit_profile(
-    measurements: Any, *, model: str = "", draft: str = "self", dataset: str = "", source: str = "measured",
-    spread: float | None = None, cluster_factor: float | None = None,
-) -> AcceptanceProfile:  # fmt: skip
+    measurements: Any,
+    *,
+    model: str = "",
+    draft: str = "self",
+    dataset: str = "",
+    source: str = "measured",
+    spread: float | None = None,
+    cluster_factor: float | None = None,
+) -> AcceptanceProfile:
     """The profile of one draft method at one temperature, from counts.
 
-    `measurements` are rows (mappings, structs or a dict of columns) with draft_method, budget, context, position (1 is
-    the first draft), trials (blocks whose drafts before `position` were all accepted), accepted, temperature, and
-    optionally `sequence`: with it the spread between sequences is estimated and the errors are clustered by sequence.
+    `measurements` are rows (mappings, structs or a dict of columns) with draft_method, budget,
+    context, position (1 is the first draft), trials (blocks whose drafts before `position` were all
+    accepted), accepted, temperature, and optionally `sequence`: with it the spread between
+    sequences is estimated and the errors are clustered by sequence.
 
     Raises:
         ConfigError: no usable row, or rows of several methods or temperatures.
     """
     rows = measurements_from_rows(measurements)
-    methods, temperatures = {row.draft_method for row in rows}, {row.temperature for row in rows}
+    methods = {row.draft_method for row in rows}
+    temperatures = {row.temperature for row in rows}
     for what, values in (("draft method", methods), ("temperature", temperatures)):
         if len(values) > 1:
-            raise ConfigError(f"one profile describes one {what}; the measurements hold {sorted(map(str, values))}")
+            raise ConfigError(
+                f"one profile describes one {what}; the measurements hold {sorted(map(str, values))}"
+            )
     is_self = draft == "self"
-    law, error, between, rms = fit_law(rows, is_self=is_self, spread=spread, cluster_factor=cluster_factor)
+    law, error, between, rms = fit_law(
+        rows, is_self=is_self, spread=spread, cluster_factor=cluster_factor
+    )
     missed, noise = held_out(rows, is_self=is_self) or (None, None)
     return AcceptanceProfile(
-        model=model, draft=draft, draft_method=methods.pop(), dataset=dataset, temperature=temperatures.pop(),
-        definition="conditional rate by position, from real speculative blocks", source=source, law=law, error=error,
-        spread=between, measured_budgets=sorted({row.budget for row in rows}),
-        measured_contexts=sorted({row.context for row in rows}), measured_gamma=max(row.position for row in rows),
-        num_trials=round(sum(row.trials for row in rows)), fit_rms=rms, held_out_error=missed, held_out_noise=noise,
+        model=model,
+        draft=draft,
+        draft_method=methods.pop(),
+        dataset=dataset,
+        temperature=temperatures.pop(),
+        definition="conditional rate by position, from real speculative blocks",
+        source=source,
+        law=law,
+        error=error,
+        spread=between,
+        measured_budgets=sorted({row.budget for row in rows}),
+        measured_contexts=sorted({row.context for row in rows}),
+        measured_gamma=max(row.position for row in rows),
+        num_trials=round(sum(row.trials for row in rows)),
+        fit_rms=rms,
+        held_out_error=missed,
+        held_out_noise=noise,
         measured=measured_rates(rows),
-    )  # fmt: skip
+    )
 
 
 def default_profile_names() -> list[str]:
@@ -278,34 +449,54 @@ def default_profile_names() -> list[str]:
 
 @lru_cache(maxsize=1)
 def _defaults() -> tuple[AcceptanceProfile, ...]:
-    return tuple(load_profile(PROFILES_DIRECTORY / f"{name}.json") for name in default_profile_names())
+    return tuple(
+        load_profile(PROFILES_DIRECTORY / f"{name}.json") for name in default_profile_names()
+    )
 
 
 def published_drafts(model_name: str) -> list[tuple[str, str]]:
-    """The (draft, method) pairs with a shipped profile of this target, or of one that stands in for it."""
+    """The (draft, method) pairs with a shipped profile of this target, or of one that stands in for
+    it.
+    """
     known = (each for each in _defaults() if model_name in (each.model, *each.applies_to))
     pairs = ((each.draft, each.draft_method) for each in known if not each.draft_weight_dtype)
     return list(dict.fromkeys(pairs))
 
 
 def default_profile(
-    model_name: str, draft_method: str, draft: str = "self", temperature: float | None = None, weight_dtype: str = ""
+    model_name: str,
+    draft_method: str,
+    draft: str = "self",
+    temperature: float | None = None,
+    weight_dtype: str = "",
 ) -> AcceptanceProfile | None:
-    """The shipped profile of a target, draft and method; None where none was ever measured ("needs acceptance").
+    """The shipped profile of a target, draft and method; None where none was ever measured ("needs
+    acceptance").
 
-    Of several, the one measured nearest to `temperature`. A profile of another member of the model's family stands in
-    with a wider error, and says so in its source.
-    A self-draft with the full cache and the target's own weights accepts everything, by construction; one with a copy
-    of them in `weight_dtype` has a profile of its own.
+    Of several, the one measured nearest to `temperature`. A profile of another member of the
+    model's family stands in with a wider error, and says so in its source. A self-draft with the
+    full cache and the target's own weights accepts everything, by construction; one with a copy of
+    them in `weight_dtype` has a profile of its own.
     """
     if draft == "self" and draft_method == "full" and not weight_dtype:
         return constant_profile(
-            1.0, model=model_name, draft_method=draft_method, source="exact: the draft is the target"
+            1.0,
+            model=model_name,
+            draft_method=draft_method,
+            source="exact: the draft is the target",
         )
     wanted = (draft, draft_method, weight_dtype)
-    found = [each for each in _defaults() if (each.draft, each.draft_method, each.draft_weight_dtype) == wanted]
+    found = [
+        each
+        for each in _defaults()
+        if (each.draft, each.draft_method, each.draft_weight_dtype) == wanted
+    ]
     if temperature is not None:
-        found.sort(key=lambda each: 0.0 if each.temperature is None else abs(each.temperature - temperature))
+        found.sort(
+            key=lambda each: (
+                0.0 if each.temperature is None else abs(each.temperature - temperature)
+            )
+        )
     for profile in found:
         if profile.model == model_name:
             return profile
@@ -314,10 +505,13 @@ def default_profile(
             error = profile.error
             wider = (error.log_rejection**2 + profile.carried_error**2) ** 0.5
             return msgspec.structs.replace(
-                profile, model=model_name, carried_from=profile.model, checkpoint="",
+                profile,
+                model=model_name,
+                carried_from=profile.model,
+                checkpoint="",
                 source=f"measured on {profile.model}, carried over to {model_name}: {profile.source}",
                 error=msgspec.structs.replace(error, log_rejection=wider),
-            )  # fmt: skip
+            )
     return None
 
 
@@ -326,7 +520,9 @@ def load_profile(path: str | Path) -> AcceptanceProfile:
 
     Raises ConfigError naming the file and the key.
     """
-    return converted(read_json(Path(path), "acceptance profile"), AcceptanceProfile, where=str(path))
+    return converted(
+        read_json(Path(path), "acceptance profile"), AcceptanceProfile, where=str(path)
+    )
 
 
 def save_profile(profile: AcceptanceProfile, path: str | Path) -> None:

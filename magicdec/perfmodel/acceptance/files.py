@@ -6,22 +6,25 @@
                 (vllm/benchmarks/serve.py; unconditional rates, over drafts)
     vLLM's log  "SpecDecoding metrics: ..." lines (vllm/v1/spec_decode/metrics.py)
     SGLang      JSON lines of /generate's answers: meta_info.spec_correct_drafts_histogram, before 0.5.2x
-                spec_accept_histogram (srt/managers/tokenizer_manager.py): steps by the drafts accepted in them
+                spec_accept_histogram (srt/managers/tokenizer_manager.py): steps by the drafts
+                accepted in them
     AIPerf      profile_export.jsonl: spec_decode_acceptance.acceptance_histogram (aiperf/common/models/
                 spec_decode_models.py), steps by the drafts accepted in them
     GuideLLM    benchmarks.json: the same histogram as vLLM gives it with --per-request-spec-decode-metrics,
-                benchmarks[].requests.successful[].response_metrics.speculative_decoding (guidellm/schemas/base/
-                request_stats.py)
-    Spec-Bench  JSON lines of model_answer: choices[].accept_lengths (evaluation/eval.py); tokens per step, the added
+                benchmarks[].requests.successful[].response_metrics.speculative_decoding
+                (guidellm/schemas/base/ request_stats.py)
+    Spec-Bench  JSON lines of model_answer: choices[].accept_lengths (evaluation/eval.py); tokens
+    per step, the added
                 one with them, unless a 0 is among them: some methods append the drafts alone
 
-Each becomes trials and accepted by position: a step with N accepted drafts tried positions 1 to min(N + 1, gamma).
+Each becomes trials and accepted by position: a step with N accepted drafts tried positions 1 to
+min(N + 1, gamma).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +64,9 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
     """
     text = read_bytes(path, limit_bytes=LIMIT_BYTES).decode("utf-8", errors="replace")
     if logged := LOG_LINE.findall(text):
-        return ImportedAcceptance(kind="vLLM log", counts=Counts.of_survivors(_logged(*each) for each in logged))
+        return ImportedAcceptance(
+            kind="vLLM log", counts=Counts.of_survivors(_logged(*each) for each in logged)
+        )
     try:
         documents = json_documents(text)
     except ValueError as error:
@@ -81,13 +86,17 @@ def read_acceptance(path: Path, *, gamma: int | None = None) -> ImportedAcceptan
     )
 
 
-def _read_all(path: Path, documents: list[tuple[int, Any]], read: Callable[[Any], list[Any]]) -> list[Any]:
+def _read_all(
+    path: Path, documents: list[tuple[int, Any]], read: Callable[[Any], list[Any]]
+) -> list[Any]:
     found: list[Any] = []
     for number, document in documents:
         try:
             found += read(document)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            what = f"no {error}" if isinstance(error, KeyError) else error
+            what = str(error)
+            if isinstance(error, KeyError):
+                what = f"no {error}"
             raise ConfigError(f"{path}, line {number}: {what}") from None
     return found
 
@@ -98,13 +107,21 @@ def _counts(path: Path, found: list[Any], gamma: int | None) -> Counts:
         raise ConfigError(
             f"{path} counts no accepted draft: was it measured with a draft, and did the server count them?"
         )
-    deepest = max(len(each) - 1 if isinstance(each, tuple) else max(each, default=0) for each in found)
+    deepest = max(
+        len(each) - 1 if isinstance(each, tuple) else max(each, default=0) for each in found
+    )
     if gamma is not None and deepest > gamma:
-        raise ConfigError(f"{path} has steps with {deepest} accepted drafts, more than gamma {gamma}")
+        raise ConfigError(
+            f"{path} has steps with {deepest} accepted drafts, more than gamma {gamma}"
+        )
     depth = gamma or deepest
     if not 1 <= depth <= MAX_POSITIONS:
-        raise ConfigError(f"{path} has steps with up to {depth} accepted drafts; 1 to {MAX_POSITIONS} are read")
-    return Counts.of_survivors([each if isinstance(each, tuple) else _survivors(each, depth) for each in found])
+        raise ConfigError(
+            f"{path} has steps with up to {depth} accepted drafts; 1 to {MAX_POSITIONS} are read"
+        )
+    return Counts.of_survivors(
+        [each if isinstance(each, tuple) else _survivors(each, depth) for each in found]
+    )
 
 
 def _survivors(lengths: Sequence[int], depth: int) -> tuple[float, ...]:
@@ -112,7 +129,9 @@ def _survivors(lengths: Sequence[int], depth: int) -> tuple[float, ...]:
 
 
 def _lengths(values: Any) -> list[int]:
-    if not all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values):
+    if not all(
+        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
+    ):
         raise ValueError("accepted lengths must be whole numbers from 0 on")
     return list(values)
 
@@ -128,7 +147,9 @@ def _vllm_benchmark(document: Any) -> list[Any]:
 
 
 def _from_survival(drafts: float, rates: Sequence[float]) -> tuple[float, ...]:
-    """From unconditional rates; rounding may leave a later one above an earlier one, which it cannot be."""
+    """From unconditional rates; rounding may leave a later one above an earlier one, which it
+    cannot be.
+    """
     survivors = [drafts]
     for rate in rates:
         if not 0.0 <= rate <= 1.0 + 1e-9:
@@ -142,21 +163,31 @@ def _from_survival(drafts: float, rates: Sequence[float]) -> tuple[float, ...]:
 def _logged(mean: str, accepted: str, drafted: str, rates: str) -> tuple[float, ...]:
     by_position = [float(rate) for rate in rates.split(",")]
     emitted = float(mean) - 1.0
-    drafts = float(accepted) / emitted if emitted > 0 else float(drafted) / len(by_position)
+    if emitted > 0:
+        drafts = float(accepted) / emitted
+    else:
+        drafts = float(drafted) / len(by_position)
     return _from_survival(max(drafts, 1.0), by_position)
 
 
 def _histogram_of(document: Any) -> Any:
-    meta = document.get("meta_info", document) if isinstance(document, dict) else {}
+    if isinstance(document, dict):
+        meta = document.get("meta_info", document)
+    else:
+        meta = {}
     return meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram")
 
 
 def _from_histogram(told: Any) -> list[Any]:
-    """Survivors from a request's acceptance_histogram, a list by accepted drafts or a mapping; [] where it has none."""
+    """Survivors from a request's acceptance_histogram, a list by accepted drafts or a mapping; []
+    where it has none.
+    """
     histogram = (told or {}).get("acceptance_histogram")
     if not histogram:
         return []
-    pairs = histogram.items() if isinstance(histogram, dict) else enumerate(histogram)
+    pairs: Iterable[tuple[Any, Any]] = enumerate(histogram)
+    if isinstance(histogram, dict):
+        pairs = histogram.items()
     counts = {int(accepted): int(steps) for accepted, steps in pairs}
     depth = told.get("num_spec_tokens") or max(counts)
     if max(counts) > depth or min(counts.values()) < 0:
@@ -165,7 +196,9 @@ def _from_histogram(told: Any) -> list[Any]:
 
 
 def _guidellm(document: Any) -> list[Any]:
-    requests = [each for benchmark in document["benchmarks"] for each in benchmark["requests"]["successful"]]
+    requests = [
+        each for benchmark in document["benchmarks"] for each in benchmark["requests"]["successful"]
+    ]
     told = [(each.get("response_metrics") or {}).get("speculative_decoding") for each in requests]
     return [steps for each in told for steps in _from_histogram(each)]
 

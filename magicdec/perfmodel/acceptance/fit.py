@@ -1,8 +1,11 @@
-"""Fits a law of acceptance to counts: maximum likelihood with weak priors; few data give a plain law with wide errors.
+"""Fits a law of acceptance to counts: maximum likelihood with weak priors; few data give a plain
+law with wide errors.
 
-The residuals are signed roots of the binomial deviance, so least squares on them is maximum likelihood; the priors
-are further residuals. What the binomial cannot explain (sequences that differ, passages that differ) inflates the
-errors: by the overdispersion of the cells, or, where rows name their sequence, by that of the sequences.
+The residuals are signed roots of the binomial deviance, so least squares on them is maximum
+likelihood; the priors are further residuals. What the binomial cannot explain (sequences that
+differ, passages that differ) inflates the
+errors: by the overdispersion of the cells, or, where rows name their sequence, by that of the
+    sequences.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ MEAN_ABSOLUTE_NORMAL = math.sqrt(2.0 / math.pi)
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """How often drafts at one position were accepted, given that all before them in their block were."""
+    """How often drafts at one position were accepted, given that all before them in their block
+    were.
+    """
 
     draft_method: str
     budget: float
@@ -56,7 +61,9 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         if self.budget < 1 or self.context < 1 or self.position < 1:
             raise ValueError("budget, context and position must be at least 1")
         if not 0 <= self.accepted <= self.trials:
-            raise ValueError(f"accepted must be between 0 and trials, not {self.accepted} of {self.trials}")
+            raise ValueError(
+                f"accepted must be between 0 and trials, not {self.accepted} of {self.trials}"
+            )
 
 
 class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +73,9 @@ class MeasuredRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     context: float
     rates: list[float]
     stderr: list[float]
-    """Standard errors, clustered by sequence where the counts name it; ± 1.645 of them is a 90 % interval."""
+    """Standard errors, clustered by sequence where the counts name it; ± 1.645 of them is a 90 %
+    interval.
+    """
     trials: list[float]
 
 
@@ -75,7 +84,10 @@ def measurements_from_rows(rows: Iterable[Measurement | Mapping[str, Any]]) -> l
     kept: list[Measurement] = []
     for number, row in enumerate(rows, 1):
         try:
-            each = row if isinstance(row, Measurement) else msgspec.convert(row, Measurement, strict=False)
+            if isinstance(row, Measurement):
+                each = row
+            else:
+                each = msgspec.convert(row, Measurement, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"acceptance measurement {number}: {error}") from error
         kept += [each] if each.trials > 0 else []
@@ -95,7 +107,9 @@ def _grouped(rows: Iterable[Measurement], *names: str) -> dict[Any, list[Measure
 
 @dataclass(frozen=True, kw_only=True)
 class _Cells:
-    """Counts by (budget, context, position), with the reference point about which the law is centred."""
+    """Counts by (budget, context, position), with the reference point about which the law is
+    centred.
+    """
 
     budget: Array
     context: Array
@@ -110,15 +124,24 @@ def _cells(rows: Sequence[Measurement]) -> _Cells:
     groups = _grouped(rows, "budget", "context", "position")
     budget, context, position = np.array(list(groups), dtype=np.float64).T
     trials, accepted = (
-        np.array([sum(getattr(row, name) for row in cell) for cell in groups.values()], dtype=np.float64)
+        np.array(
+            [sum(getattr(row, name) for row in cell) for cell in groups.values()], dtype=np.float64
+        )
         for name in ("trials", "accepted")
     )
     weights = trials * np.where(budget < context, 1.0, 1e-6)
-    centers = (float(np.exp(np.average(np.log(each), weights=weights))) for each in (budget, context))
+    centers = (
+        float(np.exp(np.average(np.log(each), weights=weights))) for each in (budget, context)
+    )
     return _Cells(
-        budget=budget, context=context, position=position.astype(np.int64), trials=trials, accepted=accepted,
-        reference_budget=next(centers), reference_context=next(centers),
-    )  # fmt: skip
+        budget=budget,
+        context=context,
+        position=position.astype(np.int64),
+        trials=trials,
+        accepted=accepted,
+        reference_budget=next(centers),
+        reference_context=next(centers),
+    )
 
 
 def _law_of(values: Mapping[str, float], cells: _Cells) -> Law:
@@ -130,7 +153,9 @@ def _law_of(values: Mapping[str, float], cells: _Cells) -> Law:
 
 
 def _predicted(law: Law, cells: _Cells) -> Array:
-    rates = law.conditional_rates(budget=cells.budget, context=cells.context, gamma_max=int(cells.position.max()))
+    rates = law.conditional_rates(
+        budget=cells.budget, context=cells.context, gamma_max=int(cells.position.max())
+    )
     chosen: Array = np.take_along_axis(rates, cells.position[:, None] - 1, axis=1)[:, 0]
     return np.clip(chosen, 1e-9, 1.0 - 1e-9)
 
@@ -146,29 +171,39 @@ def _deviance_residuals(predicted: Array, trials: Array, accepted: Array) -> Arr
 
 
 def fit_law(
-    rows: Sequence[Measurement], *, is_self: bool, spread: float | None = None, cluster_factor: float | None = None
+    rows: Sequence[Measurement],
+    *,
+    is_self: bool,
+    spread: float | None = None,
+    cluster_factor: float | None = None,
 ) -> tuple[Law, LawError, float, float]:
-    """The law of one method's counts, its errors, the spread between sequences, and the rates' root mean square misfit.
-    `cluster_factor` is the variance inflation when it is known."""
+    """The law of one method's counts, its errors, the spread between sequences, and the rates' root
+    mean square misfit. `cluster_factor` is the variance inflation when it is known."""
     cells = _cells(rows)
     free = {name: each for name, each in FREE.items() if name != "floor" or not is_self}
     solution = _fitted(cells, free, inflation=1.0)
     predicted = _predicted(_law_of(solution.values, cells), cells)
     inflation = _overdispersion(predicted, cells, num_parameters=len(free))
-    if inflation > 1.0:  # the priors' weight against the data's follows from the data's true information
+    if (
+        inflation > 1.0
+    ):  # the priors' weight against the data's follows from the data's true information
         solution = _fitted(cells, free, inflation=inflation)
         predicted = _predicted(_law_of(solution.values, cells), cells)
     law = _law_of(solution.values, cells)
     between, clustering = _between_sequences(rows, law)
     clustering = max(clustering if cluster_factor is None else cluster_factor, 1.0)
     error = _errors(solution, cells, math.sqrt(max(clustering / max(inflation, 1.0), 1.0)))
-    misfit = float(np.average((cells.accepted / cells.trials - predicted) ** 2, weights=cells.trials))
+    misfit = float(
+        np.average((cells.accepted / cells.trials - predicted) ** 2, weights=cells.trials)
+    )
     return law, error, between if spread is None else spread, math.sqrt(misfit)
 
 
 def _fitted(cells: _Cells, free: Mapping[str, Free], *, inflation: float) -> Solution:
     def residuals(values: dict[str, float]) -> Array:
-        data = _deviance_residuals(_predicted(_law_of(values, cells), cells), cells.trials, cells.accepted)
+        data = _deviance_residuals(
+            _predicted(_law_of(values, cells), cells), cells.trials, cells.accepted
+        )
         return data / math.sqrt(inflation)
 
     overall = 1.0 - (cells.accepted.sum() + 0.5) / (cells.trials.sum() + 1.0)
@@ -186,21 +221,30 @@ def _overdispersion(predicted: Array, cells: _Cells, *, num_parameters: int) -> 
 
 
 def _between_sequences(rows: Sequence[Measurement], law: Law) -> tuple[float, float]:
-    """Standard deviation of alpha between sequences, and the variance inflation of totals clustered by sequence."""
+    """Standard deviation of alpha between sequences, and the variance inflation of totals clustered
+    by sequence.
+    """
     totals: dict[str | int, Array] = {}
     gamma = max(row.position for row in rows)
     for row in rows:
         if row.sequence is None:
             continue
-        rate = float(law.conditional_rates(budget=row.budget, context=row.context, gamma_max=gamma)[row.position - 1])
+        rate = float(
+            law.conditional_rates(budget=row.budget, context=row.context, gamma_max=gamma)[
+                row.position - 1
+            ]
+        )
         first = float(row.position == 1)
-        excess, variance = row.accepted - row.trials * rate, row.trials * rate * (1.0 - rate)
+        excess = row.accepted - row.trials * rate
+        variance = row.trials * rate * (1.0 - rate)
         entry = np.array([excess, variance, first * excess, first * variance, first * row.trials])
         totals[row.sequence] = totals.get(row.sequence, np.zeros(5)) + entry
     if len(totals) < 2:
         return 0.0, 1.0
     excess, variance, first_excess, first_variance, trials = np.array(list(totals.values())).T
-    inflation = float(np.sum(excess**2) / max(np.sum(variance), 1e-9)) * len(totals) / (len(totals) - 1)
+    inflation = (
+        float(np.sum(excess**2) / max(np.sum(variance), 1e-9)) * len(totals) / (len(totals) - 1)
+    )
     seen = trials > 0
     if seen.sum() < 2:
         return 0.0, inflation
@@ -219,9 +263,13 @@ def _errors(solution: Solution, cells: _Cells, factor: float) -> LawError:
         )
         return math.log(max(-math.log(max(float(rates[-1]), 1e-12)), 1e-12))
 
-    first, last = (factor * solution.deviation_of(partial(log_hazard, position=position)) for position in (1, deepest))
+    first, last = (
+        factor * solution.deviation_of(partial(log_hazard, position=position))
+        for position in (1, deepest)
+    )
     of_budget, of_context = (
-        min(factor * solution.deviation_of(itemgetter(name)), 10.0) for name in ("budget_exponent", "context_exponent")
+        min(factor * solution.deviation_of(itemgetter(name)), 10.0)
+        for name in ("budget_exponent", "context_exponent")
     )
     return LawError(
         log_rejection=min(first, 10.0),
@@ -232,17 +280,29 @@ def _errors(solution: Solution, cells: _Cells, factor: float) -> LawError:
 
 
 def measurements_of(
-    counts: Counts, *, draft_method: DraftMethod, budget: float, context: float, temperature: float | None = None
+    counts: Counts,
+    *,
+    draft_method: DraftMethod,
+    budget: float,
+    context: float,
+    temperature: float | None = None,
 ) -> list[Measurement]:
-    """Counts at one budget and context as rows to fit; several clusters are told apart, and from other contexts'."""
+    """Counts at one budget and context as rows to fit; several clusters are told apart, and from
+    other contexts'.
+    """
     return [
         Measurement(
-            draft_method=draft_method, budget=budget, context=context, position=position, trials=tried,
-            accepted=accepted, temperature=temperature,
+            draft_method=draft_method,
+            budget=budget,
+            context=context,
+            position=position,
+            trials=tried,
+            accepted=accepted,
+            temperature=temperature,
             sequence=f"{context:g}:{cluster}" if len(counts.steps) > 1 else None,
         )
         for cluster, position, tried, accepted in counts.cells()
-    ]  # fmt: skip
+    ]
 
 
 def measured_rates(rows: Sequence[Measurement]) -> list[MeasuredRates]:
@@ -251,12 +311,16 @@ def measured_rates(rows: Sequence[Measurement]) -> list[MeasuredRates]:
     for (budget, context), cell in _grouped(rows, "budget", "context").items():
         by_position = map(_rate, _grouped(cell, "position").values())
         rates, stderr, trials = (list(values) for values in zip(*by_position, strict=True))
-        tables.append(MeasuredRates(budget=budget, context=context, rates=rates, stderr=stderr, trials=trials))
+        tables.append(
+            MeasuredRates(budget=budget, context=context, rates=rates, stderr=stderr, trials=trials)
+        )
     return tables
 
 
 def _rate(rows: Sequence[Measurement]) -> tuple[float, float, float]:
-    """Rate, standard error and trials of counts of one kind; sequences that are named are taken as clusters."""
+    """Rate, standard error and trials of counts of one kind; sequences that are named are taken as
+    clusters.
+    """
     clusters: dict[str | int | None, Array] = {}
     for row in rows:
         entry = np.array([row.accepted, row.trials])
@@ -266,16 +330,21 @@ def _rate(rows: Sequence[Measurement]) -> tuple[float, float, float]:
 
 
 def held_out(rows: Sequence[Measurement], *, is_self: bool) -> tuple[float, float] | None:
-    """How far the law misses rates of budgets that it was not fitted on, each between the smallest and the largest left
-    out in turn (mean absolute, weighted by trials, positions apart and contexts together); and how far it would on
-    average if it were right, from the rates' standard errors. None with fewer than three budgets."""
+    """How far the law misses rates of budgets that it was not fitted on, each between the smallest
+    and the largest left out in turn (mean absolute, weighted by trials, positions apart and
+    contexts together); and how far it would on average if it were right, from the rates' standard
+    errors. None with fewer than three budgets."""
     misses = []
     for budget in sorted({row.budget for row in rows})[1:-1]:
         law = fit_law([row for row in rows if row.budget != budget], is_self=is_self)[0]
-        for position, chosen in _grouped((row for row in rows if row.budget == budget), "position").items():
+        for position, chosen in _grouped(
+            (row for row in rows if row.budget == budget), "position"
+        ).items():
             rate, stderr, trials = _rate(chosen)
             contexts = np.array([row.context for row in chosen])
-            rates = law.conditional_rates(budget=budget, context=contexts, gamma_max=position)[:, -1]
+            rates = law.conditional_rates(budget=budget, context=contexts, gamma_max=position)[
+                :, -1
+            ]
             predicted = float(np.average(rates, weights=[row.trials for row in chosen]))
             misses.append((abs(rate - predicted), MEAN_ABSOLUTE_NORMAL * stderr, trials))
     if not misses:

@@ -1,30 +1,35 @@
-"""How many drafted tokens are accepted: by position in the block, by draft budget, by context (docs/model.md).
+"""How many drafted tokens are accepted: by position in the block, by draft budget, by context
+(docs/model.md).
 
     1 − α(b, S) = floor + (1 − floor) · grown[ A · (b/b₀)^−c · (1 − b/S)^d, (S/S₀)^e ]     position 1
     rate_i      = [ (α·k + i − 1) / (k + i − 1) ] ^ D_i ,  D_i = 1 + G·(1 − exp(−(i − 1)/τ))   position i
     grown[r, g] = r·g · [ (1 + r⁸) / (1 + (r·g)⁸) ]^⅛      the product up to near 1, which it nears but does not reach
 
-b = draft budget (KV slots read per draft step), S = context, k = `concentration` (α is a Beta variable of αk and
-(1 − α)k over sequences; ∞: all alike), G = `drift`, τ = `drift_depth` (the draft drifts over its own tokens).
-With b ≥ S only the floor is left. Contexts below `flat_below` count as that long. Rates given by position are the law
-where there are some: the last one for all further positions, and for another α each to the power log α / log(given_1).
+b = draft budget (KV slots read per draft step), S = context, k = `concentration` (α is a Beta
+variable of αk and (1 − α)k over sequences; ∞: all alike), G = `drift`, τ = `drift_depth` (the draft
+drifts over its own tokens). With b ≥ S only the floor is left. Contexts below `flat_below` count as
+that long. Rates given by position are the law where there are some: the last one for all further
+positions, and for another α each to the power log α / log(given_1).
 
-Tokens per step at another gamma than the one that rates were counted at: runs of L tokens that the draft gets right and
-one that it misses, gone through in steps of γ + 1 tokens.
+Tokens per step at another gamma than the one that rates were counted at: runs of L tokens that the
+draft gets right and one that it misses, gone through in steps of γ + 1 tokens.
 
     R_j = P(L ≥ j) = Π_{i ≤ j} (a·k + i − 1) / (k + i − 1)      beta-geometric: runs differ in how easy they are
     E(γ) = Σ_j R_j / Σ_m R_{m(γ+1)}                             tokens of a run over its steps
     S_i(γ) = Σ_m R_{m(γ+1)+i} / Σ_m R_{m(γ+1)}                  share of steps that accept at least i drafts
 
-At another budget or context logit(a) moves by as much as the law's logit of the first position's rate; k stays.
+At another budget or context logit(a) moves by as much as the law's logit of the first position's
+rate; k stays.
 
-What a static batch loses while its last sequences finish: n_j steps take sequence j through gen_len tokens; its rate is
-drawn from a Beta distribution of mean α and standard deviation `spread`, and the tokens of t steps are taken as normal.
+What a static batch loses while its last sequences finish: n_j steps take sequence j through gen_len
+tokens; its rate is drawn from a Beta distribution of mean α and standard deviation `spread`, and
+the tokens of t steps are taken as normal.
 
     efficiency = (gen_len / E[max_j n_j]) / expected_tokens_per_step      P(n_j ≤ t) = Φ((t·μ − gen_len + ½)/√(t·v))
 
-Ignored: the content of the block, that rates after a rejection differ from those after a full block, drafts that get
-worse over their own tokens in runs, correlation between the steps of a sequence beyond its rate.
+Ignored: the content of the block, that rates after a rejection differ from those after a full
+block, drafts that get worse over their own tokens in runs, correlation between the steps of a
+sequence beyond its rate.
 """
 
 from __future__ import annotations
@@ -49,17 +54,23 @@ LONGEST = 1024
 PRIOR = (math.log(10.0), 2.0)
 """Prior mean and standard deviation of log k. Rates at one or two positions hardly tell it."""
 SHAPE_ERROR = 0.3
-"""Standard deviation of log(E(gamma) / E(counted gamma)), as a share of it: runs are not quite beta-geometric."""
+"""Standard deviation of log(E(gamma) / E(counted gamma)), as a share of it: runs are not quite
+beta-geometric.
+"""
 STEP = 1e-4
 NUM_NODES = 240
 MAX_STEPS_EVALUATED = 2048
 
 
-class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Law(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """The constants of the equations above."""
 
     rejection: float
-    """A: 1 - alpha at the reference budget and context, before the fill factor (1 - b/S)^d and the floor."""
+    """A: 1 - alpha at the reference budget and context, before the fill factor (1 - b/S)^d and the
+    floor.
+    """
     budget_exponent: float = 0.0
     context_exponent: float = 0.0
     fill_exponent: float = 0.0
@@ -67,9 +78,11 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     reference_context: float = 8192.0
     flat_below: float = 0.0
     flat_beyond: float = LARGEST
-    """Contexts beyond count as that long: a head that attends over a window sees no more of them."""
+    """Contexts beyond count as that long: a head that attends over a window sees no more of them.
+    """
     floor: float = 0.0
-    """1 - alpha of a draft with a full cache; 0 for self-speculation with the target's own weights."""
+    """1 - alpha of a draft with a full cache; 0 for self-speculation with the target's own weights.
+    """
     concentration: float | None = None
     """k; None is infinity: no heterogeneity."""
     drift: float = 0.0
@@ -90,7 +103,9 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         if self.concentration is not None:
             _check("concentration", self.concentration, 1e-3, 1e12)
         if len(self.by_position) > MAX_POSITIONS:
-            raise ValueError(f"'by_position' holds {len(self.by_position)} rates; at most {MAX_POSITIONS} are read")
+            raise ValueError(
+                f"'by_position' holds {len(self.by_position)} rates; at most {MAX_POSITIONS} are read"
+            )
         for rate in self.by_position:
             _check("by_position", rate, 0.0, 1.0)
 
@@ -104,7 +119,9 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         context = sanitize(context, 1.0)
         budget = np.minimum(sanitize(budget, 1.0), context)
         kept = self.rejection * (budget / self.reference_budget) ** -self.budget_exponent
-        growth = (np.clip(context, self.flat_below, self.flat_beyond) / self.reference_context) ** self.context_exponent
+        growth = (
+            np.clip(context, self.flat_below, self.flat_beyond) / self.reference_context
+        ) ** self.context_exponent
         return kept * (1.0 - budget / context) ** self.fill_exponent, growth
 
     def conditional_rates(self, *, budget: Any, context: Any, gamma_max: int) -> Array:
@@ -130,10 +147,13 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return np.asarray(given**power)
 
 
-class LawError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class LawError(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """One standard deviation of log(1 − α) at the reference point, and how it grows away from it.
 
-    `depth` is the standard deviation of the log of −log(rate) per unit of log(position): extrapolation in depth.
+    `depth` is the standard deviation of the log of −log(rate) per unit of log(position):
+    extrapolation in depth.
     """
 
     log_rejection: float = 0.0
@@ -146,11 +166,15 @@ class LawError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             _check(name, getattr(self, name), 0.0, 50.0)
 
     def deviation(self, law: Law, *, budget: Any, context: Any, gamma_max: int) -> Array:
-        """Standard deviation of log(−log rate_i), of shape broadcast(budget, context) + (gamma_max,)."""
+        """Standard deviation of log(−log rate_i), of shape broadcast(budget, context) +
+        (gamma_max,).
+        """
         context = sanitize(context, 1.0)
         budget = np.minimum(sanitize(budget, 1.0), context)
         by_budget = self.budget_exponent * np.log(budget / law.reference_budget)
-        by_context = self.context_exponent * np.log(np.maximum(context, law.flat_below) / law.reference_context)
+        by_context = self.context_exponent * np.log(
+            np.maximum(context, law.flat_below) / law.reference_context
+        )
         variance = np.asarray(self.log_rejection**2 + by_budget**2 + by_context**2)[..., None]
         by_depth = self.depth * np.log(np.arange(1, gamma_max + 1, dtype=np.float64))
         return np.sqrt(variance + by_depth**2)
@@ -164,7 +188,8 @@ def _grown(rejected: Array, growth: Array) -> Array:
 
 def rejected_before(share: float, growth: float) -> float:
     """r from grown[r, g]."""
-    y, g = share**SATURATION, growth**SATURATION
+    y = share**SATURATION
+    g = growth**SATURATION
     root = math.sqrt((1.0 - y) ** 2 + 4.0 * y / g)
     return float(((root - (1.0 - y)) / 2.0) ** (1.0 / SATURATION))
 
@@ -175,7 +200,9 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 
 
 def sanitize(value: Any, low: float) -> Array:
-    """A float array without NaN, infinity, or values below `low`. None is "all": as large as can be."""
+    """A float array without NaN, infinity, or values below `low`. None is "all": as large as can
+    be.
+    """
     array = np.asarray(LARGEST if value is None else value, dtype=np.float64)
     return np.clip(np.nan_to_num(array, nan=low, posinf=LARGEST, neginf=low), low, LARGEST)
 
@@ -190,9 +217,10 @@ class Runs:
     counted: int
 
     def tokens_per_step(self, gamma: Any, *, shift: Any = 0.0) -> tuple[Array, Array]:
-        """E(gamma), and the probability that all gamma drafts are accepted, with logit(a) moved by `shift`; arrays
-        broadcast."""
-        gamma, shift = np.asarray(gamma, dtype=np.int64), np.asarray(shift, dtype=np.float64)
+        """E(gamma), and the probability that all gamma drafts are accepted, with logit(a) moved by
+        `shift`; arrays broadcast."""
+        gamma = np.asarray(gamma, dtype=np.int64)
+        shift = np.asarray(shift, dtype=np.float64)
         shifts, row = np.unique(shift, return_inverse=True)
         gammas, column = np.unique(gamma, return_inverse=True)
         longer = _longer(self.x[0] + shifts[:, None], self.x[1])
@@ -211,7 +239,9 @@ class Runs:
 
     @cached_property
     def _log_tokens(self) -> Array:
-        """log E of gamma = 0..MAX_GAMMA on the last axis, at x and a STEP up and down in either of its parts."""
+        """log E of gamma = 0..MAX_GAMMA on the last axis, at x and a STEP up and down in either of
+        its parts.
+        """
         steps = np.eye(2) * STEP
         moved = [self, *(replace(self, x=self.x + step) for step in (*steps, *-steps))]
         return np.log([runs.tokens_per_step(np.arange(MAX_GAMMA + 1))[0] for runs in moved])
@@ -219,20 +249,25 @@ class Runs:
 
 @lru_cache(maxsize=64)
 def fit_runs(rates: tuple[float, ...], stderr: tuple[float, ...]) -> Runs | None:
-    """Runs with these conditional rates by position, counted at gamma = their number; None where they do not rise."""
+    """Runs with these conditional rates by position, counted at gamma = their number; None where
+    they do not rise.
+    """
     from scipy.optimize import least_squares
 
     gamma = len(rates)
     if gamma < 2 or rates[-1] <= rates[0] or not 0.0 < rates[0] < 1.0:
         return None
-    counted, error = np.array(rates), np.maximum(stderr, 1e-4)
+    counted = np.array(rates)
+    error = np.maximum(stderr, 1e-4)
 
     def residuals(x: Array) -> Array:
         survivors = _survivors(x, gamma)
         missed = (survivors[1:] / survivors[:-1] - counted) / error
         return np.append(missed, (x[1] - PRIOR[0]) / PRIOR[1])
 
-    solved = least_squares(residuals, [math.log(rates[0] / (1.0 - rates[0])), 1.0], bounds=([-12, -4], [12, 12]))
+    solved = least_squares(
+        residuals, [math.log(rates[0] / (1.0 - rates[0])), 1.0], bounds=([-12, -4], [12, 12])
+    )
     jacobian = np.asarray(solved.jac, dtype=np.float64)
     covariance = np.asarray(np.linalg.pinv(jacobian.T @ jacobian), dtype=np.float64)
     return Runs(x=np.asarray(solved.x, dtype=np.float64), covariance=covariance, counted=gamma)
@@ -240,7 +275,8 @@ def fit_runs(rates: tuple[float, ...], stderr: tuple[float, ...]) -> Runs | None
 
 def _longer(logit: Any, log_k: float) -> Array:
     """R_j of j = 0..LONGEST − 1 on the last axis."""
-    a, k = 1.0 / (1.0 + np.exp(-np.asarray(logit))), math.exp(log_k)
+    a = 1.0 / (1.0 + np.exp(-np.asarray(logit)))
+    k = math.exp(log_k)
     i = np.arange(1, LONGEST)
     later = np.cumprod((a * k + i - 1.0) / (k + i - 1.0), axis=-1)
     return np.concatenate([np.ones((*later.shape[:-1], 1)), later], axis=-1)
@@ -254,15 +290,20 @@ def _survivors(x: Array, gamma: int) -> Array:
 
 
 def sequence_rates(mean: float, spread: float) -> tuple[Array, Array]:
-    """Rates of sequences and their weights: a Beta distribution by midpoints. One node where the spread is 0."""
+    """Rates of sequences and their weights: a Beta distribution by midpoints. One node where the
+    spread is 0.
+    """
     variance = min(spread**2, 0.95 * mean * (1.0 - mean))
     if variance <= 1e-12:
         return np.array([mean]), np.array([1.0])
     total = mean * (1.0 - mean) / variance - 1.0
     reach = 8.0 * math.sqrt(variance)
-    low, high = max(0.0, mean - reach), min(1.0, mean + reach)
+    low = max(0.0, mean - reach)
+    high = min(1.0, mean + reach)
     nodes = low + (high - low) * (np.arange(NUM_NODES) + 0.5) / NUM_NODES
-    log_density = (mean * total - 1.0) * np.log(nodes) + ((1.0 - mean) * total - 1.0) * np.log1p(-nodes)
+    log_density = (mean * total - 1.0) * np.log(nodes) + ((1.0 - mean) * total - 1.0) * np.log1p(
+        -nodes
+    )
     weights = np.exp(log_density - log_density.max())
     return nodes, weights / weights.sum()
 
@@ -270,7 +311,8 @@ def sequence_rates(mean: float, spread: float) -> tuple[Array, Array]:
 def static_batch_efficiency(
     profile: Any, *, budget: Any, context: float, gamma: int, batch_size: int, gen_len: int
 ) -> float:
-    """Share of the steady-state throughput that a static batch of equal lengths keeps (1 where nothing is drafted).
+    """Share of the steady-state throughput that a static batch of equal lengths keeps (1 where
+    nothing is drafted).
 
     `profile` is an AcceptanceProfile: its law and its spread are used.
 
@@ -279,16 +321,21 @@ def static_batch_efficiency(
     from scipy.special import ndtr  # most plans need no drain, and need not wait for the import
 
     if batch_size < 1 or gen_len < 1 or gamma < 0:
-        raise ConfigError("a static batch needs batch size and generated length of at least 1, and gamma of at least 0")
+        raise ConfigError(
+            "a static batch needs batch size and generated length of at least 1, and gamma of at least 0"
+        )
     if gamma == 0:
         return 1.0
-    law, first_rate = profile.law, float(profile.law.first_rate(budget=budget, context=context))
+    law = profile.law
+    first_rate = float(profile.law.first_rate(budget=budget, context=context))
     nodes, weights = sequence_rates(first_rate, profile.spread)
     survivors = survival(law.rates_after(nodes, gamma))
     accepted = survivors.sum(axis=-1)
     variance = (survivors * (2.0 * np.arange(1, gamma + 1) - 1.0)).sum(axis=-1) - accepted**2
     expected = 1.0 + float(survival(law.rates_after(first_rate, gamma)).sum())
-    mean = np.clip((1.0 + accepted) * expected / float(weights @ (1.0 + accepted)), 1.0, gamma + 1.0)
+    mean = np.clip(
+        (1.0 + accepted) * expected / float(weights @ (1.0 + accepted)), 1.0, gamma + 1.0
+    )
     slowest = fewest = float(math.ceil(gen_len / (gamma + 1)))
     stride = max(1, math.ceil((gen_len - fewest) / MAX_STEPS_EVALUATED))
     steps = np.arange(fewest, gen_len, stride, dtype=np.float64)

@@ -1,11 +1,13 @@
-"""Attention of a few tokens per sequence over a cache: decoding, drafting and verification, of heads and of latents.
+"""Attention of a few tokens per sequence over a cache: decoding, drafting and verification, of
+heads and of latents.
 
-    4·batch·q·kv·heads·head_dim FLOPs; KV 2·batch·kv·kv_heads·head_dim, once per sequence or per query token
-    time = overhead + splitting + ‖ blocks , FLOPs / rate ‖_p
+    4·batch·q·kv·heads·head_dim FLOPs; KV 2·batch·kv·kv_heads·head_dim, once per sequence or per
+    query token time = overhead + splitting + ‖ blocks , FLOPs / rate ‖_p
 
-One block per (sequence, KV head), split over the context to fill the device where the kernel can. A block takes keys in
-at its own limited rate: below one wave, time does not depend on the batch. Latent attention is of many heads over one
-row of numbers per token: 2·batch·q·kv·heads·(latent + value) FLOPs.
+One block per (sequence, KV head), split over the context to fill the device where the kernel can. A
+block takes keys in at its own limited rate: below one wave, time does not depend on the batch.
+Latent attention is of many heads over one row of numbers per token: 2·batch·q·kv·heads·(latent +
+value) FLOPs.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from magicdec.perfmodel.kernels.base import (
     as_array,
     best_fit,
     cache_speedup,
+    mean_waves,
     minimise,
     soft_max,
     waves,
@@ -44,13 +47,16 @@ KvReads = Literal["per_sequence", "per_query"]
 AttentionKernel = Literal["measured", "split"]
 QUERY_ROWS_PER_BLOCK = 128
 QUERY_TILE_ROWS = 16
-"""Query rows (heads of one KV head times query tokens) that one reading of the cache serves at least."""
+"""Query rows (heads of one KV head times query tokens) that one reading of the cache serves at
+least.
+"""
 HEAD_TILE_ROWS = 64.0
-"""Query tokens of one head in a block of FlashAttention 2, which computes all of them however few there are. It packs
-the heads of a group together, and splits the context, for one query token only."""
+"""Query tokens of one head in a block of FlashAttention 2, which computes all of them however few
+there are. It packs the heads of a group together, and splits the context, for one query token
+only."""
 HEAD_TILE_RATE = 0.8
-"""Rate of such blocks relative to `flops_efficiency`: self-speculation on an RTX A6000 at 32k to 128k tokens, whose
-verification they are most of."""
+"""Rate of such blocks relative to `flops_efficiency`: self-speculation on an RTX A6000 at 32k to
+128k tokens, whose verification they are most of."""
 GROUPED_MAX_SPLITS = 128.0
 """FlashAttention 2's constant."""
 BLOCKS_PER_MULTIPROCESSOR = (1.0, 2.0, 2.25, 2.5, 3.0)
@@ -59,15 +65,17 @@ MIN_ROW_TIMINGS = 4
 WINDOW_TILES = (0.0, 32.0, 64.0, 128.0, 192.0)
 """Searched: what windows add to the curve of ordinary attention."""
 WINDOWED_SHARE = 0.25
-"""Share of shapes with several rows from which a table of attention is taken to hold windows too."""
+"""Share of shapes with several rows from which a table of attention is taken to hold windows too.
+"""
 
 
 class Attended(NamedTuple):
     """One layer's `query_len` tokens per sequence, each over all of `kv_len` cached ones.
 
-    `kv_reads` "per_query" is a kernel that reads the cache again for each query token. `kernel` "split" is one that
-    splits the context over blocks even where the device's measured kernel does not. `window`: attended tokens, where
-    `kv_len` may be more. Causal savings within the query tokens are the caller's to account for.
+    `kv_reads` "per_query" is a kernel that reads the cache again for each query token. `kernel`
+    "split" is one that splits the context over blocks even where the device's measured kernel does
+    not. `window`: attended tokens, where `kv_len` may be more. Causal savings within the query
+    tokens are the caller's to account for.
     """
 
     batch: Any
@@ -80,13 +88,18 @@ class Attended(NamedTuple):
     kv_reads: KvReads = "per_sequence"
     kernel: AttentionKernel = "measured"
     reread: float = 0.0
-    """Share of reading the cache that each `QUERY_TILE_ROWS` beyond the first repeat, where a kernel packs heads."""
+    """Share of reading the cache that each `QUERY_TILE_ROWS` beyond the first repeat, where a
+    kernel packs heads.
+    """
     window: Any = None
+    has_mixed_lengths: bool = False
+    """Whether sequences differ in length, so that blocks do not end in whole waves."""
 
 
 class Tiles(NamedTuple):
-    """How query rows are cut in tiles: their number per KV head, the padded rows over the real ones, how often the
-    cache is read from memory, and the fp32 bytes that each part of a split context writes for another kernel to add.
+    """How query rows are cut in tiles: their number per KV head, the padded rows over the real
+    ones, how often the cache is read from memory, and the fp32 bytes that each part of a split
+    context writes for another kernel to add.
 
     Those are of one tile: more of them fill the device with fewer parts."""
 
@@ -98,18 +111,28 @@ class Tiles(NamedTuple):
 
 def _of_rows(rows: Columns, dtype: str) -> Attended:
     return Attended(
-        rows["batch_size"], 1, rows["kv_len"], rows["num_heads"], rows["num_kv_heads"], rows["head_dim"],
-        dtype or "bf16", window=rows.get("window_size"),
-    )  # fmt: skip
+        rows["batch_size"],
+        1,
+        rows["kv_len"],
+        rows["num_heads"],
+        rows["num_kv_heads"],
+        rows["head_dim"],
+        dtype or "bf16",
+        window=rows.get("window_size"),
+    )
 
 
 def _full_attention(rows: dict[str, Array]) -> dict[str, Array]:
-    """The slowest of several rows that differ in nothing but time: the others attend to a window, which the table does
-    not name. In such a table a shape with a single row is left out, since it may be either."""
+    """The slowest of several rows that differ in nothing but time: the others attend to a window,
+    which the table does not name. In such a table a shape with a single row is left out, since it
+    may be either."""
     order = np.argsort(-rows["time_s"], kind="stable")
     keys = np.stack([rows[name][order] for name in ATTENTION_COLUMNS], axis=1)
     _, first, count = np.unique(keys, axis=0, return_index=True, return_counts=True)
-    chosen = first[count > 1] if np.mean(count > 1) > WINDOWED_SHARE else first
+    if np.mean(count > 1) > WINDOWED_SHARE:
+        chosen = first[count > 1]
+    else:
+        chosen = first
     return {name: values[np.sort(order[chosen])] for name, values in rows.items()}
 
 
@@ -130,7 +153,9 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
             shape=("num_heads", "num_kv_heads", "head_dim"),
             variant="kv_dtype",
             work=_of_rows,
-            counted=lambda rows: (rows["kv_len"] >= 1024) & (rows["batch_size"] >= 8) & (rows["head_dim"] <= 128),
+            counted=lambda rows: (
+                (rows["kv_len"] >= 1024) & (rows["batch_size"] >= 8) & (rows["head_dim"] <= 128)
+            ),
             is_near=lambda rows: rows["kv_len"] <= 16384,
             other_weight=0.35,
             select_group=_full_attention,
@@ -147,20 +172,29 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         ),
     )
     splits: Literal["always", "grouped"] = "always"
-    """Whether the context of one sequence is split over blocks: always, or only with grouped-query heads."""
+    """Whether the context of one sequence is split over blocks: always, or only with grouped-query
+    heads.
+    """
     overhead_s: Annotated[float, Free(spread=1.0)] = 1e-5
     bandwidth_efficiency: Annotated[float, Free(spread=0.2)] = 0.85
     flops_efficiency: float = 0.6
-    """Assumed where no rows with several query tokens were fitted (FlashAttention 2 and 3 report 0.6-0.75 of peak)."""
+    """Assumed where no rows with several query tokens were fitted (FlashAttention 2 and 3 report
+    0.6-0.75 of peak).
+    """
     stream_ratio: Annotated[float, Free(spread=0.7)] = 4.0
-    """Bandwidth at which the blocks that fill the device can take keys and values in, relative to the memory's peak."""
+    """Bandwidth at which the blocks that fill the device can take keys and values in, relative to
+    the memory's peak.
+    """
     ridge_power: Annotated[float, Free(scale="above_one")] = 3.5
     split_overhead_s: Annotated[float, Free(spread=1.0)] = 4e-6
-    """Cost of splitting and combining: of every call of the splitting kernel if `splits` is "grouped"."""
+    """Cost of splitting and combining: of every call of the splitting kernel if `splits` is
+    "grouped".
+    """
     l2_fraction: Annotated[float, Free(spread=0.3)] = 0.85
     l2_bandwidth_ratio: Annotated[float, Free()] = 2.0
-    """Bandwidth of a cache smaller than `l2_fraction` of the L2, relative to a larger one. Below 1 it is no caching but
-    short reads that miss the full bandwidth (measured on A100, cause unknown), and holds whether the L2 is warm or not.
+    """Bandwidth of a cache smaller than `l2_fraction` of the L2, relative to a larger one. Below 1
+    it is no caching but short reads that miss the full bandwidth (measured on A100, cause unknown),
+    and holds whether the L2 is warm or not.
     """
     wave_weight: Annotated[float, Free(spread=1.0, scale="unit")] = 0.5
     min_split_tokens: Annotated[float, Free()] = 256.0
@@ -171,45 +205,61 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
     window_tile_tokens: float = 0.0
     """Cached tokens that are read beyond a sliding window, which begins within a tile."""
     tile_rows: float = 0.0
-    """Query rows (heads times query tokens) that one matrix instruction of latent attention takes; fewer cost as much.
+    """Query rows (heads times query tokens) that one matrix instruction of latent attention takes;
+    fewer cost as much.
     0: work grows smoothly."""
     narrow_heads: float = 0.0
-    """Up to so many heads another kernel takes `narrow_tile_rows` at a time. Where there are two kernels, a tile
-    holds one query token's heads. 0: there is one, whose tiles hold several tokens'."""
+    """Up to so many heads another kernel takes `narrow_tile_rows` at a time. Where there are two
+    kernels, a tile holds one query token's heads. 0: there is one, whose tiles hold several
+    tokens'."""
     narrow_tile_rows: float = 16.0
     tile_traffic: float = 0.0
-    """How much of the reading of the cache is repeated by each further tile of query rows (0: all of it is found in the
-    L2; 1: none)."""
+    """How much of the reading of the cache is repeated by each further tile of query rows (0: all
+    of it is found in the L2; 1: none)."""
     combine_traffic: float = 0.0
-    """Cost of adding up what the parts of a split context found, relative to its fp32 traffic at the memory's peak."""
+    """Cost of adding up what the parts of a split context found, relative to its fp32 traffic at
+    the memory's peak.
+    """
     row_factors: tuple[float, ...] = ()
-    """Time with 1, 2, 3, ... query rows per KV head relative to the smooth curve: CPU matrix libraries have a kernel of
-    its own for each small number of rows, and four may take no longer than three."""
+    """Time with 1, 2, 3, ... query rows per KV head relative to the smooth curve: CPU matrix
+    libraries have a kernel of its own for each small number of rows, and four may take no longer
+    than three."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(math.isfinite(factor) and 0.05 <= factor <= 20.0 for factor in self.row_factors):
-            raise ValueError(f"'row_factors' must be between 0.05 and 20, not {list(self.row_factors)!r}")
+            raise ValueError(
+                f"'row_factors' must be between 0.05 and 20, not {list(self.row_factors)!r}"
+            )
 
     @classmethod
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
         return not variant or hw.computes_in(variant) or variant in WEIGHT_ONLY
 
-    def seconds(self, hw: Device, work: Attended, working_set: WorkingSet = None, tiles: Tiles | None = None) -> OpTime:
+    def seconds(
+        self, hw: Device, work: Attended, working_set: WorkingSet = None, tiles: Tiles | None = None
+    ) -> OpTime:
         """`tiles`: how the kernel's query rows are cut, where that is known."""
         kv_dtype, kernel = work.kv_dtype, work.kernel
         batch, query_len, kv_len, num_heads, num_kv_heads, head_dim = arrays(*work[:6])
         if work.window is not None:  # in whole tiles, of which it begins within one
             kv_len = np.minimum(kv_len, work.window + self.window_tile_tokens)
-        reads = query_len if work.kv_reads == "per_query" else np.minimum(query_len, 1.0)
+        if work.kv_reads == "per_query":
+            reads = query_len
+        else:
+            reads = np.minimum(query_len, 1.0)
         row_bytes = 2.0 * head_dim * bytes_per_element(kv_dtype) * reads
         kv_bytes = batch * num_kv_heads * kv_len * row_bytes
         activation_bytes = 4.0 if kv_dtype == "fp32" else 2.0
         query_bytes = 2.0 * batch * query_len * num_heads * head_dim * activation_bytes
-        speedup = cache_speedup(hw, self.l2_fraction, self.l2_bandwidth_ratio, kv_bytes, working_set)
+        speedup = cache_speedup(
+            hw, self.l2_fraction, self.l2_bandwidth_ratio, kv_bytes, working_set
+        )
         group = num_heads / np.maximum(num_kv_heads, 1.0)
         if tiles is None:
-            further = np.maximum(query_len * group, QUERY_TILE_ROWS) - np.maximum(group, QUERY_TILE_ROWS)
+            further = np.maximum(query_len * group, QUERY_TILE_ROWS) - np.maximum(
+                group, QUERY_TILE_ROWS
+            )
             reread = 0.0 if self.splits == "grouped" else work.reread
             rows = np.ceil(query_len * group / QUERY_ROWS_PER_BLOCK)
             tiles = Tiles(rows, 1.0, 1.0 + reread * np.maximum(further, 0.0) / QUERY_TILE_ROWS, 0.0)
@@ -221,17 +271,34 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         blocks = batch * num_kv_heads * tiles.count
         can_split = (group > 1.0) | (self.splits == "always" or kernel == "split")
         if kernel == "measured" and self.splits == "grouped":
-            by_head, in_tiles = query_len > 1.0, np.ceil(query_len / HEAD_TILE_ROWS)
-            blocks, can_split = np.where(by_head, batch * num_heads * in_tiles, blocks), can_split & ~by_head
-            block_s = 4.0 * HEAD_TILE_ROWS * kv_len * head_dim / (HEAD_TILE_RATE * rate / hw.num_multiprocessors)
-            compute_s = np.where(by_head, block_s * waves(blocks / hw.num_multiprocessors, 1.0), compute_s)
-        busy_s, splitting_s = self._blocks(hw, blocks, kv_len, row_bytes, can_split=can_split, memory_s=memory_s)
+            by_head = query_len > 1.0
+            in_tiles = np.ceil(query_len / HEAD_TILE_ROWS)
+            blocks = np.where(by_head, batch * num_heads * in_tiles, blocks)
+            can_split = can_split & ~by_head
+            block_s = (
+                4.0
+                * HEAD_TILE_ROWS
+                * kv_len
+                * head_dim
+                / (HEAD_TILE_RATE * rate / hw.num_multiprocessors)
+            )
+            filling = blocks / hw.num_multiprocessors
+            if work.has_mixed_lengths:
+                num_waves = mean_waves(filling)
+            else:
+                num_waves = waves(filling, 1.0)
+            compute_s = np.where(by_head, block_s * num_waves, compute_s)
+        busy_s, splitting_s = self._blocks(
+            hw, blocks, kv_len, row_bytes, can_split=can_split, memory_s=memory_s
+        )
         parts = self._splits(hw, batch * num_kv_heads, kv_len)
         moved = 2.0 * batch * num_kv_heads * (parts - 1.0) * tiles.part_bytes
         splitting_s = splitting_s + self.combine_traffic * moved / hw.memory_bytes_per_s
         busy_s = np.where(kv_bytes > 0, soft_max(busy_s, compute_s, self.ridge_power), 0.0)
         if self.row_factors:
-            busy_s = busy_s * np.interp(query_len * group, np.arange(len(self.row_factors)) + 1.0, self.row_factors)
+            busy_s = busy_s * np.interp(
+                query_len * group, np.arange(len(self.row_factors)) + 1.0, self.row_factors
+            )
         overhead_s = self.overhead_s + np.where(kv_bytes > 0, splitting_s, 0.0)
         return OpTime(overhead_s + busy_s, memory_s, compute_s, overhead_s)
 
@@ -242,34 +309,57 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
         return np.clip(slots / np.maximum(blocks, 1e-9), 1.0, most)
 
     def _blocks(
-        self, hw: Device, blocks: Array, kv_len: Array, row_bytes: Array, *, can_split: Any, memory_s: Array
+        self,
+        hw: Device,
+        blocks: Array,
+        kv_len: Array,
+        row_bytes: Array,
+        *,
+        can_split: Any,
+        memory_s: Array,
     ) -> tuple[Array, Array]:
-        """Time of reading the cache with so many blocks on the device's multiprocessors, and of splitting and
-        combining."""
+        """Time of reading the cache with so many blocks on the device's multiprocessors, and of
+        splitting and combining."""
         slots = hw.num_multiprocessors * self.blocks_per_multiprocessor
         splits = np.where(can_split, self._splits(hw, blocks, kv_len), 1.0)
         filling = blocks * splits / slots
         block_s = kv_len / splits * row_bytes * slots / (self.stream_ratio * hw.memory_bytes_per_s)
         even_s = soft_max(memory_s, block_s * np.maximum(filling, 1.0), self.ridge_power)
         if self.wave_weight > 0:
-            full, part = np.floor(filling), filling - np.floor(filling)
+            full = np.floor(filling)
+            part = filling - np.floor(filling)
             wave_memory_s = memory_s / np.maximum(filling, 1e-9)
-            tail_s = soft_max(wave_memory_s * part, np.where(part > 1e-9, block_s, 0.0), self.ridge_power)
+            tail_s = soft_max(
+                wave_memory_s * part, np.where(part > 1e-9, block_s, 0.0), self.ridge_power
+            )
             stepped_s = full * soft_max(wave_memory_s, block_s, self.ridge_power) + tail_s
-            even_s = np.where(filling > 1.0, even_s + self.wave_weight * (stepped_s - even_s), even_s)
+            even_s = np.where(
+                filling > 1.0, even_s + self.wave_weight * (stepped_s - even_s), even_s
+            )
         waiting_s = self.block_overhead_s * np.maximum(filling - 1.0, 0.0)
-        splitting = np.where(can_split, 1.0, 0.0) if self.splits == "grouped" else 1.0 - 1.0 / splits
+        if self.splits == "grouped":
+            splitting = np.where(can_split, 1.0, 0.0)
+        else:
+            splitting = 1.0 - 1.0 / splits
         return even_s + waiting_s, self.split_overhead_s * splitting
 
     def refitted(
-        self, hw: Device, work: Attended, rows: Rows, *, fitted_on: str = "", rotated: bool = False,
+        self,
+        hw: Device,
+        work: Attended,
+        rows: Rows,
+        *,
+        fitted_on: str = "",
+        rotated: bool = False,
         is_own: bool = False,
-    ) -> Self:  # fmt: skip
-        """The curve fitted with this library and way of splitting. The compute ceiling is fitted only where rows have
-        several query tokens. Rows of windows choose the tile that they begin in."""
+    ) -> Self:
+        """The curve fitted with this library and way of splitting. The compute ceiling is fitted
+        only where rows have several query tokens. Rows of windows choose the tile that they begin
+        in."""
         if work.window is not None:
             return _with_window_tile(self, hw, work, rows)
-        tiled, query_len = hw.kind == "gpu", as_array(work.query_len)
+        tiled = hw.kind == "gpu"
+        query_len = as_array(work.query_len)
         parameters = dict(self.free() if tiled else {**UNTILED, **cache_parameters(hw)})
         if np.any(query_len > 1):
             if tiled:
@@ -284,14 +374,24 @@ class AttentionCurve(Curve, frozen=True, kw_only=True):
             parameters.pop("max_splits", None)
             start = msgspec.structs.replace(start, max_splits=GROUPED_MAX_SPLITS)
         if not tiled:
-            start = msgspec.structs.replace(start, wave_weight=0.0, stream_ratio=1e6, max_splits=1.0)
+            start = msgspec.structs.replace(
+                start, wave_weight=0.0, stream_ratio=1e6, max_splits=1.0
+            )
             curve, _ = minimise(start, parameters, predict, rows, starts=({}, {"ridge_power": 6.0}))
             ratios = np.asarray(rows["time_s"], dtype=np.float64) / predict(curve)
-            factors = _row_factors(query_len * as_array(work.num_heads) / as_array(work.num_kv_heads), ratios)
+            factors = _row_factors(
+                query_len * as_array(work.num_heads) / as_array(work.num_kv_heads), ratios
+            )
             curve = msgspec.structs.replace(curve, row_factors=factors)
             return with_fit(curve, len(parameters) + len(factors), rows, predict(curve), fitted_on)
-        starts: Sequence[Mapping[str, float]] = ({}, {"wave_weight": 0.9, "bandwidth_efficiency": 0.78})
-        curves = (msgspec.structs.replace(start, blocks_per_multiprocessor=each) for each in BLOCKS_PER_MULTIPROCESSOR)
+        starts: Sequence[Mapping[str, float]] = (
+            {},
+            {"wave_weight": 0.9, "bandwidth_efficiency": 0.78},
+        )
+        curves = (
+            msgspec.structs.replace(start, blocks_per_multiprocessor=each)
+            for each in BLOCKS_PER_MULTIPROCESSOR
+        )
         return best_fit(curves, parameters, predict, rows, fitted_on, starts=starts, num_chosen=1)
 
 
@@ -309,13 +409,20 @@ def _with_window_tile(known: SomeCurve, hw: Device, work: Attended, rows: Rows) 
         predicted = curve.table_seconds(hw, work)
         return float(np.mean(rows["weight"] * np.abs(np.log(predicted / rows["time_s"]))))
 
-    return min((msgspec.structs.replace(known, window_tile_tokens=tokens) for tokens in WINDOW_TILES), key=error)
+    return min(
+        (msgspec.structs.replace(known, window_tile_tokens=tokens) for tokens in WINDOW_TILES),
+        key=error,
+    )
 
 
 def _row_factors(rows: Array, ratios: Array) -> tuple[float, ...]:
-    """Median of measured / smooth for each number of query rows, from 1 to the most there are enough timings of."""
+    """Median of measured / smooth for each number of query rows, from 1 to the most there are
+    enough timings of.
+    """
     counted = {
-        int(n): float(np.median(ratios[rows == n])) for n in np.unique(rows) if np.sum(rows == n) >= MIN_ROW_TIMINGS
+        int(n): float(np.median(ratios[rows == n]))
+        for n in np.unique(rows)
+        if np.sum(rows == n) >= MIN_ROW_TIMINGS
     }
     if len(counted) < 2:
         return ()
@@ -325,18 +432,24 @@ def _row_factors(rows: Array, ratios: Array) -> tuple[float, ...]:
 
 
 def _last_wave(hw: Device, engine: EngineProfile, *, blocks: Any) -> Any:
-    """How much longer attention takes because its last wave of blocks does not fill the device: 1 + w·(ceil(x)/x − 1)
-    for x = blocks / slots above 1; below, the kernel splits the context and fills the device."""
+    """How much longer attention takes because its last wave of blocks does not fill the device: 1 +
+    w·(ceil(x)/x − 1) for x = blocks / slots above 1; below, the kernel splits the context and fills
+    the device."""
     per_multiprocessor = engine.attention_blocks_per_multiprocessor
     if per_multiprocessor is None:
         return 1.0
-    filling = np.maximum(np.asarray(blocks, dtype=np.float64) / (per_multiprocessor * hw.num_multiprocessors), 1.0)
+    filling = np.maximum(
+        np.asarray(blocks, dtype=np.float64) / (per_multiprocessor * hw.num_multiprocessors), 1.0
+    )
     return 1.0 + engine.attention_wave_weight * (np.ceil(filling) / filling - 1.0)
 
 
-def attention(at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0, is_expanded: bool = False) -> Op:
-    """`count` layers of attention of `query_len` tokens per sequence over `kv_len` cached ones, or a window of them.
-    `is_expanded`: latents expanded to keys and values of each head, as in prefill."""
+def attention(
+    at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0, is_expanded: bool = False
+) -> Op:
+    """`count` layers of attention of `query_len` tokens per sequence over `kv_len` cached ones, or
+    a window of them. `is_expanded`: latents expanded to keys and values of each head, as in
+    prefill."""
     hw, engine, precision = at
     kv_dtype = precision.kv_dtype
     curve = AttentionCurve.of(hw, kv_dtype)
@@ -346,13 +459,26 @@ def attention(at: Where, work: Attended, *, count: Any = 1.0, factor: Any = 1.0,
     reads = query_len if engine.kv_reads == "per_query" else 1.0
     cost = Cost(
         flops=4.0 * batch * query_len * kv_len * work.num_heads * work.head_dim,
-        kv_bytes=2.0 * batch * kv_len * work.num_kv_heads * work.head_dim * precision.kv_bytes * reads,
+        kv_bytes=2.0
+        * batch
+        * kv_len
+        * work.num_kv_heads
+        * work.head_dim
+        * precision.kv_bytes
+        * reads,
     )
     work = work._replace(
-        kv_len=kv_len, window=None, kv_dtype=kv_dtype, kv_reads=engine.kv_reads, kernel=engine.attention_kernel,
+        kv_len=kv_len,
+        window=None,
+        kv_dtype=kv_dtype,
+        kv_reads=engine.kv_reads,
+        kernel=engine.attention_kernel,
         reread=engine.query_tile_reread,
-    )  # fmt: skip
-    own = engine.split_attention_factor if curve.splits == "always" and not is_expanded else None
+        has_mixed_lengths=engine.has_mixed_lengths,
+    )
+    own = None
+    if curve.splits == "always" and not is_expanded:
+        own = engine.split_attention_factor
     factor = factor * (engine.attention_factor if own is None else own)
     if not is_expanded:
         factor = factor * _last_wave(hw, engine, blocks=batch * work.num_kv_heads)
@@ -364,8 +490,8 @@ BLOCK_RIDGE_POWER = 4.0
 
 
 class Prompts(NamedTuple):
-    """One layer's `query_len` new tokens per sequence, the last of the `kv_len` that are cached. `pairs` of a query and
-    a key that it sees, where a window leaves fewer than all before it."""
+    """One layer's `query_len` new tokens per sequence, the last of the `kv_len` that are cached.
+    `pairs` of a query and a key that it sees, where a window leaves fewer than all before it."""
 
     batch: Any
     query_len: Any
@@ -379,8 +505,11 @@ class Prompts(NamedTuple):
 
 def causal_pairs(query_len: Any, kv_len: Any) -> Array:
     """Pairs of a query, one of the last `query_len` of `kv_len` tokens, and a key up to it."""
-    query_len, kv_len = as_array(query_len), as_array(kv_len)
-    return np.asarray(query_len * np.maximum(kv_len - query_len, 0.0) + query_len * (query_len + 1.0) / 2.0)
+    query_len = as_array(query_len)
+    kv_len = as_array(kv_len)
+    return np.asarray(
+        query_len * np.maximum(kv_len - query_len, 0.0) + query_len * (query_len + 1.0) / 2.0
+    )
 
 
 class PrefillCurve(Curve, frozen=True, kw_only=True):
@@ -394,13 +523,17 @@ class PrefillCurve(Curve, frozen=True, kw_only=True):
             shape=("num_heads", "num_kv_heads", "head_dim"),
             variant="kv_dtype",
             work=lambda rows, dtype: Prompts(
-                rows["batch_size"], rows["prompt_len"], rows["prompt_len"], rows["num_heads"], rows["num_kv_heads"],
+                rows["batch_size"],
+                rows["prompt_len"],
+                rows["prompt_len"],
+                rows["num_heads"],
+                rows["num_kv_heads"],
                 rows["head_dim"],
             ),
             counted=lambda rows: (rows["prompt_len"] >= 512) & (rows["head_dim"] <= 128),
             is_near=lambda rows: rows["prompt_len"] <= 4096,
         ),
-    )  # fmt: skip
+    )
     overhead_s: Annotated[float, Free(spread=1.0)] = 1e-5
     flops_efficiency: Annotated[float, Free(spread=0.3)] = 0.6
     narrow_head_efficiency: Annotated[float, Free(spread=0.3)] = 0.7
@@ -408,7 +541,9 @@ class PrefillCurve(Curve, frozen=True, kw_only=True):
     wide_head_efficiency: Annotated[float, Free(spread=0.3)] = 1.0
     """Rate with heads of more than 128 dimensions, relative to 128."""
     block_weight: Annotated[float, Free(spread=0.7)] = 0.9
-    """Time of the longest block (128 queries over all keys) relative to its share of the device's rate."""
+    """Time of the longest block (128 queries over all keys) relative to its share of the device's
+    rate.
+    """
     bandwidth_efficiency: Annotated[float, Free(spread=0.7)] = 0.4
     ridge_power: Annotated[float, Free(scale="above_one")] = 1.2
 
@@ -417,37 +552,68 @@ class PrefillCurve(Curve, frozen=True, kw_only=True):
         element = bytes_per_element(work.kv_dtype)
         activation = 4.0 if work.kv_dtype == "fp32" else 2.0
         of_head = np.where(
-            head_dim <= 64, self.narrow_head_efficiency, np.where(head_dim <= 128, 1.0, self.wide_head_efficiency)
+            head_dim <= 64,
+            self.narrow_head_efficiency,
+            np.where(head_dim <= 128, 1.0, self.wide_head_efficiency),
         )
-        rate = self.flops_efficiency * of_head * hw.compute_rate("fp32" if work.kv_dtype == "fp32" else "bf16")
+        rate = (
+            self.flops_efficiency
+            * of_head
+            * hw.compute_rate("fp32" if work.kv_dtype == "fp32" else "bf16")
+        )
         kv_len = np.maximum(kv_len, query_len)
         tile = np.minimum(query_len, QUERY_ROWS_PER_BLOCK)
-        seen = causal_pairs(query_len, kv_len) if work.pairs is None else as_array(work.pairs)
+        if work.pairs is None:
+            seen = causal_pairs(query_len, kv_len)
+        else:
+            seen = as_array(work.pairs)
         whole_tiles = seen + query_len * np.maximum(tile - 1.0, 0.0) / 2.0
         compute_s = 4.0 * batch * whole_tiles * num_heads * head_dim / rate
         block_s = 4.0 * QUERY_ROWS_PER_BLOCK * kv_len * head_dim / rate * hw.num_multiprocessors
-        num_bytes = 2.0 * batch * (query_len * num_heads * activation + kv_len * num_kv_heads * element) * head_dim
+        num_bytes = (
+            2.0
+            * batch
+            * (query_len * num_heads * activation + kv_len * num_kv_heads * element)
+            * head_dim
+        )
         memory_s = num_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
         longest_s = np.where(compute_s > 0, self.block_weight * block_s, 0.0)
-        busy_s = soft_max(memory_s, soft_max(compute_s, longest_s, BLOCK_RIDGE_POWER), self.ridge_power)
+        busy_s = soft_max(
+            memory_s, soft_max(compute_s, longest_s, BLOCK_RIDGE_POWER), self.ridge_power
+        )
         return self.at_overhead(busy_s, memory_s, compute_s, self.overhead_s)
 
     def refitted(
-        self, hw: Device, work: Prompts, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False
+        self,
+        hw: Device,
+        work: Prompts,
+        rows: Rows,
+        *,
+        fitted_on: str = "",
+        rotated: bool = False,
+        is_own: bool = False,
     ) -> Self:
         parameters = self.free()
         if not np.any(as_array(work.head_dim) > 128):
             del parameters["wide_head_efficiency"]
         if not np.any(as_array(work.head_dim) <= 64):
             del parameters["narrow_head_efficiency"]
-        return best_fit([type(self)()], parameters, lambda each: each.table_seconds(hw, work), rows, fitted_on)
+        return best_fit(
+            [type(self)()], parameters, lambda each: each.table_seconds(hw, work), rows, fitted_on
+        )
 
 
 def prefill_attention(
-    at: Where, work: Prompts, curve: PrefillCurve, *, num_chunks: Any, window: int | None = None, count: Any = 1.0
+    at: Where,
+    work: Prompts,
+    curve: PrefillCurve,
+    *,
+    num_chunks: Any,
+    window: int | None = None,
+    count: Any = 1.0,
 ) -> Op:
-    """`count` layers of causal attention of whole prompts (`query_len`), in `num_chunks` equal chunks, each of which
-    reads the keys before it; at most `window` of them."""
+    """`count` layers of causal attention of whole prompts (`query_len`), in `num_chunks` equal
+    chunks, each of which reads the keys before it; at most `window` of them."""
     precision = at.precision
     batch, prompt = (np.asarray(value, dtype=np.float64) for value in work[:2])
     pairs = causal_pairs(prompt, prompt)
@@ -461,6 +627,9 @@ def prefill_attention(
         flops=4.0 * batch * pairs / num_chunks * work.num_heads * work.head_dim,
         kv_bytes=2.0 * batch * seen * work.num_kv_heads * work.head_dim * precision.kv_bytes,
     )
-    work = work._replace(query_len=chunk, kv_len=seen, kv_dtype=precision.kv_dtype, pairs=pairs / num_chunks)
-    time, dtype = curve.seconds(at.hw, work), precision.kv_dtype
+    work = work._replace(
+        query_len=chunk, kv_len=seen, kv_dtype=precision.kv_dtype, pairs=pairs / num_chunks
+    )
+    time = curve.seconds(at.hw, work)
+    dtype = precision.kv_dtype
     return operation("attention", "attention", at, cost, time, dtype, count=count * num_chunks)

@@ -1,17 +1,20 @@
-"""The base of every kernel: a curve that gives the seconds of some work on a device, and the tables it is fitted to.
+"""The base of every kernel: a curve that gives the seconds of some work on a device, and the tables
+it is fitted to.
 
-One file per family holds everything known of it. A constant is written once, as a field of its curve: the default is
-the generic value, `Free` says that a fit moves it. A work is a NamedTuple of what broadcasts.
+One file per family holds everything known of it. A constant is written once, as a field of its
+curve: the default is the generic value, `Free` says that a fit moves it. A work is a NamedTuple of
+what broadcasts.
 
     time = overhead + || memory , compute ||_p          memory = bytes / bandwidth,  compute = FLOPs / rate
 
-The p-norm is a roofline with a soft ridge (p → ∞: the maximum). Bandwidth and rate are the datasheet's times fitted
-efficiencies. Cache: `working_set` is what is touched between two uses of the same data: None takes it as unbounded on
-GPUs (nothing stays, as in a forward pass) and as the operands themselves on CPUs, "own" as the operands themselves (as
-where kernels are timed in a loop). Ignored: clocks that fall under load, alignment, misses in address translation.
+The p-norm is a roofline with a soft ridge (p → ∞: the maximum). Bandwidth and rate are the
+datasheet's times fitted efficiencies. Cache: `working_set` is what is touched between two uses of
+the same data: None takes it as unbounded on GPUs (nothing stays, as in a forward pass) and as the
+operands themselves on CPUs, "own" as the operands themselves (as where kernels are timed in a
+loop). Ignored: clocks that fall under load, alignment, misses in address translation.
 
-A fit minimises Σ w·ρ(ln(predicted/measured)), ρ soft L1, with weak priors (`Free.spread`) for constants that the rows
-do not determine. NaN and negative inputs of a work count as 0.
+A fit minimises Σ w·ρ(ln(predicted/measured)), ρ soft L1, with weak priors (`Free.spread`) for
+constants that the rows do not determine. NaN and negative inputs of a work count as 0.
 """
 
 from __future__ import annotations
@@ -42,12 +45,16 @@ Constants = TypeVar("Constants", bound=msgspec.Struct)
 MAX_PARAMETERS = 12
 LOSS_SCALE = 0.05
 PRIOR_WEIGHT = 0.006
-"""Weight of one prior per square root of a row: 0.6 % of a residual, negligible wherever rows speak."""
+"""Weight of one prior per square root of a row: 0.6 % of a residual, negligible wherever rows
+speak.
+"""
 DEFAULT_RELATIVE_ERROR = 0.3
 
 
 def as_array(value: Any, *, least: float = 0.0) -> Array:
-    """Floats with NaN and everything below `least` replaced by it, and huge values cut to a finite one."""
+    """Floats with NaN and everything below `least` replaced by it, and huge values cut to a finite
+    one.
+    """
     # fmax and fmin take the number where the other is NaN
     return np.fmin(np.fmax(np.asarray(value, dtype=np.float64), least), LARGEST)
 
@@ -59,14 +66,24 @@ def arrays(*values: Any) -> tuple[Array, ...]:
 
 def soft_max(first: Array, second: Array, power: float) -> Array:
     """The p-norm of two ceilings, without overflow; 0 where both are."""
-    high, low = np.maximum(first, second), np.minimum(first, second)
+    high = np.maximum(first, second)
+    low = np.minimum(first, second)
     ratio = low / np.maximum(high, 1e-300)
     return high * (1.0 + ratio**power) ** (1.0 / power)
 
 
 def waves(filling: Array, weight: float) -> Array:
-    """Time in waves for work that fills the device `filling` times; a part of one wave takes a whole one's time."""
+    """Time in waves for work that fills the device `filling` times; a part of one wave takes a
+    whole one's time.
+    """
     return np.where(filling <= 1.0, 1.0, filling + weight * (np.ceil(filling) - filling))
+
+
+def mean_waves(filling: Array) -> Array:
+    """Waves of blocks of unequal length: the mean number of whole waves over loads of half a wave
+    less to half a wave more. No single block more or less adds a wave then.
+    """
+    return np.maximum(filling + 0.5, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +116,15 @@ class Table:
     select_group: Callable[[dict[str, Array]], dict[str, Array]] = lambda rows: rows
     """The rows of one device and variant that are timings of this kernel."""
     is_borrowed: bool = False
-    """Whether devices without a table borrow the curve, so that it is compared with other devices' tables."""
+    """Whether devices without a table borrow the curve, so that it is compared with other devices'
+    tables.
+    """
 
 
 def borrowed_error(error: float) -> float:
-    """The error of a curve that was fitted to another device's or another format's kernel with this error."""
+    """The error of a curve that was fitted to another device's or another format's kernel with this
+    error.
+    """
     return min(10.0, max(0.1, BORROWED_ERROR_FACTOR * error))
 
 
@@ -128,7 +149,9 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     key: ClassVar[str]
     """The field of a hardware profile that holds the curve, or one for each variant."""
     variants_key: ClassVar[str] = ""
-    """The field that holds curves of further variants, which have the one of `key` where they lack their own."""
+    """The field that holds curves of further variants, which have the one of `key` where they lack
+    their own.
+    """
     has_formats: ClassVar[bool] = False
     """Whether variants are number formats."""
     tables: ClassVar[tuple[Table, ...]] = ()
@@ -138,21 +161,30 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     @classmethod
     def own(cls, hw: Device, variant: str = "") -> Self | None:
         """The device's curve of this kernel for this very variant (any, where it has none)."""
-        held = getattr(hw, cls.variants_key if variant and cls.variants_key else cls.key)
-        return held.get(variant or "bf16") if isinstance(held, dict) else held
+        held: Any = getattr(hw, cls.variants_key if variant and cls.variants_key else cls.key)
+        if isinstance(held, dict):
+            held = held.get(variant or "bf16")
+        curve: Self | None = held
+        return curve
 
     @classmethod
     def known(cls, hw: Device, variant: str = "") -> Self | None:
-        """The device's curve of this kernel for a variant, or the one that stands for it; None where neither was
-        measured."""
+        """The device's curve of this kernel for a variant, or the one that stands for it; None
+        where neither was measured."""
         own = cls.own(hw, variant)
-        return cls.own(hw) if own is None and cls.variants_key else own
+        if own is None and cls.variants_key:
+            return cls.own(hw)
+        return own
 
     @classmethod
     def variants(cls, hw: Device) -> dict[str, Self]:
         """The device's curves of this kernel by variant."""
         held = getattr(hw, cls.variants_key or cls.key)
-        return held if isinstance(held, dict) else {"": held} if held is not None else {}
+        if isinstance(held, dict):
+            return held
+        if held is not None:
+            return {"": held}
+        return {}
 
     @classmethod
     def of(cls, hw: Device, variant: str = "") -> Self:
@@ -167,12 +199,16 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     @classmethod
     def error_on(cls, hw: Device, variant: str = "") -> float | None:
-        """One relative standard deviation of this kernel's time on a device, for a variant: another's curve that stands
-        for it is as sure as a borrowed one. None where neither was measured."""
-        own, known = cls.own(hw, variant), cls.known(hw, variant)
+        """One relative standard deviation of this kernel's time on a device, for a variant:
+        another's curve that stands for it is as sure as a borrowed one. None where neither was
+        measured."""
+        own = cls.own(hw, variant)
+        known = cls.known(hw, variant)
         if known is None:
             return None
-        return known.fit.relative_error if known is own else borrowed_error(known.fit.relative_error)
+        if known is own:
+            return known.fit.relative_error
+        return borrowed_error(known.fit.relative_error)
 
     @classmethod
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
@@ -194,22 +230,38 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
         return self.seconds(hw, work, "own").time_s
 
     def refitted(
-        self, hw: Device, work: Any, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False
+        self,
+        hw: Device,
+        work: Any,
+        rows: Rows,
+        *,
+        fitted_on: str = "",
+        rotated: bool = False,
+        is_own: bool = False,
     ) -> Self:
-        """The curve fitted to rows of this work: `time_s`, and optionally `weight`. `rotated`: operands were not in the
-        cache. `is_own`: this curve is the device's own for these very kernels."""
+        """The curve fitted to rows of this work: `time_s`, and optionally `weight`. `rotated`:
+        operands were not in the cache. `is_own`: this curve is the device's own for these very
+        kernels."""
         start = type(self)(library=self.library)
-        return best_fit([start], self.free(), lambda each: each.table_seconds(hw, work), rows, fitted_on)
+        return best_fit(
+            [start], self.free(), lambda each: each.table_seconds(hw, work), rows, fitted_on
+        )
 
     def placed(self, hw: Any, variant: str = "") -> Any:
         """The device's profile with this curve for a variant."""
         if self.variants_key and variant:
-            return msgspec.structs.replace(hw, **{self.variants_key: {**getattr(hw, self.variants_key), variant: self}})
+            return msgspec.structs.replace(
+                hw, **{self.variants_key: {**getattr(hw, self.variants_key), variant: self}}
+            )
         held = getattr(hw, self.key)
-        value = {**held, variant or "bf16": self} if isinstance(held, dict) else self
+        value: Any = self
+        if isinstance(held, dict):
+            value = {**held, variant or "bf16": self}
         return msgspec.structs.replace(hw, **{self.key: value})
 
-    def at_overhead(self, busy_s: Array, memory_s: Array, compute_s: Array, overhead_s: float) -> OpTime:
+    def at_overhead(
+        self, busy_s: Array, memory_s: Array, compute_s: Array, overhead_s: float
+    ) -> OpTime:
         fixed_s = np.full(busy_s.shape, overhead_s)
         return OpTime(fixed_s + busy_s, memory_s, compute_s, fixed_s)
 
@@ -217,7 +269,9 @@ class Curve(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 def cache_speedup(
     hw: Device, fraction: float, ratio: float, own_bytes: Array, working_set: WorkingSet
 ) -> Array | float:
-    """How many times shorter reading data again is: `ratio` if it stayed in the cache's share, 1 if not."""
+    """How many times shorter reading data again is: `ratio` if it stayed in the cache's share, 1 if
+    not.
+    """
     touched = own_bytes
     if ratio < 1.0:  # no caching: see AttentionCurve.l2_bandwidth_ratio
         pass
@@ -241,11 +295,15 @@ def with_priors(parameters: Parameters, generic: msgspec.Struct) -> dict[str, Fr
 
 
 def minimise(
-    start: Constants, parameters: Parameters, predict: Callable[[Constants], Array], rows: Rows, *,
+    start: Constants,
+    parameters: Parameters,
+    predict: Callable[[Constants], Array],
+    rows: Rows,
+    *,
     starts: Sequence[Mapping[str, float]] = ({},),
-) -> tuple[Constants, float]:  # fmt: skip
-    """The curve with `parameters` fitted to the rows' `time_s` (and `weight`), and its loss; other fields stay as in
-    `start`.
+) -> tuple[Constants, float]:
+    """The curve with `parameters` fitted to the rows' `time_s` (and `weight`), and its loss; other
+    fields stay as in `start`.
 
     Raises ConfigError when there are too few rows, or times that are not positive numbers.
     """
@@ -255,9 +313,13 @@ def minimise(
     if len(parameters) > MAX_PARAMETERS:
         raise ValueError(f"{len(parameters)} free parameters, at most {MAX_PARAMETERS}")
     if seconds.size < 3 or not np.all(np.isfinite(seconds) & (seconds > 0)):
-        raise ConfigError(f"cannot fit {type(start).__name__}: needs at least 3 rows with positive times")
+        raise ConfigError(
+            f"cannot fit {type(start).__name__}: needs at least 3 rows with positive times"
+        )
     log_seconds = np.log(seconds)
-    limits = {name: LIMITS.get(name, (0.0, 1.0 if name.endswith("_s") else 1e18)) for name in parameters}
+    limits = {
+        name: LIMITS.get(name, (0.0, 1.0 if name.endswith("_s") else 1e18)) for name in parameters
+    }
     codes = [
         (each.encode(limits[name][0]), each.encode(limits[name][1]), each.center, each.spread)
         for name, each in parameters.items()
@@ -269,32 +331,57 @@ def minimise(
         return np.asarray(weights * (np.log(np.maximum(predicted, 1e-12)) - log_seconds))
 
     solution = solve(
-        parameters, residuals, pull=PRIOR_WEIGHT * math.sqrt(seconds.size), starts=starts,
-        bounds=(np.maximum(low, center - 8 * spread), np.minimum(high, center + 8 * spread)), loss="soft_l1",
-        f_scale=LOSS_SCALE, max_nfev=120,
-    )  # fmt: skip
+        parameters,
+        residuals,
+        pull=PRIOR_WEIGHT * math.sqrt(seconds.size),
+        starts=starts,
+        bounds=(np.maximum(low, center - 8 * spread), np.minimum(high, center + 8 * spread)),
+        loss="soft_l1",
+        f_scale=LOSS_SCALE,
+        max_nfev=120,
+    )
     return msgspec.structs.replace(start, **solution.values), solution.cost
 
 
 def best_fit(
-    curves: Iterable[Constants], parameters: Parameters, predict: Callable[[Constants], Array], rows: Rows,
-    fitted_on: str, *, starts: Sequence[Mapping[str, float]] = ({},), num_chosen: int = 0,
-) -> Constants:  # fmt: skip
-    """The best of several curves, each with `parameters` fitted; their choice counts as `num_chosen` parameters."""
+    curves: Iterable[Constants],
+    parameters: Parameters,
+    predict: Callable[[Constants], Array],
+    rows: Rows,
+    fitted_on: str,
+    *,
+    starts: Sequence[Mapping[str, float]] = ({},),
+    num_chosen: int = 0,
+) -> Constants:
+    """The best of several curves, each with `parameters` fitted; their choice counts as
+    `num_chosen` parameters.
+    """
     fits = [minimise(each, parameters, predict, rows, starts=starts) for each in curves]
     curve = min(fits, key=lambda fit: fit[1])[0]
     return with_fit(curve, len(parameters) + num_chosen, rows, predict(curve), fitted_on)
 
 
-def with_fit(curve: Constants, num_parameters: int, rows: Rows, predicted: Array, fitted_on: str) -> Constants:
+def with_fit(
+    curve: Constants, num_parameters: int, rows: Rows, predicted: Array, fitted_on: str
+) -> Constants:
     """The curve with a note of its fit and the spread of its errors."""
-    rms = float(np.sqrt(np.mean(np.log(predicted / np.asarray(rows["time_s"], dtype=np.float64)) ** 2)))
-    relative_error, num_rows = min(max(rms, 0.02), 10.0), len(predicted)
-    fit = Fit(fitted_on=fitted_on, num_rows=num_rows, num_parameters=num_parameters, relative_error=relative_error)
+    rms = float(
+        np.sqrt(np.mean(np.log(predicted / np.asarray(rows["time_s"], dtype=np.float64)) ** 2))
+    )
+    relative_error = min(max(rms, 0.02), 10.0)
+    num_rows = len(predicted)
+    fit = Fit(
+        fitted_on=fitted_on,
+        num_rows=num_rows,
+        num_parameters=num_parameters,
+        relative_error=relative_error,
+    )
     return msgspec.structs.replace(curve, fit=fit)
 
 
-def that_matter(parameters: Parameters, curve: Constants, predict: Callable[[Constants], Array]) -> dict[str, Free]:
+def that_matter(
+    parameters: Parameters, curve: Constants, predict: Callable[[Constants], Array]
+) -> dict[str, Free]:
     """The parameters that some row's prediction depends on."""
     known = with_priors(parameters, type(curve)())
     generic = msgspec.structs.replace(curve, **{name: free.prior for name, free in known.items()})
@@ -302,5 +389,8 @@ def that_matter(parameters: Parameters, curve: Constants, predict: Callable[[Con
     return {
         name: free
         for name, free in known.items()
-        if np.any(predict(msgspec.structs.replace(generic, **{name: free.decode(free.center + 0.4)})) != usual)
+        if np.any(
+            predict(msgspec.structs.replace(generic, **{name: free.decode(free.center + 0.4)}))
+            != usual
+        )
     }

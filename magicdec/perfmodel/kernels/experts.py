@@ -2,8 +2,9 @@
 
     time = overhead + hidden · t_h + touched · t_e + ‖ weights / bandwidth , FLOPs / rate ‖_p + activations / bandwidth
 
-The touched experts' weights are read once: E·(1 − (1 − k/E)^(tokens^c)). Their tokens, rows = tokens · k / touched,
-take the time of no fewer than `tile_rows`, as √(rows² + tile²), and of the fullest expert's as they grow.
+The touched experts' weights are read once: E·(1 − (1 − k/E)^(tokens^c)). Their tokens, rows =
+tokens · k / touched, take the time of no fewer than `tile_rows`, as √(rows² + tile²), and of the
+fullest expert's as they grow.
 
 Ignored: imbalance between experts beyond its mean.
 """
@@ -17,7 +18,15 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.fitting import Free
-from magicdec.perfmodel.kernels.base import Columns, Curve, Table, WorkingSet, arrays, as_array, soft_max
+from magicdec.perfmodel.kernels.base import (
+    Columns,
+    Curve,
+    Table,
+    WorkingSet,
+    arrays,
+    as_array,
+    soft_max,
+)
 from magicdec.perfmodel.kernels.gemm import linear, matrix_dtype
 from magicdec.perfmodel.kernels.op import Op, OpTime, Where, operation, total
 from magicdec.specs.device import WEIGHT_ONLY, Device, bytes_per_element
@@ -28,10 +37,12 @@ NEMOTRON_EXPERTS, NEMOTRON_WIDTH = 22, 1856
 
 
 class Experts(NamedTuple):
-    """One layer's experts; `width` is one rank's share of an expert's, `num_matrices` what each has.
+    """One layer's experts; `width` is one rank's share of an expert's, `num_matrices` what each
+    has.
 
-    `is_balanced`: every expert is chosen as often as every other, as some tables were timed. `own_tokens`: those whose
-    hidden states are read and whose sums are written here (None: all); the others' copies come from other ranks.
+    `is_balanced`: every expert is chosen as often as every other, as some tables were timed.
+    `own_tokens`: those whose hidden states are read and whose sums are written here (None: all);
+    the others' copies come from other ranks.
     """
 
     tokens: Any
@@ -49,23 +60,32 @@ class Experts(NamedTuple):
 def _of_rows(rows: Columns, dtype: str) -> Experts:
     dtype = dtype or "bf16"
     return Experts(
-        rows["num_tokens"], rows["hidden_size"], rows["moe_intermediate_size"] / rows["tp_size"], rows["num_experts"],
-        rows["num_experts_per_tok"], weight_dtype=dtype, compute_dtype="bf16" if dtype in WEIGHT_ONLY else dtype,
+        rows["num_tokens"],
+        rows["hidden_size"],
+        rows["moe_intermediate_size"] / rows["tp_size"],
+        rows["num_experts"],
+        rows["num_experts_per_tok"],
+        weight_dtype=dtype,
+        compute_dtype="bf16" if dtype in WEIGHT_ONLY else dtype,
         is_balanced=rows["is_balanced"] > 0,
-    )  # fmt: skip
+    )
 
 
 def _of_three_matrices(rows: dict[str, Array]) -> dict[str, Array]:
-    """Without Nemotron's experts, which are not gated: two matrices, where the table's other models have three; it does
-    not say so."""
+    """Without Nemotron's experts, which are not gated: two matrices, where the table's other models
+    have three; it does not say so."""
     two: npt.NDArray[np.bool_] = (rows["num_experts_per_tok"] == NEMOTRON_EXPERTS) | (
         rows["moe_intermediate_size"] == NEMOTRON_WIDTH
     )
     return {name: values[~two] for name, values in rows.items()}
 
 
-def experts_touched(num_experts: Any, num_experts_per_tok: Any, tokens: Any, independence: float = 1.0) -> Array:
-    """How many experts `tokens` tokens choose: E·(1 − (1 − k/E)^(tokens^c)). c = 1: each chooses evenly, alone."""
+def experts_touched(
+    num_experts: Any, num_experts_per_tok: Any, tokens: Any, independence: float = 1.0
+) -> Array:
+    """How many experts `tokens` tokens choose: E·(1 − (1 − k/E)^(tokens^c)). c = 1: each chooses
+    evenly, alone.
+    """
     share = np.minimum(as_array(num_experts_per_tok) / np.maximum(as_array(num_experts), 1.0), 1.0)
     return as_array(num_experts) * (1.0 - (1.0 - share) ** (as_array(tokens) ** independence))
 
@@ -79,7 +99,12 @@ class MoeCurve(Curve, frozen=True, kw_only=True):
         Table(
             kind="moe",
             columns=(
-                "num_tokens", "hidden_size", "moe_intermediate_size", "num_experts_per_tok", "num_experts", "tp_size",
+                "num_tokens",
+                "hidden_size",
+                "moe_intermediate_size",
+                "num_experts_per_tok",
+                "num_experts",
+                "tp_size",
             ),
             shape=("hidden_size", "moe_intermediate_size", "num_experts_per_tok", "num_experts"),
             variant="dtype",
@@ -89,7 +114,7 @@ class MoeCurve(Curve, frozen=True, kw_only=True):
             is_near=lambda rows: rows["num_tokens"] <= 256,
             select_group=_of_three_matrices,
         ),
-    )  # fmt: skip
+    )
     overhead_s: Annotated[float, Free(spread=1.0)] = 2e-5
     hidden_overhead_s: Annotated[float, Free(spread=1.0)] = 1e-9
     """Fixed time per number of the hidden state: products whose depth no split shortens."""
@@ -114,16 +139,31 @@ class MoeCurve(Curve, frozen=True, kw_only=True):
     def seconds(self, hw: Device, work: Experts, working_set: WorkingSet = None) -> OpTime:
         tokens, hidden, width, experts, chosen = arrays(*work[:5])
         even = np.minimum(experts, chosen * tokens)
-        touched = np.where(work.is_balanced, even, experts_touched(experts, chosen, tokens, self.independence))
+        touched = np.where(
+            work.is_balanced, even, experts_touched(experts, chosen, tokens, self.independence)
+        )
         rows = tokens * chosen / np.maximum(touched, 1e-9)
         per_expert = work.num_matrices * hidden * width
         memory_s = touched * per_expert * bytes_per_element(work.weight_dtype)
         memory_s = memory_s / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
-        fullest = np.where(work.is_balanced, 1.0, 1.0 + self.imbalance * np.minimum(np.sqrt(rows / FULL_ROWS), 1.0))
+        fullest = np.where(
+            work.is_balanced, 1.0, 1.0 + self.imbalance * np.minimum(np.sqrt(rows / FULL_ROWS), 1.0)
+        )
         padded = np.sqrt(rows**2 + self.tile_rows**2) * fullest
-        compute_s = 2.0 * touched * per_expert * padded / (self.flops_efficiency * hw.compute_rate(work.compute_dtype))
-        own = tokens if work.own_tokens is None else as_array(work.own_tokens)
-        moved = 2.0 * (own * 2.0 * hidden + tokens * chosen * (2.0 * hidden + work.num_matrices * width))
+        compute_s = (
+            2.0
+            * touched
+            * per_expert
+            * padded
+            / (self.flops_efficiency * hw.compute_rate(work.compute_dtype))
+        )
+        if work.own_tokens is None:
+            own = tokens
+        else:
+            own = as_array(work.own_tokens)
+        moved = 2.0 * (
+            own * 2.0 * hidden + tokens * chosen * (2.0 * hidden + work.num_matrices * width)
+        )
         moved_s = moved / (self.activation_efficiency * hw.memory_bytes_per_s)
         busy_s = soft_max(memory_s, compute_s, self.ridge_power) + moved_s
         fixed_s = self.overhead_s + hidden * self.hidden_overhead_s
@@ -132,14 +172,18 @@ class MoeCurve(Curve, frozen=True, kw_only=True):
 
 
 def experts_curve(at: Where) -> MoeCurve | None:
-    """The curve of fused kernels for experts of this format; None where the engine or the device has none.
+    """The curve of fused kernels for experts of this format; None where the engine or the device
+    has none.
 
-    On Hopper the table's for fp8 per tensor reach 15-21 % of the bandwidth, which no measured server shows: of the
-    two kinds of fp8 kernels, those that read weights faster. The tables' for mxfp4 widen its weights to 16 bits; where
-    products run in it, nvfp4's are its like.
+    On Hopper the table's for fp8 per tensor reach 15-21 % of the bandwidth, which no measured
+    server shows: of the two kinds of fp8 kernels, those that read weights faster. The tables' for
+    mxfp4 widen its weights to 16 bits; where products run in it, nvfp4's are its like.
     """
-    own, known = at.precision.weight_dtype, MoeCurve.variants(at.hw)
-    alike = ("fp8", "fp8_block") if own == "fp8" else (own,)
+    own = at.precision.weight_dtype
+    known = MoeCurve.variants(at.hw)
+    alike: tuple[str, ...] = (own,)
+    if own == "fp8":
+        alike = ("fp8", "fp8_block")
     if own == "mxfp4" and matrix_dtype(*at) == own and "nvfp4" in known:
         alike = ("nvfp4",)
     curves = [known[name] for name in alike if name in known and at.engine.fused_experts]
@@ -149,12 +193,14 @@ def experts_curve(at: Where) -> MoeCurve | None:
 def experts(at: Where, work: Experts, *, count: Any = 1.0) -> list[Op]:
     """`count` layers of routed experts, of which one rank holds `work.width` of each.
 
-    When whole experts are divided over ranks, `num_experts` and `num_experts_per_tok` are one rank's share, and
-    `own_tokens` those of `tokens` whose hidden states it has itself. By the curve of fused kernels where the engine has
-    them and the device's were measured; else the touched experts' weights side by side, each for its share of tokens.
+    When whole experts are divided over ranks, `num_experts` and `num_experts_per_tok` are one
+    rank's share, and `own_tokens` those of `tokens` whose hidden states it has itself. By the curve
+    of fused kernels where the engine has them and the device's were measured; else the touched
+    experts' weights side by side, each for its share of tokens.
     """
     hw, precision = at.hw, at.precision
-    tokens, width = np.asarray(work.tokens, dtype=np.float64), work.width
+    tokens = np.asarray(work.tokens, dtype=np.float64)
+    width = work.width
     curve = experts_curve(at)
     independence = 1.0 if curve is None else curve.independence
     touched = experts_touched(work.num_experts, work.num_experts_per_tok, tokens, independence)
@@ -167,7 +213,20 @@ def experts(at: Where, work: Experts, *, count: Any = 1.0) -> list[Op]:
     if curve is None:
         return parts
     dtype = matrix_dtype(hw, at.engine, precision)
-    time = curve.seconds(hw, work._replace(weight_dtype=precision.weight_dtype, compute_dtype=dtype))
+    time = curve.seconds(
+        hw, work._replace(weight_dtype=precision.weight_dtype, compute_dtype=dtype)
+    )
     cost = total([part.cost for part in parts])
     cost = cost.times(1.0 / np.asarray(count))
-    return [operation("experts", "experts", at, cost, time, dtype, count=count, factor=at.engine.experts_factor)]
+    return [
+        operation(
+            "experts",
+            "experts",
+            at,
+            cost,
+            time,
+            dtype,
+            count=count,
+            factor=at.engine.experts_factor,
+        )
+    ]

@@ -2,10 +2,11 @@
 
     time = overhead + ‖ bytes / bandwidth , tiles ‖_p
 
-The output is cut in tiles, one per multiprocessor at a time. Few tiles leave multiprocessors idle, so libraries choose
-smaller tiles or split k, each at a price; we take the cheapest of the candidates, as they do. A tile takes as long as
-its compute or its loads, whichever is slower; waves of tiles may be paid whole (`wave_weight`). On CPUs only the
-ceilings apply, and small batches are computed token by token when that is faster than packing the weights.
+The output is cut in tiles, one per multiprocessor at a time. Few tiles leave multiprocessors idle,
+so libraries choose smaller tiles or split k, each at a price; we take the cheapest of the
+candidates, as they do. A tile takes as long as its compute or its loads, whichever is slower; waves
+of tiles may be paid whole (`wave_weight`). On CPUs only the ceilings apply, and small batches are
+computed token by token when that is faster than packing the weights.
 """
 
 from __future__ import annotations
@@ -41,23 +42,30 @@ ROWS_OF_SMALL_TILES = (64, 128)
 K_SPLITS = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
 MIN_SPLIT_K = 64
 WEIGHT_ONLY_ROWS = 16
-"""Kernels that widen narrow weights on the fly use tiles of so few tokens, the smallest matrix instruction's."""
+"""Kernels that widen narrow weights on the fly use tiles of so few tokens, the smallest matrix
+instruction's.
+"""
 WEIGHT_ONLY_RATE = 0.7
-"""Rate of such kernels relative to the dense ones' of their device. No table holds them: with int4 weights an A100's
-speedup at 64 users and gamma 5 was reported 0.76, with 16 bits 0.97, and this gives their ratio."""
+"""Rate of such kernels relative to the dense ones' of their device. No table holds them: with int4
+weights an A100's speedup at 64 users and gamma 5 was reported 0.76, with 16 bits 0.97, and this
+gives their ratio."""
 TILE_RIDGE_POWER = 4.0
 RESIDENT_FRACTION = 0.8
-"""Part of the L2 that can hold a working set; the timing loops behind `GemmCurve.l2_fraction` rotate buffers."""
+"""Part of the L2 that can hold a working set; the timing loops behind `GemmCurve.l2_fraction`
+rotate buffers.
+"""
 REDUCTION_BANDWIDTH_RATIO = 3.0
 HOST_BOUND_S = 2.5e-5
-"""No kernel takes so long for the smallest product: the host did, and the table says nothing of the fixed time."""
+"""No kernel takes so long for the smallest product: the host did, and the table says nothing of the
+fixed time.
+"""
 
 
 class Product(NamedTuple):
     """m tokens (rows of activations, `compute_dtype`) through weights of n × k.
 
-    Narrow activations (fp8, nvfp4) make outputs in 16 bits. Zero in any dimension costs nothing but the call's
-    overhead.
+    Narrow activations (fp8, nvfp4) make outputs in 16 bits. Zero in any dimension costs nothing but
+    the call's overhead.
     """
 
     m: Any
@@ -79,7 +87,9 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
             columns=("m", "n", "k"),
             shape=("n", "k"),
             variant="dtype",
-            work=lambda rows, dtype: Product(rows["m"], rows["n"], rows["k"], dtype or "bf16", dtype or "bf16"),
+            work=lambda rows, dtype: Product(
+                rows["m"], rows["n"], rows["k"], dtype or "bf16", dtype or "bf16"
+            ),
             counted=lambda rows: (rows["m"] <= 1024) & (rows["n"] >= 512) & (rows["k"] >= 512),
             is_near=lambda rows: rows["m"] <= 256,
         ),
@@ -89,26 +99,41 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
     flops_efficiency: Annotated[float, Free(spread=0.1)] = 0.8
     ridge_power: Annotated[float, Free(scale="above_one")] = 2.5
     l2_fraction: float = 0.15
-    """Part of the L2 that kept operands between calls where kernels were timed (tests rotate their buffers)."""
+    """Part of the L2 that kept operands between calls where kernels were timed (tests rotate their
+    buffers).
+    """
     l2_bandwidth_ratio: float = 2.5
     tiled: bool = True
-    """Output tiles are spread over multiprocessors (GPUs). If not, only the ceilings and the two below apply (CPUs)."""
+    """Output tiles are spread over multiprocessors (GPUs). If not, only the ceilings and the two
+    below apply (CPUs).
+    """
     tiles: Literal["cheapest", "by_rows"] = "cheapest"
-    """How the library chooses output tiles: the cheapest of all, split over k where that helps; or by m alone, without
-    splits (64 × 64 up to 64 tokens, 64 × 128 up to 128, 128 × 128 above: CUTLASS as vLLM calls it for fp8)."""
+    """How the library chooses output tiles: the cheapest of all, split over k where that helps; or
+    by m alone, without splits (64 × 64 up to 64 tokens, 64 × 128 up to 128, 128 × 128 above:
+    CUTLASS as vLLM calls it for fp8)."""
     host_s: float = 0.0
-    """Least time of a call where kernels were timed launched by the host one by one; captured graphs do not pay it."""
+    """Least time of a call where kernels were timed launched by the host one by one; captured
+    graphs do not pay it.
+    """
     host_few_s: float = 0.0
     """Least time of such a call with up to 16 tokens, where fewer kernels are launched."""
     stream_ratio: Annotated[float, Free(spread=0.7)] = 5.0
-    """Bandwidth at which all multiprocessors together can take operands in, relative to the memory's peak."""
+    """Bandwidth at which all multiprocessors together can take operands in, relative to the
+    memory's peak.
+    """
     split_overhead_s: Annotated[float, Free(spread=1.0)] = 2e-6
     split_traffic: Annotated[float, Free(spread=1.0)] = 1.0
-    """Cost of reducing a split k's partial sums, relative to their fp32 traffic at three times the memory's rate."""
+    """Cost of reducing a split k's partial sums, relative to their fp32 traffic at three times the
+    memory's rate.
+    """
     wave_weight: Annotated[float, Free(spread=1.0, scale="unit")] = 0.3
-    """How much of a last, part-filled wave of tiles is paid as a whole one (0: work flows evenly, 1: whole waves)."""
+    """How much of a last, part-filled wave of tiles is paid as a whole one (0: work flows evenly,
+    1: whole waves).
+    """
     half_tokens: float = 0.0
-    """Tokens' worth of time that the matrix path spends before its first token (packing the weights)."""
+    """Tokens' worth of time that the matrix path spends before its first token (packing the
+    weights).
+    """
     gemv_efficiency: float = 0.0
     """Rate of the one-token-at-a-time path relative to the peak; 0 where there is none."""
 
@@ -118,12 +143,16 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
 
     def seconds(self, hw: Device, work: Product, working_set: WorkingSet = None) -> OpTime:
         m, n, k = arrays(*work[:3])
-        compute_dtype, weight_bytes = work.compute_dtype, bytes_per_element(work.weight_dtype)
+        compute_dtype = work.compute_dtype
+        weight_bytes = bytes_per_element(work.weight_dtype)
         element = bytes_per_element(compute_dtype)
         num_bytes = n * k * weight_bytes + m * k * element + m * n * max(element, 2.0)
         bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
         in_a_pass = not isinstance(working_set, str)
-        fraction = max(self.l2_fraction, RESIDENT_FRACTION) if self.tiled and in_a_pass else self.l2_fraction
+        if self.tiled and in_a_pass:
+            fraction = max(self.l2_fraction, RESIDENT_FRACTION)
+        else:
+            fraction = self.l2_fraction
         speedup = cache_speedup(hw, fraction, self.l2_bandwidth_ratio, num_bytes, working_set)
         memory_s = num_bytes / bandwidth / speedup
         rate = self.flops_efficiency * hw.compute_rate(compute_dtype)
@@ -131,7 +160,8 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         if self.tiled:
             used_rows = np.full(m.shape, np.inf)
             if weight_bytes < element:
-                rate, used_rows = WEIGHT_ONLY_RATE * rate, np.ceil(m / WEIGHT_ONLY_ROWS) * WEIGHT_ONLY_ROWS
+                rate = WEIGHT_ONLY_RATE * rate
+                used_rows = np.ceil(m / WEIGHT_ONLY_ROWS) * WEIGHT_ONLY_ROWS
             compute_s = 2.0 * m * n * k / rate
             busy_s = self._in_tiles(hw, work, memory_s=memory_s, rate=rate, used_rows=used_rows)
         else:
@@ -139,11 +169,15 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
             busy_s = soft_max(memory_s, compute_s, self.ridge_power)
         time_s = overhead_s + np.where(m * n * k > 0, busy_s, 0.0)
         if not in_a_pass:
-            time_s = np.maximum(time_s, np.where(m <= WEIGHT_ONLY_ROWS, self.host_few_s, self.host_s))
+            time_s = np.maximum(
+                time_s, np.where(m <= WEIGHT_ONLY_ROWS, self.host_few_s, self.host_s)
+            )
         return OpTime(time_s, memory_s, compute_s, overhead_s)
 
     def _skinny_tokens(self, m: Array) -> Array:
-        """Tokens that the matrix path would do in the time that m take: few go one by one where that is faster."""
+        """Tokens that the matrix path would do in the time that m take: few go one by one where
+        that is faster.
+        """
         matrix = m + self.half_tokens
         if self.gemv_efficiency <= 0:
             return np.where(m > 0, matrix, 0.0)
@@ -151,7 +185,9 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         return one_by_one / (1.0 + (one_by_one / np.maximum(matrix, 1e-300)) ** 4) ** 0.25
 
     def _tile_choices(self, m: Array) -> tuple[Array, Array, Array]:
-        """Splits of k, rows and columns of output tiles that the library chooses from; axes: tiles, splits, m's."""
+        """Splits of k, rows and columns of output tiles that the library chooses from; axes: tiles,
+        splits, m's.
+        """
         if self.tiles == "by_rows":
             rows = np.where(m <= ROWS_OF_SMALL_TILES[1], 64.0, 128.0)
             columns = np.where(m <= ROWS_OF_SMALL_TILES[0], 64.0, 128.0)
@@ -159,11 +195,13 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         rows, columns = (side.reshape(-1, 1, *[1] * m.ndim) for side in TILES.T)
         return K_SPLITS.reshape(-1, *[1] * m.ndim), rows, columns
 
-    def _in_tiles(self, hw: Device, work: Product, *, memory_s: Array, rate: float, used_rows: Array) -> Array:
+    def _in_tiles(
+        self, hw: Device, work: Product, *, memory_s: Array, rate: float, used_rows: Array
+    ) -> Array:
         """Time of the cheapest choice of output tile and split of k.
 
-        For a given split, the tile that is cheapest alone is cheapest with the memory ceiling too, so tiles are
-        compared first and the ridge is taken once per split.
+        For a given split, the tile that is cheapest alone is cheapest with the memory ceiling too,
+        so tiles are compared first and the ridge is taken once per split.
         """
         m, n, k = arrays(*work[:3])
         num_sm = hw.num_multiprocessors
@@ -172,33 +210,60 @@ class GemmCurve(Curve, frozen=True, kw_only=True):
         bandwidth = self.bandwidth_efficiency * hw.memory_bytes_per_s
         splits, rows, columns = self._tile_choices(m)
         filling = np.ceil(m / rows) * np.ceil(n / columns) / num_sm * splits
-        operands_s = (np.minimum(m, rows) + columns) * bytes_per_element(work.compute_dtype) / stream_rate
-        per_k_s = soft_max(2.0 * np.minimum(used_rows, rows) * columns / tile_rate, operands_s, TILE_RIDGE_POWER)
+        operands_s = (
+            (np.minimum(m, rows) + columns) * bytes_per_element(work.compute_dtype) / stream_rate
+        )
+        per_k_s = soft_max(
+            2.0 * np.minimum(used_rows, rows) * columns / tile_rate, operands_s, TILE_RIDGE_POWER
+        )
         k_per_split = np.maximum(k / splits, MIN_SPLIT_K)
         tiles_s = np.min(waves(filling, self.wave_weight) * k_per_split * per_k_s, axis=0)
         reduction_s = self.split_traffic * 8.0 * m * n / (REDUCTION_BANDWIDTH_RATIO * bandwidth)
         splitting_s = np.where(splits > 1, self.split_overhead_s + splits * reduction_s, 0.0)
-        return np.asarray(np.min(soft_max(memory_s, tiles_s, self.ridge_power) + splitting_s, axis=0))
+        return np.asarray(
+            np.min(soft_max(memory_s, tiles_s, self.ridge_power) + splitting_s, axis=0)
+        )
 
     def refitted(
-        self, hw: Device, work: Product, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False
+        self,
+        hw: Device,
+        work: Product,
+        rows: Rows,
+        *,
+        fitted_on: str = "",
+        rotated: bool = False,
+        is_own: bool = False,
     ) -> Self:
-        """Fits linear layers. `hw` gives the ceilings that efficiencies refer to. A `kind` "cpu" gets the untiled
-        curve, which is not flat in m. Calls are taken to be timed in a loop, so that operands that fit stay in the
-        cache; `rotated`: on others each time, so that none does."""
+        """Fits linear layers. `hw` gives the ceilings that efficiencies refer to. A `kind` "cpu"
+        gets the untiled curve, which is not flat in m. Calls are taken to be timed in a loop, so
+        that operands that fit stay in the cache; `rotated`: on others each time, so that none
+        does."""
         tiled = hw.kind == "gpu"
-        parameters = {**self.free(), **IN_A_LOOP} if tiled else {**UNTILED, **cache_parameters(hw)}
+        if tiled:
+            parameters = {**self.free(), **IN_A_LOOP}
+        else:
+            parameters = {**UNTILED, **cache_parameters(hw)}
         if rotated:
-            parameters = {name: free for name, free in parameters.items() if not name.startswith("l2_")}
+            parameters = {
+                name: free for name, free in parameters.items() if not name.startswith("l2_")
+            }
 
         def predict(curve: Self) -> Array:
             return curve.seconds(hw, work, None if rotated else "own").time_s
 
         if not tiled or work.compute_dtype in ("bf16", "fp16", "fp32"):
-            starts = ({}, {"wave_weight": 0.95}) if tiled else ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
-            return best_fit([type(self)(tiled=tiled)], parameters, predict, rows, fitted_on, starts=starts)
+            starts: tuple[dict[str, float], ...]
+            if tiled:
+                starts = ({}, {"wave_weight": 0.95})
+            else:
+                starts = ({}, {"half_tokens": 1.0}, {"half_tokens": 30.0})
+            return best_fit(
+                [type(self)(tiled=tiled)], parameters, predict, rows, fitted_on, starts=starts
+            )
         fits: list[tuple[Self, float, int]] = []
-        host_bound = ("overhead_s",) if np.min(rows["time_s"]) > HOST_BOUND_S else ()
+        host_bound: tuple[str, ...] = ()
+        if np.min(rows["time_s"]) > HOST_BOUND_S:
+            host_bound = ("overhead_s",)
         for tiles, unused in NARROW_TILES:
             free = {**parameters, **NARROW}
             free = {name: value for name, value in free.items() if name not in unused + host_bound}
@@ -221,7 +286,9 @@ NARROW_TILES: tuple[tuple[Literal["cheapest", "by_rows"], tuple[str, ...]], ...]
     ("cheapest", ("split_overhead_s",)),
     ("by_rows", ("split_overhead_s", "split_traffic")),
 )
-"""Which tiles a library takes for narrow formats is tried out, and counts as a parameter; then what does not matter."""
+"""Which tiles a library takes for narrow formats is tried out, and counts as a parameter; then what
+does not matter.
+"""
 UNTILED: Parameters = {
     "overhead_s": Free(prior=5e-6, spread=2.0), "bandwidth_efficiency": Free(prior=0.9, spread=0.5),
     "flops_efficiency": Free(prior=0.8, spread=0.5), "ridge_power": Free(prior=3.0, scale="above_one"),
@@ -240,18 +307,25 @@ def cache_parameters(hw: Device) -> Parameters:
 
 
 def matrix_dtype(hw: Device, engine: EngineProfile, precision: Precision) -> str:
-    """The format that products run in: the weights' own where engine and device have it, else 16 or 32 bits."""
+    """The format that products run in: the weights' own where engine and device have it, else 16 or
+    32 bits.
+    """
     own = precision.weight_dtype
-    return own if own in engine.native_formats and hw.computes_in(own) else precision.compute_dtype
+    if own in engine.native_formats and hw.computes_in(own):
+        return own
+    return precision.compute_dtype
 
 
-def linear(name: str, at: Where, *, m: Any, n: Any, k: Any, count: Any = 1.0, is_beside: bool = False) -> Op:
-    """`count` linear layers of m tokens through weights n × k. `is_beside`: they run next to another operation, so
-    their work is paid and their launches are not."""
+def linear(
+    name: str, at: Where, *, m: Any, n: Any, k: Any, count: Any = 1.0, is_beside: bool = False
+) -> Op:
+    """`count` linear layers of m tokens through weights n × k. `is_beside`: they run next to
+    another operation, so their work is paid and their launches are not."""
     hw, engine, precision = at
     m, n, k = (np.asarray(value, dtype=np.float64) for value in (m, n, k))
     dtype = matrix_dtype(hw, engine, precision)
-    read, written = bytes_per_element(dtype), 4.0 if dtype == "fp32" else 2.0
+    read = bytes_per_element(dtype)
+    written = 4.0 if dtype == "fp32" else 2.0
     cost = Cost(
         flops=2.0 * m * n * k,
         weight_bytes=n * k * precision.weight_bytes,
@@ -261,7 +335,10 @@ def linear(name: str, at: Where, *, m: Any, n: Any, k: Any, count: Any = 1.0, is
     if is_beside:
         work_s = np.maximum(time.time_s - time.overhead_s, 0.0)
         time = time._replace(time_s=work_s, overhead_s=np.zeros_like(time.overhead_s))
-    factor = engine.narrow_gemm_factor if dtype != precision.compute_dtype else engine.gemm_factor
+    if dtype != precision.compute_dtype:
+        factor = engine.narrow_gemm_factor
+    else:
+        factor = engine.gemm_factor
     return operation(name, "gemm", at, cost, time, dtype, count=count, factor=factor)
 
 
@@ -286,9 +363,14 @@ class ElementwiseCurve(Curve, frozen=True, kw_only=True):
         return OpTime(memory_s + overhead_s, memory_s, np.zeros_like(memory_s), overhead_s)
 
 
-def streaming(name: str, at: Where, *, num_bytes: Any, num_kernels: Any = 1.0, count: Any = 1.0) -> Op:
+def streaming(
+    name: str, at: Where, *, num_bytes: Any, num_kernels: Any = 1.0, count: Any = 1.0
+) -> Op:
     """`count` times `num_kernels` kernels that stream `num_bytes` in all."""
     num_bytes = np.asarray(num_bytes, dtype=np.float64)
     time = ElementwiseCurve.of(at.hw).seconds(at.hw, Stream(num_bytes, num_kernels))
-    cost, factor = Cost(activation_bytes=num_bytes), at.engine.elementwise_factor
-    return operation(name, "elementwise", at, cost, time, at.precision.compute_dtype, count=count, factor=factor)
+    cost = Cost(activation_bytes=num_bytes)
+    factor = at.engine.elementwise_factor
+    return operation(
+        name, "elementwise", at, cost, time, at.precision.compute_dtype, count=count, factor=factor
+    )

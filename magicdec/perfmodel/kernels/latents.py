@@ -1,5 +1,5 @@
-"""Multi-head latent attention, and a sparse one: an indexer scores every cached token, the best are chosen, attention
-reads those.
+"""Multi-head latent attention, and a sparse one: an indexer scores every cached token, the best are
+chosen, attention reads those.
 
 latents      2·batch·q·kv·heads·(latent + value) FLOPs; the latents read once
 scores       overhead + rows · t_row + ‖ keys / bandwidth , FLOPs / rate ‖_p
@@ -38,8 +38,8 @@ from magicdec.specs.device import Device
 
 
 class Latents(NamedTuple):
-    """One layer's attention of many heads over one row of `row` numbers per cached token, with `flops_per_pair` of a
-    head and a token."""
+    """One layer's attention of many heads over one row of `row` numbers per cached token, with
+    `flops_per_pair` of a head and a token."""
 
     batch: Any
     query_len: Any
@@ -51,18 +51,24 @@ class Latents(NamedTuple):
     kv_reads: KvReads = "per_sequence"
 
 
-LATENT_ROW, LATENT_FLOPS_PER_PAIR = 512 + 64, 2.0 * (512 + 64 + 512)
+LATENT_ROW = 512 + 64
+LATENT_FLOPS_PER_PAIR = 2.0 * (512 + 64 + 512)
 """Sizes of DeepSeek-V3's latents, and all since, whose kernels the tables hold."""
 PARTIAL_BYTES = 4.0
 LATENT_BLOCKS = (1.0, 2.0)
-LATENT_STARTS: tuple[Mapping[str, float], ...] = ({}, {"max_splits": 1.5}, {"max_splits": 200.0, "wave_weight": 0.05})
+LATENT_STARTS: tuple[Mapping[str, float], ...] = (
+    {},
+    {"max_splits": 1.5},
+    {"max_splits": 200.0, "wave_weight": 0.05},
+)
 KERNEL_ALONE = "attention kernel"
 LATENT_LANE = "TensorRT-LLM"
 
 
 def _latent_kernels(frame: Any) -> Any:
-    """Rows of the kernel alone, as TensorRT-LLM's table has it where the file's sources name several: SGLang's for a
-    cache in fp8 on Hopper takes seven times as long (it widens the cache), and no server is seen to use it."""
+    """Rows of the kernel alone, as TensorRT-LLM's table has it where the file's sources name
+    several: SGLang's for a cache in fp8 on Hopper takes seven times as long (it widens the cache),
+    and no server is seen to use it."""
     kernels = frame[frame["scope"] == KERNEL_ALONE]
     if "source" in frame and kernels["source"].str.contains(LATENT_LANE).any():
         kernels = kernels[kernels["source"].str.contains(LATENT_LANE)]
@@ -71,12 +77,16 @@ def _latent_kernels(frame: Any) -> Any:
     return kernels.reset_index(drop=True)
 
 
-def latent_seconds(curve: AttentionCurve, hw: Device, work: Latents, working_set: WorkingSet = None) -> OpTime:
-    """Grouped-query attention over one KV head, of the same bytes and FLOPs; several query tokens are to the kernel as
-    many times the heads."""
+def latent_seconds(
+    curve: AttentionCurve, hw: Device, work: Latents, working_set: WorkingSet = None
+) -> OpTime:
+    """Grouped-query attention over one KV head, of the same bytes and FLOPs; several query tokens
+    are to the kernel as many times the heads."""
     heads = as_array(work.num_heads) * as_array(work.flops_per_pair) / (2.0 * as_array(work.row))
     row = as_array(work.row) / 2.0
-    alike = Attended(work.batch, work.query_len, work.kv_len, heads, 1.0, row, work.kv_dtype, work.kv_reads)
+    alike = Attended(
+        work.batch, work.query_len, work.kv_len, heads, 1.0, row, work.kv_dtype, work.kv_reads
+    )
     return AttentionCurve.seconds(curve, hw, alike, working_set, _tiles(curve, work))
 
 
@@ -84,7 +94,9 @@ def _tiles(curve: AttentionCurve, work: Latents) -> Tiles | None:
     """Rows are padded to whole tiles, but not in a kernel of narrow ones."""
     if curve.tile_rows <= 0:
         return None
-    heads, query_len, value_dim = (as_array(value) for value in (work.num_heads, work.query_len, work.row))
+    heads, query_len, value_dim = (
+        as_array(value) for value in (work.num_heads, work.query_len, work.row)
+    )
     rows = np.maximum(heads * query_len, 1e-9)
     if curve.narrow_heads > 0:
         is_narrow = heads <= curve.narrow_heads
@@ -95,7 +107,9 @@ def _tiles(curve: AttentionCurve, work: Latents) -> Tiles | None:
         count = np.ceil(rows / curve.tile_rows)
         padding = count * curve.tile_rows / rows
     reads = 1.0 + curve.tile_traffic * np.maximum(count - 1.0, 0.0)
-    return Tiles(count, padding, reads, np.minimum(rows, curve.tile_rows) * value_dim * PARTIAL_BYTES)
+    return Tiles(
+        count, padding, reads, np.minimum(rows, curve.tile_rows) * value_dim * PARTIAL_BYTES
+    )
 
 
 class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
@@ -111,7 +125,12 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
             shape=("num_heads", "batch_size"),
             variant="kv_dtype",
             work=lambda rows, dtype: Latents(
-                rows["batch_size"], 1.0, rows["kv_len"], rows["num_heads"], LATENT_ROW, LATENT_FLOPS_PER_PAIR,
+                rows["batch_size"],
+                1.0,
+                rows["kv_len"],
+                rows["num_heads"],
+                LATENT_ROW,
+                LATENT_FLOPS_PER_PAIR,
                 dtype or "bf16",
             ),
             counted=lambda rows: (rows["kv_len"] >= 1024) & (rows["batch_size"] >= 4),
@@ -119,13 +138,15 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
             other_weight=0.35,
             select=_latent_kernels,
         ),
-    )  # fmt: skip
+    )
 
     @classmethod
     def of(cls, hw: Device, variant: str = "") -> Self:
         """The curve of latents in a format; unmeasured, of ordinary attention."""
         alike = AttentionCurve.of(hw, variant)
-        return cls.known(hw, variant) or cls(**{name: getattr(alike, name) for name in alike.__struct_fields__})
+        return cls.known(hw, variant) or cls(
+            **{name: getattr(alike, name) for name in alike.__struct_fields__}
+        )
 
     @classmethod
     def may_borrow(cls, hw: Device, donor: Device, variant: str) -> bool:
@@ -135,16 +156,27 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
         return latent_seconds(self, hw, work, "own").time_s
 
     def refitted(
-        self, hw: Device, work: Any, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False
+        self,
+        hw: Device,
+        work: Any,
+        rows: Rows,
+        *,
+        fitted_on: str = "",
+        rotated: bool = False,
+        is_own: bool = False,
     ) -> Self:
-        """Fits decoding of latent attention. The compute ceiling shows where many heads read one latent. This curve has
-        the tiles of query rows, and whether the kernel splits contexts (`combine_traffic` > 0): what the parts found is
-        then added up at a price for each query row. Splits have no other: more query tokens, which need fewer of them,
-        could take less time. A cache in a narrow format is read at the bandwidth that one in 16 bits showed; kernels of
-        narrow tiles compute in its format."""
+        """Fits decoding of latent attention. The compute ceiling shows where many heads read one
+        latent. This curve has the tiles of query rows, and whether the kernel splits contexts
+        (`combine_traffic` > 0): what the parts found is then added up at a price for each query
+        row. Splits have no other: more query tokens, which need fewer of them, could take less
+        time. A cache in a narrow format is read at the bandwidth that one in 16 bits showed;
+        kernels of narrow tiles compute in its format."""
         start = msgspec.structs.replace(self, split_overhead_s=0.0)
         has_narrow = start.narrow_heads > 0
-        rate = hw.compute_rate(work.kv_dtype) / hw.compute_rate("bf16") if has_narrow else 1.0
+        if has_narrow:
+            rate = hw.compute_rate(work.kv_dtype) / hw.compute_rate("bf16")
+        else:
+            rate = 1.0
         parameters = {**self.free(), "flops_efficiency": Free(prior=0.65 * rate, spread=0.2)}
         del parameters["split_overhead_s"]
         if start.combine_traffic > 0:
@@ -156,27 +188,44 @@ class LatentCurve(AttentionCurve, frozen=True, kw_only=True):
         wide = self.known(hw, "bf16")
         if work.kv_dtype != "bf16" and wide is not None and start.combine_traffic > 0:
             parameters["bandwidth_efficiency"] = Free(prior=wide.bandwidth_efficiency, spread=0.03)
-        starts = [{name: value for name, value in each.items() if name in parameters} for each in LATENT_STARTS]
-        curves = (msgspec.structs.replace(start, blocks_per_multiprocessor=each) for each in LATENT_BLOCKS)
+        starts = [
+            {name: value for name, value in each.items() if name in parameters}
+            for each in LATENT_STARTS
+        ]
+        curves = (
+            msgspec.structs.replace(start, blocks_per_multiprocessor=each) for each in LATENT_BLOCKS
+        )
         return best_fit(
-            curves, parameters, lambda curve: curve.table_seconds(hw, work), rows, fitted_on, starts=starts,
+            curves,
+            parameters,
+            lambda curve: curve.table_seconds(hw, work),
+            rows,
+            fitted_on,
+            starts=starts,
             num_chosen=1,
-        )  # fmt: skip
+        )
 
 
-def latent_attention(at: Where, work: Latents, *, name: str = "attention", count: Any = 1.0, factor: Any = 1.0) -> Op:
-    """`count` layers of many heads over one row of numbers per token: absorbed latent attention, whose heads all attend
-    to the same latents, by their curve, which no factor of an engine is about; an indexer (`name`) by the curve of
-    ordinary attention."""
+def latent_attention(
+    at: Where, work: Latents, *, name: str = "attention", count: Any = 1.0, factor: Any = 1.0
+) -> Op:
+    """`count` layers of many heads over one row of numbers per token: absorbed latent attention,
+    whose heads all attend to the same latents, by their curve, which no factor of an engine is
+    about; an indexer (`name`) by the curve of ordinary attention."""
     hw, engine, precision = at
     batch, query_len, kv_len, heads = (np.asarray(value, dtype=np.float64) for value in work[:4])
-    reads = query_len if engine.kv_reads == "per_query" else np.minimum(query_len, 1.0)
+    if engine.kv_reads == "per_query":
+        reads = query_len
+    else:
+        reads = np.minimum(query_len, 1.0)
     cost = Cost(
         flops=batch * query_len * kv_len * heads * work.flops_per_pair,
         kv_bytes=batch * kv_len * work.row * precision.kv_bytes * reads,
     )
     kv_dtype = precision.kv_dtype
-    own = LatentCurve.known(hw, kv_dtype) if name == "attention" else None
+    own = None
+    if name == "attention":
+        own = LatentCurve.known(hw, kv_dtype)
     factor = factor * (engine.attention_factor if own is None else 1.0)
     curve = own or AttentionCurve.of(hw, kv_dtype)
     time = latent_seconds(curve, hw, work._replace(kv_dtype=kv_dtype, kv_reads=engine.kv_reads))
@@ -191,7 +240,9 @@ INDEX_HEAD_DIM = 128
 
 
 class Scores(NamedTuple):
-    """One layer's scores of `query_len` tokens per sequence: small heads over one fp8 key per cached token."""
+    """One layer's scores of `query_len` tokens per sequence: small heads over one fp8 key per
+    cached token.
+    """
 
     batch: Any
     query_len: Any
@@ -227,9 +278,15 @@ class IndexerCurve(Curve, frozen=True, kw_only=True):
             columns=("batch_size", "query_len", "kv_len", "num_index_heads"),
             shape=("batch_size", "query_len"),
             work=lambda rows, _: Scores(
-                rows["batch_size"], rows["query_len"], rows["kv_len"], rows["num_index_heads"], INDEX_HEAD_DIM
+                rows["batch_size"],
+                rows["query_len"],
+                rows["kv_len"],
+                rows["num_index_heads"],
+                INDEX_HEAD_DIM,
             ),
-            counted=lambda rows: (rows["kv_len"] >= 1024) & (rows["batch_size"] * rows["query_len"] >= 4),
+            counted=lambda rows: (
+                (rows["kv_len"] >= 1024) & (rows["batch_size"] * rows["query_len"] >= 4)
+            ),
             is_near=lambda rows: rows["query_len"] <= 2,
             is_borrowed=True,
         ),
@@ -248,7 +305,9 @@ class IndexerCurve(Curve, frozen=True, kw_only=True):
         batch, query, kv_len, heads, size = arrays(*work)
         key_bytes = batch * kv_len * size * KEY_BYTES
         num_bytes = key_bytes + batch * query * kv_len * SCORE_BYTES
-        speedup = cache_speedup(hw, self.l2_fraction, self.l2_bandwidth_ratio, num_bytes, working_set)
+        speedup = cache_speedup(
+            hw, self.l2_fraction, self.l2_bandwidth_ratio, num_bytes, working_set
+        )
         memory_s = num_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
         rate = self.flops_efficiency * hw.compute_rate("fp8" if hw.computes_in("fp8") else "bf16")
         compute_s = 2.0 * batch * query * kv_len * heads * size / rate
@@ -257,7 +316,9 @@ class IndexerCurve(Curve, frozen=True, kw_only=True):
 
 
 class TopKCurve(Curve, frozen=True, kw_only=True):
-    """Time of choosing the tokens that a sparse attention reads; a block chooses for one query token."""
+    """Time of choosing the tokens that a sparse attention reads; a block chooses for one query
+    token.
+    """
 
     key: ClassVar[str] = "top_k"
     tables: ClassVar[tuple[Table, ...]] = (
@@ -286,7 +347,9 @@ class TopKCurve(Curve, frozen=True, kw_only=True):
         block_s = self.row_s + kv_len * self.score_s
         chosen_s = waves(rows / hw.num_multiprocessors, self.wave_weight) * block_s
         memory_s = rows * kv_len * SCORE_BYTES / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
-        return self.at_overhead(soft_max(chosen_s, memory_s, self.ridge_power), memory_s, chosen_s, self.overhead_s)
+        return self.at_overhead(
+            soft_max(chosen_s, memory_s, self.ridge_power), memory_s, chosen_s, self.overhead_s
+        )
 
 
 class SparseCurve(Curve, frozen=True, kw_only=True):
@@ -301,14 +364,17 @@ class SparseCurve(Curve, frozen=True, kw_only=True):
             shape=("batch_size", "query_len"),
             variant="kv_dtype",
             work=lambda rows, _: Chosen(
-                rows["batch_size"] * rows["query_len"], rows["num_chosen"], rows["num_heads"], LATENT_FLOPS_PER_PAIR,
+                rows["batch_size"] * rows["query_len"],
+                rows["num_chosen"],
+                rows["num_heads"],
+                LATENT_FLOPS_PER_PAIR,
                 LATENT_ROW * 2.0,
             ),
             counted=lambda rows: rows["num_chosen"] >= 1024,
             is_near=lambda rows: rows["batch_size"] * rows["query_len"] <= 512,
             is_borrowed=True,
         ),
-    )  # fmt: skip
+    )
     overhead_s: Annotated[float, Free(spread=0.7)] = 8e-6
     flops_efficiency: Annotated[float, Free(spread=0.2)] = 0.6
     wave_weight: Annotated[float, Free(spread=1.0, scale="unit")] = 0.9
@@ -320,24 +386,41 @@ class SparseCurve(Curve, frozen=True, kw_only=True):
         tiles = np.ceil(heads / TILE_HEADS)
         tile_flops = TILE_HEADS * chosen * as_array(work.flops_per_pair)
         rate = as_array(self.flops_efficiency * hw.compute_rate("bf16") / hw.num_multiprocessors)
-        compute_s = waves(tokens * tiles / hw.num_multiprocessors, self.wave_weight) * tile_flops / rate
-        memory_s = tokens * chosen * as_array(work.row_bytes) / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
-        return self.at_overhead(soft_max(compute_s, memory_s, self.ridge_power), memory_s, compute_s, self.overhead_s)
+        compute_s = (
+            waves(tokens * tiles / hw.num_multiprocessors, self.wave_weight) * tile_flops / rate
+        )
+        memory_s = (
+            tokens
+            * chosen
+            * as_array(work.row_bytes)
+            / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
+        )
+        return self.at_overhead(
+            soft_max(compute_s, memory_s, self.ridge_power), memory_s, compute_s, self.overhead_s
+        )
 
 
 def indexer(at: Where, work: Scores, *, top_k: int, count: Any = 1.0) -> list[Op]:
-    """`count` layers of an indexer's scores, each query token's small heads over one key of each cached token, and of
-    choosing the `top_k` best where there are more. By the curves of their kernels, whose keys are fp8; where none was
-    measured as attention over one row, and choosing costs nothing."""
-    hw, (batch, query_len, kv_len) = at.hw, (np.asarray(value, dtype=np.float64) for value in work[:3])
-    curve, pairs = IndexerCurve.known(hw), 2.0 * (work.head_dim + 1)
+    """`count` layers of an indexer's scores, each query token's small heads over one key of each
+    cached token, and of choosing the `top_k` best where there are more. By the curves of their
+    kernels, whose keys are fp8; where none was measured as attention over one row, and choosing
+    costs nothing."""
+    hw, (batch, query_len, kv_len) = (
+        at.hw,
+        (np.asarray(value, dtype=np.float64) for value in work[:3]),
+    )
+    curve = IndexerCurve.known(hw)
+    pairs = 2.0 * (work.head_dim + 1)
     if curve is None:
         alike = Latents(batch, query_len, kv_len, work.num_heads, work.head_dim, pairs)
         return [latent_attention(at, alike, name="indexer", count=count)]
     cost = Cost(
-        flops=batch * query_len * kv_len * work.num_heads * pairs, kv_bytes=batch * kv_len * work.head_dim * KEY_BYTES
+        flops=batch * query_len * kv_len * work.num_heads * pairs,
+        kv_bytes=batch * kv_len * work.head_dim * KEY_BYTES,
     )
-    scores = operation("indexer", "attention", at, cost, curve.seconds(hw, work), "fp8", count=count)
+    scores = operation(
+        "indexer", "attention", at, cost, curve.seconds(hw, work), "fp8", count=count
+    )
     choice = Choice(batch * query_len, kv_len)
     chosen = [each.seconds(hw, choice) for each in TopKCurve.variants(hw).values()]
     if not chosen:
@@ -349,11 +432,13 @@ def indexer(at: Where, work: Scores, *, top_k: int, count: Any = 1.0) -> list[Op
 
 
 def sparse_attention(at: Where, work: Latents, *, count: Any = 1.0, factor: Any = 1.0) -> Op:
-    """`count` layers of attention of each query token to latents chosen for it alone, by the kernel's own curve; where
-    none was measured, as latent attention that reads the latents once per query token."""
+    """`count` layers of attention of each query token to latents chosen for it alone, by the
+    kernel's own curve; where none was measured, as latent attention that reads the latents once per
+    query token."""
     precision = at.precision
     batch, query_len, kv_len = (np.asarray(value, dtype=np.float64) for value in work[:3])
-    tokens, curve = batch * query_len, SparseCurve.known(at.hw, precision.kv_dtype)
+    tokens = batch * query_len
+    curve = SparseCurve.known(at.hw, precision.kv_dtype)
     if curve is None:
         alone = work._replace(batch=tokens, query_len=np.minimum(query_len, 1.0))
         return latent_attention(at, alone, count=count, factor=factor)
@@ -362,5 +447,9 @@ def sparse_attention(at: Where, work: Latents, *, count: Any = 1.0, factor: Any 
         flops=tokens * kv_len * np.asarray(work.num_heads, dtype=np.float64) * work.flops_per_pair,
         kv_bytes=tokens * kv_len * row_bytes,
     )
-    time = curve.seconds(at.hw, Chosen(tokens, kv_len, work.num_heads, work.flops_per_pair, row_bytes))
-    return operation("attention", "attention", at, cost, time, precision.kv_dtype, count=count, factor=factor)
+    time = curve.seconds(
+        at.hw, Chosen(tokens, kv_len, work.num_heads, work.flops_per_pair, row_bytes)
+    )
+    return operation(
+        "attention", "attention", at, cost, time, precision.kv_dtype, count=count, factor=factor
+    )

@@ -8,16 +8,18 @@ All-reduce of S bytes over p ranks, each with a link of B bytes/s per direction:
     bulk               a + a3 + (p-2)·r3 + 2(p-1)/p·S / (e3·B·(p/2)^-x)
     ring               base + 2(p-1)·hop + 2(p-1)/p·S / (e·B·(p/2)^-x)            e = e2 for small messages, e3 for bulk
 
-The direct kernels (vLLM's custom all-reduce, and the like) read peers' memory with a fixed grid of threads; they turn
-two-shot at fixed sizes (two ranks never), and hand over to the switch or a bulk algorithm from `direct_bytes` on.
-Without peer access (more than two ranks on PCIe) a ring is all there is. Constants are shared by all p. Over n nodes of
-q ranks, each with a network link of B_n bytes/s (an estimate with NCCL's constants: nothing of it was measured):
+The direct kernels (vLLM's custom all-reduce, and the like) read peers' memory with a fixed grid of
+threads; they turn two-shot at fixed sizes (two ranks never), and hand over to the switch or a bulk
+algorithm from `direct_bytes` on. Without peer access (more than two ranks on PCIe) a ring is all
+there is. Constants are shared by all p. Over n nodes of q ranks, each with a network link of B_n
+bytes/s (an estimate with NCCL's constants: nothing of it was measured):
 
     T(S, q) + base + 2(n-1)·hop + 2(n-1)/n·S / (q·B_n)
 
-Sending each token to the ranks of its k experts (or their outputs back), S bytes per rank in all, over p ranks of which
-q share the link, as DeepEP's low-latency kernels do, which send every copy on its own (those of prefill a token once
-to each further node, (n−1)·(1 − (1 − 1/n)^k) copies instead of k·(1 − q/p)):
+Sending each token to the ranks of its k experts (or their outputs back), S bytes per rank in all,
+over p ranks of which q share the link, as DeepEP's low-latency kernels do, which send every copy on
+its own (those of prefill a token once to each further node, (n−1)·(1 − (1 − 1/n)^k) copies instead
+of k·(1 − q/p)):
 
     a + a_n + max(min(q, p)/p · S / (e·B), (1 − q/p) · S / (e_n·B_n))       a_n, and the second term, beyond q ranks
 
@@ -32,7 +34,16 @@ import numpy as np
 
 from magicdec.counts import Array
 from magicdec.fitting import Free
-from magicdec.perfmodel.kernels.base import Curve, Parameters, Rows, Table, as_array, minimise, that_matter, with_fit
+from magicdec.perfmodel.kernels.base import (
+    Curve,
+    Parameters,
+    Rows,
+    Table,
+    as_array,
+    minimise,
+    that_matter,
+    with_fit,
+)
 from magicdec.perfmodel.kernels.op import Cost, Op, Where, fixed
 from magicdec.specs.device import Device
 from magicdec.units import KIB, MIB
@@ -41,14 +52,18 @@ FEW_RANKS = 4
 ONE_SHOT_BYTES = (512.0 * KIB, 256.0 * KIB)
 """Sizes from which the direct kernels are two-shot, up to `FEW_RANKS` and above."""
 GRID_BYTES = 36 * 512 * 16
-"""One pass of the direct kernel: blocks × threads × bytes per load (csrc/custom_all_reduce.cuh of vLLM)."""
+"""One pass of the direct kernel: blocks × threads × bytes per load (csrc/custom_all_reduce.cuh of
+vLLM).
+"""
 RING_BASE_S = 6.6e-6
-"""NCCL's latency of a ring with the low-latency protocol, before its hops (src/graph/tuning.cc of NCCL)."""
+"""NCCL's latency of a ring with the low-latency protocol, before its hops (src/graph/tuning.cc of
+NCCL).
+"""
 NETWORK_HOP_S = 2.7e-6
 """Latency of one hop over a network, by the same model."""
 SEND_BASE_S = 1e-5
-"""Latency of sending to one other rank: p2p_latency of aiconfigurator-core's system files, which calls it its own
-correction."""
+"""Latency of sending to one other rank: p2p_latency of aiconfigurator-core's system files, which
+calls it its own correction."""
 KERNEL_LAUNCH_S = 4e-6
 RING_EXPONENT = 0.5
 """Generic `AllReduceCurve.rank_exponent` of a ring over PCIe."""
@@ -85,7 +100,9 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
         ),
     )
     direct_ranks: int = 8
-    """Up to this many ranks read each other's memory in one kernel; more (or no peer access) use a ring."""
+    """Up to this many ranks read each other's memory in one kernel; more (or no peer access) use a
+    ring.
+    """
     overhead_s: Annotated[float, Free(spread=1.0)] = 5e-6
     rank_overhead_s: Annotated[float, Free()] = 1e-7
     one_shot_efficiency: Annotated[float, Free()] = 0.6
@@ -99,7 +116,9 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
     direct_bytes_wide: float = 8388608.0
     """Messages of at least this many bytes use the bulk algorithm on more than four ranks."""
     in_switch_ranks: int | None = None
-    """From this number of ranks on, the switch adds messages too large for the direct kernels (NVLS); None: never."""
+    """From this number of ranks on, the switch adds messages too large for the direct kernels
+    (NVLS); None: never.
+    """
     in_switch_bytes: float = 67108864.0
     """Up to this size."""
     in_switch_overhead_s: Annotated[float, Free()] = 5e-6
@@ -113,7 +132,14 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
 
     def unfitted(self) -> AllReduceCurve:
         """A curve with these algorithms for these ranks and sizes, without fitted constants."""
-        kept = ("library", "direct_ranks", "direct_bytes", "direct_bytes_wide", "in_switch_ranks", "in_switch_bytes")
+        kept = (
+            "library",
+            "direct_ranks",
+            "direct_bytes",
+            "direct_bytes_wide",
+            "in_switch_ranks",
+            "in_switch_bytes",
+        )
         return AllReduceCurve(**{name: getattr(self, name) for name in kept})
 
     @classmethod
@@ -124,7 +150,12 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
             return known
         overhead_s = KERNEL_LAUNCH_S + hw.link.latency_s
         if hw.link.topology in RINGS:
-            return cls(library="generic ring", direct_ranks=2, rank_exponent=RING_EXPONENT, overhead_s=overhead_s)
+            return cls(
+                library="generic ring",
+                direct_ranks=2,
+                rank_exponent=RING_EXPONENT,
+                overhead_s=overhead_s,
+            )
         return cls(overhead_s=overhead_s)
 
     @classmethod
@@ -132,8 +163,11 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
         return hw.link.topology == donor.link.topology
 
     def table_seconds(self, hw: Device, work: Message) -> Array:
-        """Seconds in one node of the algorithm that the library takes for this size and number of ranks."""
-        size, ranks = as_array(work.message_bytes), as_array(work.ranks, least=1.0)
+        """Seconds in one node of the algorithm that the library takes for this size and number of
+        ranks.
+        """
+        size = as_array(work.message_bytes)
+        ranks = as_array(work.ranks, least=1.0)
         link = hw.link.bytes_per_s
         others = ranks - 1.0
         two_way = 2.0 * others / ranks * size
@@ -162,12 +196,19 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
         return np.where(ranks > 1, time, 0.0)
 
     def refitted(
-        self, hw: Device, work: Message, rows: Rows, *, fitted_on: str = "", rotated: bool = False, is_own: bool = False
+        self,
+        hw: Device,
+        work: Message,
+        rows: Rows,
+        *,
+        fitted_on: str = "",
+        rotated: bool = False,
+        is_own: bool = False,
     ) -> Self:
-        """If `is_own`, the ranges of sizes of this curve's algorithms are known, and constants that no row depends on
-        stay as they are. Else more than two ranks are a ring where there is no peer access (PCIe,
-        shared memory), and the size at which the bulk algorithm takes over is searched on powers of two, apart for up
-        to four ranks and for more."""
+        """If `is_own`, the ranges of sizes of this curve's algorithms are known, and constants that
+        no row depends on stay as they are. Else more than two ranks are a ring where there is no
+        peer access (PCIe, shared memory), and the size at which the bulk algorithm takes over is
+        searched on powers of two, apart for up to four ranks and for more."""
         is_ring = hw.link.topology in RINGS
         parameters = RING if is_ring else self.free()
 
@@ -184,7 +225,12 @@ class AllReduceCurve(Curve, frozen=True, kw_only=True):
         ranks = as_array(work.ranks)
         few_and_wide = bool(np.any(ranks <= FEW_RANKS)) and bool(np.any(ranks > FEW_RANKS))
         starts = [
-            type(self)(library=self.library, direct_ranks=2 if is_ring else 8, direct_bytes=few, direct_bytes_wide=wide)
+            type(self)(
+                library=self.library,
+                direct_ranks=2 if is_ring else 8,
+                direct_bytes=few,
+                direct_bytes_wide=wide,
+            )
             for few in SWITCH_SIZES
             for wide in (SWITCH_SIZES if few_and_wide else (few,))
         ]
@@ -200,7 +246,9 @@ RING: Parameters = {
 
 
 class ExchangeCurve(Curve, frozen=True, kw_only=True):
-    """Time of sending tokens to the ranks of their experts, or back. The defaults are those of Hopper on InfiniBand."""
+    """Time of sending tokens to the ranks of their experts, or back. The defaults are those of
+    Hopper on InfiniBand.
+    """
 
     key: ClassVar[str] = "exchange"
     overhead_s: float = 1.2e-5
@@ -218,11 +266,16 @@ class ExchangeCurve(Curve, frozen=True, kw_only=True):
 
 def _across_nodes(hw: Device, size: Array, ranks: Array) -> Array:
     """Seconds that several nodes add to a sum; 0 within one, and where the network is not known."""
-    rate, local = hw.link.between_nodes_bytes_per_s, float(hw.link.reach)
+    rate = hw.link.between_nodes_bytes_per_s
+    local = float(hw.link.reach)
     if rate is None or ranks.max(initial=0.0) <= local:
         return np.zeros(())
     nodes = np.ceil(ranks / local)
-    added = RING_BASE_S + 2.0 * (nodes - 1.0) * NETWORK_HOP_S + 2.0 * (nodes - 1.0) / nodes * size / (local * rate)
+    added = (
+        RING_BASE_S
+        + 2.0 * (nodes - 1.0) * NETWORK_HOP_S
+        + 2.0 * (nodes - 1.0) / nodes * size / (local * rate)
+    )
     return np.where(nodes > 1, added, 0.0)
 
 
@@ -234,8 +287,9 @@ def _inputs(work: Message) -> tuple[Array, Array]:
 def all_reduce_time(hw: Device, work: Message, kernels: str = "") -> Array:
     """Every rank gets the sum over all ranks, with the `kernels` of an engine.
 
-    No message takes longer than a larger one, which the library's next algorithm takes: a table of timed kernels may
-    have such a hump (vLLM's on eight B200s: 26 us at 256 KiB, 17 us at 1 MiB), measured servers show none.
+    No message takes longer than a larger one, which the library's next algorithm takes: a table of
+    timed kernels may have such a hump (vLLM's on eight B200s: 26 us at 256 KiB, 17 us at 1 MiB),
+    measured servers show none.
     """
     curve = AllReduceCurve.of(hw, kernels)
     size, ranks = _inputs(work)
@@ -244,22 +298,36 @@ def all_reduce_time(hw: Device, work: Message, kernels: str = "") -> Array:
     if hw.link.between_nodes_bytes_per_s is not None:
         within = np.minimum(within, float(hw.link.reach))
     time = curve.table_seconds(hw, Message(size, within))
-    for switch in {*ONE_SHOT_BYTES, curve.direct_bytes, curve.direct_bytes_wide, curve.in_switch_bytes}:
+    for switch in {
+        *ONE_SHOT_BYTES,
+        curve.direct_bytes,
+        curve.direct_bytes_wide,
+        curve.in_switch_bytes,
+    }:
         after = curve.table_seconds(hw, Message(switch, within))
         time = np.where(size < switch, np.minimum(time, after), time)
     return time + across
 
 
 def one_way_time(hw: Device, work: Message, *, is_broadcast: bool = False) -> Array:
-    """Every rank ends with `message_bytes`, having held 1/ranks of them; in a broadcast one rank sends them to all
-    others, pipelined. Not measured: the fixed cost is an all-reduce's, the bandwidth its bulk one."""
-    curve, link = AllReduceCurve.of(hw), hw.link.bytes_per_s
+    """Every rank ends with `message_bytes`, having held 1/ranks of them; in a broadcast one rank
+    sends them to all others, pipelined. Not measured: the fixed cost is an all-reduce's, the
+    bandwidth its bulk one."""
+    curve = AllReduceCurve.of(hw)
+    link = hw.link.bytes_per_s
     size, ranks = _inputs(work)
-    share = np.minimum(ranks - 1.0, 1.0) if is_broadcast else (ranks - 1.0) / ranks
+    if is_broadcast:
+        share = np.minimum(ranks - 1.0, 1.0)
+    else:
+        share = (ranks - 1.0) / ranks
     latency = all_reduce_time(hw, Message(0.0, ranks))
-    latency = latency + (_across_nodes(hw, size, ranks) - _across_nodes(hw, np.zeros(()), ranks)) / 2.0
+    latency = (
+        latency + (_across_nodes(hw, size, ranks) - _across_nodes(hw, np.zeros(()), ranks)) / 2.0
+    )
     widening = (np.maximum(ranks, 2.0) / 2.0) ** curve.rank_exponent
-    return latency + np.where(ranks > 1, share * size * widening / (curve.bulk_efficiency * link), 0.0)
+    return latency + np.where(
+        ranks > 1, share * size * widening / (curve.bulk_efficiency * link), 0.0
+    )
 
 
 class Exchange(NamedTuple):
@@ -274,8 +342,12 @@ class Exchange(NamedTuple):
 
 def exchange_time(hw: Device, work: Exchange, token_bytes: float) -> Array:
     """Every rank sends its tokens, of `token_bytes` each; 0 with one rank."""
-    curve, link, chosen = ExchangeCurve.of(hw), hw.link, work.num_experts_per_tok
-    sent, ranks = np.broadcast_arrays(as_array(work.tokens) * token_bytes, as_array(work.num_ranks, least=1.0))
+    curve = ExchangeCurve.of(hw)
+    link = hw.link
+    chosen = work.num_experts_per_tok
+    sent, ranks = np.broadcast_arrays(
+        as_array(work.tokens) * token_bytes, as_array(work.num_ranks, least=1.0)
+    )
     near = np.minimum(link.reach, ranks) / ranks
     seconds = chosen * near * sent / (curve.link_efficiency * link.bytes_per_s)
     if link.between_nodes_bytes_per_s is not None:
@@ -288,9 +360,12 @@ def exchange_time(hw: Device, work: Exchange, token_bytes: float) -> Array:
     return np.where(ranks > 1, curve.overhead_s + seconds, 0.0)
 
 
-def _sent(name: str, at: Where, work: Message, seconds: Array, *, wire: Any = 1.0, count: Any = 1.0) -> Op:
-    """`count` collectives, with an engine's factor and fixed cost on each; its payload counts beyond one rank. No
-    factor makes one faster than a rank's link moves `wire` times the message."""
+def _sent(
+    name: str, at: Where, work: Message, seconds: Array, *, wire: Any = 1.0, count: Any = 1.0
+) -> Op:
+    """`count` collectives, with an engine's factor and fixed cost on each; its payload counts
+    beyond one rank. No factor makes one faster than a rank's link moves `wire` times the
+    message."""
     size, ranks = (np.asarray(value, dtype=np.float64) for value in work)
     least_s = np.minimum(seconds, np.where(ranks > 1, wire * size / at.hw.link.bytes_per_s, 0.0))
     seconds = np.maximum(at.engine.collective_factor * seconds, least_s)
@@ -300,11 +375,15 @@ def _sent(name: str, at: Where, work: Message, seconds: Array, *, wire: Any = 1.
 
 
 def all_reduce(at: Where, work: Message, *, count: Any = 1.0) -> Op:
-    ranks, kernels = as_array(work.ranks, least=1.0), at.engine.allreduce_kernels
-    wire, in_switch = 2.0 - 2.0 / ranks, AllReduceCurve.of(at.hw, kernels).in_switch_ranks
+    ranks = as_array(work.ranks, least=1.0)
+    kernels = at.engine.allreduce_kernels
+    wire = 2.0 - 2.0 / ranks
+    in_switch = AllReduceCurve.of(at.hw, kernels).in_switch_ranks
     if in_switch is not None:
         wire = np.where(ranks >= in_switch, np.minimum(wire, 1.0 + 1.0 / ranks), wire)
-    return _sent("all_reduce", at, work, all_reduce_time(at.hw, work, kernels), wire=wire, count=count)
+    return _sent(
+        "all_reduce", at, work, all_reduce_time(at.hw, work, kernels), wire=wire, count=count
+    )
 
 
 def all_gather(at: Where, work: Message) -> Op:
@@ -316,8 +395,12 @@ def broadcast(at: Where, work: Message) -> Op:
     return _sent("broadcast", at, work, one_way_time(at.hw, work, is_broadcast=True))
 
 
-def exchange(at: Where, work: Exchange, *, hidden_size: int, dispatch_element: float, count: Any) -> list[Op]:
-    """`count` times: each of a rank's tokens sent to the ranks of its experts, and their outputs back in 16 bits."""
+def exchange(
+    at: Where, work: Exchange, *, hidden_size: int, dispatch_element: float, count: Any
+) -> list[Op]:
+    """`count` times: each of a rank's tokens sent to the ranks of its experts, and their outputs
+    back in 16 bits.
+    """
     found = []
     for name, element in (("dispatch", dispatch_element), ("combine", 2.0)):
         token_bytes = hidden_size * element
@@ -329,8 +412,8 @@ def exchange(at: Where, work: Exchange, *, hidden_size: int, dispatch_element: f
 
 
 def send(at: Where, work: Message, *, is_far: Any) -> Op:
-    """Hidden states to the next stage, over the network where `is_far`: each rank sends its share, which the ranks
-    there then gather."""
+    """Hidden states to the next stage, over the network where `is_far`: each rank sends its share,
+    which the ranks there then gather."""
     size, ranks = (np.asarray(value, dtype=np.float64) for value in work)
     link = at.hw.link
     rate = np.where(is_far, link.between_nodes_bytes_per_s or link.bytes_per_s, link.bytes_per_s)

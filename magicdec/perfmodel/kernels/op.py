@@ -1,4 +1,5 @@
-"""Operations: what some work costs, in FLOPs and bytes, and how long it takes on a device with an engine.
+"""Operations: what some work costs, in FLOPs and bytes, and how long it takes on a device with an
+engine.
 
 A pass is a list of them (`ForwardTime`). Functions are pure and broadcast over numpy arrays.
 """
@@ -19,7 +20,9 @@ from magicdec.specs.precision import Precision
 
 FP32_BYTES = 4.0
 REACHED_BANDWIDTH = 0.95
-"""Share of the memory's peak that the best kernels reach: no engine's factor makes an operation faster."""
+"""Share of the memory's peak that the best kernels reach: no engine's factor makes an operation
+faster.
+"""
 Group = Literal["gemm", "experts", "attention", "elementwise", "link", "overhead"]
 BoundBy = Literal["weights", "kv", "compute", "link", "overhead"]
 GROUPS: tuple[Group, ...] = ("gemm", "experts", "attention", "elementwise", "link", "overhead")
@@ -27,7 +30,9 @@ BOUNDS: tuple[BoundBy, ...] = ("weights", "kv", "compute", "link", "overhead")
 
 
 class Cost(NamedTuple):
-    """FLOPs and bytes per rank, whatever the device; fields broadcast, costs add. A multiply-add is two FLOPs."""
+    """FLOPs and bytes per rank, whatever the device; fields broadcast, costs add. A multiply-add is
+    two FLOPs.
+    """
 
     flops: Any = 0.0
     weight_bytes: Any = 0.0
@@ -55,9 +60,11 @@ def total(costs: list[Cost]) -> Cost:
 
 
 class OpTime(NamedTuple):
-    """Seconds. `time_s` is the prediction; the others say what it is made of (no sum: the ridge is soft).
+    """Seconds. `time_s` is the prediction; the others say what it is made of (no sum: the ridge is
+    soft).
 
-    `memory_s` and `compute_s` are the two ceilings at the fitted efficiencies, `overhead_s` the fixed cost.
+    `memory_s` and `compute_s` are the two ceilings at the fitted efficiencies, `overhead_s` the
+    fixed cost.
     """
 
     time_s: Array
@@ -90,11 +97,17 @@ class Op:
     compute_s: Array
     overhead_s: Array
     least_s: Array
-    """The limit that no factor passes: its bytes and FLOPs at the device's peaks, or the time that it has."""
+    """The limit that no factor passes: its bytes and FLOPs at the device's peaks, or the time that
+    it has.
+    """
 
     def times(self, count: Any) -> Op:
         """A share of the operation, or several of it."""
-        return replace(self, cost=self.cost.times(count), **{name: getattr(self, name) * count for name in SECONDS})
+        return replace(
+            self,
+            cost=self.cost.times(count),
+            **{name: getattr(self, name) * count for name in SECONDS},
+        )
 
     def by(self, factor: Any) -> Op:
         """The operation run so many times slower, within its limits."""
@@ -102,35 +115,63 @@ class Op:
 
 
 def operation(
-    name: str, group: Group, at: Where, cost: Cost, time: OpTime, dtype: str, *, count: Any = 1.0, factor: Any = 1.0
+    name: str,
+    group: Group,
+    at: Where,
+    cost: Cost,
+    time: OpTime,
+    dtype: str,
+    *,
+    count: Any = 1.0,
+    factor: Any = 1.0,
 ) -> Op:
     """`count` times some work, and an engine's `factor` on its time.
 
-    No factor makes an operation faster than the memory moves its bytes and the processor's peak in `dtype` does its
-    FLOPs (the curve itself may be, out of a cache). Activations count where they are all that moves: what a matrix
-    product reads of them a cache may hold. A CPU has no such peak: its rate is what one library's products reached,
-    and another's may use vectors twice as wide.
+    No factor makes an operation faster than the memory moves its bytes and the processor's peak in
+    `dtype` does its FLOPs (the curve itself may be, out of a cache). Activations count where they
+    are all that moves: what a matrix product reads of them a cache may hold. A CPU has no such
+    peak: its rate is what one library's products reached, and another's may use vectors twice as
+    wide.
     """
-    moved = cost.activation_bytes if group == "elementwise" else cost.weight_bytes + cost.kv_bytes
-    peak = math.inf if at.hw.kind == "cpu" else at.hw.compute_rate(dtype)
+    if group == "elementwise":
+        moved = cost.activation_bytes
+    else:
+        moved = cost.weight_bytes + cost.kv_bytes
+    if at.hw.kind == "cpu":
+        peak = math.inf
+    else:
+        peak = at.hw.compute_rate(dtype)
     least_s = np.maximum(moved / (REACHED_BANDWIDTH * at.hw.memory_bytes_per_s), cost.flops / peak)
     least_s = np.minimum(time.time_s, least_s)
     scale = count * factor
     return Op(
-        name=name, group=group, cost=cost.times(count), time_s=np.maximum(time.time_s * factor, least_s) * count,
-        memory_s=time.memory_s * scale, compute_s=time.compute_s * scale, overhead_s=time.overhead_s * scale,
+        name=name,
+        group=group,
+        cost=cost.times(count),
+        time_s=np.maximum(time.time_s * factor, least_s) * count,
+        memory_s=time.memory_s * scale,
+        compute_s=time.compute_s * scale,
+        overhead_s=time.overhead_s * scale,
         least_s=least_s * count,
-    )  # fmt: skip
+    )
 
 
-def fixed(name: str, group: Group, seconds: Any, cost: Cost | None = None, *, least_s: Any = 0.0) -> Op:
+def fixed(
+    name: str, group: Group, seconds: Any, cost: Cost | None = None, *, least_s: Any = 0.0
+) -> Op:
     """An operation of known duration: overheads and collectives."""
     time = np.asarray(seconds, dtype=np.float64)
     zero = np.zeros_like(time)
     return Op(
-        name=name, group=group, cost=cost or Cost(), time_s=time, memory_s=zero, compute_s=zero, overhead_s=time,
+        name=name,
+        group=group,
+        cost=cost or Cost(),
+        time_s=time,
+        memory_s=zero,
+        compute_s=zero,
+        overhead_s=time,
         least_s=zero + least_s,
-    )  # fmt: skip
+    )
 
 
 def merged(operations: list[Op]) -> tuple[Op, ...]:
@@ -142,7 +183,9 @@ def merged(operations: list[Op]) -> tuple[Op, ...]:
 
 
 def _sum(operations: list[Op]) -> Op:
-    seconds: Any = {key: sum((getattr(op, key) for op in operations), np.asarray(0.0)) for key in SECONDS}
+    seconds: Any = {
+        key: sum((getattr(op, key) for op in operations), np.asarray(0.0)) for key in SECONDS
+    }
     return replace(operations[0], cost=total([op.cost for op in operations]), **seconds)
 
 
@@ -171,7 +214,9 @@ class ForwardTime:
         return seconds
 
     def bound_seconds(self) -> dict[BoundBy, Array]:
-        """Seconds by what binds: an operation's fixed part is overhead, the rest belongs to its higher ceiling."""
+        """Seconds by what binds: an operation's fixed part is overhead, the rest belongs to its
+        higher ceiling.
+        """
         seconds: dict[BoundBy, Array] = {bound: np.asarray(0.0) for bound in BOUNDS}
         for op in self.ops:
             if op.group in ("elementwise", "overhead"):
@@ -202,7 +247,11 @@ class ForwardTime:
             return np.sum(weight * value, axis=-1)
 
         def summed(op: Op) -> Op:
-            return replace(op, cost=Cost(*map(over, op.cost)), **{name: over(getattr(op, name)) for name in SECONDS})
+            return replace(
+                op,
+                cost=Cost(*map(over, op.cost)),
+                **{name: over(getattr(op, name)) for name in SECONDS},
+            )
 
         return ForwardTime(tuple(map(summed, self.ops)))
 

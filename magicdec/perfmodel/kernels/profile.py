@@ -1,8 +1,10 @@
-"""A hardware profile: a device's datasheet, and how near to its ceilings kernels and links were measured to come.
+"""A hardware profile: a device's datasheet, and how near to its ceilings kernels and links were
+measured to come.
 
-A profile is one TOML file. The curves (`gemm`, `attention`, `allreduce`, ...) hold dimensionless efficiencies relative
-to the datasheet's ceilings and fixed costs in seconds, fitted to measurements named in `fitted_on`. A device whose
-kernels nobody measured takes the curves of `curves_from`, or generic ones, with a wider `relative_error`.
+A profile is one TOML file. The curves (`gemm`, `attention`, `allreduce`, ...) hold dimensionless
+efficiencies relative to the datasheet's ceilings and fixed costs in seconds, fitted to measurements
+named in `fitted_on`. A device whose kernels nobody measured takes the curves of `curves_from`, or
+generic ones, with a wider `relative_error`.
 
 The same structs describe a CPU that was calibrated locally.
 """
@@ -10,6 +12,7 @@ The same structs describe a CPU that was calibrated locally.
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 import zlib
 from collections.abc import Sequence
@@ -35,6 +38,7 @@ from magicdec.specs import device
 from magicdec.specs.device import DTYPE_BYTES, Device
 from magicdec.units import MICRO
 
+OTHER_HARDWARE = "magicdec hardware lists the known; a TOML file does too"
 HARDWARE_DIRECTORY = Path(device.__file__).resolve().parent / "data" / "hardware"
 AnyCurve = TypeVar("AnyCurve", bound=Curve)
 
@@ -52,7 +56,8 @@ class HardwareProfile(Device, frozen=True, kw_only=True):
     """Decoding of multi-head latent attention, by the format of the cache."""
     prefill: PrefillCurve | None = None
     linear: LinearCurve | None = None
-    """Decoding and verification of gated delta nets, and of what else keeps a state of fixed size."""
+    """Decoding and verification of gated delta nets, and of what else keeps a state of fixed size.
+    """
     linear_prefill: LinearPrefillCurve | None = None
     indexer: IndexerCurve | None = None
     top_k: dict[str, TopKCurve] = msgspec.field(default_factory=dict)
@@ -73,13 +78,18 @@ class HardwareProfile(Device, frozen=True, kw_only=True):
         for kind in KERNELS:
             for name in kind.variants(self) if kind.has_formats else ():
                 if name and name not in DTYPE_BYTES:
-                    raise ValueError(f"curves for the unknown dtype '{name}' (known: {', '.join(DTYPE_BYTES)})")
+                    raise ValueError(
+                        f"curves for the unknown dtype '{name}' (known: {', '.join(DTYPE_BYTES)})"
+                    )
 
     @property
     def is_measured(self) -> bool:
         """Whether kernels of this very device were measured."""
         curves = (self.gemm, self.attention)
-        return all(curve is not None and curve.fit.fitted_on and not curve.fit.borrowed_from for curve in curves)
+        return all(
+            curve is not None and curve.fit.fitted_on and not curve.fit.borrowed_from
+            for curve in curves
+        )
 
 
 KERNELS: tuple[type[Curve], ...] = (
@@ -99,37 +109,105 @@ def hardware_aliases() -> dict[str, str]:
     return names
 
 
+def every_gpu() -> list[str]:
+    """GPUs of the catalog, each once: without profiles that a user measured again."""
+    return [name for name in hardware_names() if not name.endswith("-measured")]
+
+
 def hardware_names() -> list[str]:
     """Names of the catalog, without aliases."""
     return sorted(set(hardware_aliases().values()))
 
 
+VENDORS = frozenset(("nvidia", "amd", "instinct", "geforce", "tesla"))
+"""Parts of a device's name, as a driver prints it, that tell no device."""
+COUNTED = re.compile(r"(?:(?P<nodes>\d+)\s*[x*]\s*)?(?P<count>\d+)\s*[x*]\s*(?P<name>.*)")
+
+
+PRICED = re.compile(r"(?P<name>.+)=(?P<price>\d+(\.\d*)?)")
+EVERY_GPU = "all"
+"""Stands for all GPUs of the catalog."""
+
+
+class Devices(NamedTuple):
+    """Devices as people write them: "h100", "4xh100", "2x8xh200", "b200=5"."""
+
+    name: str
+    num_gpus: int | None = None
+    """Their number; None: not given."""
+    num_gpus_per_node: int | None = None
+    """Those of each node, where nodes are counted."""
+    price_per_hour_usd: float | None = None
+    """Dollars per device and hour; None: not given."""
+
+
+def counted(text: str) -> Devices:
+    """The name, number and price of devices: "2x8xh200=3.5" is 16 in nodes of 8."""
+    priced = PRICED.fullmatch(text.strip())
+    if priced is not None:
+        return counted(priced["name"])._replace(price_per_hour_usd=float(priced["price"]))
+    match = COUNTED.fullmatch(text.strip().lower())
+    if match is None:
+        return Devices(text)
+    count = int(match["count"])
+    if match["nodes"] is None:
+        return Devices(match["name"], num_gpus=count)
+    return Devices(match["name"], num_gpus=int(match["nodes"]) * count, num_gpus_per_node=count)
+
+
 def load_hardware(name_or_path: str | Path) -> HardwareProfile:
-    """A profile of the catalog (by name or alias), or of a TOML file, which is read anew each time.
+    """A profile of the catalog (by name, alias or the name that a driver prints), or of a TOML
+    file, which is read anew each time. A number of devices in front ("4xh100") is no part of it;
+    that of a node is.
 
     Raises ConfigError naming the file and the key, or the nearest known name.
     """
     text = str(name_or_path)
     if "/" in text or text.endswith(".toml"):
         return _load_file(Path(name_or_path))
-    return _of_catalog(text.lower(), text)
+    devices = counted(text)
+    profile = _of_catalog(_key(devices.name), devices.name)
+    if devices.price_per_hour_usd is not None:
+        price = devices.price_per_hour_usd
+        profile = msgspec.structs.replace(profile, price_per_hour_usd=price)
+    if devices.num_gpus_per_node is None:
+        return profile
+    link = msgspec.structs.replace(profile.link, num_gpus_per_node=devices.num_gpus_per_node)
+    return msgspec.structs.replace(profile, link=link)
+
+
+def _key(name: str) -> str:
+    """A name by which devices are told apart, however its parts are divided."""
+    parts = re.split(r"[\s_-]+", name.strip().lower())
+    return "".join(part for part in parts if part not in VENDORS)
+
+
+@lru_cache(maxsize=1)
+def _keys() -> dict[str, str]:
+    return {_key(alias): name for alias, name in hardware_aliases().items()}
 
 
 @lru_cache(maxsize=64)
-def _of_catalog(name: str, given: str) -> HardwareProfile:
-    direct = HARDWARE_DIRECTORY / f"{name}.toml"
-    if direct.is_file():
-        return _load_file(direct)
-    stem = hardware_aliases().get(name)
+def _of_catalog(key: str, given: str) -> HardwareProfile:
+    stem = _keys().get(key)
     if stem is None:
-        raise unknown_choice("hardware", given, hardware_names())
+        raise unknown_choice("hardware", given, hardware_aliases(), or_else=OTHER_HARDWARE)
     return _load_file(HARDWARE_DIRECTORY / f"{stem}.toml")
 
 
 def _load_file(path: Path) -> HardwareProfile:
-    profile = converted(read_toml(path, "hardware profile"), HardwareProfile, where=str(path))
+    document = read_toml(path, "hardware profile")
+    profile = converted(document, HardwareProfile, where=str(path))
+    if profile.kind == "gpu" and "num_multiprocessors" not in document:
+        raise ConfigError(
+            f"{path}: key 'num_multiprocessors' is missing: a GPU's kernels divide their work by "
+            "them (multiProcessorCount; an AMD device's compute units)"
+        )
     if profile.curves_from:
-        if profile.curves_from not in hardware_aliases() or hardware_aliases()[profile.curves_from] == path.stem:
+        if (
+            profile.curves_from not in hardware_aliases()
+            or hardware_aliases()[profile.curves_from] == path.stem
+        ):
             raise ConfigError(
                 f"{path}: key 'curves_from': {unknown_choice('hardware', profile.curves_from, hardware_aliases())}"
             )
@@ -150,9 +228,14 @@ def _borrow(profile: HardwareProfile, donor: HardwareProfile) -> HardwareProfile
     changes: dict[str, Any] = {}
     for kind in KERNELS:
         for key in filter(None, (kind.key, kind.variants_key)):
-            mine, theirs = getattr(profile, key), getattr(donor, key)
+            mine = getattr(profile, key)
+            theirs = getattr(donor, key)
             if isinstance(theirs, dict):
-                apt = {name: each for name, each in theirs.items() if kind.may_borrow(profile, donor, name)}
+                apt = {
+                    name: each
+                    for name, each in theirs.items()
+                    if kind.may_borrow(profile, donor, name)
+                }
                 changes[key] = {name: lent(each, donor.name) for name, each in apt.items()} | mine
             elif mine is None and theirs is not None and kind.may_borrow(profile, donor, ""):
                 changes[key] = lent(theirs, donor.name)
@@ -175,16 +258,23 @@ VARIANTS = {
     "bf16": "", "bfloat16": "", "vLLM": "", "SGLang_CustomAllReduce_graph": "sglang", "TRTLLM": "trtllm",
     "SGLang_CustomAllReduce_eager": EAGER, "w4a16_mxfp4": "mxfp4",
 }  # fmt: skip
-"""The tables' names of what profiles call otherwise. Eager kernels are left out: decoding runs captured graphs."""
+"""The tables' names of what profiles call otherwise. Eager kernels are left out: decoding runs
+captured graphs.
+"""
 CURVES: dict[str, type[Curve]] = {table.kind: curve for curve in KERNELS for table in curve.tables}
 TABLES: tuple[Table, ...] = tuple(
-    sorted((table for curve in KERNELS for table in curve.tables), key=lambda table: -len(table.columns))
+    sorted(
+        (table for curve in KERNELS for table in curve.tables),
+        key=lambda table: -len(table.columns),
+    )
 )
 """A file is read as the first whose columns it has: the one with most."""
 
 
 class Group(NamedTuple):
-    """Rows that one curve describes: of a device, and of a number format or an engine ("": bf16, vLLM)."""
+    """Rows that one curve describes: of a device, and of a number format or an engine ("": bf16,
+    vLLM).
+    """
 
     device: str
     variant: str
@@ -196,7 +286,8 @@ class Group(NamedTuple):
 def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
     """The rows of a file by device and variant: its columns as floats, and `time_s`.
 
-    Raises ConfigError for a file that is none of the tables, or a value that is not a positive number (with its line).
+    Raises ConfigError for a file that is none of the tables, or a value that is not a positive
+    number (with its line).
     """
     import pandas as pd
 
@@ -205,12 +296,16 @@ def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path} is not a readable CSV file: {str(error).splitlines()[0]}") from error
+        raise ConfigError(
+            f"{path} is not a readable CSV file: {str(error).splitlines()[0]}"
+        ) from error
     names = set(frame.columns)
     table = next((table for table in TABLES if {*table.columns, *table.marks} <= names), None)
     if table is None or not {"device", "latency_us"} <= names:
         wanted = "; ".join(", ".join(("device", *table.columns, "latency_us")) for table in TABLES)
-        raise ConfigError(f"{path} has the columns {', '.join(map(str, frame.columns))}; known tables have {wanted}")
+        raise ConfigError(
+            f"{path} has the columns {', '.join(map(str, frame.columns))}; known tables have {wanted}"
+        )
     try:
         frame = table.select(frame)
     except ConfigError as error:
@@ -230,7 +325,13 @@ def read_table(path: Path) -> tuple[Table, dict[Group, dict[str, Array]]]:
         numbers[flag] = np.where(frame[name].astype(str) == text, 1.0, 0.0)
     devices = frame["device"].astype(str).to_numpy()
     if table.variant in frame:
-        variants = frame[table.variant].fillna("").astype(str).map(lambda name: VARIANTS.get(name, name)).to_numpy()
+        variants = (
+            frame[table.variant]
+            .fillna("")
+            .astype(str)
+            .map(lambda name: VARIANTS.get(name, name))
+            .to_numpy()
+        )
     else:
         variants = np.full(devices.size, "", dtype=object)
     groups = {}
@@ -261,7 +362,9 @@ def held_out(table: Table, rows: Columns) -> Mask:
 
 
 def _hash(values: Sequence[float]) -> int:
-    return int(hashlib.sha256(",".join(str(int(value)) for value in values).encode()).hexdigest(), 16)
+    return int(
+        hashlib.sha256(",".join(str(int(value)) for value in values).encode()).hexdigest(), 16
+    )
 
 
 def curve_of(table: Table, hw: HardwareProfile, variant: str = "") -> Any:
@@ -270,18 +373,27 @@ def curve_of(table: Table, hw: HardwareProfile, variant: str = "") -> Any:
 
 
 def refit(
-    table: Table, hw: HardwareProfile, rows: Columns, *, variant: str = "", fitted_on: str = "",
+    table: Table,
+    hw: HardwareProfile,
+    rows: Columns,
+    *,
+    variant: str = "",
+    fitted_on: str = "",
     max_rows: int | None = MAX_FIT_ROWS,
-) -> HardwareProfile:  # fmt: skip
+) -> HardwareProfile:
     """The profile with this table's curve fitted to `rows` (evenly thinned to `max_rows`)."""
     length = rows["time_s"].size
     if max_rows is not None and length > max_rows:
         chosen = np.zeros(length, dtype=np.bool_)
         chosen[np.random.default_rng(0).choice(length, size=max_rows, replace=False)] = True
         rows = select(rows, chosen)
-    weighted: dict[str, Any] = {**rows, "weight": np.where(table.counted(rows), 1.0, table.other_weight)}
+    weighted: dict[str, Any] = {
+        **rows,
+        "weight": np.where(table.counted(rows), 1.0, table.other_weight),
+    }
     kind = CURVES[table.kind]
-    work, is_own = table.work(rows, variant), kind.own(hw, variant) is not None
+    work = table.work(rows, variant)
+    is_own = kind.own(hw, variant) is not None
     curve = kind.of(hw, variant).refitted(hw, work, weighted, fitted_on=fitted_on, is_own=is_own)
     fitted: HardwareProfile = curve.placed(hw, variant)
     return fitted

@@ -1,4 +1,5 @@
-"""Recurrences (gated delta nets, Lightning attention, Mamba 2): a state per sequence instead of a cache.
+"""Recurrences (gated delta nets, Lightning attention, Mamba 2): a state per sequence instead of a
+cache.
 
     few tokens    overhead + ‖ states / bandwidth , tokens · t_token ‖_p
     prompts       overhead + convolution + ‖ waves · (t_block + chunks · t_chunk) , passes · bytes ‖_p
@@ -13,19 +14,30 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 
 from magicdec.fitting import Free
-from magicdec.perfmodel.kernels.base import Columns, Curve, Table, WorkingSet, arrays, cache_speedup, soft_max, waves
+from magicdec.perfmodel.kernels.base import (
+    Columns,
+    Curve,
+    Table,
+    WorkingSet,
+    arrays,
+    cache_speedup,
+    soft_max,
+    waves,
+)
 from magicdec.perfmodel.kernels.gemm import ElementwiseCurve, Stream
 from magicdec.perfmodel.kernels.op import FP32_BYTES, Cost, Op, OpTime, Where, operation
 from magicdec.specs.device import Device
 
 CHUNK_TOKENS = 64
 STATE_ROW, CONV_KERNEL = 128.0, 4.0
-"""In the tables a block's state is of 128 × 128, others count as so many of them; convolutions are over 4 tokens."""
+"""In the tables a block's state is of 128 × 128, others count as so many of them; convolutions are
+over 4 tokens.
+"""
 
 
 class Recurrence(NamedTuple):
-    """One layer over `query_len` tokens of each sequence; `conv_element`: bytes of a number that its convolution
-    keeps."""
+    """One layer over `query_len` tokens of each sequence; `conv_element`: bytes of a number that
+    its convolution keeps."""
 
     batch: Any
     query_len: Any
@@ -39,19 +51,28 @@ class Recurrence(NamedTuple):
         """Per element a decay, an outer product and a read-out: 6 FLOPs."""
         batch, query, state, conv = (np.asarray(value, dtype=np.float64) for value in self[:4])
         slot_bytes = state * FP32_BYTES + conv * self.conv_element
-        return Cost(flops=6.0 * batch * query * state, kv_bytes=batch * slot_bytes * (1.0 + self.states_written))
+        return Cost(
+            flops=6.0 * batch * query * state,
+            kv_bytes=batch * slot_bytes * (1.0 + self.states_written),
+        )
 
 
 def _of_rows(rows: Columns, query_len: str) -> Recurrence:
     channels = STATE_ROW * (2.0 * rows["num_key_heads"] + rows["num_value_heads"])
     states = rows["num_value_heads"] * STATE_ROW**2
     return Recurrence(
-        rows["batch_size"], rows[query_len], states, channels * CONV_KERNEL, states_written=rows[query_len]
+        rows["batch_size"],
+        rows[query_len],
+        states,
+        channels * CONV_KERNEL,
+        states_written=rows[query_len],
     )
 
 
 class LinearCurve(Curve, frozen=True, kw_only=True):
-    """Time of one layer's recurrence over a few tokens, decoding or verifying, and of its short convolution."""
+    """Time of one layer's recurrence over a few tokens, decoding or verifying, and of its short
+    convolution.
+    """
 
     key: ClassVar[str] = "linear"
     tables: ClassVar[tuple[Table, ...]] = (
@@ -78,16 +99,28 @@ class LinearCurve(Curve, frozen=True, kw_only=True):
         batch, query, state, conv, written = arrays(*work[:4], work.states_written)
         slot_bytes = batch * (state * FP32_BYTES + conv * work.conv_element)
         resident = slot_bytes * np.maximum(written, 1.0)
-        speedup = cache_speedup(hw, self.l2_fraction, self.l2_bandwidth_ratio, resident, working_set)
-        memory_s = slot_bytes * (1.0 + written) / (self.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
+        speedup = cache_speedup(
+            hw, self.l2_fraction, self.l2_bandwidth_ratio, resident, working_set
+        )
+        memory_s = (
+            slot_bytes
+            * (1.0 + written)
+            / (self.bandwidth_efficiency * hw.memory_bytes_per_s)
+            / speedup
+        )
         busy_s = soft_max(memory_s, query * self.token_s, self.ridge_power)
         return self.at_overhead(
-            np.where(slot_bytes > 0, busy_s, 0.0), memory_s, np.zeros_like(memory_s), self.overhead_s
+            np.where(slot_bytes > 0, busy_s, 0.0),
+            memory_s,
+            np.zeros_like(memory_s),
+            self.overhead_s,
         )
 
 
 class LinearPrefillCurve(Curve, frozen=True, kw_only=True):
-    """Time of one layer's recurrence over whole prompts, in chunks of 64 tokens that wait for each other."""
+    """Time of one layer's recurrence over whole prompts, in chunks of 64 tokens that wait for each
+    other.
+    """
 
     key: ClassVar[str] = "linear_prefill"
     tables: ClassVar[tuple[Table, ...]] = (
@@ -119,26 +152,39 @@ class LinearPrefillCurve(Curve, frozen=True, kw_only=True):
         batch, query, state, conv, kernel = arrays(*work[:5])
         states = batch * state / STATE_ROW**2
         chunks = np.ceil(query / CHUNK_TOKENS)
-        chain_s = waves(states / hw.num_multiprocessors, self.wave_weight) * (self.block_s + chunks * self.chunk_s)
+        chain_s = waves(states / hw.num_multiprocessors, self.wave_weight) * (
+            self.block_s + chunks * self.chunk_s
+        )
         conv_bytes = 2.0 * work.conv_element * batch * query * (conv / np.maximum(kernel, 1.0))
-        speedup = cache_speedup(hw, self.l2_fraction, self.l2_bandwidth_ratio, conv_bytes, working_set)
+        speedup = cache_speedup(
+            hw, self.l2_fraction, self.l2_bandwidth_ratio, conv_bytes, working_set
+        )
         conv_s = conv_bytes / (self.bandwidth_efficiency * hw.memory_bytes_per_s) / speedup
         moved = 4.0 * 2.0 * STATE_ROW * states * query
         memory_s = self.passes * moved / hw.memory_bytes_per_s / speedup
         busy_s = conv_s + soft_max(chain_s, memory_s, self.ridge_power)
-        return self.at_overhead(np.where(states * query > 0, busy_s, 0.0), conv_s + memory_s, chain_s, self.overhead_s)
+        return self.at_overhead(
+            np.where(states * query > 0, busy_s, 0.0), conv_s + memory_s, chain_s, self.overhead_s
+        )
 
 
 def recurrence(at: Where, work: Recurrence, *, is_prefill: bool = False, count: Any = 1.0) -> Op:
-    """`count` layers of a recurrence, by their kernel's curve; where none was measured, as streaming of the states."""
+    """`count` layers of a recurrence, by their kernel's curve; where none was measured, as
+    streaming of the states.
+    """
     hw, engine = at.hw, at.engine
     work = work._replace(conv_element=at.precision.activation_bytes)
-    cost, curve, factor = work.cost(), LinearCurve.known(hw), 1.0
+    cost = work.cost()
+    curve = LinearCurve.known(hw)
+    factor = 1.0
     if is_prefill and (prompts := LinearPrefillCurve.known(hw)) is not None:
         time = prompts.seconds(hw, work)
     elif curve is not None:
         time = curve.seconds(hw, work)
     else:
-        time, factor = ElementwiseCurve.of(hw).seconds(hw, Stream(cost.kv_bytes, 2.0)), engine.attention_factor
+        time = ElementwiseCurve.of(hw).seconds(hw, Stream(cost.kv_bytes, 2.0))
+        factor = engine.attention_factor
     dtype = at.precision.compute_dtype
-    return operation("linear attention", "attention", at, cost, time, dtype, count=count, factor=factor)
+    return operation(
+        "linear attention", "attention", at, cost, time, dtype, count=count, factor=factor
+    )

@@ -1,1 +1,3 @@
-"""The planner: what to speculate with, or whether to, from one request (request → drafts → search → planner)."""
+"""The planner: what to speculate with, or whether to, from one request (request → drafts → search →
+planner).
+"""

@@ -1,376 +1,203 @@
-"""How many devices keep limits on percentiles under arrivals, with and without speculation.
+"""How many devices keep limits on latencies under arrivals, with and without speculation.
 
-A first answer is analytic: by Little's law a replica that holds b requests for so long serves b / time of them, and of
-each draft's rows of the search the one with the highest rate within the limits says how many replicas a rate takes, and
-with which draft and gamma. Layouts near the fewest devices are then simulated, with fewer and more replicas, and the
-simulation decides. A draft is run by the plan's table of gammas by batch, which engines can follow as they are; its
-other policies are simulated where it is best: one gamma, and the table by batch and context.
+A first answer is analytic (layouts.py). Layouts near the fewest devices are then simulated, with
+fewer and more replicas, and the simulation decides (trials.py). A draft is run by the plan's table
+of gammas by batch, which engines can follow as they are; its other policies are simulated at the
+requested rate where it is best: one gamma, and the table by batch and context.
 
-The interval of a percentile is of repeats with other seeds, and of all costs being larger or smaller by the engine's
-error: costs that are f times as large are arrivals f times as fast, in time that runs f times as slowly.
+The interval of a percentile is of repeats with other seeds, and of all costs being larger or
+smaller by the error of a step's time: costs that are f times as large are arrivals f times as fast,
+in time that runs f times as slowly.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
 from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
 
-from magicdec.counts import Z_90
+from magicdec.counts import Z_90, Array
 from magicdec.errors import CapacityError, ConfigError, unknown_choice
-from magicdec.perfmodel.plan.drafts import draft_options
-from magicdec.perfmodel.plan.gamma import gamma_table
-from magicdec.perfmodel.plan.request import Device, DraftOption, Lengths, PlanRequest, engine_of, lengths_of, resolve
-from magicdec.perfmodel.plan.search import search
-from magicdec.perfmodel.traffic.requests import Requests, Schedule, drawn, read_requests
-from magicdec.perfmodel.traffic.simulate import WARM_UP, Balance, Outcome, Server, simulate
-from magicdec.plan_document import Candidate, Moment, Percentiles, Traffic, TrafficLoad
+from magicdec.perfmodel.intervals import step_errors
+from magicdec.perfmodel.plan.choice import ArrivalsObjective, arrivals_objective
+from magicdec.perfmodel.plan.layouts import POLICIES, ServedLayout, served_layouts
+from magicdec.perfmodel.plan.load import MAX_SCHEDULED, WINDOWS, Load
+from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.plan.trials import Trial
+from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.speedup import predict
+from magicdec.perfmodel.traffic.simulate import Outcome
+from magicdec.plan_document import Moment, Percentiles, Traffic, TrafficLoad
 from magicdec.progress import Progress, Stages, Step
-from magicdec.specs.gamma_table import TableGamma
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import draft_kind
-from magicdec.specs.workload import RequestShape, WorkloadSpec
-from magicdec.units import format_seconds
+from magicdec.units import MEGA, SECONDS_PER_HOUR, format_seconds
 
-MIN_REQUESTS, MAX_REQUESTS, SPAN_S = 500, 3000, 400.0
-"""Requests that are drawn for a rate: those of so long a time, within limits."""
-MAX_SHAPES = 512
-"""Requests of a trace that stand for its lengths in the analytic answer."""
 MOST_DEVICES = 4096
-MOST_DRAFTS = 3
-"""Drafts that are simulated at each tp size, by the analytic answer's order."""
 CLOSE = 1.5
-"""Layouts are simulated that take up to so many times the fewest devices, by the analytic answer."""
+"""Layouts are simulated that take up to so many times the fewest devices, by the analytic answer.
+"""
 SEEDS = 3
-WINDOWS = 5
-"""Equal parts of a schedule, in each of which limits are to hold."""
-MOST_SCHEDULED = 20_000
 DISAGREEMENT = 0.1
 LEAST_GAIN = 0.01
 """Speculation pays where requests are faster by more than this."""
 SHARES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 1.7)
-"""Points of the curves, as shares of the rate that was asked for."""
+"""Points of the curves, as shares of the requested rate."""
 MAX_MOMENTS = 200
-POLICIES = ("fixed", "by batch", "by batch and context")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """One draft (or none) at one tp size, with the analytic answer."""
+class Settled:
+    """The answer for a rate, and the layout that it is of."""
 
-    device: Device
-    option: DraftOption | None
-    row: Candidate
-    """The row with the highest rate within the limits."""
-    policy: TableGamma | None = None
-    policy_name: str = "off"
-
-    @property
-    def rate(self) -> float:
-        """Requests per second of one replica, by Little's law."""
-        return (self.row.requests_per_s or 0.0) / self.row.num_replicas
-
-    def server(self, requests: Requests) -> Server:
-        setup = self.device.setup(self.option)
-        acceptance = self.option.acceptance if self.option is not None else None
-        return Server.of(
-            setup, requests, tp_size=self.row.tp_size, acceptance=acceptance, policy=self.policy,
-            budget=self.row.draft_budget,
-        )  # fmt: skip
-
-    def with_policy(self, name: str) -> Layout:
-        """The layout with its gamma fixed, or from the plan's table by batch, or by batch and context."""
-        if name == "fixed":
-            policy = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((self.row.gamma,),))
-            return dataclasses.replace(self, policy=policy, policy_name=f"gamma {self.row.gamma}")
-        assert self.option is not None
-        device = dataclasses.replace(self.device, options=(self.option,))
-        table, _ = gamma_table(device, self.row, self.row)
-        rows = table.gamma_of_steps
-        contexts = table.context_lens
-        if name == "by batch":
-            near = int(np.argmin(np.abs(np.log(np.array(contexts) / self.row.context_len))))
-            contexts, rows = [contexts[near]], [[row[near]] for row in rows]
-        policy = TableGamma(
-            batch_sizes=tuple(table.batch_sizes), context_lens=tuple(contexts), gammas=tuple(map(tuple, rows))
-        )
-        return dataclasses.replace(self, policy=policy, policy_name=name)
+    traffic: Traffic
+    layout: ServedLayout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
-    """The question: arrivals, and limits on the 95th percentiles."""
+class Kept:
+    """A layout, and the fewest replicas of it that keep the limits."""
 
-    request: PlanRequest
-    workload: WorkloadSpec
-    trace: Requests | None
-    schedule: Schedule | None = None
-    """A rate that changes over time."""
-
-    @classmethod
-    def of(cls, request: PlanRequest, model: ModelSpec) -> Load:
-        """Raises ConfigError for what is lacking, or a request that the model cannot read."""
-        trace = read_requests(request.requests) if request.requests is not None else None
-        schedule = Schedule.of(request.rate) if isinstance(request.rate, str) else None
-        if trace is not None:
-            if request.workload is not None or request.cached_len:
-                raise ConfigError("--requests says lengths and what is cached; leave --workload and --cached out")
-            if schedule is not None:
-                raise ConfigError("--requests says when requests arrive; give one --rate with it, or none")
-            if request.rate is None and not trace.rate:
-                raise ConfigError(f"{request.requests} holds arrivals at one time only; give --rate too")
-            longest = int(np.argmax(trace.prompt_len + trace.output_len))
-            if trace.lengths[1] > model.longest_context:
-                raise ConfigError(
-                    f"request {longest + 1} of {request.requests} has {trace.lengths[1]} tokens, prompt and output "
-                    f"together; {model.name} reads at most {model.longest_context}"
-                )
-            chosen = np.unique(np.linspace(0, len(trace) - 1, min(len(trace), MAX_SHAPES)).astype(int))
-            counted = Counter(zip(trace.prompt_len[chosen].tolist(), trace.output_len[chosen].tolist(), strict=True))
-            shapes = (RequestShape(prompt_len=p, gen_len=g, weight=n) for (p, g), n in counted.items())
-            workload = WorkloadSpec(requests=tuple(shapes))
-        elif request.workload is not None:
-            workload = request.workload
-        elif request.gen_len:
-            (context, *others) = request.context_lens
-            if others:
-                raise ConfigError("a plan for a rate takes one --context; a --workload holds several")
-            workload = WorkloadSpec(requests=(RequestShape(prompt_len=context, gen_len=request.gen_len),))
-        else:
-            raise ConfigError("a rate needs lengths: --gen-len with --context, --workload, or --requests")
-        return cls(request=request, workload=workload, trace=trace, schedule=schedule)
+    trial: Trial
+    replicas: int
 
     @property
-    def rate(self) -> float:
-        """Requests per second, the mean of a schedule."""
-        if self.schedule is not None:
-            return self.schedule.mean
-        asked = self.request.rate
-        return cast(float, asked) if asked is not None else cast(Requests, self.trace).rate
+    def layout(self) -> ServedLayout:
+        return self.trial.layout
 
     @property
-    def peak(self) -> float:
-        """The highest rate."""
-        return self.rate if self.schedule is None else float(self.schedule.rates.max())
+    def num_gpus(self) -> int:
+        return self.layout.row.num_gpus * self.replicas
 
-    def requests(self, rate: float, seed: int = 0) -> Requests:
-        """A trace at this rate, or as many requests as its mean takes to show."""
-        if self.trace is not None:
-            return self.trace.at_rate(rate) if self.trace.rate else dataclasses.replace(self.trace)
-        request = self.request
-        shape: dict[str, Any] = {
-            "workload": self.workload, "burstiness": request.burstiness, "cached_len": request.cached_len, "seed": seed,
-        }  # fmt: skip
-        if self.schedule is None:
-            return drawn(int(min(max(rate * SPAN_S, MIN_REQUESTS), MAX_REQUESTS)), rate=rate, **shape)
-        schedule = self.schedule.at_rate(rate)
-        enough = schedule.count + 10.0 * math.sqrt(schedule.count * max(request.burstiness, 1.0)) + 10.0
-        return schedule.paced(drawn(int(enough), rate=1.0, **shape))
-
-    def kept_by(self, outcome: Outcome) -> bool:
-        """Whether an outcome keeps the limits; those of a schedule in each of its WINDOWS."""
-        if outcome.is_overloaded:
-            return False
-        limits = ((self.request.ttft_p95_s, "ttft_s"), (self.request.tpot_p95_s, "tpot_s"))
-        parts = [outcome] if self.schedule is None else outcome.windows(WINDOWS)
-        seconds = ((limit, getattr(part, name)) for part in parts for limit, name in limits if limit is not None)
-        return all(not len(each) or np.quantile(each, 0.95) <= limit for limit, each in seconds)
+    @property
+    def worth(self) -> ArrivalsObjective:
+        return arrivals_objective(self.num_gpus, self.layout.rate * self.replicas)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """A layout with its tables, simulated at any rate on any number of replicas."""
+class Band:
+    """A 90 % interval; `high` is None where there is no upper end."""
 
-    load: Load
-    layout: Layout
-    outcomes: dict[tuple[float, int, int], Outcome] = dataclasses.field(default_factory=dict, compare=False, repr=False)
-
-    @cached_property
-    def server(self) -> Server:
-        return self.layout.server(self.load.requests(self.load.rate))
-
-    def at(self, rate: float, replicas: int, *, seed: int = 0) -> Outcome:
-        key = (rate, replicas, seed)
-        if key not in self.outcomes:
-            balance = cast(Balance, self.load.request.balance)
-            warm_up = WARM_UP if self.load.trace is None and self.load.schedule is None else 0.0
-            requests = self.load.requests(rate, seed)
-            self.outcomes[key] = simulate(
-                self.server, requests, replicas=replicas, balance=balance, seed=seed, warm_up=warm_up
-            )
-        return self.outcomes[key]
-
-    def keeps(self, rate: float, replicas: int) -> bool:
-        return self.load.kept_by(self.at(rate, replicas))
-
-    def fewest(self, most_devices: int) -> int | None:
-        """The fewest replicas that keep the limits, by simulation from the analytic number on."""
-        rate, most = self.load.rate, most_devices // self.layout.row.num_gpus
-        high = min(max(int(np.ceil(self.load.peak / max(self.layout.rate, 1e-9))), 1), max(most, 1))
-        low = 0
-        while high <= most and not self.keeps(rate, high):
-            low, high = high, max(high + 1, int(high * 1.5))
-            high = most if low < most < high else high
-        if high > most:
-            return None
-        step = 1
-        while high > low + 1:
-            middle = max(high - step, low + 1)
-            low, high, step = (low, middle, 2 * step) if self.keeps(rate, middle) else (middle, high, 1)
-        return high
-
-    def highest_rate(self, replicas: int) -> float:
-        """The highest rate that so many replicas keep the limits at, within 2 %: no less than the one asked for where
-        they keep them at that."""
-        low = self.load.rate if self.keeps(self.load.rate, replicas) else 0.0
-        high = max(self.layout.rate * replicas, 1.02 * low, 1e-3)
-        while self.keeps(high, replicas):
-            low, high = high, 1.5 * high
-        while high - low > 0.02 * high:
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if self.keeps(middle, replicas) else (low, middle)
-            if high < 1e-4:
-                return 0.0
-        return low
+    low: float | None = None
+    high: float | None = None
 
 
-def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> Traffic:
+def plan_traffic(request: PlanRequest, model: ModelSpec, progress: Progress) -> Settled:
     """The fewest devices, simulated.
 
     Raises:
         ConfigError: lengths or limits that are lacking or contradict each other.
-        CapacityError: a load that nothing keeps; the message says what the best keeps.
+        CapacityError: a load that nothing keeps, and what the best keeps; one that takes too long
+        to simulate.
     """
     if len(request.hardware) > 1:
         raise ConfigError("a plan for a rate is of one kind of device; give one --hardware")
     load = Load.of(request, model)
-    if load.schedule is not None and load.schedule.count > MOST_SCHEDULED:
+    if load.schedule is not None and load.schedule.count > MAX_SCHEDULED:
         raise ConfigError(
-            f"{load.schedule.count:.0f} requests are too many to plan with; a schedule may have {MOST_SCHEDULED}"
+            f"{load.schedule.count:.0f} requests are too many to plan with; a schedule may have "
+            f"{MAX_SCHEDULED}"
         )
-    layouts = _layouts(load, model)
+    layouts = served_layouts(load, model)
     most = request.num_gpus or MOST_DEVICES
     stages = Stages(progress, (1.0, 3.0, 4.0))
-    alone, drafted = (
-        _fewest(load, [each for each in layouts if (each.option is not None) == is_drafted], most, stages.stage(number))
-        for number, is_drafted in enumerate((False, True))
-    )
-    found = [each for each in (alone, drafted) if each is not None]
-    if not found:
+    plain = [layout for layout in layouts if layout.option is None]
+    drafted = [layout for layout in layouts if layout.option is not None]
+    alone = _fewest(load, plain, most, stages.stage(0))
+    speculative = _fewest(load, drafted, most, stages.stage(1))
+    kept = [answer for answer in (alone, speculative) if answer is not None]
+    if not kept:
         raise _nothing_keeps(load, layouts, most)
-    best, replicas = min(found, key=_worth)
-    points = [_point(tried, count, load.rate, is_full=True) for tried, count in found]
-    every = [tried for tried, _ in found]
-    if best.layout.option is not None:
-        every += [Tried(load=load, layout=best.layout.with_policy(name)) for name in (POLICIES[0], POLICIES[2])]
-    curves = _curves(every, load, replicas * best.layout.row.num_gpus, stages.stage(2))
-    outcome = best.at(load.rate, replicas)
-    chosen = points[found.index((best, replicas))]
-    return Traffic(
-        rate_per_s=load.rate, num_requests=len(outcome.requests), best=chosen,
-        autoregressive=next((each for each in points if not each.is_speculative), None),
-        speculative=next((each for each in points if each.is_speculative), None),
-        curves=curves, timeline=_timeline(outcome),
-        notes=[*_where_it_pays(curves), *_notes(load, best, replicas, chosen)],
-    )  # fmt: skip
+    best = min(kept, key=lambda answer: answer.worth)
+    points = {answer.layout.option is not None: _full_point(answer) for answer in kept}
+    chosen = points[best.layout.option is not None]
+    curves = _curves(kept, best, stages.stage(2))
+    outcome = best.trial.at(load.rate, best.replicas)
+    traffic = Traffic(
+        rate_per_s=load.rate,
+        num_requests=len(outcome.requests),
+        best=chosen,
+        autoregressive=points.get(False),
+        speculative=points.get(True),
+        curves=curves,
+        timeline=_timeline(outcome),
+        notes=[*_where_it_pays(curves), *_notes(best, chosen)],
+    )
+    return Settled(traffic=traffic, layout=best.layout)
 
 
 def simulated(
-    request: PlanRequest, model: ModelSpec, *, replicas: int = 1, policy: str = "by batch", seed: int = 0
+    request: PlanRequest,
+    model: ModelSpec,
+    *,
+    replicas: int = 1,
+    policy: str = "by batch",
+    seed: int = 0,
 ) -> Outcome:
-    """So many replicas at the tp size given (default: the node's), with the draft that is named, or without one.
+    """So many replicas at the tp size given (default: the node's), with the draft that is named, or
+    without one.
 
-    Raises ConfigError for a draft whose acceptance is unknown, or a policy that is none of POLICIES.
+    Raises ConfigError for a draft whose acceptance is unknown, or a policy that is none of
+    POLICIES.
     """
     if policy not in POLICIES:
         raise unknown_choice("policy", policy, POLICIES)
-    load, is_drafted = Load.of(request, model), request.names_a_draft and request.draft != "none" and request.gamma != 0
-    asked = request if is_drafted else msgspec.structs.replace(request, draft="none", draft_method=None)
-    free = dataclasses.replace(load, request=msgspec.structs.replace(asked, ttft_p95_s=None, tpot_p95_s=None))
-    layouts = _layouts(free, model, widest=True)
-    able = [each for each in layouts if (each.option is not None) == is_drafted]
-    if not able:
-        raise ConfigError(f"no acceptance is known for this draft of {model.name}; give acceptance_rate")
-    layout = able[-1].with_policy(policy) if is_drafted else able[-1]
-    return Tried(load=load, layout=layout).at(load.rate, replicas, seed=seed)
-
-
-def _worth(found: tuple[Tried, int]) -> tuple[int, float]:
-    """Fewer devices first, then a higher rate by the analytic answer."""
-    tried, replicas = found
-    return tried.layout.row.num_gpus * replicas, -tried.layout.rate * replicas
-
-
-def _layouts(load: Load, model: ModelSpec, *, widest: bool = False) -> list[Layout]:
-    """Each way to spread a replica (`widest`: the usual one at its largest tp size alone) without a draft, and with the
-    drafts that serve most there by the analytic answer, of those that a release of the engine runs unless one was asked
-    for."""
-    lengths = lengths_of(msgspec.structs.replace(load.request, workload=load.workload))[0]
+    is_drafted = request.names_a_draft and request.draft != "none" and request.gamma != 0
+    if not is_drafted:
+        request = msgspec.structs.replace(request, draft="none", draft_method=None)
     request = msgspec.structs.replace(
-        load.request, workload=load.workload, num_gpus=load.request.num_gpus or _node(load.request, model, lengths),
-        tpot_limit_s=load.request.tpot_p95_s, ttft_limit_s=load.request.ttft_p95_s,
-    )  # fmt: skip
-    hardware = request.hardware[0]
-    engine, context = engine_of(request, hardware), int(lengths.prompt_len)
-    options, _ = draft_options(model, request, engine=engine, context=context)
-    ways = resolve(request, model, hardware, options, lengths)
-    sizes = [(way, tp) for way in ways for tp in way.tp_sizes]
-    found: list[Layout] = []
-    refused: list[CapacityError] = []
-    for way, tp in [(ways[0], max(ways[0].tp_sizes))] if widest else sizes:
-        one = dataclasses.replace(way, tp_sizes=(tp,), searches_batch=True)
-        released = tuple(
-            each
-            for each in one.options
-            if request.names_a_draft or draft_kind(each.draft, each.method) not in engine.draft_notes
+        request, ttft_p95_s=None, tpot_p95_s=None, ttft_limit_s=None, tpot_limit_s=None
+    )
+    load = dataclasses.replace(Load.of(request, model), samples=False)
+    layouts = served_layouts(load, model, widest=True)
+    able = [layout for layout in layouts if (layout.option is not None) == is_drafted]
+    if not able:
+        raise ConfigError(
+            f"no acceptance is known for this draft of {model.name}; give acceptance_rate"
         )
-        try:
-            here = _best_rows(dataclasses.replace(one, options=released))
-            if not any(each.option for each in here) and len(released) < len(one.options):
-                here = _best_rows(one)
-        except CapacityError as error:
-            refused.append(error)
-            continue
-        found += [each for each in here if each.option is None]
-        drafted = sorted((each for each in here if each.row.is_speculative), key=lambda each: each.rate)
-        found += [each.with_policy("by batch") for each in drafted[-MOST_DRAFTS:]]
-    if not found:
-        raise (
-            refused[0]
-            if refused
-            else CapacityError(
-                "nothing keeps the limits on latency, not even for one request at a time on an idle device"
-            )
-        )
-    return found
+    layout = able[-1]
+    if is_drafted:
+        layout = layout.with_policy(policy)
+    return Trial(load=load, layout=layout).at(load.rate, replicas, seed=seed)
 
 
-def _best_rows(device: Device) -> list[Layout]:
-    """The row of each draft, and of none, that serves most within the limits."""
-    found = ((each.option, max(each.rows, key=lambda row: row.requests_per_s or 0.0)) for each in search(device, None))
-    return [Layout(device=device, option=option, row=row) for option, row in found]
+def _fewest(load: Load, layouts: list[ServedLayout], most: int, progress: Progress) -> Kept | None:
+    """The layout and number of replicas with the fewest devices."""
 
+    def analytic(layout: ServedLayout) -> float:
+        return layout.row.num_gpus * math.ceil(load.peak / max(layout.rate, 1e-9))
 
-def _node(request: PlanRequest, model: ModelSpec, lengths: Lengths) -> int | None:
-    """Devices of a node, over which layouts are searched where none was given."""
-    if request.tp_size or request.dp_attention or max(request.pp_size or 1, request.ep_size or 1) > 1:
+    if not layouts:
+        progress(Step("simulating layouts", done=0, total=1))
         return None
-    device = resolve(msgspec.structs.replace(request, num_gpus=None), model, request.hardware[0], [], lengths)[0]
-    return max(device.tp_sizes)
+    limit = CLOSE * min(analytic(layout) for layout in layouts)
+    close = [layout for layout in layouts if analytic(layout) <= limit]
+    close.sort(key=analytic)
+    trials = [Trial(load=load, layout=layout) for layout in close]
+    jobs = [(trial, most) for trial in trials]
+    counts = _in_parallel(Trial.fewest, jobs, progress, "simulating layouts")
+    kept = [
+        Kept(trial=trial, replicas=count)
+        for trial, count in zip(trials, counts, strict=True)
+        if count is not None
+    ]
+    return min(kept, key=lambda answer: answer.worth, default=None)
 
 
-def _each(call: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], progress: Progress, what: str) -> list[Any]:
+def _in_parallel(
+    call: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], progress: Progress, what: str
+) -> list[Any]:
     """The results of all jobs, by joblib's backend."""
-    way = "generator" if get_active_backend()[0].supports_return_generator else "list"
+    if get_active_backend()[0].supports_return_generator:
+        way = "generator"
+    else:
+        way = "list"
     results: list[Any] = []
     progress(Step(what, done=0, total=max(len(jobs), 1)))
     for result in Parallel(return_as=way)(delayed(call)(*job) for job in jobs):
@@ -379,60 +206,104 @@ def _each(call: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], progress: P
     return results
 
 
-def _fewest(load: Load, layouts: list[Layout], most: int, progress: Progress) -> tuple[Tried, int] | None:
-    """The layout and number of replicas with the fewest devices."""
-
-    def analytic(layout: Layout) -> float:
-        return layout.row.num_gpus * float(np.ceil(load.peak / max(layout.rate, 1e-9)))
-
-    ranked = sorted(layouts, key=analytic)
-    close = [each for each in ranked if analytic(each) <= CLOSE * analytic(ranked[0])]
-    tried = [Tried(load=load, layout=each) for each in close]
-    counts = _each(Tried.fewest, [(each, most) for each in tried], progress, "simulating layouts")
-    kept = [(each, count) for each, count in zip(tried, counts, strict=True) if count is not None]
-    return min(kept, key=_worth, default=None)
-
-
-def _nothing_keeps(load: Load, layouts: list[Layout], most: int) -> CapacityError:
+def _nothing_keeps(load: Load, layouts: list[ServedLayout], most: int) -> CapacityError:
     """The error for a load that so many devices do not keep, with the highest rate that they do."""
-    rates = []
+    best: Kept | None = None
+    highest = 0.0
     for layout in layouts:
-        if (replicas := most // layout.row.num_gpus) and layout.rate:
-            rates.append((Tried(load=load, layout=layout).highest_rate(replicas), layout, replicas))
-    if not rates or not max(rates, key=lambda each: each[0])[0]:
-        return CapacityError(f"nothing keeps the limits at {load.rate:g} requests/s, nor at any lower rate")
-    best, layout, replicas = max(rates, key=lambda each: each[0])
+        trial = Trial(load=load, layout=layout)
+        replicas = trial.most_replicas(most)
+        if not replicas or not layout.rate:
+            continue
+        rate = trial.highest_rate(replicas) or 0.0
+        if rate > highest:
+            highest = rate
+            best = Kept(trial=trial, replicas=replicas)
+    if best is None:
+        return CapacityError(
+            f"nothing keeps the limits at {load.rate:g} requests/s, nor at any lower rate"
+        )
     return CapacityError(
-        f"{most} devices do not keep the limits at {load.rate:g} requests/s; {replicas} x {layout.row.layout} keep "
-        f"them up to {best:.2g}"
+        f"{best.num_gpus} devices do not keep the limits at {load.rate:g} requests/s; {best.replicas} x "
+        f"{best.layout.row.layout.label} keep them up to {highest:.2g}"
     )
 
 
-def _point(tried: Tried, replicas: int, rate: float, *, is_full: bool = False) -> TrafficLoad:
-    """A simulated load; `is_full` adds intervals and the highest rate that the same devices keep."""
-    row, request, outcome = tried.layout.row, tried.load.request, tried.at(rate, replicas)
-    held = [each.timeline for each in outcome.replicas]
-    price, gpus = tried.layout.device.hardware.price_per_hour_usd, row.num_gpus * replicas
-    per_second = outcome.tokens_per_s
-    more: dict[str, Any] = {}
-    if is_full:
-        more = {"highest_rate_per_s": tried.highest_rate(replicas), **_intervals(tried, replicas, rate, outcome)}
-    overloaded = outcome.is_overloaded
+def _full_point(answer: Kept) -> TrafficLoad:
+    """The requested rate, with intervals and the highest rate that the same devices keep."""
+    rate = answer.trial.load.rate
+    point = _point(answer.trial, answer.replicas, rate)
+    outcome = answer.trial.at(rate, answer.replicas)
+    ttft = Band()
+    tpot = Band()
+    if not outcome.is_overloaded:
+        repeats = _Repeats.of(answer.trial, answer.replicas, rate)
+        ttft = repeats.band(lambda outcome: outcome.ttft_s)
+        tpot = repeats.band(lambda outcome: outcome.tpot_s)
+    return msgspec.structs.replace(
+        point,
+        highest_rate_per_s=answer.trial.highest_rate(answer.replicas),
+        ttft_p95_low_s=ttft.low,
+        ttft_p95_high_s=ttft.high,
+        tpot_p95_low_s=tpot.low,
+        tpot_p95_high_s=tpot.high,
+    )
+
+
+def _point(trial: Trial, replicas: int, rate: float) -> TrafficLoad:
+    """A simulated load."""
+    layout = trial.layout
+    row = layout.row
+    load = trial.load
+    outcome = trial.at(rate, replicas)
+    timelines = [replica.timeline for replica in outcome.replicas]
+    ttft = tpot = whole = None
+    if not outcome.is_overloaded:
+        ttft = _percentiles(outcome.ttft_s)
+        tpot = _percentiles(outcome.tpot_s)
+        whole = _percentiles(outcome.e2e_s)
     return TrafficLoad(
-        draft=row.draft, draft_method=row.draft_method, draft_budget=row.draft_budget, gamma=row.gamma,
-        policy=tried.layout.policy_name, tp_size=row.tp_size, pp_size=row.pp_size, dp_size=row.dp_size,
-        ep_size=row.ep_size, num_replicas=replicas, rate_per_s=rate,
-        overloaded=overloaded, within_limits=tried.load.kept_by(outcome),
-        ttft=None if overloaded else Percentiles.of(outcome.ttft_s),
-        tpot=None if overloaded else Percentiles.of(outcome.tpot_s),
-        request=None if overloaded else Percentiles.of(outcome.e2e_s),
-        goodput_per_s=outcome.goodput(request.ttft_p95_s, request.tpot_p95_s),
-        output_tokens_per_s=per_second, preemptions=outcome.preemptions,
-        mean_batch=_mean(held, 1), mean_waiting=_mean(held, 2),
-        kv_share=_mean(held, 3) / tried.server.limits.num_blocks,
-        analytic_rate_per_s=tried.layout.rate * replicas,
-        cost_per_million_tokens_usd=None if not price else price / 3600.0 * gpus / per_second * 1e6, **more,
-    )  # fmt: skip
+        draft=row.draft,
+        draft_method=row.draft_method,
+        draft_budget=row.draft_budget,
+        gamma=row.gamma,
+        policy=layout.policy_name,
+        tp_size=row.tp_size,
+        pp_size=row.layout.pp_size,
+        dp_size=row.layout.dp_size,
+        ep_size=row.layout.ep_size,
+        num_replicas=replicas,
+        rate_per_s=rate,
+        overloaded=outcome.is_overloaded,
+        within_limits=load.kept_by(outcome),
+        ttft=ttft,
+        tpot=tpot,
+        request=whole,
+        goodput_per_s=outcome.goodput(load.ttft_limit_s, load.tpot_limit_s),
+        output_tokens_per_s=outcome.tokens_per_s,
+        preemptions=outcome.preemptions,
+        mean_batch=_mean(timelines, 1),
+        mean_waiting=_mean(timelines, 2),
+        kv_share=_mean(timelines, 3) / trial.server.limits.num_blocks,
+        analytic_rate_per_s=layout.rate * replicas,
+        cost_per_million_tokens_usd=_cost(layout, replicas, outcome.tokens_per_s),
+    )
+
+
+def _percentiles(seconds: Array) -> Percentiles | None:
+    """None where no request has such a time: an output of one token has none between tokens."""
+    if not len(seconds):
+        return None
+    return Percentiles.of(seconds)
+
+
+def _cost(layout: ServedLayout, replicas: int, tokens_per_s: float) -> float | None:
+    """Dollars per million output tokens."""
+    price = layout.case.hardware.price_per_hour_usd
+    if not price:
+        return None
+    usd_per_s = price * layout.row.num_gpus * replicas / SECONDS_PER_HOUR
+    return usd_per_s / tokens_per_s * MEGA
 
 
 def _mean(timelines: list[list[tuple[float, int, int, int]]], column: int) -> float:
@@ -441,87 +312,172 @@ def _mean(timelines: list[list[tuple[float, int, int, int]]], column: int) -> fl
     for timeline in timelines:
         if len(timeline) > 1:
             table = np.array(timeline)
-            means.append(float(np.average(table[:-1, column], weights=np.maximum(np.diff(table[:, 0]), 1e-12))))
-    return float(np.mean(means)) if means else 0.0
+            lasting = np.maximum(np.diff(table[:, 0]), 1e-12)
+            means.append(float(np.average(table[:-1, column], weights=lasting)))
+    if means:
+        return float(np.mean(means))
+    return 0.0
 
 
-def _intervals(tried: Tried, replicas: int, rate: float, outcome: Outcome) -> dict[str, Any]:
-    """90 % intervals of the 95th percentiles; no upper end where costs that are so much larger are too much."""
-    setup = tried.layout.device.setup(tried.layout.option)
-    factor = float(np.exp(Z_90 * setup.engine.error_for(setup.hardware.name, setup.model.name)))
-    slow, fast = tried.at(rate * factor, replicas), tried.at(rate / factor, replicas)
-    others = [tried.at(rate, replicas, seed=seed) for seed in range(1, SEEDS)]
+def step_error(layout: ServedLayout, batch: float) -> float:
+    """Relative standard deviation of a step's time, at a mean batch of a replica."""
+    setup = layout.case.setup(layout.option)
+    acceptance = None
+    gamma = 0
+    if layout.option is not None:
+        acceptance = layout.option.acceptance
+        gamma = layout.row.gamma
+    points = Points(
+        batch=max(batch, 1.0),
+        context=float(layout.row.context_len),
+        tp=layout.row.tp_size,
+        budget=layout.row.draft_budget,
+        gamma=gamma,
+    )
+    prediction = predict(setup, acceptance, points)
+    _, of_time = step_errors(setup, prediction.terms, layout.row.tp_size)
+    return float(np.ravel(of_time)[0])
 
-    def of(read: Callable[[Outcome], Any]) -> tuple[float, float | None]:
-        values = [float(np.quantile(read(each), 0.95)) for each in (outcome, *others)]
-        noise = Z_90 * float(np.std(values, ddof=1)) / values[0]
-        low, high = (float(np.quantile(read(each), 0.95)) / values[0] for each in (fast, slow))
-        down, up = math.hypot(1.0 - low / factor, noise), math.hypot(high * factor - 1.0, noise)
-        return max(values[0] * (1.0 - down), 0.0), None if slow.is_overloaded else values[0] * (1.0 + up)
 
-    ttft, tpot = of(lambda each: each.ttft_s), of(lambda each: each.tpot_s)
-    return {
-        "ttft_p95_low_s": ttft[0], "ttft_p95_high_s": ttft[1], "tpot_p95_low_s": tpot[0], "tpot_p95_high_s": tpot[1],
-    }  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class _Repeats:
+    """One load simulated with other seeds, and with larger and smaller costs."""
+
+    seeds: list[Outcome]
+    slow: Outcome
+    fast: Outcome
+    factor: float
+    """Costs of `slow` over the predicted ones, and of these over those of `fast`."""
+
+    @classmethod
+    def of(cls, trial: Trial, replicas: int, rate: float) -> _Repeats:
+        seeds = [trial.at(rate, replicas, seed=seed) for seed in range(SEEDS)]
+        batch = _mean([replica.timeline for replica in seeds[0].replicas], 1)
+        factor = math.exp(Z_90 * step_error(trial.layout, batch))
+        return cls(
+            seeds=seeds,
+            slow=trial.at(rate * factor, replicas),
+            fast=trial.at(rate / factor, replicas),
+            factor=factor,
+        )
+
+    def band(self, read: Callable[[Outcome], Array]) -> Band:
+        """The interval of a 95th percentile; no upper end where costs that are so much larger are
+        too much.
+        """
+        if not len(read(self.seeds[0])):
+            return Band()
+        values = [_p95(read(outcome)) for outcome in self.seeds]
+        p95 = values[0]
+        noise = Z_90 * float(np.std(values, ddof=1)) / p95
+        faster = _p95(read(self.fast)) / self.factor
+        low = max(p95 - p95 * math.hypot(1.0 - faster / p95, noise), 0.0)
+        if self.slow.is_overloaded:
+            return Band(low=low)
+        slower = _p95(read(self.slow)) * self.factor
+        return Band(low=low, high=p95 + p95 * math.hypot(slower / p95 - 1.0, noise))
 
 
-def _curves(tried: list[Tried], load: Load, devices: int, progress: Progress) -> list[TrafficLoad]:
-    """Each layout over rates, on the same number of devices."""
-    counts = [max(devices // each.layout.row.num_gpus, 1) for each in tried]
-    jobs = [(each, n, share * load.rate) for each, n in zip(tried, counts, strict=True) for share in SHARES]
-    return _each(_point, jobs, progress, "simulating rates")
+def _p95(seconds: Array) -> float:
+    return float(np.quantile(seconds, 0.95))
+
+
+def _curves(kept: list[Kept], best: Kept, progress: Progress) -> list[TrafficLoad]:
+    """Each layout over rates, and the best one's other policies at the requested rate, on the same
+    number of devices.
+    """
+    rate = best.trial.load.rate
+    jobs = []
+    for answer in kept:
+        replicas = max(best.num_gpus // answer.layout.row.num_gpus, 1)
+        jobs += [(answer.trial, replicas, share * rate) for share in SHARES]
+    if best.layout.option is not None:
+        for name in ("fixed", "by batch and context"):
+            layout = best.layout.with_policy(name)
+            jobs.append((Trial(load=best.trial.load, layout=layout), best.replicas, rate))
+    return _in_parallel(_point, jobs, progress, "simulating rates")
 
 
 def _timeline(outcome: Outcome) -> list[Moment]:
     """The first replica's batch, queue and cache, at most so many moments."""
     replica = outcome.replicas[0]
-    every = replica.timeline
-    kept = every[:: max(1, -(-len(every) // MAX_MOMENTS))]
+    interval = max(1, math.ceil(len(replica.timeline) / MAX_MOMENTS))
     blocks = replica.limits.num_blocks
     return [
-        Moment(time_s=at, batch=batch, waiting=waiting, kv_share=used / blocks) for at, batch, waiting, used in kept
+        Moment(time_s=at, batch=batch, waiting=waiting, kv_share=used / blocks)
+        for at, batch, waiting, used in replica.timeline[::interval]
     ]
 
 
 def _where_it_pays(curves: list[TrafficLoad]) -> list[str]:
-    """Up to which rate each policy makes the median request faster than without a draft on the same devices."""
-    alone = {each.rate_per_s: each.request for each in curves if not each.is_speculative}
-    said: dict[str, list[str]] = {}
-    for policy in dict.fromkeys(each.policy for each in curves if each.is_speculative):
+    """Up to which rate each policy makes the median request faster than without a draft on the same
+    devices.
+    """
+    alone = {load.rate_per_s: load.request for load in curves if not load.is_speculative}
+    policies: dict[str, list[str]] = {}
+    for policy in dict.fromkeys(load.policy for load in curves if load.is_speculative):
+        curve = [load for load in curves if load.policy == policy]
         gains = []
-        for each in (each for each in curves if each.policy == policy):
-            if (without := alone.get(each.rate_per_s)) is not None:
-                gains.append((each.rate_per_s, without.p50 / each.request.p50 if each.request is not None else 0.0))
-        if not gains:
-            continue
-        paid = next((place for place, (_, gain) in enumerate(gains) if gain < 1.0 + LEAST_GAIN), len(gains))
-        if paid == 0:
-            found = f"speculation does not pay at {gains[0][0]:.3g} requests/s, nor above"
-        else:
-            rate, gain = gains[paid - 1]
-            found = f"the median request is {gains[0][1]:.2f} times as fast at {gains[0][0]:.3g} requests/s"
-            found += f", {gain:.2f} times at {rate:.3g}"
-            found += "" if paid == len(gains) else f", and it stops paying below {gains[paid][0]:.3g}"
-        said.setdefault(found, []).append(policy if policy.startswith("gamma") else f"gamma {policy}")
-    return [f"with {', '.join(names)}: {found}" for found, names in said.items()]
+        for load in curve:
+            without = alone.get(load.rate_per_s)
+            if without is None:
+                continue
+            gain = 0.0
+            if load.request is not None:
+                gain = without.p50 / load.request.p50
+            gains.append((load.rate_per_s, gain))
+        if gains and len(curve) > 1:
+            name = policy if policy.startswith("gamma") else f"gamma {policy}"
+            policies.setdefault(_paying(gains), []).append(name)
+    return [f"with {', '.join(names)}: {paying}" for paying, names in policies.items()]
 
 
-def _notes(load: Load, best: Tried, replicas: int, chosen: TrafficLoad) -> list[str]:
-    notes, highest = [], chosen.highest_rate_per_s or 0.0
+def _paying(gains: list[tuple[float, float]]) -> str:
+    """From (rate, gain) by rising rate."""
+    paid = 0
+    while paid < len(gains) and gains[paid][1] >= 1.0 + LEAST_GAIN:
+        paid += 1
+    first_rate, first_gain = gains[0]
+    if paid == 0:
+        return f"speculation does not pay at {first_rate:.3g} requests/s, nor above"
+    rate, gain = gains[paid - 1]
+    text = f"the median request is {first_gain:.2f} times as fast at {first_rate:.3g} requests/s"
+    text += f", {gain:.2f} times at {rate:.3g}"
+    if paid < len(gains):
+        text += f", and it stops paying below {gains[paid][0]:.3g}"
+    return text
+
+
+def _notes(best: Kept, chosen: TrafficLoad) -> list[str]:
+    load = best.trial.load
+    highest = chosen.highest_rate_per_s
+    notes = []
     if load.schedule is not None:
         notes.append(
-            f"rates are the means of a schedule, whose peak is {load.peak / load.rate:.3g} times as high "
-            f"({load.peak:.3g} requests/s here); limits are kept in each of {WINDOWS} equal parts of it"
+            f"rates are the means of a schedule, whose peak is {load.peak / load.rate:.3g} times "
+            f"as high ({load.peak:.3g} requests/s here); limits are kept in each of {WINDOWS} equal "
+            "parts of it"
         )
-    analytic = best.layout.rate * replicas
-    if highest and abs(analytic / highest - 1.0) > DISAGREEMENT:
+    analytic = best.layout.rate * best.replicas
+    if highest is None:
         notes.append(
-            f"without arrivals and percentiles these devices would keep {analytic:.3g} requests/s (Little's law over "
-            f"mean times); simulated, {highest:.3g}"
+            "no highest rate is known: these requests are too few to exceed the limits at any rate"
+        )
+    elif highest and abs(analytic / highest - 1.0) > DISAGREEMENT:
+        notes.append(
+            f"without arrivals and percentiles these devices would keep {analytic:.3g} requests/s "
+            f"(Little's law over mean times); simulated, {highest:.3g}"
         )
     if chosen.ttft_p95_high_s is None:
-        notes.append("the costs' own error is large enough for these devices to be too few; plan for some room")
+        notes.append(
+            "the costs' own error is large enough for these devices to be too few; plan for some "
+            "room"
+        )
+        return notes
     limit = load.request.ttft_p95_s
-    if limit is not None and chosen.ttft_p95_high_s is not None and chosen.ttft_p95_high_s > limit:
-        notes.append(f"p95 of TTFT may reach {format_seconds(chosen.ttft_p95_high_s)} by the costs' own error")
+    if limit is not None and chosen.ttft_p95_high_s > limit:
+        notes.append(
+            f"p95 of TTFT may reach {format_seconds(chosen.ttft_p95_high_s)} by the costs' own "
+            "error"
+        )
     return notes

@@ -12,14 +12,30 @@ import msgspec
 from magicdec.errors import ConfigError, unknown_choice
 from magicdec.perfmodel import acceptance as laws
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.acceptance.assumed import (
+    KIND_NAMES,
+    Question,
+    kinds_of,
+    known_checkpoints,
+    profile_of,
+    updated_by,
+)
+from magicdec.perfmodel.acceptance.law import LARGEST
 from magicdec.perfmodel.plan.request import DraftOption, PlanRequest
 from magicdec.plan_document import NeedsAcceptance
-from magicdec.specs.catalog import load_model_spec, model_names, models_of_vocabulary
+from magicdec.specs.catalog import (
+    is_model,
+    load_model_spec,
+    model_names,
+    models_that_may_draft,
+)
 from magicdec.specs.engine import EngineProfile, engines_that_run
 from magicdec.specs.model import ModelSpec
+from magicdec.specs.model_names import catalog_name
 from magicdec.specs.precision import Precision
 from magicdec.specs.speculation import (
     DRAFT_METHODS,
+    HEAD_METHODS,
     LOOKUP_METHODS,
     NAMED_DRAFTS,
     OWN_METHOD,
@@ -32,11 +48,14 @@ from magicdec.specs.speculation import (
     load_head,
 )
 
+GIGA = 1e9
 DEFAULT_BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
 NUM_DRAFT_MODELS = 2
 """Draft models of the catalog that a plan names without being asked."""
 LARGEST_DRAFT_SHARE = 0.25
 """Share of the target's parameters that such a draft model has at most."""
+HEAD_WINDOWS = (2048, 4096)
+"""Windows of heads to try: 2048 is the one that was measured most, and no shorter one was."""
 RATE_BUDGET = 512
 """The budget that a single acceptance rate is taken to belong to when none is given."""
 
@@ -44,47 +63,82 @@ RATE_BUDGET = 512
 def draft_options(
     target: ModelSpec, request: PlanRequest, *, engine: EngineProfile, context: int
 ) -> tuple[list[DraftOption], list[NeedsAcceptance]]:
-    """The drafts to rank, of those that the engine runs, and those that would need a measured acceptance first.
+    """The drafts to rank, of those that the engine runs, and those that would need a measured
+    acceptance first.
 
-    Raises ConfigError for an unknown draft or method, one that the engine does not run, and for a budget that is not
-    below the context.
+    Raises ConfigError for an unknown draft or method, one that the engine does not run, and for a
+    budget that is not below the context.
     """
     if request.draft_method is not None and request.draft_method not in DRAFT_METHODS:
         raise unknown_choice("draft method", request.draft_method, DRAFT_METHODS)
     if "none" in (request.draft, request.draft_method):
         return [], []
-    head = None if request.draft_model is None else _named_head(request.draft_model, request.draft, target)
+    if request.draft is not None:
+        request = msgspec.structs.replace(request, draft=catalog_name(request.draft))
+    if request.draft_model is None:
+        head = None
+    else:
+        head = _named_head(request.draft_model, request.draft, target)
     if head is not None:
         request = msgspec.structs.replace(request, draft=head.method)
     usable = _budgets(request.draft_budgets, context)
     if request.acceptance_rate is not None:
-        name = request.draft or (request.draft_method if request.draft_method in OWN_METHOD else SELF)
+        name = request.draft or (
+            request.draft_method if request.draft_method in OWN_METHOD else SELF
+        )
         request = msgspec.structs.replace(request, draft=name)
-        usable = usable if request.draft_budgets else (min(RATE_BUDGET, max(8, context // 2)),)
+        if not request.draft_budgets:
+            usable = (min(RATE_BUDGET, max(8, context // 2)),)
     options: list[DraftOption] = []
     lacking: list[NeedsAcceptance] = []
-    for name, kind in _that_run(_considered(target, request, context), engine, is_asked=request.names_a_draft):
-        model = _draft_model(name, target) if draft_model_name(name) else None
-        law = _law(target, name, kind, request)
-        if law is None or (law.only_if_asked and not request.names_a_draft):
-            reason = _reason(target, name, kind, request, law)
-            lacking.append(NeedsAcceptance(draft=name, draft_method=kind, reason=reason))
+    for name, kind in _that_run(
+        _considered(target, request, context), engine, is_asked=request.names_a_draft
+    ):
+        model = None
+        if draft_model_name(name):
+            model = _draft_model(name, target)
+        if not (request.names_a_draft or _exists(target, name, kind, request)):
+            lacking.append(NeedsAcceptance(draft=name, draft_method=kind, reason=_untrained(kind)))
             continue
+        acceptance = _acceptance(target, name, kind, request, context, head)
         options += [
             DraftOption(
-                draft=name, method=kind, model=model, budgets=usable if kind in SPARSE_METHODS else (0,),
-                acceptance=law if head is None else law.of_head(head, target_len=target.max_position_embeddings),
-                draft_tp_size=request.draft_tp_size, head=head,
+                draft=name,
+                method=kind,
+                model=model,
+                budgets=_budgets_of(kind, engine, request, usable),
+                acceptance=acceptance,
+                draft_tp_size=request.draft_tp_size,
+                head=head,
             )
-        ]  # fmt: skip
+        ]
     return options, lacking
 
 
+def _budgets_of(
+    method: DraftMethod, engine: EngineProfile, request: PlanRequest, usable: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Budgets to try: of a sparse draft those in use; of a head windows that the engine can cut its
+    attention to, last of all its whole cache. 0 is the whole cache."""
+    if method in SPARSE_METHODS:
+        return usable
+    if method not in engine.draft_windows:
+        return (0,)
+    if request.draft_budgets:
+        return usable
+    windows = (window for window in HEAD_WINDOWS if window in usable)
+    return (*windows, 0)
+
+
 def _named_head(path: str, draft: str | None, target: ModelSpec) -> HeadSpec:
-    """The head of --draft-model. Raises ConfigError for one of another draft, or made for another target."""
+    """The head of --draft-model. Raises ConfigError for one of another draft, or made for another
+    target.
+    """
     head = load_head(Path(path))
     if draft not in (None, head.method):
-        raise ConfigError(f"draft model {path} is a head of {head.method}, not of {draft}; leave --draft out")
+        raise ConfigError(
+            f"draft model {path} is a head of {head.method}, not of {draft}; leave --draft out"
+        )
     if head.hidden_size not in (None, target.hidden_size):
         raise ConfigError(
             f"the head at {path} is made for a target of hidden size {head.hidden_size}, not {target.hidden_size} as "
@@ -93,12 +147,18 @@ def _named_head(path: str, draft: str | None, target: ModelSpec) -> HeadSpec:
     return head
 
 
-def _has_other_weights(request: PlanRequest, target: ModelSpec, kind: DraftMethod, draft: str) -> bool:
-    """Whether the draft's weights are not those that its acceptance was published with: the target's own where it
-    drafts for itself; the published format or a wider one of a head or a draft model."""
+def _has_other_weights(
+    request: PlanRequest, target: ModelSpec, kind: DraftMethod, draft: str
+) -> bool:
+    """Whether the draft's weights are not those that its acceptance was published with: the
+    target's own where it drafts for itself; the published format or a wider one of a head or a
+    draft model."""
     if request.draft_weight_dtype is None or kind in LOOKUP_METHODS:
         return False
-    own = target.quantization.weight_dtype if target.quantization is not None else "bf16"
+    if target.quantization is not None:
+        own = target.quantization.weight_dtype
+    else:
+        own = "bf16"
     if draft in (SELF, target.name):
         return request.draft_weight_dtype != (request.weight_dtype or own)
     return _is_narrower(request.draft_weight_dtype, own if kind == "mtp" else "bf16")
@@ -108,36 +168,47 @@ def _is_narrower(one: str, other: str) -> bool:
     return Precision(weight_dtype=one).weight_bytes < Precision(weight_dtype=other).weight_bytes
 
 
-def _reason(
-    target: ModelSpec, name: str, kind: DraftMethod, request: PlanRequest, published: AcceptanceProfile | None
-) -> str:
-    """Why a draft is not ranked."""
-    if published is not None:
-        known = f"acceptance of {name} hangs on the text ({published.dataset} is published)"
-        return f"{known}; --draft {name} plans with that"
-    formats = (
-        f" with weights in {request.draft_weight_dtype}" if _has_other_weights(request, target, kind, name) else ""
+def _exists(target: ModelSpec, draft: str, method: DraftMethod, request: PlanRequest) -> bool:
+    """Whether a draft is there to be run: a head has to be published for the target, or given."""
+    if method not in HEAD_METHODS or request.draft_model is not None:
+        return True
+    if request.acceptance_rate is not None or _measured(draft, method, request) is not None:
+        return True
+    if method == "mtp":
+        return bool(target.mtp_layers)
+    return bool(known_checkpoints(target.name, method))
+
+
+def _untrained(method: DraftMethod) -> str:
+    return (
+        f"no {KIND_NAMES.get(method, method)} head is published for this model: one would have to "
+        f"be trained first (--draft {method} plans with what other models' heads accept)"
     )
-    return f"no published acceptance of {name}/{kind}{formats} for {target.name}; measure it, or give a rate"
 
 
-def _considered(target: ModelSpec, request: PlanRequest, context: int) -> list[tuple[str, DraftMethod]]:
-    """The (draft, method) pairs that a plan is about: those asked for; else self-drafts, look-ups and heads, and the
-    draft models (and heads that come with some models only) whose acceptance on this target is known, and the smallest
-    draft models of its vocabulary, for the rate from which they would pay."""
+def _considered(
+    target: ModelSpec, request: PlanRequest, context: int
+) -> list[tuple[str, DraftMethod]]:
+    """The (draft, method) pairs that a plan is about: those asked for; else self-drafts, look-ups
+    and heads, and the draft models (and heads that come with some models only) whose acceptance on
+    this target is known, and the smallest draft models of its vocabulary, for the rate from which
+    they would pay."""
     if request.names_a_draft:
         return _pairs(request.draft, request.draft_method)
     known: list[Any] = [(each.draft, each.draft_method) for each in request.acceptance]
     known += laws.published_drafts(target.name)
+    known += [(kind, kind) for kind in kinds_of(target.name) if kind in HEAD_METHODS]
     own: list[Any] = [("mtp", "mtp")] if target.mtp_layers else []
     most = LARGEST_DRAFT_SHARE * target.num_parameters
     able = (
         name
-        for name in models_of_vocabulary(target.vocab_size)
-        if (model := load_model_spec(name)).num_parameters <= most and model.longest_context >= context
+        for name in models_that_may_draft(target)
+        if (model := load_model_spec(name)).num_parameters <= most
+        and model.longest_context >= context
     )
     models: list[Any] = [(name, "full") for name in islice(able, NUM_DRAFT_MODELS)]
-    if request.draft_weight_dtype is not None and target.name in model_names():
+    is_narrower = _has_other_weights(request, target, "full", SELF)
+    if is_narrower and target.name in model_names():
         own += [(SELF, "full"), (target.name, "full")]  # a copy in these weights, as engines run it
     return list(dict.fromkeys([*_pairs(None, None), *own, *known, *models]))
 
@@ -145,25 +216,35 @@ def _considered(target: ModelSpec, request: PlanRequest, context: int) -> list[t
 def _that_run(
     pairs: list[tuple[str, DraftMethod]], engine: EngineProfile, *, is_asked: bool
 ) -> list[tuple[str, DraftMethod]]:
-    """Those that the engine runs. Raises ConfigError, naming engines that do, where none of what was asked for does."""
+    """Those that the engine runs. Raises ConfigError, naming engines that do, where none of what
+    was asked for does.
+    """
     able = [(name, kind) for name, kind in pairs if engine.runs(name, kind)]
     if not able and is_asked:
         name, kind = pairs[0]
         others = engines_that_run(name, kind)
         raise ConfigError(
             f"engine {engine.name} does not run {draft_kind(name, kind)}; "
-            + (f"--engine {', '.join(others)} {'do' if len(others) > 1 else 'does'}" if others else "no engine does")
+            + (
+                f"--engine {', '.join(others)} {'do' if len(others) > 1 else 'does'}"
+                if others
+                else "no engine does"
+            )
         )
     return able
 
 
 def _draft_model(name: str, target: ModelSpec) -> ModelSpec:
-    """The draft's model. Raises ConfigError for one of another vocabulary, naming the catalog's that would do."""
-    if "/" not in name and not Path(name).exists() and name not in model_names():
-        raise unknown_choice("draft", name, [*NAMED_DRAFTS, *model_names()])
+    """The draft's model. Raises ConfigError for one of another vocabulary, naming the catalog's
+    that would do.
+    """
+    if not is_model(name):
+        names = [*NAMED_DRAFTS, *model_names()]
+        known = f"known: {', '.join(NAMED_DRAFTS)}, or a model of the target's vocabulary"
+        raise unknown_choice("draft", name, names, or_else=known)
     model = load_model_spec(name)
     if model.vocab_size != target.vocab_size:
-        usable = map(load_model_spec, models_of_vocabulary(target.vocab_size))
+        usable = map(load_model_spec, models_that_may_draft(target))
         smaller = [each.name for each in usable if each.num_parameters < target.num_parameters / 2]
         raise ConfigError(
             f"draft {model.name} has a vocabulary of {model.vocab_size}, {target.name} one of {target.vocab_size}: "
@@ -186,14 +267,25 @@ def _pairs(draft: str | None, method: str | None) -> list[tuple[str, DraftMethod
         return [(SELF, chosen or "streamingllm")]
     if draft in OWN_METHOD:
         if method not in (None, draft):
-            raise ConfigError(f"draft {draft} has its own method; leave --draft-method out, not {method}")
+            raise ConfigError(
+                f"draft {draft} has its own method; leave --draft-method out, not {method}"
+            )
         return [(draft, draft)]
-    return [(draft, chosen)] if method else [(draft, "streamingllm"), (draft, "full")]
+    if method:
+        return [(draft, chosen)]
+    return [(draft, "streamingllm"), (draft, "full")]
 
 
-def check_profiles(profiles: Iterable[AcceptanceProfile], *, draft: str | None, method: str | None) -> None:
-    """Raises ConfigError for a profile of a draft that such a plan does not consider: it would not be used."""
-    pairs = [] if "none" in (draft, method) else _pairs(draft, method)
+def check_profiles(
+    profiles: Iterable[AcceptanceProfile], *, draft: str | None, method: str | None
+) -> None:
+    """Raises ConfigError for a profile of a draft that such a plan does not consider: it would not
+    be used.
+    """
+    if "none" in (draft, method):
+        pairs = []
+    else:
+        pairs = _pairs(draft, method)
     planned = " or ".join(f"{name} ({kind})" for name, kind in pairs) or "none"
     for profile in profiles:
         if (profile.draft, profile.draft_method) not in pairs:
@@ -204,28 +296,101 @@ def check_profiles(profiles: Iterable[AcceptanceProfile], *, draft: str | None, 
             )
 
 
-def load_profiles(paths: Iterable[Path], *, draft: str | None, method: str | None) -> tuple[AcceptanceProfile, ...]:
-    """A user's profiles for a plan of these drafts. Raises ConfigError as `check_profiles` and `load_profile` do."""
+def load_profiles(
+    paths: Iterable[Path], *, draft: str | None, method: str | None
+) -> tuple[AcceptanceProfile, ...]:
+    """A user's profiles for a plan of these drafts. Raises ConfigError as `check_profiles` and
+    `load_profile` do.
+    """
     profiles = tuple(laws.load_profile(path) for path in paths)
     check_profiles(profiles, draft=draft, method=method)
     return profiles
 
 
-def _law(target: ModelSpec, draft: str, method: DraftMethod, request: PlanRequest) -> AcceptanceProfile | None:
-    """The given rate, or a given profile of this draft, else the published default. For other weights that is only of
-    a narrower copy of the target: an int4 one's, which wider ones exceed."""
+def _measured(draft: str, method: DraftMethod, request: PlanRequest) -> AcceptanceProfile | None:
+    """The user's profile of a draft."""
+    own = ((each.draft, each.draft_method) for each in request.acceptance)
+    return next(
+        (
+            profile
+            for profile, pair in zip(request.acceptance, own, strict=True)
+            if pair == (draft, method)
+        ),
+        None,
+    )
+
+
+def _acceptance(
+    target: ModelSpec,
+    draft: str,
+    method: DraftMethod,
+    request: PlanRequest,
+    context: int,
+    head: HeadSpec | None,
+) -> AcceptanceProfile:
+    """The given rate, or a given profile of this draft; else what is exact of a copy of the target
+    or was published of a narrower one; else the belief."""
     if request.acceptance_rate is not None:
         return laws.constant_profile(request.acceptance_rate)
-    if own := [each for each in request.acceptance if (each.draft, each.draft_method) == (draft, method)]:
-        return own[0]
-    copied = ""
-    if _has_other_weights(request, target, method, draft):
-        kept = request.weight_dtype or (target.quantization.weight_dtype if target.quantization is not None else "bf16")
-        is_copy = method == "full" and draft in (SELF, target.name)
-        if not is_copy or not _is_narrower(request.draft_weight_dtype or kept, kept):
-            return None
-        draft, copied = SELF, "int4"
-    return laws.default_profile(target.name, method, draft=draft, temperature=request.temperature, weight_dtype=copied)
+    measured = _measured(draft, method, request)
+    other_format = _has_other_weights(request, target, method, draft)
+    if measured is None and method == "full" and draft in (SELF, target.name):
+        copy = _of_copy(target, request, is_narrower=other_format)
+        if copy is not None:
+            return copy
+    question = _question(target, draft, method, request, context, head)
+    if measured is not None:
+        return updated_by(measured, question)
+    return profile_of(question._replace(is_other_format=other_format), draft=draft, method=method)
+
+
+def _of_copy(
+    target: ModelSpec, request: PlanRequest, *, is_narrower: bool
+) -> AcceptanceProfile | None:
+    """The acceptance of the target's own weights, or published of an int4 copy, which wider ones
+    exceed; None of a copy that nobody measured."""
+    dtype = "int4" if is_narrower else ""
+    return laws.default_profile(
+        target.name, "full", temperature=request.temperature, weight_dtype=dtype
+    )
+
+
+def _question(
+    target: ModelSpec,
+    draft: str,
+    method: DraftMethod,
+    request: PlanRequest,
+    context: int,
+    head: HeadSpec | None,
+) -> Question:
+    """The draft, target and text as the belief is asked about them."""
+    named = request.draft_name or ""
+    model = draft_model_name(draft)
+    is_sparse = method in SPARSE_METHODS
+    trained = None
+    if head is not None and (head.trained_len or LARGEST) < target.max_position_embeddings:
+        trained = head.trained_len
+    kind: str = method
+    budget: float | None = None
+    if model is not None:
+        kind = "full"
+        named = model
+    elif method == "full":
+        kind = "self-quantised"
+    elif is_sparse:
+        budget = float(RATE_BUDGET)
+    return Question(
+        model=target.name,
+        kind=kind,
+        billions=target.num_parameters / GIGA,
+        draft=named,
+        task=request.task or "",
+        temperature=request.temperature,
+        context=float(context),
+        budget=budget,
+        trained_len=trained,
+        window=None if head is None else head.window,
+    )
 
 
 def _budgets(budgets: tuple[int, ...], context: int) -> tuple[int, ...]:
@@ -236,4 +401,6 @@ def _budgets(budgets: tuple[int, ...], context: int) -> tuple[int, ...]:
             )
     if budgets:
         return tuple(sorted(set(budgets)))
-    return tuple(budget for budget in DEFAULT_BUDGETS if budget <= context // 2) or (max(8, context // 2),)
+    return tuple(budget for budget in DEFAULT_BUDGETS if budget <= context // 2) or (
+        max(8, context // 2),
+    )

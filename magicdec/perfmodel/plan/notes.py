@@ -3,57 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from magicdec.errors import either
 from magicdec.naming import draft_name
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.forward import EXPERT_IMBALANCE
 from magicdec.perfmodel.intervals import is_engine_fitted_on, is_one_head_of_many, untimed
-from magicdec.perfmodel.plan.request import Device, DraftOption
-from magicdec.plan_document import Candidate, Case
+from magicdec.perfmodel.plan.request import Case, DraftOption
+from magicdec.perfmodel.plan.search import formats_that_fit
+from magicdec.plan_document import CaseAnswer
+from magicdec.plan_rows import Candidate
 from magicdec.specs.speculation import draft_kind
 from magicdec.units import GIGA
 
 
-def notes(devices: list[Device], device: Device, case: Case, drafted: list[Candidate]) -> tuple[list[str], list[str]]:
-    """The notes on a plan whose first case is answered on `device`, out of `drafted`: those that may change what to do,
-    and the others, which the intervals hold. `devices` of all cases."""
-    best = case.best
-    key = [*_on_spread(device, case), *_on_kernels(devices), *_on_engine(device, best)]
-    of_drafts, others = _on_drafts(device, best, drafted)
-    rest = [*_on_engine_fit(devices), *_on_measured(device, best), *_on_table(device, case)]
+def notes(
+    cases: list[Case], case: Case, answer: CaseAnswer, drafted: list[Candidate]
+) -> tuple[list[str], list[str]]:
+    """The notes on a plan whose first case is answered, out of `drafted`: those that may change what
+    to do, and the others, which the intervals hold. `cases` of all devices.
+    """
+    best = answer.best
+    key = [*_on_batch(case, best), *_on_spread(case, answer), *_on_kernels(cases)]
+    key += [*_on_devices(case, best), *_on_engine(case, best)]
+    of_drafts, others = _on_drafts(case, best, drafted)
+    rest = [*_on_engine_fit(cases), *_on_measured(case, best), *_on_table(case, answer)]
     return [*key, *of_drafts], [*rest, *others]
 
 
-def _on_measured(device: Device, best: Candidate) -> Iterator[str]:
+def _on_batch(case: Case, best: Candidate) -> Iterator[str]:
+    """Sequences that were asked for and do not fit."""
+    asked = min(case.request.batch_sizes, default=0)
+    if not case.searches_batch and asked > best.batch_size:
+        yield (
+            f"{best.batch_size} of {asked} sequences fit at once, and the answer is for these; "
+            "the others wait"
+        )
+
+
+def _on_devices(case: Case, best: Candidate) -> Iterator[str]:
+    """Formats with which fewer devices hold the model, where their number was not given."""
+    request = case.request
+    if best.num_gpus == 1 or request.tp_size is not None or request.num_gpus is not None:
+        return
+    one = replace(case, tp_sizes=(1,))
+    formats = formats_that_fit(one, batch=best.batch_size)
+    if formats:
+        yield (
+            f"{best.num_gpus} devices are the fewest that hold it with weights in "
+            f"{case.precision.weight_dtype}; one does with --weight-dtype {either(formats)}"
+        )
+
+
+def _on_measured(case: Case, best: Candidate) -> Iterator[str]:
     """Kernels that nobody timed on the device, and draft methods that no server was measured with."""
-    engine, formats, hardware = device.engine, device.precision, device.hardware.name
-    if device.hardware.is_measured and (kernels := untimed(device.setup(None))):
+    engine = case.engine
+    formats = case.precision
+    hardware = case.hardware.name
+    if case.hardware.is_measured and (kernels := untimed(case.setup(None))):
         yield f"no kernels were timed on {hardware} for {', '.join(kernels)}: intervals are wider for it"
-    if best.is_speculative and not engine.is_speculation_fitted(hardware, formats.weight_dtype, formats.kv_dtype):
+    if best.is_speculative and not engine.is_speculation_fitted(
+        hardware, formats.weight_dtype, formats.kv_dtype
+    ):
         yield (
             f"no {engine.name} server with speculation was measured on {hardware} with {formats.weight_dtype} weights "
             f"and a {formats.kv_dtype} cache: the interval is wider for it"
         )
 
 
-def _on_spread(device: Device, case: Case) -> Iterator[str]:
+def _on_spread(case: Case, answer: CaseAnswer) -> Iterator[str]:
     """How the best is spread over devices, and which of them it leaves idle."""
-    best, spread, link = case.best, device.spread, device.hardware.link
-    given = device.request.num_gpus or 0
+    best = answer.best
+    spread = case.spread
+    link = case.hardware.link
+    given = case.request.num_gpus or 0
     if idle := max(given - best.num_gpus * best.num_replicas, 0):
-        yield f"{idle} of the {given} GPUs given stay{'s' if idle == 1 else ''} idle: {best.layout} divides no more"
+        yield (
+            f"{idle} of the {given} GPUs given stay{'s' if idle == 1 else ''} idle: "
+            f"{best.layout.label} divides no more"
+        )
     if spread.is_spread and best.num_gpus > link.reach:
         rate = link.between_nodes_bytes_per_s
-        over = "a network that is not known" if rate is None else f"a network of {rate / GIGA:.0f} GB/s per device"
-        yield f"{best.layout} spans nodes over {over}: " + (
+        if rate is None:
+            over = "a network that is not known"
+        else:
+            over = f"a network of {rate / GIGA:.0f} GB/s per device"
+        yield f"{best.layout.label} spans nodes over {over}: " + (
             "sends between stages are an unmeasured estimate, with wider intervals"
             if spread.pp > 1
             else "sending tokens to their experts is priced as DeepEP's kernels were measured"
         )
     if spread.pp > 1:
-        able = ", ".join(device.engine.staged_drafts)
+        able = ", ".join(case.engine.staged_drafts)
         runs = f"{able} alone" if able else "no draft: decoding is autoregressive"
-        yield f"with stages engine {device.engine.name} runs {runs}"
+        yield f"with stages engine {case.engine.name} runs {runs}"
     if spread.whole_experts:
         yield (
             f"the fullest rank's experts are taken to get {EXPERT_IMBALANCE:g} times the mean of tokens: an estimate, "
@@ -61,9 +105,9 @@ def _on_spread(device: Device, case: Case) -> Iterator[str]:
         )
 
 
-def _on_kernels(devices: list[Device]) -> Iterator[str]:
+def _on_kernels(cases: list[Case]) -> Iterator[str]:
     """Devices whose times are estimates."""
-    for each in devices:
+    for each in cases:
         name, link = each.hardware.name, each.hardware.link
         if not each.hardware.is_measured:
             yield f"no kernels were measured on {name}: its curves are estimates, with wider intervals"
@@ -78,12 +122,14 @@ def _on_kernels(devices: list[Device]) -> Iterator[str]:
             )
 
 
-def _on_engine_fit(devices: list[Device]) -> Iterator[str]:
+def _on_engine_fit(cases: list[Case]) -> Iterator[str]:
     """Engines whose fixed costs were not fitted, or elsewhere."""
-    engine = devices[0].engine
+    engine = cases[0].engine
     if not engine.fitted_on:
         yield f"engine profile {engine.name} is not fitted to measurements: its fixed costs are estimates"
-    elsewhere = [each.hardware.name for each in devices if not is_engine_fitted_on(each.hardware, each.engine)]
+    elsewhere = [
+        each.hardware.name for each in cases if not is_engine_fitted_on(each.hardware, each.engine)
+    ]
     if elsewhere:
         yield (
             f"engine profile {engine.name} was fitted on {engine.fitted_device}: "
@@ -91,45 +137,59 @@ def _on_engine_fit(devices: list[Device]) -> Iterator[str]:
         )
 
 
-def _on_engine(device: Device, best: Candidate) -> Iterator[str]:
+def _on_engine(case: Case, best: Candidate) -> Iterator[str]:
     """The engine's defaults that bear on the best configuration."""
-    engine = device.engine
-    if not best.is_captured:
-        tokens = f" x {best.gamma + 1} tokens" if best.gamma and engine.captured_tokens else ""
+    engine = case.engine
+    if not best.step.is_captured:
+        if best.gamma and engine.captured_tokens:
+            tokens = f" x {best.gamma + 1} tokens"
+        else:
+            tokens = ""
         yield (
             f"engine {engine.name} captures no graph for batch {best.batch_size}{tokens} by default, and is priced as "
             "if it did: raise its limit, as `magicdec export` does"
         )
-    if best.is_speculative and (about := engine.draft_notes.get(draft_kind(best.draft, best.draft_method))):
+    if best.is_speculative and (
+        about := engine.draft_notes.get(draft_kind(best.draft, best.draft_method))
+    ):
         yield f"{best.draft}/{best.draft_method} {about}"
 
 
-def _on_table(device: Device, case: Case) -> Iterator[str]:
-    """The cost of batches that draft nothing once a draft is set up, and of a gamma that varies, up to the best batch
-    at its context."""
-    table, best = case.gamma_table, case.best
+def _on_table(case: Case, answer: CaseAnswer) -> Iterator[str]:
+    """The cost of batches that draft nothing once a draft is set up, and of a gamma that varies, up
+    to the best batch at its context."""
+    table = answer.gamma_table
+    best = answer.best
     if table.gamma_set_up is None or table.idle_speedup is None:
         return
-    column, count = table.context_lens.index(best.context_len), table.batch_sizes.index(best.batch_size) + 1
+    column = table.context_lens.index(best.context_len)
+    count = table.batch_sizes.index(best.batch_size) + 1
     gammas = [row[column] for row in table.gamma_set_up[:count]]
-    lost = [1.0 - row[column] for row, gamma in zip(table.idle_speedup[:count], gammas, strict=True) if gamma == 0]
+    lost = [
+        1.0 - row[column]
+        for row, gamma in zip(table.idle_speedup[:count], gammas, strict=True)
+        if gamma == 0
+    ]
     if lost:
         yield (
             f"where the table drafts nothing, having the draft set up costs up to {max(lost):.0%} of the speed of an "
             "engine without it"
         )
-    if len(set(gammas)) > 1 and device.engine.gamma_table_note:
-        yield device.engine.gamma_table_note
+    if len(set(gammas)) > 1 and case.engine.gamma_table_note:
+        yield case.engine.gamma_table_note
 
 
-def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> tuple[list[str], list[str]]:
+def _on_drafts(
+    case: Case, best: Candidate, drafted: list[Candidate]
+) -> tuple[list[str], list[str]]:
     """How far the acceptance of drafts reads: what bears on the answer, and the rest."""
     key: list[str] = []
     others: list[str] = []
-    asked = device.request.sampling.temperature
-    for option in device.options:
-        measured, name = option.acceptance, f"{option.draft}/{option.method}"
-        limit = (option.model or device.model).max_position_embeddings
+    asked = case.request.sampling.temperature
+    for option in case.options:
+        measured = option.acceptance
+        name = f"{option.draft}/{option.method}"
+        limit = (option.model or case.model).max_position_embeddings
         if option.method == "full" and limit < best.context_len:
             others.append(
                 f"{option.draft} was made for {limit} tokens: with its full cache it cannot follow this context"
@@ -141,17 +201,22 @@ def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> tup
             (key if is_best else others).append(
                 f"acceptance of {name} was measured at temperature {measured.temperature:g}, not {asked:g}"
             )
-        if is_best and best.acceptance_extrapolated:
+        if is_best and best.drafting.is_extrapolated:
             key.append(_extrapolation(measured, best, drafted))
         if measured.carried_from:
             others.append(
                 f"acceptance of {name} was measured on {measured.carried_from} and is carried over to "
-                f"{device.model.name}, with a wider interval"
+                f"{case.model.name}, with a wider interval"
             )
         if is_best and is_one_head_of_many(measured):
-            head = f"the head {measured.checkpoint}" if measured.checkpoint else "one published head"
-            others.append(f"acceptance is that of {head}: the interval spans what other heads of a model accept")
-    if len({row.acceptance_source for row in drafted}) > 1:
+            if measured.checkpoint:
+                head = f"the head {measured.checkpoint}"
+            else:
+                head = "one published head"
+            others.append(
+                f"acceptance is that of {head}: the interval spans what other heads of a model accept"
+            )
+    if len({row.drafting.acceptance_source for row in drafted}) > 1:
         others.append(
             "acceptance comes from different sources, which counts against all but the first in their ranking: a "
             "measured profile of each method on the same task would rank them better"
@@ -163,9 +228,15 @@ def _on_drafts(device: Device, best: Candidate, drafted: list[Candidate]) -> tup
 
 def _on_length(option: DraftOption, measured: AcceptanceProfile, context: int) -> str:
     """A head that was trained to fewer tokens than the context has."""
-    trained, name = measured.trained_len or 0, draft_name(option.draft, option.method)
-    here, near = (float(measured.law.first_rate(budget=None, context=each)) for each in (context, trained))
-    subject = f"this {name} head is" if option.head is not None else f"{name} heads are usually"
+    trained = measured.trained_len or 0
+    name = draft_name(option.draft, option.method)
+    here, near = (
+        float(measured.law.first_rate(budget=None, context=each)) for each in (context, trained)
+    )
+    if option.head is not None:
+        subject = f"this {name} head is"
+    else:
+        subject = f"{name} heads are usually"
     return (
         f"{subject} trained to {trained:,} tokens: at {context:,} the first drafted token is accepted in {here:.0%} of "
         f"steps, {near:.0%} up to there"
@@ -174,8 +245,15 @@ def _on_length(option: DraftOption, measured: AcceptanceProfile, context: int) -
 
 def _extrapolation(measured: AcceptanceProfile, best: Candidate, drafted: list[Candidate]) -> str:
     """Where the best row's acceptance was measured, and what the best row there is expected to do."""
-    deepest = [float(measured.measured_gamma)] if measured.measured_gamma is not None else []
-    axes = (("budget", measured.measured_budgets), ("context", measured.measured_contexts), ("gamma up to", deepest))
+    if measured.measured_gamma is not None:
+        deepest = [float(measured.measured_gamma)]
+    else:
+        deepest = []
+    axes = (
+        ("budget", measured.measured_budgets),
+        ("context", measured.measured_contexts),
+        ("gamma up to", deepest),
+    )
     where = ", ".join(f"{what} {_range(values)}" for what, values in axes if values)
     note = (
         f"acceptance of {best.draft}/{best.draft_method} was measured at {where}: the best row extrapolates it, "
@@ -185,14 +263,18 @@ def _extrapolation(measured: AcceptanceProfile, best: Candidate, drafted: list[C
     inside = [
         row
         for row in drafted
-        if not row.acceptance_extrapolated and all(getattr(row, name) == getattr(best, name) for name in same)
+        if not row.drafting.is_extrapolated
+        and all(getattr(row, name) == getattr(best, name) for name in same)
     ]
     if inside:
         row = max(inside, key=lambda each: (each.within_limits, each.fits, each.rate_per_gpu))
-        budget = f"budget {row.draft_budget}, " if row.draft_budget else ""
+        if row.draft_budget:
+            budget = f"budget {row.draft_budget}, "
+        else:
+            budget = ""
         note += (
-            f"; within it {budget}gamma {row.gamma} gives {row.speedup:.2f}x "
-            f"({row.speedup_low:.2f}-{row.speedup_high:.2f})"
+            f"; within it {budget}gamma {row.gamma} gives {row.gain.speedup:.2f}x "
+            f"({row.gain.low:.2f}-{row.gain.high:.2f})"
         )
     return note
 

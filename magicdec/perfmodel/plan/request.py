@@ -13,9 +13,12 @@ from magicdec.counts import Array
 from magicdec.errors import ConfigError
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile, constant_profile
-from magicdec.perfmodel.kernels.profile import HardwareProfile, load_hardware
-from magicdec.perfmodel.setup import Setup, precision_of
+from magicdec.perfmodel.drafting import draft_of
+from magicdec.perfmodel.kernels.profile import HardwareProfile, counted, load_hardware
+from magicdec.perfmodel.plan.choice import deepest_gamma
+from magicdec.perfmodel.setup import Cached, Setup, precision_of
 from magicdec.plan_request import Request
+from magicdec.plan_rows import Candidate
 from magicdec.specs.engine import DEFAULT_CPU_ENGINE, DEFAULT_ENGINE, EngineProfile, load_engine
 from magicdec.specs.model import ModelSpec
 from magicdec.specs.parallel import (
@@ -27,12 +30,20 @@ from magicdec.specs.parallel import (
     valid_tp_sizes,
 )
 from magicdec.specs.precision import PROFILE_DTYPES, Precision
-from magicdec.specs.speculation import MAX_GAMMA, SPARSE_METHODS, DraftMethod, HeadSpec, SamplingSpec, SpeculationSpec
+from magicdec.specs.speculation import (
+    MAX_GAMMA,
+    DraftMethod,
+    HeadSpec,
+    SamplingSpec,
+    SpeculationSpec,
+)
 from magicdec.specs.workload import WorkloadSpec
 
 
 class PlanRequest(Request, frozen=True, kw_only=True):
-    """A request that may hold specs and profiles in place of names. Raises ConfigError for what is out of range."""
+    """A request that may hold specs and profiles in place of names. Raises ConfigError for what is
+    out of range.
+    """
 
     model: str | ModelSpec = "llama-3.1-8b"  # type: ignore[assignment]  # these five widen the document's plain types
     hardware: tuple[str | HardwareProfile, ...] = ("a100-sxm-80gb",)  # type: ignore[assignment]
@@ -46,9 +57,26 @@ class PlanRequest(Request, frozen=True, kw_only=True):
         plan_request.check(self)
         if self.gamma is not None and self.gamma > MAX_GAMMA:
             raise ConfigError(f"gamma must be between 0 and {MAX_GAMMA}, not {self.gamma}")
+        _ = self.cached  # what is no number or share is refused here
         _ = self.sampling  # a way of sampling out of range is refused here
         if self.acceptance_rate is not None:
             constant_profile(self.acceptance_rate)  # a rate out of range is refused here
+
+    @property
+    def cached(self) -> Cached:
+        """The cached beginning of each prompt. Raises ConfigError for no number and no share."""
+        given = self.cached_len
+        if not isinstance(given, str):
+            return Cached(tokens=float(given))
+        try:
+            share = float(given.removesuffix("%")) / 100.0
+        except ValueError:
+            share = -1.0
+        if not 0.0 <= share <= 1.0:
+            raise ConfigError(
+                f"cached must be tokens like 4096 or 32k, or 0% to 100%, not '{given}'"
+            )
+        return Cached(share=share)
 
     @property
     def sampling(self) -> SamplingSpec:
@@ -85,22 +113,31 @@ class DraftOption:
     """A trained head that was named; None: one as they are usually published."""
 
     def speculation(self, *, budget: int | None = None) -> SpeculationSpec:
-        chosen = budget if budget is not None else self.budgets[0]
+        if budget is not None:
+            chosen = budget
+        else:
+            chosen = self.budgets[0]
         return SpeculationSpec(
-            draft=self.draft, draft_method=self.method, draft_budget=chosen if self.method in SPARSE_METHODS else None,
-            draft_tp_size=self.draft_tp_size, head=self.head,
-        )  # fmt: skip
+            draft=self.draft,
+            draft_method=self.method,
+            draft_budget=chosen or None,
+            draft_tp_size=self.draft_tp_size,
+            head=self.head,
+        )
 
 
-DEFAULT_MAX_GAMMA = 12
 DEFAULT_BATCH = 64
 USUAL_TP = 8
-"""Up to this many ranks share a layer where a link reaches beyond a node, before anything else is considered."""
+"""Up to this many ranks share a layer where a link reaches beyond a node, before anything else is
+considered.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Tokens of a slot of the batch: a prompt, over time half of `growth` more on average, at most `max_len`."""
+    """Tokens of a slot of the batch: a prompt, over time half of `growth` more on average, at most
+    `max_len`.
+    """
 
     prompt_len: float
     growth: float
@@ -109,15 +146,21 @@ class Lengths:
     @property
     def output_len(self) -> float:
         """Tokens that a request generates, on average; 0: not said."""
-        return self.growth if self.workload is None else self.workload.mean_gen_len
+        if self.workload is None:
+            return self.growth
+        return self.workload.mean_gen_len
 
     @property
     def prompts(self) -> list[tuple[float, float]]:
         """(length, share) of a mix of requests; none: all are as long as the context."""
-        return [] if self.workload is None else self.workload.prompt_groups()
+        if self.workload is None:
+            return []
+        return self.workload.prompt_groups()
 
     def max_len(self, batch: Any) -> Array:
-        """Tokens per slot that memory must hold for a batch: all generated, or the tail of a mix of requests."""
+        """Tokens per slot that memory must hold for a batch: all generated, or the tail of a mix of
+        requests.
+        """
         batch = np.asarray(batch, dtype=np.float64)
         if self.workload is None:
             return np.full(batch.shape, self.prompt_len + self.growth)
@@ -128,14 +171,19 @@ def lengths_of(request: PlanRequest) -> list[Lengths]:
     """The lengths of each case on a device: one for each context, or one of a workload."""
     workload = request.workload
     if workload is None:
-        return [Lengths(prompt_len=float(c), growth=float(request.gen_len)) for c in request.context_lens]
+        return [
+            Lengths(prompt_len=float(c), growth=float(request.gen_len))
+            for c in request.context_lens
+        ]
     prompt = workload.mean_prompt_len
-    return [Lengths(prompt_len=prompt, growth=2.0 * (workload.mean_kv_len - prompt), workload=workload)]
+    return [
+        Lengths(prompt_len=prompt, growth=2.0 * (workload.mean_kv_len - prompt), workload=workload)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
-    """One device's share of a request, resolved."""
+class Case:
+    """One question of a request: on one device, at one length, spread over devices in one way."""
 
     request: PlanRequest
     model: ModelSpec
@@ -150,9 +198,13 @@ class Device:
 
     def setup(self, option: DraftOption | None) -> Setup:
         setup = Setup(
-            model=self.model, hardware=self.hardware, engine=self.engine, sampling=self.request.sampling,
-            precision=self.precision, spread=self.spread,
-        )  # fmt: skip
+            model=self.model,
+            hardware=self.hardware,
+            engine=self.engine,
+            sampling=self.request.sampling,
+            precision=self.precision,
+            spread=self.spread,
+        )
         if option is None:
             return setup
         setup = replace(setup, speculation=option.speculation(), draft_model=option.model)
@@ -160,98 +212,202 @@ class Device:
 
     def drafting_precision(self, setup: Setup) -> Precision:
         """The draft's formats: those that were asked for, else the usual ones of such a draft."""
-        given = {"weight_dtype": self.request.draft_weight_dtype, "kv_dtype": self.request.draft_kv_dtype}
-        named = {key: PROFILE_DTYPES.get(dtype, dtype) for key, dtype in given.items() if dtype is not None}
-        return msgspec.structs.replace(setup.drafting_precision, **named)
+        given = {
+            "weight_dtype": self.request.draft_weight_dtype,
+            "kv_dtype": self.request.draft_kv_dtype,
+        }
+        named = {
+            key: PROFILE_DTYPES.get(dtype, dtype)
+            for key, dtype in given.items()
+            if dtype is not None
+        }
+        return msgspec.structs.replace(draft_of(setup).precision, **named)
 
-    def largest_batches(self, *, option: DraftOption | None = None, budget: Any = None, gamma: int = 0) -> Array:
-        """The largest batch that fits, per tp size; autoregressive unless a draft is given. Groups of ranks hold as
-        many sequences each."""
-        setup, lengths, groups = self.setup(option), self.lengths, self.spread.dp
+    def largest_batches(
+        self, *, option: DraftOption | None = None, budget: Any = None, gamma: int = 0
+    ) -> Array:
+        """The largest batch that fits, per tp size; autoregressive unless a draft is given. Groups
+        of ranks hold as many sequences each."""
+        setup = self.setup(option)
+        lengths = self.lengths
+        groups = self.spread.dp
         held = lengths.max_len(1.0)
         capacity = memory.capacity_bytes(self.hardware, self.engine)
-        batch, tp = np.ones(len(self.tp_sizes)), np.asarray(self.tp_sizes, dtype=np.float64)
-        for _ in range(3 if lengths.workload is not None else 1):  # the tail of a batch shrinks as it grows
+        batch = np.ones(len(self.tp_sizes))
+        tp = np.asarray(self.tp_sizes, dtype=np.float64)
+        for _ in range(
+            3 if lengths.workload is not None else 1
+        ):  # the tail of a batch shrinks as it grows
 
             def need(count: float, held: Array = held) -> Array:
                 return memory.memory_need(
-                    setup, batch=count * groups, max_len=held, budget=budget, gamma=gamma, tp_size=tp
+                    setup,
+                    batch=count * groups,
+                    max_len=held,
+                    budget=budget,
+                    gamma=gamma,
+                    tp_size=tp,
                 ).total_bytes
 
             batch = groups * memory.largest_batch(need(0.0), need(1.0), capacity)
             held = lengths.max_len(np.maximum(batch, 1.0))
         return np.broadcast_to(batch, (len(self.tp_sizes),))
 
+    def admits(self, row: Candidate) -> bool:
+        """Whether a row may be chosen: its draft runs in a release of the engine, or the user asked
+        for the plugin, named the draft or gave its acceptance.
+        """
+        if not row.drafting.needs_plugin:
+            return True
+        request = self.request
+        if request.plugin or request.names_a_draft or request.acceptance_rate is not None:
+            return True
+        given = [(profile.draft, profile.draft_method) for profile in request.acceptance]
+        return (row.draft, row.draft_method) in given
+
     def gammas_of(self, option: DraftOption | None) -> tuple[int, ...]:
-        """The gammas to search: as asked, else as deep as the draft's acceptance is good for; (0,) drafts nothing."""
+        """The gammas to search: as asked, else as deep as the draft's acceptance is good for; (0,)
+        drafts nothing.
+        """
         if option is None:
             return (0,)
         if self.request.gamma is not None:
             return (self.request.gamma,)
-        return tuple(range(1, min(DEFAULT_MAX_GAMMA, option.acceptance.max_gamma or DEFAULT_MAX_GAMMA) + 1))
+        return tuple(range(1, deepest_gamma(option.acceptance) + 1))
 
 
 def engine_of(request: PlanRequest, hardware: str | HardwareProfile) -> EngineProfile:
     """The engine that a request means on one device."""
-    hw = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
+    if isinstance(hardware, HardwareProfile):
+        hw = hardware
+    else:
+        hw = load_hardware(hardware)
     engine = request.engine or (DEFAULT_CPU_ENGINE if hw.kind == "cpu" else DEFAULT_ENGINE)
-    return engine if isinstance(engine, EngineProfile) else load_engine(engine)
+    if isinstance(engine, EngineProfile):
+        return engine
+    return load_engine(engine)
 
 
 def resolve(
-    request: PlanRequest, model: ModelSpec, hardware: str | HardwareProfile, options: list[DraftOption],
+    request: PlanRequest,
+    model: ModelSpec,
+    hardware: str | HardwareProfile,
+    options: list[DraftOption],
     lengths: Lengths,
-) -> list[Device]:  # fmt: skip
+) -> list[Case]:
     """Resolve a request on one device, for each way to spread a replica that it compares.
 
-    Raises ConfigError for what cannot be split, or a draft that does not go with the target or the engine.
+    Raises ConfigError for what cannot be split, or a draft that does not go with the target or the
+    engine.
     """
-    hw = hardware if isinstance(hardware, HardwareProfile) else load_hardware(hardware)
+    if isinstance(hardware, HardwareProfile):
+        hw = hardware
+    else:
+        hw = load_hardware(hardware)
+        request = with_devices(request, hardware)
     engine = engine_of(request, hw)
     ways = layouts(request, model, hw, engine)
-    if request.price_per_hour_usd is not None:
+    is_priced = isinstance(hardware, str) and counted(hardware).price_per_hour_usd is not None
+    if request.price_per_hour_usd is not None and not is_priced:
         hw = msgspec.structs.replace(hw, price_per_hour_usd=request.price_per_hour_usd)
 
-    def resolved(layout: Layout) -> Device:
+    def resolved(layout: Layout) -> Case:
         return _resolved(request, model, hw, engine, options, layout, lengths)
 
-    if hw.link.usual_num_gpus is None or len(ways) > 1 or (request.tp_size, request.num_gpus) != (None, None):
+    is_given = request.tp_size is not None or request.num_gpus is not None
+    if hw.kind == "cpu" or len(ways) > 1 or is_given or ways[0].spread != TENSOR_PARALLEL:
         return [resolved(layout) for layout in ways]
-    few = valid_tp_sizes(model, max(*ways[0].tp_sizes, hw.link.usual_num_gpus), engine.vocabulary_multiple)
-    tried = [resolved(Layout(tp_sizes=(size,))) for size in few]
-    batch, every = max(request.batch_sizes, default=1), lengths_of(request)
-    holding = [
-        device for device in tried if all(replace(device, lengths=each).largest_batches()[0] >= batch for each in every)
-    ]
-    return [next((each for each in holding if each.tp_sizes[0] >= hw.link.usual_num_gpus), tried[-1])]
+    return [_fewest(request, [resolved(layout) for layout in _smaller(ways[0], model, engine)])]
+
+
+def with_devices(request: PlanRequest, hardware: str) -> PlanRequest:
+    """The request with the number of devices that a name like "4xh100" gives.
+
+    Raises ConfigError for another number than --gpus.
+    """
+    count = counted(hardware).num_gpus
+    if count is None or count == request.num_gpus:
+        return request
+    if request.num_gpus is not None:
+        raise ConfigError(f"{hardware} is {count} devices, and --gpus {request.num_gpus}")
+    return msgspec.structs.replace(request, num_gpus=count)
+
+
+def _smaller(node: Layout, model: ModelSpec, engine: EngineProfile) -> list[Layout]:
+    """The layouts of a replica on a node, the fewest devices first."""
+    sizes = valid_tp_sizes(model, max(node.tp_sizes), engine.vocabulary_multiple)
+    return [Layout(tp_sizes=(size,)) for size in sizes]
+
+
+def _fewest(request: PlanRequest, tried: list[Case]) -> Case:
+    """The fewest devices that hold the model and its batch for every length, or else the node."""
+    usual = 1 if tried[0].hardware.link.is_single else DEFAULT_BATCH
+    batch = max(request.batch_sizes, default=usual)
+    for case in tried:
+        same_layout = (replace(case, lengths=lengths) for lengths in lengths_of(request))
+        if all(each.largest_batches()[0] >= batch for each in same_layout):
+            return case
+    return tried[-1]
 
 
 def _resolved(
-    request: PlanRequest, model: ModelSpec, hw: HardwareProfile, engine: EngineProfile, options: list[DraftOption],
-    layout: Layout, lengths: Lengths,
-) -> Device:  # fmt: skip
+    request: PlanRequest,
+    model: ModelSpec,
+    hw: HardwareProfile,
+    engine: EngineProfile,
+    options: list[DraftOption],
+    layout: Layout,
+    lengths: Lengths,
+) -> Case:
     """One of them: formats, and whether the batch is to be found."""
-    if request.tp_size is not None and request.draft_tp_size is not None and request.draft_tp_size > request.tp_size:
-        raise ConfigError(f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}")
-    if options and engine.draft_on_all_ranks and request.draft_tp_size not in (None, *layout.tp_sizes):
+    if (
+        request.tp_size is not None
+        and request.draft_tp_size is not None
+        and request.draft_tp_size > request.tp_size
+    ):
+        raise ConfigError(
+            f"draft tp {request.draft_tp_size} is more than the target's tp {request.tp_size}"
+        )
+    if (
+        options
+        and engine.draft_on_all_ranks
+        and request.draft_tp_size not in (None, *layout.tp_sizes)
+    ):
         raise ConfigError(
             f"engine {engine.name} runs a draft on all ranks of its target; leave --draft-tp out, or plan for --engine "
             f"{DEFAULT_CPU_ENGINE}"
         )
-    staged = [each for each in options if engine.runs_staged(each.draft, each.method, layout.spread.pp)]
-    if request.draft not in (None, "none") and options and not staged and request.pp_size is not None:
+    staged = [
+        each for each in options if engine.runs_staged(each.draft, each.method, layout.spread.pp)
+    ]
+    if (
+        request.draft not in (None, "none")
+        and options
+        and not staged
+        and request.pp_size is not None
+    ):
         able = ", ".join(engine.staged_drafts) or "no draft"
-        raise ConfigError(f"engine {engine.name} runs {able} with pp {request.pp_size}, not {request.draft}")
+        raise ConfigError(
+            f"engine {engine.name} runs {able} with pp {request.pp_size}, not {request.draft}"
+        )
     limits = (request.tpot_limit_s, request.ttft_limit_s, request.num_gpus, request.workload)
-    device = Device(
-        request=request, model=model, hardware=hw, engine=engine, tp_sizes=layout.tp_sizes, spread=layout.spread,
-        precision=precision_of(model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype),
-        searches_batch=not request.batch_sizes and any(limit is not None for limit in limits), options=tuple(staged),
+    case = Case(
+        request=request,
+        model=model,
+        hardware=hw,
+        engine=engine,
+        tp_sizes=layout.tp_sizes,
+        spread=layout.spread,
+        precision=precision_of(
+            model, hw, weight_dtype=request.weight_dtype, kv_dtype=request.kv_dtype
+        ),
+        searches_batch=not request.batch_sizes and any(limit is not None for limit in limits),
+        options=tuple(staged),
         lengths=lengths,
-    )  # fmt: skip
+    )
     for option in options:
-        device.setup(option)  # a draft of another vocabulary is refused here
-    return device
+        case.setup(option)  # a draft of another vocabulary is refused here
+    return case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,20 +418,30 @@ class Layout:
     spread: Parallelism = TENSOR_PARALLEL
 
 
-def layouts(request: PlanRequest, model: ModelSpec, hw: HardwareProfile, engine: EngineProfile) -> list[Layout]:
-    """The usual one first. Raises ConfigError for what the model, engine or number of devices does not allow."""
+def layouts(
+    request: PlanRequest, model: ModelSpec, hw: HardwareProfile, engine: EngineProfile
+) -> list[Layout]:
+    """The usual one first. Raises ConfigError for what the model, engine or number of devices does
+    not allow.
+    """
     multiple = engine.vocabulary_multiple
-    node = 1 if hw.kind == "cpu" else hw.link.num_gpus_per_node
+    if hw.kind == "cpu":
+        node = 1
+    else:
+        node = hw.link.num_gpus_per_node
     if request.pp_size not in (None, 1) or request.ep_size not in (None, 1) or request.dp_attention:
         return [_asked_for(request, model, engine, node)]
     if request.tp_size is not None:
         check_tp(model, request.tp_size, multiple)
         if request.num_gpus is not None and request.tp_size > request.num_gpus:
-            raise ConfigError(f"tp {request.tp_size} needs more than the {request.num_gpus} GPUs given")
+            raise ConfigError(
+                f"tp {request.tp_size} needs more than the {request.num_gpus} GPUs given"
+            )
         return [Layout(tp_sizes=(request.tp_size,))]
     if request.num_gpus is None:
         return [Layout(tp_sizes=(largest_tp_at_most(model, node, multiple),))]
-    node = max(node, min(USUAL_TP, hw.link.reach)) if hw.kind == "gpu" else node
+    if hw.kind == "gpu":
+        node = max(node, min(USUAL_TP, hw.link.reach))
     usual = Layout(tp_sizes=tuple(valid_tp_sizes(model, min(request.num_gpus, node), multiple)))
     is_known = hw.link.between_nodes_bytes_per_s is not None or request.num_gpus <= hw.link.reach
     spreads = hw.kind == "gpu" and engine.spreads and is_known
@@ -284,12 +450,17 @@ def layouts(request: PlanRequest, model: ModelSpec, hw: HardwareProfile, engine:
 
 def _asked_for(request: PlanRequest, model: ModelSpec, engine: EngineProfile, node: int) -> Layout:
     if not engine.spreads:
-        raise ConfigError(f"engine {engine.name} has neither stages nor data-parallel attention; try --engine vllm")
+        raise ConfigError(
+            f"engine {engine.name} has neither stages nor data-parallel attention; try --engine vllm"
+        )
     multiple = engine.vocabulary_multiple
     pp = request.pp_size or 1
     tp = request.tp_size
     if tp is None:
-        tp = 1 if request.dp_attention else request.ep_size or largest_tp_at_most(model, node, multiple)
+        if request.dp_attention:
+            tp = 1
+        else:
+            tp = request.ep_size or largest_tp_at_most(model, node, multiple)
     check_tp(model, tp, multiple)
     ep = request.ep_size
     if request.dp_attention and ep is None:
@@ -298,7 +469,9 @@ def _asked_for(request: PlanRequest, model: ModelSpec, engine: EngineProfile, no
     spread.check(model, tp)
     needed = tp * spread.groups
     if request.num_gpus is not None and needed > request.num_gpus:
-        raise ConfigError(f"{needed} devices are needed, more than the {request.num_gpus} GPUs given")
+        raise ConfigError(
+            f"{needed} devices are needed, more than the {request.num_gpus} GPUs given"
+        )
     return Layout(tp_sizes=(tp,), spread=spread)
 
 

@@ -1,9 +1,11 @@
-"""A plan's configuration predicted anew: on another engine (`for_engine`), or with one input moved (`sensitivity`).
+"""A plan's configuration predicted anew: on another engine (`for_engine`), or with one input moved
+(`sensitivity`).
 
-What is exported is what was priced: `for_engine` picks a candidate that the engine can run and predicts it anew there,
-with a gamma table of that draft alone.
+What is exported is what was priced: `for_engine` picks a candidate that the engine can run and
+predicts it anew there, with a gamma table of that draft alone.
 
-elasticity   d ln S / d ln x, by a central difference of ± 10 %: 0.5 means 10 % more of x gives 5 % more speedup
+elasticity   d ln S / d ln x, by a central difference of ± 10 %: 0.5 means 10 % more of x gives 5 %
+more speedup
 swing        half the change of ln S when x moves by ± its own stated standard deviation: what x's uncertainty costs
 """
 
@@ -26,16 +28,18 @@ from magicdec.perfmodel.plan.planner import answered, plan
 from magicdec.perfmodel.plan.request import PlanRequest
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.speedup import predict
-from magicdec.plan_document import Candidate, Plan, Site
-from magicdec.specs.catalog import load_model_spec, served_names
+from magicdec.plan_document import Plan, Site
+from magicdec.plan_rows import Candidate
+from magicdec.specs.catalog import load_model_spec, served_checkpoint
 from magicdec.specs.engine import EngineProfile, load_engine
 from magicdec.specs.model import ModelSpec
-from magicdec.specs.speculation import SPARSE_METHODS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replanned:
-    """A plan whose best is what the engine is to run, and why it is not the original's best, where it is not."""
+    """A plan whose best is what the engine is to run, and why it is not the original's best, where
+    it is not.
+    """
 
     plan: Plan
     reason: str = ""
@@ -43,26 +47,38 @@ class Replanned:
 
 
 def for_engine(
-    original: Plan, engine: str, *, number: int | None = None, acceptance: tuple[AcceptanceProfile, ...] = (),
+    original: Plan,
+    engine: str,
+    *,
+    number: int | None = None,
+    acceptance: tuple[AcceptanceProfile, ...] = (),
     hardware: Path | None = None,
-) -> Replanned:  # fmt: skip
-    """`original`'s candidate `number` (from 1, as ranked), or the best that the engine can run, predicted on it.
+) -> Replanned:
+    """`original`'s candidate `number` (from 1, as ranked), or the best that the engine can run,
+    predicted on it.
 
-    The gamma is the candidate's own on the engine that the plan was made for, the best one on another. Where no
-    candidate can be run, or what can does not pay, the best is autoregressive decoding.
+    The gamma is the candidate's own on the engine that the plan was made for, the best one on
+    another. Where no candidate can be run, or what can does not pay, the best is autoregressive
+    decoding.
 
     Raises:
-        ConfigError: no candidate of that number, a chosen one that the engine cannot run, or a device or acceptance
+        ConfigError: no candidate of that number, a chosen one that the engine cannot run, or a
+        device or acceptance
             that only the plan's maker has: give the profile again.
     """
     profile = load_engine(engine)
     chosen = _chosen(original, number)
     reason = ""
+    if number is None and engine == original.engine:
+        device = _device(original, chosen, hardware)
+        return Replanned(plan=original, site=_site(original, device))
     if chosen.is_speculative and not _runs(profile, chosen):
         wanted = f"{chosen.draft}/{chosen.draft_method}"
-        wanted += f" with pp {chosen.pp_size}" if chosen.pp_size > 1 else ""
+        wanted += f" with pp {chosen.layout.pp_size}" if chosen.layout.pp_size > 1 else ""
         if number is not None:
-            raise ConfigError(f"engine {engine} does not run {wanted}; choose a candidate with another draft")
+            raise ConfigError(
+                f"engine {engine} does not run {wanted}; choose a candidate with another draft"
+            )
         case = original.best.hardware, original.best.context_len
         rows = (row for row in original.candidates if (row.hardware, row.context_len) == case)
         able = [row for row in rows if row.fits and _runs(profile, row)]
@@ -72,29 +88,53 @@ def for_engine(
         chosen = able[0] if able else original.autoregressive
     device = _device(original, chosen, hardware)
     again = plan(_request(original, chosen, engine, acceptance, device))
-    best = again.best
-    if chosen.is_speculative and again.candidates:
-        same = [row for row in again.candidates if engine == original.engine and row.gamma == chosen.gamma]
-        best = max(same or again.candidates, key=lambda row: row.speedup)
-        if best.verdict == "does not pay":
-            lost = (
-                f"{best.draft}/{best.draft_method}, gamma {best.gamma}, is predicted at {best.speedup:.2f} times "
-                f"autoregressive decoding ({best.speedup_low:.2f} to {best.speedup_high:.2f})"
-            )
-            reason, best = f"{reason}; {lost}" if reason else lost, again.autoregressive
-    return Replanned(plan=msgspec.structs.replace(again, best=best), reason=reason, site=_site(again, device))
+    choice = again.choice
+    if number is not None and engine == original.engine:
+        wanted_rows = [row for row in again.candidates if row.gamma == chosen.gamma]
+        choice = again.choosing(next(iter(wanted_rows), again.autoregressive))
+    if choice.is_speculative and choice.row.verdict == "does not pay":
+        reason = _joined(reason, _lost(choice.row))
+        choice = again.choosing(again.autoregressive)
+    elif chosen.is_speculative and choice.left_out is not None:
+        reason = _joined(reason, _lost(choice.left_out))
+    return Replanned(
+        plan=msgspec.structs.replace(again, choice=choice), reason=reason, site=_site(again, device)
+    )
+
+
+def _lost(row: Candidate) -> str:
+    """Why a draft that the engine runs is not exported."""
+    name = f"{row.draft}/{row.draft_method}, gamma {row.gamma}"
+    if not row.fits:
+        return f"{name}, does not fit in memory there"
+    gain = row.gain
+    return (
+        f"{name}, is predicted at {gain.speedup:.2f} times autoregressive decoding "
+        f"({gain.low:.2f} to {gain.high:.2f})"
+    )
+
+
+def _joined(reason: str, further: str) -> str:
+    return f"{reason}; {further}" if reason else further
 
 
 def _site(again: Plan, device: HardwareProfile) -> Site:
     """The model goes by its name in the plan, which for a directory is not the argument."""
-    asked, is_cpu = again.request.model, device.kind == "cpu"
-    names = served_names(asked, again.best.draft)
-    names |= {again.model: names[asked]} if asked in names else {}
-    return Site(checkpoints=names, longest_context=load_model_spec(asked).longest_context, is_cpu=is_cpu)
+    asked = again.request.model
+    is_cpu = device.kind == "cpu"
+    named = {asked: asked, again.model: asked, again.best.draft: again.best.draft}
+    served = {name: served_checkpoint(model) for name, model in named.items()}
+    return Site(
+        checkpoints={name: known for name, known in served.items() if known is not None},
+        longest_context=load_model_spec(asked).longest_context,
+        is_cpu=is_cpu,
+    )
 
 
 def _runs(profile: EngineProfile, row: Candidate) -> bool:
-    return profile.runs(row.draft, row.draft_method) and profile.runs_staged(row.draft, row.draft_method, row.pp_size)
+    return profile.runs(row.draft, row.draft_method) and profile.runs_staged(
+        row.draft, row.draft_method, row.layout.pp_size
+    )
 
 
 def _chosen(original: Plan, number: int | None) -> Candidate:
@@ -116,35 +156,59 @@ def _device(original: Plan, row: Candidate, given: Path | None) -> HardwareProfi
             continue
         if profile.name == row.hardware:
             return profile
-    raise ConfigError(f"the plan's device '{row.hardware}' is not in the catalog; give its profile with --hardware")
+    raise ConfigError(
+        f"the plan's device '{row.hardware}' is not in the catalog; give its profile with --hardware"
+    )
 
 
 def _request(
-    original: Plan, row: Candidate, engine: str, acceptance: tuple[AcceptanceProfile, ...], device: HardwareProfile
+    original: Plan,
+    row: Candidate,
+    engine: str,
+    acceptance: tuple[AcceptanceProfile, ...],
+    device: HardwareProfile,
 ) -> PlanRequest:
-    """The one configuration's request. The draft's ranks are kept where the engine lets a draft have its own."""
+    """The one configuration's request. The draft's ranks are kept where the engine lets a draft
+    have its own.
+    """
     asked, formats = original.request, original.precision
-    unknown = set(asked.acceptance) - {*default_profile_names(), *(each.name or each.source for each in acceptance)}
+    unknown = set(asked.acceptance) - {
+        *default_profile_names(),
+        *(each.name or each.source for each in acceptance),
+    }
     if unknown and asked.acceptance_rate is None and row.is_speculative and not acceptance:
-        raise ConfigError(f"the plan used the acceptance profile '{min(unknown)}'; give its file with --acceptance")
+        raise ConfigError(
+            f"the plan used the acceptance profile '{min(unknown)}'; give its file with --acceptance"
+        )
     drafts: dict[str, Any] = {}
     if row.is_speculative:
         drafts = {
-            "draft_model": asked.draft_model, "draft_method": row.draft_method,
-            "draft_weight_dtype": formats.draft_weight_dtype, "draft_kv_dtype": formats.draft_kv_dtype,
-        }  # fmt: skip
-        if row.draft_budget and row.draft_method in SPARSE_METHODS:
+            "draft_model": asked.draft_model,
+            "draft_method": row.draft_method,
+            "draft_weight_dtype": formats.draft_weight_dtype,
+            "draft_kv_dtype": formats.draft_kv_dtype,
+        }
+        if row.draft_budget:
             drafts["draft_budgets"] = (row.draft_budget,)
         if not load_engine(engine).draft_on_all_ranks:
-            drafts["draft_tp_size"] = row.draft_tp_size
+            drafts["draft_tp_size"] = row.drafting.tp_size
     kept = ("model", "gen_len", "temperature", "top_k", "top_p", "acceptance_rate")
     return PlanRequest(
-        **{name: getattr(asked, name) for name in kept}, **drafts, hardware=(device,), engine=engine,
-        tp_size=row.tp_size, pp_size=row.pp_size if row.pp_size > 1 else None,
-        ep_size=row.ep_size if row.ep_size > 1 else None, dp_attention=row.dp_size > 1, batch_sizes=(row.batch_size,),
-        context_lens=(row.context_len,), draft=row.draft, acceptance=acceptance, weight_dtype=formats.weight_dtype,
+        **{name: getattr(asked, name) for name in kept},
+        **drafts,
+        hardware=(device,),
+        engine=engine,
+        tp_size=row.tp_size,
+        pp_size=row.layout.pp_size if row.layout.pp_size > 1 else None,
+        ep_size=row.layout.ep_size if row.layout.ep_size > 1 else None,
+        dp_attention=row.layout.dp_size > 1,
+        batch_sizes=(row.batch_size,),
+        context_lens=(row.context_len,),
+        draft=row.draft,
+        acceptance=acceptance,
+        weight_dtype=formats.weight_dtype,
         kv_dtype=formats.kv_dtype,
-    )  # fmt: skip
+    )
 
 
 SCHEMA_VERSION = 1
@@ -197,7 +261,9 @@ class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def measure_next(self) -> str:
         stated = [each for each in self.inputs if each.swing]
-        return f"{stated[0].name}: {stated[0].measure}" if stated else ""
+        if stated:
+            return f"{stated[0].name}: {stated[0].measure}"
+        return ""
 
     def to_document(self) -> dict[str, Any]:
         """Plain data."""
@@ -211,15 +277,22 @@ def sensitivity(request: PlanRequest) -> Sensitivity:
     """
     if request.workload is not None:
         raise ConfigError("sensitivity takes a context, not a workload")
-    model = request.model if isinstance(request.model, ModelSpec) else load_model_spec(request.model)
+    if isinstance(request.model, ModelSpec):
+        model = request.model
+    else:
+        model = load_model_spec(request.model)
     first = answered(request, model, [])[0][0]
     if not first.drafted:
-        raise ConfigError("no draft of this request has an acceptance: give --acceptance-rate or --acceptance")
+        raise ConfigError(
+            "no draft of this request has an acceptance: give --acceptance-rate or --acceptance"
+        )
     best = first.drafted[0]
     origin = next(each for each in first.found if best in each.rows)
-    row, option = origin.of(best), origin.option
+    row = origin.of(best)
+    option = origin.option
     assert option is not None  # a draft's row
-    state, points = (row.setup, option.acceptance), row.points
+    state = (row.setup, option.acceptance)
+    points = row.points
 
     def log_speedup(change: Callable[[State, float], State], factor: float) -> float:
         setup, acceptance = change(state, factor)
@@ -232,15 +305,22 @@ def sensitivity(request: PlanRequest) -> Sensitivity:
             return log_speedup(change, up) - log_speedup(change, down)
 
         elasticity = rise(1.0 + STEP, 1.0 - STEP) / (math.log(1.0 + STEP) - math.log(1.0 - STEP))
-        swing = None if sigma is None else abs(rise(math.exp(sigma), math.exp(-sigma))) / 2.0
-        found.append(Input(name=name, elasticity=elasticity, sigma=sigma, swing=swing, measure=measure))
+        if sigma is None:
+            swing = None
+        else:
+            swing = abs(rise(math.exp(sigma), math.exp(-sigma))) / 2.0
+        found.append(
+            Input(name=name, elasticity=elasticity, sigma=sigma, swing=swing, measure=measure)
+        )
     found.sort(key=lambda each: (each.swing or 0.0, abs(each.elasticity)), reverse=True)
     speedup = math.exp(log_speedup(lambda unchanged, _: unchanged, 1.0))
     return Sensitivity(configuration=best, speedup=speedup, inputs=tuple(found))
 
 
 def _inputs(state: State) -> list[tuple[str, Callable[[State, float], State], float | None, str]]:
-    """Name, how it is scaled, its relative standard deviation, and how to measure it; inputs at 0 are left out."""
+    """Name, how it is scaled, its relative standard deviation, and how to measure it; inputs at 0
+    are left out.
+    """
     setup, acceptance = state
     errors = relative_errors(setup.hardware, setup.engine, setup.model, setup.precision)
     inputs: list[tuple[str, Callable[[State, float], State], float | None, str]] = [
@@ -254,19 +334,27 @@ def _inputs(state: State) -> list[tuple[str, Callable[[State, float], State], fl
         value = getattr(acceptance.law, field)
         if value:
             relative = acceptance.error.log_rejection if field == "rejection" else None
-            sigma = relative if relative is not None else getattr(acceptance.error, field, 0.0) / abs(value)
+            if relative is not None:
+                sigma = relative
+            else:
+                sigma = getattr(acceptance.error, field, 0.0) / abs(value)
             inputs.append((name, _scaler("law", field), sigma or None, PROFILE))
     return inputs
 
 
-def _scaler(part: Literal["hardware", "engine", "law"], field: str) -> Callable[[State, float], State]:
+def _scaler(
+    part: Literal["hardware", "engine", "law"], field: str
+) -> Callable[[State, float], State]:
     """Multiplies one field by a factor, or each entry of a table of them."""
 
     def scale(state: State, factor: float) -> State:
         setup, acceptance = state
         struct: Any = acceptance.law if part == "law" else getattr(setup, part)
         value = getattr(struct, field)
-        scaled = {key: each * factor for key, each in value.items()} if isinstance(value, dict) else value * factor
+        if isinstance(value, dict):
+            scaled = {key: each * factor for key, each in value.items()}
+        else:
+            scaled = value * factor
         changed = msgspec.structs.replace(struct, **{field: scaled})
         if part == "law":
             return setup, msgspec.structs.replace(acceptance, law=changed)

@@ -4,15 +4,16 @@
     prompts   = linear(n · (gamma + 1) + k) − linear(n · (gamma + 1)) + Σ over chunks of (prompt(end) − prompt(start))
               + overhead of a pass with prompts in it + overhead of each request that enters
 
-n sequences decode at a mean context of c, k tokens of prompts share their pass. `step` is `predict`'s, `linear` and the
-rest serving.py's: no cost is modelled here. prompt(L) is attention over a prompt of L tokens, and the draft's own
+n sequences decode at a mean context of c, k tokens of prompts share their pass. `step` is
+`predict`'s, `linear` and the rest serving.py's: no cost is modelled here. prompt(L) is attention
+over a prompt of L tokens, and the draft's own
 prefill: chunks add up to the whole, and a cached prefix is left out of it.
-Contexts are interpolated linearly between at most NUM_CONTEXTS nodes; all numbers of sequences and of tokens have
-entries of their own, made when first asked for.
+Contexts are interpolated linearly between at most NUM_CONTEXTS nodes; all numbers of sequences and
+of tokens have entries of their own, made when first asked for.
 
-Data-parallel groups run in step, so the one with most prompts decides; decoding sequences are spread evenly over groups
-and microbatches. Of pp microbatches one at a time is on a stage: a prompt delays the others by its share of one stage,
-and its own first token by all of them.
+Data-parallel groups run in step, so the one with most prompts decides; decoding sequences are
+spread evenly over groups and microbatches. Of pp microbatches one at a time is on a stage: a prompt
+delays the others by its share of one stage, and its own first token by all of them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ import numpy as np
 from magicdec.counts import Array, survival
 from magicdec.perfmodel import memory
 from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.drafting import draft_kv_tokens, draft_of
 from magicdec.perfmodel.serving import pass_seconds, prompt_time
-from magicdec.perfmodel.setup import Points, Setup, draft_kv_tokens
+from magicdec.perfmodel.setup import Points, Setup
 from magicdec.perfmodel.speedup import predict
 from magicdec.perfmodel.step import idle_step_s, send_op
 
@@ -42,7 +44,9 @@ NUM_ACCEPTANCE_CONTEXTS = 9
 
 
 def nodes(low: float, high: float, most: int = NUM_CONTEXTS) -> Array:
-    """At most so many whole numbers between two, spaced by their logarithm: all, where there are few."""
+    """At most so many whole numbers between two, spaced by their logarithm: all, where there are
+    few.
+    """
     low = max(low, 1.0)
     high = max(high, low)
     if high - low < most:
@@ -61,8 +65,8 @@ class Costs:
     """A pass over so many tokens, attention apart."""
     prompt_lens: Array
     prompts: Array
-    """Attention over a prompt of such a length, and the draft's prefill of it; the whole prefill where an engine does
-    not mix prompts with decoding."""
+    """Attention over a prompt of such a length, and the draft's prefill of it; the whole prefill
+    where an engine does not mix prompts with decoding."""
     pass_overhead_s: float
     """Added to a pass with prompts in it."""
     request_overhead_s: float = 0.0
@@ -85,7 +89,8 @@ class Costs:
 
     def step_s(self, gamma: int, sequences: int, context: float) -> float:
         """One step of `sequences` at a mean context."""
-        at, row = self.contexts, self.row(gamma, sequences)
+        at = self.contexts
+        row = self.row(gamma, sequences)
         if len(at) == 1:
             return float(row[0])
         place = min(max(bisect_right(at, context) - 1, 0), len(at) - 2)
@@ -99,9 +104,14 @@ class Costs:
         return self.read[length]
 
     def chunks_s(self, decoding: int, starts: list[int], ends: list[int], entering: int) -> float:
-        """The time that chunks of prompts, from a token to another, add to a pass over `decoding` tokens."""
+        """The time that chunks of prompts, from a token to another, add to a pass over `decoding`
+        tokens.
+        """
         tokens = sum(ends) - sum(starts)
-        added = self.linear[decoding + tokens] - self.linear[decoding] if self.mixes else 0.0
+        if self.mixes:
+            added = self.linear[decoding + tokens] - self.linear[decoding]
+        else:
+            added = 0.0
         own = sum(map(self.prompt_s, ends)) - sum(map(self.prompt_s, starts))
         return max(added, 0.0) + own + self.pass_overhead_s + entering * self.request_overhead_s
 
@@ -116,17 +126,22 @@ def tabulate(
     lengths: tuple[int, int],
     max_tokens: int,
 ) -> Costs:
-    """The tables of contexts between these lengths (the shortest prompt, the longest request), and of passes over at
-    most so many tokens."""
+    """The tables of contexts between these lengths (the shortest prompt, the longest request), and
+    of passes over at most so many tokens."""
     context = nodes(lengths[0], lengths[1] + 1.0)
-    engine, spread, tokens = setup.engine, setup.spread, np.arange(max_tokens + 1.0)
+    engine = setup.engine
+    spread = setup.spread
+    tokens = np.arange(max_tokens + 1.0)
     length = np.concatenate([[0.0], nodes(min(16, lengths[1]), lengths[1] + 1.0, 4 * NUM_CONTEXTS)])
     prompt = np.maximum(length, 1.0)
     alone = prompt_time(setup, prompt_len=prompt, tp_size=tp_size)
-    own = alone.group_seconds()["attention"] if engine.mixes_prefill else alone.total_s
+    if engine.mixes_prefill:
+        own = alone.group_seconds()["attention"]
+    else:
+        own = alone.total_s
     if spread.pp > 1:
         own = own + send_op(setup, tokens=prompt, tp_size=tp_size).time_s
-    if setup.kind not in ("none", "ngram"):
+    if draft_of(setup).has_prefill:
         points = Points(batch=1.0, context=prompt, tp=tp_size, budget=budget, gamma=max_gamma)
         own = own + predict(setup, acceptance, points).draft_prefill_s
     linear = pass_seconds(setup, tokens=np.maximum(tokens, 1.0), tp_size=tp_size)
@@ -135,7 +150,9 @@ def tabulate(
         steps=partial(_steps, setup, acceptance, tp_size=tp_size, budget=budget, context=context),
         linear=np.broadcast_to(linear, tokens.shape).tolist(),
         prompt_lens=length,
-        prompts=np.maximum.accumulate(np.where(length > 0, np.broadcast_to(own, length.shape), 0.0)),
+        prompts=np.maximum.accumulate(
+            np.where(length > 0, np.broadcast_to(own, length.shape), 0.0)
+        ),
         pass_overhead_s=setup.model.num_hidden_layers * engine.prefill_layer_overhead_s,
         request_overhead_s=engine.request_overhead_s,
         mixes=engine.mixes_prefill,
@@ -145,23 +162,32 @@ def tabulate(
 
 
 def _steps(
-    setup: Setup, acceptance: AcceptanceProfile | None, gamma: int, batch: Array, *, tp_size: int, budget: int | None,
+    setup: Setup,
+    acceptance: AcceptanceProfile | None,
+    gamma: int,
+    batch: Array,
+    *,
+    tp_size: int,
+    budget: int | None,
     context: Array,
-) -> Array:  # fmt: skip
+) -> Array:
     """A step's seconds: [batch, context]. With a draft set up that drafts nothing, an idle one."""
     batch, shape = batch[:, None], (len(batch), len(context))
-    if gamma == 0 and setup.kind != "none":
+    if gamma == 0 and draft_of(setup).drafts:
         read = draft_kv_tokens(setup, context, budget)
         return np.broadcast_to(
-            idle_step_s(setup, batch=batch, kv_len=context, draft_kv_len=read, tp_size=tp_size), shape
+            idle_step_s(setup, batch=batch, kv_len=context, draft_kv_len=read, tp_size=tp_size),
+            shape,
         )
     points = Points(batch=batch, context=context, tp=tp_size, budget=budget, gamma=gamma)
     return np.broadcast_to(predict(setup, acceptance, points).step_s, shape)
 
 
-def num_blocks(setup: Setup, *, tp_size: int, mean_len: float, budget: int | None, gamma: int, block_size: int) -> int:
-    """Blocks of KV that the memory of each data-parallel group holds next to the weights, for sequences of such a
-    length; each takes its share of the draft's cache too."""
+def num_blocks(
+    setup: Setup, *, tp_size: int, mean_len: float, budget: int | None, gamma: int, block_size: int
+) -> int:
+    """Blocks of KV that the memory of each data-parallel group holds next to the weights, for
+    sequences of such a length; each takes its share of the draft's cache too."""
 
     def need(batch: float) -> Any:
         return memory.memory_need(
@@ -174,28 +200,37 @@ def num_blocks(setup: Setup, *, tp_size: int, mean_len: float, budget: int | Non
 
 @dataclass(frozen=True, kw_only=True)
 class Drafts:
-    """The probability that a sequence accepts at least i drafts of a step, by gamma: [context, class, i]; its mean over
-    classes is the profile's, so that tokens per step are those of `predict`."""
+    """The probability that a sequence accepts at least i drafts of a step, by gamma: [context,
+    class, i]; its mean over classes is the profile's, so that tokens per step are those of
+    `predict`."""
 
     contexts: Array
     survivors: dict[int, Array]
 
     @classmethod
     def of(
-        cls, setup: Setup, profile: AcceptanceProfile, *, budget: int | None, gammas: Iterable[int],
+        cls,
+        setup: Setup,
+        profile: AcceptanceProfile,
+        *,
+        budget: int | None,
+        gammas: Iterable[int],
         lengths: tuple[int, int],
-    ) -> Drafts:  # fmt: skip
-        """Requests differ by the profile's spread: each has one rate for all of its steps, of NUM_CLASSES."""
+    ) -> Drafts:
+        """Requests differ by the profile's spread: each has one rate for all of its steps, of
+        NUM_CLASSES.
+        """
         from scipy.special import ndtri
 
         contexts = nodes(lengths[0], lengths[1], NUM_ACCEPTANCE_CONTEXTS)
         read = draft_kv_tokens(setup, contexts, budget)
+        seen = draft_of(setup).context_seen(contexts, budget)
         shift = profile.spread * ndtri((np.arange(NUM_CLASSES) + 0.5) / NUM_CLASSES)
         survivors = {}
         for gamma in set(gammas) - {0}:
-            rates = profile.conditional_rates(budget=read, context=contexts, gamma_max=gamma)
+            rates = profile.conditional_rates(budget=read, context=seen, gamma_max=gamma)
             whole = survival(rates)
-            emitted, _ = profile.tokens_per_step(budget=read, context=contexts, gamma=gamma)
+            emitted, _ = profile.tokens_per_step(budget=read, context=seen, gamma=gamma)
             whole = whole * ((emitted - 1.0) / np.maximum(whole.sum(axis=-1), 1e-12))[:, None]
             each = survival(np.clip(rates[:, None, :] + shift[:, None], 0.0, 1.0))
             scale = whole / np.maximum(each.mean(axis=1), 1e-12)

@@ -1,14 +1,16 @@
 """One replica's scheduler, iteration by iteration, as vLLM does it.
 
     each iteration    gamma + 1 tokens of every sequence that decodes, then chunks of prompts, first come first served,
-                      up to `max_tokens` together; a prompt enters while there are a slot and room for all of it
+                      up to `max_tokens` together; a prompt enters while there are a slot and room
+                      for all of it
     no room           for the next tokens: the last that entered goes back to the head of the queue, and begins again
                       with the tokens that it has as its prompt
     ends              a prompt's last chunk emits a first token, a step one and the drafts that it accepts
 
-Iterations in which nothing can change (no arrival that could enter, no end, room for all) run together: what they emit
-is drawn at once. An engine that does not mix prompts with decoding runs passes of prompts alone, whole ones. With
-data-parallel groups and microbatches, each has `max_tokens` of its own: a prompt goes where most are left.
+Iterations in which nothing can change (no arrival that could enter, no end, room for all) run
+together: what they emit is drawn at once. An engine that does not mix prompts with decoding runs
+passes of prompts alone, whole ones. With data-parallel groups and microbatches, each has
+`max_tokens` of its own: a prompt goes where most are left.
 """
 
 from __future__ import annotations
@@ -22,14 +24,40 @@ from itertools import pairwise
 import numpy as np
 
 from magicdec.counts import Array
+from magicdec.errors import CapacityError
 from magicdec.perfmodel.traffic.costs import Costs, Drafts
 from magicdec.perfmodel.traffic.requests import Requests, Whole
 from magicdec.specs.gamma_table import TableGamma
 
 MOST_DRAWN = 256
 """Steps that are drawn at once."""
+DRAWN_PER_PASS = 4096
+"""Random numbers that take as long as a pass."""
+MOST_WORK = 20_000_000
+"""Passes of one simulation that nothing else bounds: a quarter of an hour of one core."""
 Chunk = tuple[int, int, int, int]
 """A request, its tokens before and after a pass, and the group that computes them."""
+
+
+class Work:
+    """A bound on the passes of all schedulers that one question simulates."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.left = most
+
+    @property
+    def is_spent(self) -> bool:
+        return self.left < 0
+
+    def spend(self, drawn: int = 0) -> None:
+        """Counts a pass, and what it draws. Raises CapacityError beyond the bound."""
+        self.left -= 1 + drawn // DRAWN_PER_PASS
+        if self.is_spent:
+            raise CapacityError(
+                f"simulating these requests takes more than {self.most} passes of a scheduler; "
+                "give fewer or shorter requests, or more limits"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,26 +83,45 @@ class Replica:
     """One replica at work. `first_s` and `last_s` are when a request's first and last token came."""
 
     def __init__(
-        self, requests: Requests, costs: Costs, limits: Limits, *, policy: TableGamma | None = None,
-        drafts: Drafts | None = None, seed: int = 0, users: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        requests: Requests,
+        costs: Costs,
+        limits: Limits,
+        *,
+        policy: TableGamma | None = None,
+        drafts: Drafts | None = None,
+        seed: int = 0,
+        users: int | None = None,
+        work: Work | None = None,
+    ) -> None:
         """With `users`, a closed loop: so many requests at first, and the next whenever one ends."""
-        self.requests, self.costs, self.limits, self.drafts = requests, costs, limits, drafts
+        self.work = work or Work(MOST_WORK)
+        self.requests = requests
+        self.costs = costs
+        self.limits = limits
+        self.drafts = drafts
         self.policy = policy if drafts is not None else None
-        count, slots = len(requests), limits.max_sequences
-        self.first_s, self.last_s = np.full(count, np.nan), np.full(count, np.nan)
+        count = len(requests)
+        slots = limits.max_sequences
+        self.first_s = np.full(count, np.nan)
+        self.last_s = np.full(count, np.nan)
         self.output: list[int] = requests.output_len.tolist()
         self.cached: list[int] = requests.cached_len.tolist()
         self.known: list[int] = requests.prompt_len.tolist()
-        """Tokens to compute before a request decodes: its prompt, and what it had emitted when it was preempted."""
+        """Tokens to compute before a request decodes: its prompt, and what it had emitted when it
+        was preempted.
+        """
         self.emitted = [0] * count
         """Tokens of those that do not decode now."""
         self.lag = [0.0] * count
-        """Time by which a request's tokens leave the last stage after the others' of its round, as its prompt did."""
+        """Time by which a request's tokens leave the last stage after the others' of its round, as
+        its prompt did.
+        """
         self.random = np.random.default_rng(seed)
         self.kinds = self.random.integers(0, 2**31, count)
-        self.now = self.began = 0.0
-        """Now, and when the last iteration began."""
+        self.now = 0.0
+        self.began = 0.0
+        """When the last iteration began."""
         self.coming: list[tuple[float, int]] = []
         """On their way, the next first."""
         self.queue: deque[int] = deque()
@@ -84,9 +131,12 @@ class Replica:
         self.n = 0
         self.slots = np.zeros((3, slots), dtype=np.int64)
         self.ids, self.context, self.left = self.slots
+        self.total = 0
+        """Tokens of those that decode."""
         self.held = 0
         """Blocks of those that decode."""
-        self.preemptions = self.iterations = 0
+        self.preemptions = 0
+        self.iterations = 0
         self.timeline: list[tuple[float, int, int, int]] = []
         """(time, requests that decode or are prefilled, waiting, blocks in use), at each change."""
         self._rows: dict[int, tuple[list[float], tuple[int, ...]]] = {}
@@ -98,13 +148,19 @@ class Replica:
     def submit(self, request: int, sent_s: float) -> None:
         """A request that a client sends at this time."""
         limits = self.limits
-        heappush(self.coming, (sent_s + limits.latency_s + limits.token_latency_s * self.known[request], request))
+        heappush(
+            self.coming,
+            (sent_s + limits.latency_s + limits.token_latency_s * self.known[request], request),
+        )
 
     def run(self, until: float = float("inf")) -> None:
         """Every iteration that begins before `until`."""
         while True:
             is_busy = bool(self.n or self.queue or self.parts)
-            seen = self.began if is_busy and self.limits.schedules_ahead else self.now
+            if is_busy and self.limits.schedules_ahead:
+                seen = self.began
+            else:
+                seen = self.now
             while self.coming and self.coming[0][0] <= seen:
                 self.queue.append(heappop(self.coming)[1])
             if not (is_busy or self.queue):
@@ -117,12 +173,18 @@ class Replica:
             self._iterate(until)
 
     def _iterate(self, until: float) -> None:
+        self.work.spend()
         gamma = self._gamma()
         free = self._make_room(gamma)
         chunks, free = self._chunks(gamma, free)
-        self.timeline.append((
-            self.now, self.n + len(chunks), len(self.queue), self.limits.num_blocks - free,
-        ))  # fmt: skip
+        self.timeline.append(
+            (
+                self.now,
+                self.n + len(chunks),
+                len(self.queue),
+                self.limits.num_blocks - free,
+            )
+        )
         if chunks:
             self._with_prompts(chunks, gamma)
         else:
@@ -135,39 +197,45 @@ class Replica:
         if self.policy is None or not self.n:
             return 0
         edges, chosen = self._choices()
-        return chosen[bisect_right(edges, self._mean()) if edges else 0]
+        return chosen[bisect_right(edges, self._mean())]
 
     def _choices(self) -> tuple[list[float], tuple[int, ...]]:
-        """The policy at so many sequences: the mean contexts between which gamma changes, and the gammas."""
+        """The policy at so many sequences: the mean contexts between which gamma changes, and the
+        gammas.
+        """
         if self.n not in self._rows:
             assert self.policy is not None
             contexts = self.policy.context_lens
             edges = [(low * high) ** 0.5 for low, high in pairwise(contexts)]
-            chosen = tuple(self.policy.choose(batch_size=self.n, context_len=each) for each in contexts)
+            chosen = tuple(
+                self.policy.choose(batch_size=self.n, context_len=each) for each in contexts
+            )
             self._rows[self.n] = edges, chosen
         return self._rows[self.n]
 
     def _mean(self) -> float:
         """Tokens that a sequence holds, on average."""
-        return int(np.add.reduce(self.context[: self.n])) / self.n
+        return self.total / self.n
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.limits.block_size)
 
     def _make_room(self, gamma: int) -> int:
-        """Gives those that decode the blocks of their next step, where need be by preempting the last; the blocks that
-        are left."""
+        """Gives those that decode the blocks of their next step, where need be by preempting the
+        last; the blocks that are left."""
         size = self.limits.block_size
         while True:
             self.held = int(np.add.reduce((self.context[: self.n] + (gamma + size)) // size))
             parts = sum(self._blocks(self._final(request)) for request, _, _ in self.parts)
-            if (free := self.limits.num_blocks - self.held - parts) >= 0:
+            free = self.limits.num_blocks - self.held - parts
+            if free >= 0:
                 return free
             self.preemptions += 1
             if self.parts:
                 self.queue.appendleft(self.parts.pop()[0])
                 continue
             self.n -= 1
+            self.total -= int(self.context[self.n])
             last = int(self.ids[self.n])
             self.emitted[last] = self.output[last] - int(self.left[self.n])
             self.known[last] = int(self.requests.prompt_len[last]) + self.emitted[last]
@@ -176,12 +244,18 @@ class Replica:
     def _final(self, request: int) -> int:
         """Tokens that a request must find room for to enter."""
         known = self.known[request]
-        return known + self.output[request] - self.emitted[request] if self.limits.reserves_output else known
+        if self.limits.reserves_output:
+            return known + self.output[request] - self.emitted[request]
+        return known
 
     def _chunks(self, gamma: int, free: int) -> tuple[list[Chunk], int]:
         """The prompts in this pass, and the blocks that are left."""
-        costs, found = self.costs, list[Chunk]()
-        taken = -(-self.n // costs.groups) * (gamma + 1) if costs.mixes else 0
+        costs = self.costs
+        found = list[Chunk]()
+        if costs.mixes:
+            taken = -(-self.n // costs.groups) * (gamma + 1)
+        else:
+            taken = 0
         room = [self.limits.max_tokens - taken] * costs.groups
         for request, start, group in self.parts:
             if room[group] > 0:
@@ -189,7 +263,10 @@ class Replica:
                 found.append((request, start, end, group))
                 room[group] -= end - start
         slots = self.limits.max_sequences - self.n - len(self.parts)
-        while self.queue and slots > 0 and (most := max(room)) > 0:
+        while self.queue and slots > 0:
+            most = max(room)
+            if most <= 0:
+                break
             request = self.queue[0]
             need = self._blocks(self._final(request))
             if need > free:
@@ -197,9 +274,13 @@ class Replica:
             self.queue.popleft()
             free -= need
             slots -= 1
-            known, group = self.known[request], room.index(most)
+            known = self.known[request]
+            group = room.index(most)
             start = min(self.cached[request], known - 1)
-            end = known if not costs.mixes else min(known, start + most)
+            if not costs.mixes:
+                end = known
+            else:
+                end = min(known, start + most)
             found.append((request, start, end, group))
             room[group] -= end - start
         return found, free
@@ -207,19 +288,26 @@ class Replica:
     # One iteration
 
     def _with_prompts(self, chunks: list[Chunk], gamma: int) -> None:
-        costs, n = self.costs, self.n
+        costs = self.costs
+        n = self.n
         decodes = n > 0 and costs.mixes
         self.began = self.now
         if costs.mixes:
-            mean = self._mean() if decodes else float(chunks[0][2])
+            if decodes:
+                mean = self._mean()
+            else:
+                mean = float(chunks[0][2])
             self.now += costs.step_s(gamma if decodes else 0, n if decodes else 1, mean)
         own = self._own_s(chunks, -(-n // costs.groups) * (gamma + 1) if decodes else 1)
         per_stage = costs.groups // costs.stages
-        fullest = sum(max(own[first : first + per_stage]) for first in range(0, costs.groups, per_stage))
+        fullest = sum(
+            max(own[first : first + per_stage]) for first in range(0, costs.groups, per_stage)
+        )
         self.now += fullest / costs.stages
         self.iterations += 1
         if decodes:
-            self._emit(self._emitted(self._survivors(gamma), 1)[0][0])
+            emitted, _ = self._emitted(self._survivors(gamma), 1)
+            self._emit(emitted[0])
         going = {request for request, *_ in chunks}
         self.parts = [part for part in self.parts if part[0] not in going]
         for request, _, end, group in chunks:
@@ -230,42 +318,56 @@ class Replica:
             if np.isnan(self.first_s[request]):
                 self.first_s[request] = self.now + self.lag[request]
             self.emitted[request] += 1
-            if (left := self.output[request] - self.emitted[request]) <= 0:
+            left = self.output[request] - self.emitted[request]
+            if left <= 0:
                 self._finish(request)
                 continue
-            self.slots[:, self.n] = request, self.known[request] + 1, left
+            context = self.known[request] + 1
+            self.slots[:, self.n] = request, context, left
+            self.total += context
             self.n += 1
 
     def _own_s(self, chunks: list[Chunk], decoding: int) -> list[float]:
         """The time of each group's prompts."""
-        going, own = {request for request, *_ in self.parts}, [0.0] * self.costs.groups
+        going = {request for request, *_ in self.parts}
+        own = [0.0] * self.costs.groups
         for group in {each[3] for each in chunks}:
             here = [each for each in chunks if each[3] == group]
-            starts, ends = [each[1] for each in here], [each[2] for each in here]
+            starts = [each[1] for each in here]
+            ends = [each[2] for each in here]
             entering = sum(each[0] not in going for each in here)
             own[group] = self.costs.chunks_s(decoding, starts, ends, entering)
         return own
 
     def _survivors(self, gamma: int) -> Array | None:
-        """The probabilities that each sequence accepts at least so many drafts: [i, n]; None where none are made."""
+        """The probabilities that each sequence accepts at least so many drafts: [i, n]; None where
+        none are made.
+        """
         if not gamma or self.drafts is None:
             return None
         kinds = self.kinds[self.ids[: self.n]] % self.drafts.survivors[gamma].shape[1]
         return self.drafts.of_requests(gamma, kinds, self.context[: self.n])
 
     def _emit(self, count: Whole | int) -> None:
-        """Counts what was emitted, and takes out those that have all their tokens; a last step's tokens beyond them are
-        dropped."""
+        """Counts what was emitted, and takes out those that have all their tokens; a last step's
+        tokens beyond them are dropped."""
         n = self.n
         self.left[:n] -= count
         self.context[:n] += count
-        if n and np.minimum.reduce(self.left[:n]) <= 0:
-            goes_on = self.left[:n] > 0
-            for request, left in self.slots[::2, :n][:, ~goes_on].T.tolist():
-                self.emitted[request] = self.output[request] - max(left, 0)
-                self._finish(request)
-            self.n = int(np.count_nonzero(goes_on))
-            self.slots[:, : self.n] = self.slots[:, :n][:, goes_on]
+        self._take_out()
+        self.total = int(np.add.reduce(self.context[: self.n]))
+
+    def _take_out(self) -> None:
+        """Ends the requests that have all their tokens."""
+        n = self.n
+        if not n or np.minimum.reduce(self.left[:n]) > 0:
+            return
+        goes_on = self.left[:n] > 0
+        for request, left in self.slots[::2, :n][:, ~goes_on].T.tolist():
+            self.emitted[request] = self.output[request] - max(left, 0)
+            self._finish(request)
+        self.n = int(np.count_nonzero(goes_on))
+        self.slots[:, : self.n] = self.slots[:, :n][:, goes_on]
 
     def _finish(self, request: int) -> None:
         self.last_s[request] = sent_s = self.now + self.lag[request]
@@ -278,42 +380,78 @@ class Replica:
 
     def _decode(self, until: float, gamma: int, free: int) -> None:
         """Until one ends, an arrival, no room in the cache whatever is accepted, or another gamma."""
-        n, size = self.n, self.limits.block_size
-        stop = until if self.queue or not self.coming else min(until, self.coming[0][0])
-        most = max((free // n - 1) * size // (gamma + 1), 1)
-        at, row, context, left = self.costs.contexts, self.costs.row(gamma, n), self.context[:n], self.left[:n]
-        total, fewest = int(np.add.reduce(context)), int(np.minimum.reduce(left))
-        edges, chosen = self._choices() if self.policy is not None else ([], ())
+        n = self.n
+        stop = until
+        if self.coming and not self.queue:
+            stop = min(until, self.coming[0][0])
+        row = self.costs.row(gamma, n)
+        context = self.context[:n]
+        left = self.left[:n]
+        room = self._steps_of_room(gamma, free)
         survivors = self._survivors(gamma)
+        per_step = 1.0
+        if survivors is not None:
+            per_step += float(np.add.reduce(survivors, axis=None)) / n
         while True:
-            likely = fewest if survivors is None else 1.2 * fewest / (1.0 + np.add.reduce(survivors, axis=None) / n) + 3
-            steps = max(int(min(most, likely, (stop - self.now) / row[0] + 2.0, MOST_DRAWN)), 1)
-            emitted, together = self._emitted(survivors, steps)
-            means = (total + together) / n
-            times = self.now + np.cumsum(np.interp(means[:-1], at, row))
-            taken = min(steps, int(np.searchsorted(times, stop)) + 1)
+            fewest = int(np.minimum.reduce(left))
+            likely = fewest
             if survivors is not None:
-                taken = min(taken, int(np.count_nonzero(np.logical_and.reduce(emitted < left, axis=1))) + 1)
-            if edges:
-                others = np.take(chosen, np.searchsorted(edges, means[1:], side="right")) != gamma
-                taken = min(taken, int(np.argmax(others)) + 1) if others.any() else taken
-            self.began = float(times[taken - 2]) if taken > 1 else self.now
+                likely = int(1.2 * fewest / per_step + 3)
+            in_time = (stop - self.now) / row[0] + 2.0
+            steps = max(int(min(room, likely, in_time, MOST_DRAWN)), 1)
+            self.work.spend(steps * n * gamma)
+            emitted, together = self._emitted(survivors, steps)
+            means = (self.total + together) / n
+            times = self.now + np.interp(means[:-1], self.costs.contexts, row).cumsum()
+            taken = self._steps_until_change(emitted, means[1:], gamma)
+            taken = min(taken, int(times.searchsorted(stop)) + 1)
+            if taken > 1:
+                self.began = float(times[taken - 2])
+            else:
+                self.began = self.now
             self.now = float(times[taken - 1])
             self.iterations += taken
             context += emitted[taken - 1]
             left -= emitted[taken - 1]
-            total, most, fewest = total + int(together[taken]), most - taken, int(np.minimum.reduce(left))
-            changes = bool(edges) and chosen[bisect_right(edges, total / n)] != gamma
-            if most <= 0 or fewest <= 0 or self.now >= stop or changes:
+            self.total += int(together[taken])
+            room -= taken
+            if room <= 0 or self.now >= stop:
                 break
-        self._emit(0)
+            if np.minimum.reduce(left) <= 0 or self._gamma() != gamma:
+                break
+        self._take_out()
+        self.total = int(np.add.reduce(self.context[: self.n]))
+
+    def _steps_of_room(self, gamma: int, free: int) -> int:
+        """Steps that the free blocks are enough for, whatever is accepted; the next one always."""
+        blocks = free // self.n - 1
+        return max(blocks * self.limits.block_size // (gamma + 1), 1)
+
+    def _steps_until_change(self, emitted: Whole, means: Array, gamma: int) -> int:
+        """Steps up to the first after which a request ends, or the policy takes another gamma; at
+        most all of them.
+        """
+        taken = len(means)
+        if emitted.ndim == 2:
+            goes_on = np.logical_and.reduce(emitted < self.left[: self.n], axis=1)
+            taken = min(taken, int(np.count_nonzero(goes_on)) + 1)
+        if self.policy is None:
+            return taken
+        edges, chosen = self._choices()
+        if edges:
+            others = np.array(chosen)[np.searchsorted(edges, means, side="right")] != gamma
+            if others.any():
+                taken = min(taken, int(others.argmax()) + 1)
+        return taken
 
     def _emitted(self, survivors: Array | None, steps: int) -> tuple[Whole, Whole]:
-        """Tokens of each sequence after so many steps, and of all together from before the first: [steps (, n)],
-        [steps + 1]."""
+        """Tokens of each sequence after so many steps, and of all together from before the first:
+        [steps (, n)], [steps + 1]."""
         if survivors is None:
-            every = np.arange(steps + 1)
-            return every[1:], self.n * every
-        drawn = self.random.random((steps, 1, self.n)) < survivors
-        emitted = np.cumsum(np.add.reduce(drawn, axis=1, dtype=np.int64) + 1, axis=0)
-        return emitted, np.concatenate(([0], np.add.reduce(emitted, axis=1)))
+            steps_taken = np.arange(steps + 1)
+            return steps_taken[1:], self.n * steps_taken
+        accepted = self.random.random((steps, 1, self.n)) < survivors
+        emitted = (np.add.reduce(accepted, axis=1, dtype=np.int64) + 1).cumsum(axis=0)
+        together = np.zeros(steps + 1, dtype=np.int64)
+        together[1:] = np.add.reduce(emitted, axis=1)
+        return emitted, together

@@ -1,24 +1,28 @@
-"""Requests that arrive: when, with how long a prompt, how much of it cached, and how many tokens to generate.
+"""Requests that arrive: when, with how long a prompt, how much of it cached, and how many tokens to
+generate.
 
-Drawn: gaps between arrivals are gamma-distributed with mean 1 / rate and a coefficient of variation of √burstiness (1:
-Poisson; 0: a constant rate). Read, as published or with columns of our own:
+Drawn: gaps between arrivals are gamma-distributed with mean 1 / rate and a coefficient of variation
+of √burstiness (1: Poisson; 0: a constant rate). Read, as published or with columns of our own:
 
     arrival, prompt, output, cached         seconds and tokens; CSV, or objects of these in JSONL
     …, prefix, shared                       a name, and the first tokens of a prompt that its requests have in common:
                                             cached from the first of them on
     Azure LLM inference 2023 and 2024       TIMESTAMP, ContextTokens, GeneratedTokens; CSV
+    gateways' logs                          created_at, prompt_tokens, completion_tokens and the
+                                            like (gateway.py); CSV or JSONL
     Mooncake                                timestamp (ms), input_length, output_length, hash_ids; JSONL. Blocks of 512
-                                            tokens whose hashes came before, from the first on, are cached
+                                            tokens whose hashes came before, from the first on, are
+                                            cached
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,15 +30,23 @@ import numpy.typing as npt
 
 from magicdec.counts import Array
 from magicdec.errors import ConfigError
-from magicdec.files import LIMIT_BYTES, read_text
+from magicdec.files import LIMIT_BYTES, decode_json, read_text
+from magicdec.perfmodel.traffic import gateway
 from magicdec.specs.workload import WorkloadSpec
 from magicdec.units import MILLI
 
 Whole = npt.NDArray[np.int64]
 MOONCAKE_BLOCK = 512
 COLUMNS = ("arrival", "prompt", "output", "cached")
+OPTIONAL = ("cached", "shared")
+MAX_ARRIVAL_S = 1e12
 MAX_TOKENS = 2**26
-MAX_RATE, MAX_SECONDS = 1e6, 1e9
+MIN_RATE = 1e-6
+MAX_RATE = 1e6
+"""Requests per second; more than that arrive at once."""
+MAX_SECONDS = 1e9
+FIRST_LINES = 20
+"""Lines of a log by which its columns are recognised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +64,12 @@ class Requests:
 
     @property
     def rate(self) -> float:
-        """Arrivals per second."""
-        span = float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) > 1 else 0.0
-        return (len(self) - 1) / span if span > 0 else 0.0
+        """Arrivals per second; 0 where all arrive at once."""
+        gaps = len(self) - 1
+        span = float(self.arrival_s[-1] - self.arrival_s[0])
+        if gaps == 0 or gaps > MAX_RATE * span:
+            return 0.0
+        return gaps / span
 
     @property
     def mean_len(self) -> float:
@@ -73,7 +88,42 @@ class Requests:
 
     def part(self, chosen: Any) -> Requests:
         """Some of the requests."""
-        return Requests(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
+        return Requests(
+            arrival_s=self.arrival_s[chosen],
+            prompt_len=self.prompt_len[chosen],
+            output_len=self.output_len[chosen],
+            cached_len=self.cached_len[chosen],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turns:
+    """The requests that `mine` of `every` replicas receive, which take turns."""
+
+    mine: int
+    every: int
+
+    @property
+    def share(self) -> float:
+        return self.mine / self.every
+
+    def of(self, count: int) -> Whole:
+        """Their places among so many requests."""
+        places = np.arange(count)
+        return places[places % self.every < self.mine]
+
+    def evenly(self, count: int) -> Whole:
+        """As many places, spread evenly: no replica has turns."""
+        return np.arange(0.0, count, 1.0 / self.share).astype(np.int64)
+
+    def gaps(self, count: int) -> Array:
+        """Gaps between all arrivals that lie before each of their first `count`."""
+        gaps = np.ones(count)
+        gaps[self.mine :: self.mine] += self.every - self.mine
+        return gaps
+
+
+ALL_TURNS = Turns(mine=1, every=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +135,23 @@ class Schedule:
 
     @classmethod
     def of(cls, text: str) -> Schedule:
-        """From "2@0,8@600": 2 requests per second at first, 8 after ten minutes. Raises ConfigError."""
+        """From "2@0,8@600": 2 requests per second at first, 8 after ten minutes. Raises
+        ConfigError.
+        """
         points = [each.partition("@") for each in text.split(",")]
         try:
             rates, times = np.array([(float(rate), float(at)) for rate, _, at in points]).T
         except ValueError:
-            rates, times = np.zeros(1), np.zeros(1)
+            rates = np.zeros(1)
+            times = np.zeros(1)
         if (
-            len(times) < 2 or times[0] != 0.0 or not np.all(np.diff(times) > 0.0) or not times[-1] <= MAX_SECONDS
-            or not np.all((rates >= 0.0) & (rates <= MAX_RATE)) or not np.any(rates > 0.0)
-        ):  # fmt: skip
+            len(times) < 2
+            or times[0] != 0.0
+            or not np.all(np.diff(times) > 0.0)
+            or not times[-1] <= MAX_SECONDS
+            or not np.all((rates >= 0.0) & (rates <= MAX_RATE))
+            or not np.any(rates > 0.0)
+        ):
             raise ConfigError(
                 f"rate must be a number above 0, or rates at seconds that ascend from 0, like 2@0,8@600, not '{text}'"
             )
@@ -120,13 +177,20 @@ class Schedule:
         return replace(self, rates=self.rates * (rate / self.mean))
 
     def paced(self, requests: Requests) -> Requests:
-        """Requests that arrive at a rate of 1, at the schedule's instead: those that come before its end."""
+        """Requests that arrive at a rate of 1, at the schedule's instead: those that come before
+        its end.
+        """
         arrived = self._arrived
         found = requests.part(requests.arrival_s < arrived[-1])
         place = np.searchsorted(arrived, found.arrival_s, side="right") - 1
-        rest, first = found.arrival_s - arrived[place], self.rates[place]
+        rest = found.arrival_s - arrived[place]
+        first = self.rates[place]
         slope = (np.diff(self.rates) / np.diff(self.times_s))[place]
-        passed = 2.0 * rest / np.maximum(first + np.sqrt(np.maximum(first**2 + 2.0 * slope * rest, 0.0)), 1e-12)
+        passed = (
+            2.0
+            * rest
+            / np.maximum(first + np.sqrt(np.maximum(first**2 + 2.0 * slope * rest, 0.0)), 1e-12)
+        )
         return replace(found, arrival_s=self.times_s[place] + passed)
 
 
@@ -134,114 +198,287 @@ def alike(count: int, *, prompt_len: int, output_len: int, cached_len: int = 0) 
     """Equal requests, all at time 0."""
     full = (np.full(count, value, dtype=np.int64) for value in (prompt_len, output_len, cached_len))
     return Requests(
-        **dict(zip(("prompt_len", "output_len", "cached_len"), full, strict=True)), arrival_s=np.zeros(count)
+        **dict(zip(("prompt_len", "output_len", "cached_len"), full, strict=True)),
+        arrival_s=np.zeros(count),
     )
 
 
 def drawn(
-    count: int, *, rate: float, workload: WorkloadSpec, burstiness: float = 1.0, cached_len: int = 0, seed: int = 0
+    count: int,
+    *,
+    rate: float,
+    workload: WorkloadSpec,
+    burstiness: float = 1.0,
+    cached_len: int = 0,
+    seed: int = 0,
+    turns: Turns = ALL_TURNS,
 ) -> Requests:
-    """Requests of a mix at a rate. `cached_len` of each prompt is cached, but for its last token."""
+    """Requests of a mix at a rate, those of `turns` only. `cached_len` of each prompt is cached, but
+    for its last token.
+    """
     random = np.random.default_rng(seed)
-    shape = 1.0 / max(burstiness, 1e-9)
-    gaps = random.gamma(shape, 1.0 / (rate * shape), count) if burstiness > 0 else np.full(count, 1.0 / rate)
-    weights = np.array([each.weight for each in workload.requests])
+    gaps = turns.gaps(count)
+    if burstiness > 0:
+        shape = 1.0 / max(burstiness, 1e-9)
+        gaps = random.gamma(shape * gaps, 1.0 / (rate * shape))
+    else:
+        gaps = gaps / rate
+    weights = np.array([shape.weight for shape in workload.requests])
+    prompts = np.array([shape.prompt_len for shape in workload.requests])
+    outputs = np.array([shape.gen_len for shape in workload.requests])
     chosen = random.choice(len(weights), count, p=weights / weights.sum())
-    prompt = np.array([each.prompt_len for each in workload.requests])[chosen]
+    prompt = prompts[chosen]
     return Requests(
         arrival_s=np.cumsum(gaps),
         prompt_len=prompt,
-        output_len=np.array([each.gen_len for each in workload.requests])[chosen],
+        output_len=outputs[chosen],
         cached_len=np.minimum(cached_len, prompt - 1),
     )
 
 
-def read_requests(path: str | Path) -> Requests:
-    """The requests of a file, whose format its columns tell. Raises ConfigError, naming the line."""
-    path = Path(path)
+class Row(NamedTuple):
+    """A line of a file of requests."""
+
+    arrival_s: float
+    prompt: int
+    output: int
+    cached: int
+
+    def check(self) -> None:
+        """Raises ConfigError for numbers that no request has."""
+        if not 0.0 <= self.arrival_s < MAX_ARRIVAL_S:
+            raise ConfigError(f"arrival must be at least 0, not {self.arrival_s:g}")
+        limits = (
+            ("prompt", self.prompt, 1),
+            ("output", self.output, 1),
+            ("cached", self.cached, 0),
+        )
+        for name, tokens, least in limits:
+            if not least <= tokens <= MAX_TOKENS:
+                raise ConfigError(
+                    f"{name} must be between {least} and {MAX_TOKENS} tokens, not {tokens:.10g}"
+                )
+        if self.cached > self.prompt:
+            raise ConfigError(f"{self.cached} tokens cached, of a prompt of {self.prompt}")
+
+
+Reader = Callable[[dict[str, Any], set[Any]], Row]
+"""From the values of a line, and the prefixes that came before."""
+
+
+def log_columns(path: str | Path, columns: str | None = None) -> gateway.Columns | None:
+    """Where a gateway's log has each part of a request; None for a file of another format.
+
+    Raises ConfigError for columns that it does not have.
+    """
+    return _log_columns(_documents(Path(path)), columns)
+
+
+def _log_columns(
+    documents: list[tuple[str, dict[str, Any]]], columns: str | None
+) -> gateway.Columns | None:
+    first = _first(documents)
+    if columns is not None:
+        return gateway.given(columns, first)
+    return None if _format(documents[0][1]) is not None else gateway.recognised(first)
+
+
+def _documents(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The lines of a file, each with its place. Raises ConfigError for a file of none."""
     lines = read_text(path, limit_bytes=LIMIT_BYTES, error=ConfigError).splitlines()
-    is_csv = path.suffix != ".jsonl"
-    every = list(_csv_rows(path, lines) if is_csv else _json_rows(path, lines))
-    if not every:
+    if path.suffix in (".jsonl", ".ndjson", ".json"):
+        documents = list(_json_rows(path, lines))
+    else:
+        documents = list(_csv_rows(path, lines))
+    if not documents:
         raise ConfigError(f"{path} holds no requests")
-    read, seen, before = _reader(every[0][1], path), set[Any](), 0.0
-    rows: list[tuple[float, int, int, int]] = []
-    for where, values in every:
+    return documents
+
+
+def _first(documents: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """The columns of the first lines, of which one may lack some."""
+    found: dict[str, Any] = {}
+    for _, values in documents[:FIRST_LINES]:
+        found = values | found
+    return found
+
+
+def _logged(
+    path: Path, documents: list[tuple[str, dict[str, Any]]], read: gateway.LogReader
+) -> Requests:
+    """The requests of a gateway's log, by arrival."""
+    rows: list[Row] = []
+    for where, values in documents:
         try:
-            arrival, prompt, output, cached = read(values, seen)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{where}: not a request: {error}") from None
-        if not 0.0 <= arrival < 1e12:
-            raise ConfigError(f"{where}: arrival must be at least 0, not {arrival:g}")
-        if rows and arrival < before:
-            raise ConfigError(
-                f"{where}: arrives at {arrival:g}, before the request above it ({before:g}); sort by arrival"
-            )
-        for name, value, least in (("prompt", prompt, 1), ("output", output, 1), ("cached", cached, 0)):
-            if not least <= value <= MAX_TOKENS:
-                raise ConfigError(f"{where}: {name} must be between {least} and {MAX_TOKENS} tokens, not {value}")
-        if cached > prompt:
-            raise ConfigError(f"{where}: {cached} tokens cached, of a prompt of {prompt}")
-        rows.append((arrival, prompt, output, cached))
-        before = arrival
-    columns = np.array(rows)
-    prompt, output, cached = columns[:, 1:].astype(np.int64).T
+            logged = read(values)
+            if logged is None:
+                continue
+            row = Row(*logged)
+            row.check()
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        rows.append(row)
+    if not rows:
+        raise ConfigError(f"{path} holds no request with tokens ({read.columns})")
+    rows.sort(key=lambda row: row.arrival_s)
+    arrival = np.array([row.arrival_s for row in rows])
+    prompt = np.array([row.prompt for row in rows], dtype=np.int64)
+    cached = np.array([row.cached for row in rows], dtype=np.int64)
     return Requests(
-        arrival_s=columns[:, 0] - columns[0, 0], prompt_len=prompt, output_len=output,
+        arrival_s=arrival - arrival[0],
+        prompt_len=prompt,
+        output_len=np.array([row.output for row in rows], dtype=np.int64),
         cached_len=np.minimum(cached, prompt - 1),
-    )  # fmt: skip
+    )
+
+
+def read_requests(path: str | Path, columns: str | None = None) -> Requests:
+    """The requests of a file, whose format its columns tell; `columns` names those of a log. Raises
+    ConfigError, naming the line.
+    """
+    path = Path(path)
+    documents = _documents(path)
+    of_log = _log_columns(documents, columns)
+    if of_log is not None:
+        return _logged(path, documents, gateway.LogReader(of_log))
+    _, first = documents[0]
+    read = _reader(first, path)
+    seen = set[Any]()
+    rows: list[Row] = []
+    for where, values in documents:
+        try:
+            row = read(values, seen)
+            row.check()
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"{where}: not a request: {error}") from None
+        if rows and row.arrival_s < rows[-1].arrival_s:
+            raise ConfigError(
+                f"{where}: arrives at {row.arrival_s:g}, before the request above it "
+                f"({rows[-1].arrival_s:g}); sort by arrival"
+            )
+        rows.append(row)
+    arrival = np.array([row.arrival_s for row in rows])
+    prompt = np.array([row.prompt for row in rows], dtype=np.int64)
+    cached = np.array([row.cached for row in rows], dtype=np.int64)
+    return Requests(
+        arrival_s=arrival - arrival[0],
+        prompt_len=prompt,
+        output_len=np.array([row.output for row in rows], dtype=np.int64),
+        cached_len=np.minimum(cached, prompt - 1),
+    )
 
 
 def _csv_rows(path: Path, lines: list[str]) -> Iterable[tuple[str, dict[str, Any]]]:
-    for number, row in enumerate(csv.DictReader(lines), 2):
-        yield f"{path}:{number}", {str(key).strip(): value for key, value in row.items()}
+    try:
+        for number, row in enumerate(csv.DictReader(lines), 2):
+            if None in row:
+                raise ConfigError(f"{path}:{number} has more cells than the header has columns")
+            yield f"{path}:{number}", {name.strip(): value for name, value in row.items()}
+    except csv.Error as error:
+        raise ConfigError(f"{path} is not a table: {error}") from error
 
 
 def _json_rows(path: Path, lines: list[str]) -> Iterable[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                yield f"{path}:{number}", msgspec.json.decode(line, type=dict[str, Any])
+                yield f"{path}:{number}", decode_json(line, dict[str, Any])
             except msgspec.DecodeError as error:
                 raise ConfigError(f"{path}:{number}: {error}") from error
 
 
-def _reader(first: dict[str, Any], path: Path) -> Any:
-    """A function from a row to (arrival, prompt, output, cached), by the first row's columns."""
+def _format(first: dict[str, Any]) -> Reader | None:
+    """A function from a line to its request, by the first line's columns; None: another format."""
     if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= set(first):
-        return lambda row, _: (
-            _timestamp(row["TIMESTAMP"]), int(row["ContextTokens"]), max(int(row["GeneratedTokens"]), 1), 0
-        )  # fmt: skip
+        return _azure
     if {"timestamp", "input_length", "output_length"} <= set(first):
         return _mooncake
     if set(COLUMNS[:3]) <= set(first):
         return _own
+    return None
+
+
+def _reader(first: dict[str, Any], path: Path) -> Reader:
+    read = _format(first)
+    if read is not None:
+        return read
     raise ConfigError(
-        f"{path} has the columns {', '.join(first)}; requests are arrival, prompt, output and cached (or prefix and "
-        "shared), or a trace of "
-        "Azure (TIMESTAMP, ContextTokens, GeneratedTokens) or Mooncake (timestamp, input_length, output_length)"
+        f"{path} has the columns {', '.join(first)}; requests are arrival, prompt, output and "
+        "cached (or prefix and shared), a trace of "
+        "Azure (TIMESTAMP, ContextTokens, GeneratedTokens) or Mooncake (timestamp, input_length, "
+        "output_length), or a log with created_at, prompt_tokens and completion_tokens; "
+        "--columns arrival=...,prompt=...,output=... names others"
     )
 
 
-def _own(row: dict[str, Any], seen: set[Any]) -> tuple[float, int, int, int]:
-    cached, name = int(row.get("cached") or 0), row.get("prefix") or None
+def _own(values: dict[str, Any], seen: set[Any]) -> Row:
+    cached = _tokens(values, "cached")
+    shared = _tokens(values, "shared")
+    if shared < 0:
+        raise ConfigError(f"shared must be at least 0 tokens, not {shared}")
+    name = values.get("prefix") or None
     if name in seen:
-        cached = max(cached, int(row.get("shared") or 0))
+        cached = max(cached, shared)
     elif name is not None:
         seen.add(name)
-    return float(row["arrival"]), int(row["prompt"]), int(row["output"]), cached
+    return Row(
+        arrival_s=_seconds(values, "arrival"),
+        prompt=_tokens(values, "prompt"),
+        output=_tokens(values, "output"),
+        cached=cached,
+    )
+
+
+def _azure(values: dict[str, Any], _: set[Any]) -> Row:
+    return Row(
+        arrival_s=_timestamp(values["TIMESTAMP"]),
+        prompt=_tokens(values, "ContextTokens"),
+        output=max(_tokens(values, "GeneratedTokens"), 1),
+        cached=0,
+    )
 
 
 def _timestamp(text: str) -> float:
     """Seconds; Azure's have seven digits after the point."""
-    head, _, fraction = text.strip().replace("+00:00", "").partition(".")
-    return datetime.fromisoformat(head + "+00:00").timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
+    head, _, digits = text.strip().replace("+00:00", "").partition(".")
+    whole = datetime.fromisoformat(head + "+00:00").timestamp()
+    if digits:
+        return whole + float(f"0.{digits}")
+    return whole
 
 
-def _mooncake(row: dict[str, Any], seen: set[Any]) -> tuple[float, int, int, int]:
-    hashes, cached = row.get("hash_ids", []), 0
+def _mooncake(values: dict[str, Any], seen: set[Any]) -> Row:
+    hashes = values.get("hash_ids", [])
+    cached = 0
     while cached < len(hashes) and hashes[cached] in seen:
         cached += 1
     seen.update(hashes)
-    prompt = int(row["input_length"])
-    return float(row["timestamp"]) * MILLI, prompt, int(row["output_length"]), min(cached * MOONCAKE_BLOCK, prompt)
+    prompt = _tokens(values, "input_length")
+    return Row(
+        arrival_s=_seconds(values, "timestamp") * MILLI,
+        prompt=prompt,
+        output=_tokens(values, "output_length"),
+        cached=min(cached * MOONCAKE_BLOCK, prompt),
+    )
+
+
+def _seconds(values: dict[str, Any], name: str) -> float:
+    value = values[name]
+    if isinstance(value, bool):
+        raise ConfigError(f"{name} must be a number, not {str(value).lower()}")
+    return float(value)
+
+
+def _tokens(values: dict[str, Any], name: str) -> int:
+    """A whole number; none where an optional column is empty. Raises ConfigError for a fraction or
+    a truth value.
+    """
+    if name in OPTIONAL and values.get(name) in (None, ""):
+        return 0
+    value = values[name]
+    number = float(value)
+    if isinstance(value, bool) or not number.is_integer():
+        raise ConfigError(f"{name} must be a whole number of tokens, not {str(value).lower()}")
+    return int(number)

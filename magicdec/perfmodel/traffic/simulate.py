@@ -2,9 +2,10 @@
 
     TTFT = first token − sending                TPOT = (last − first token) / (output − 1)
 
-A load is too much for a system where, over the second half of the arrivals, at least OVERLOAD of them add to those that
-wait and the queue has grown: no percentile is stated then, since it would only say how long was simulated. Percentiles
-of drawn traffic leave out the first WARM_UP of the requests.
+A load is too much for a system where, over the second half of the arrivals, at least OVERLOAD of
+them add to those that wait and the queue has grown: no percentile is stated then, since it would
+only say how long was simulated. Percentiles of drawn traffic leave out the first WARM_UP of the
+requests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from magicdec.errors import CapacityError
 from magicdec.perfmodel.acceptance import AcceptanceProfile
 from magicdec.perfmodel.setup import Setup
 from magicdec.perfmodel.traffic.costs import Costs, Drafts, num_blocks, tabulate
-from magicdec.perfmodel.traffic.replica import Limits, Replica
+from magicdec.perfmodel.traffic.replica import Limits, Replica, Work
 from magicdec.perfmodel.traffic.requests import Requests
 from magicdec.specs.gamma_table import TableGamma
 
@@ -45,17 +46,34 @@ class Server:
 
     @classmethod
     def of(
-        cls, setup: Setup, requests: Requests, *, tp_size: int = 1, acceptance: AcceptanceProfile | None = None,
-        policy: TableGamma | None = None, budget: int | None = None, max_sequences: int | None = None,
+        cls,
+        setup: Setup,
+        requests: Requests,
+        *,
+        tp_size: int = 1,
+        acceptance: AcceptanceProfile | None = None,
+        policy: TableGamma | None = None,
+        budget: int | None = None,
+        max_sequences: int | None = None,
         max_tokens: int | None = None,
-    ) -> Server:  # fmt: skip
-        """A server for requests of such lengths. `policy` chooses gamma where the setup has a draft.
+    ) -> Server:
+        """A server for requests of such lengths. `policy` chooses gamma where the setup has a
+        draft.
 
         Raises CapacityError, naming the request, for one that does not fit in the cache alone.
         """
-        gammas, spread = sorted({gamma for row in policy.gammas for gamma in row}) if policy else [0], setup.spread
+        if policy:
+            gammas = sorted({gamma for row in policy.gammas for gamma in row})
+        else:
+            gammas = [0]
+        spread = setup.spread
         blocks = num_blocks(
-            setup, tp_size=tp_size, mean_len=requests.mean_len, budget=budget, gamma=max(gammas), block_size=BLOCK_SIZE
+            setup,
+            tp_size=tp_size,
+            mean_len=requests.mean_len,
+            budget=budget,
+            gamma=max(gammas),
+            block_size=BLOCK_SIZE,
         )
         longest = int(np.argmax(requests.prompt_len + requests.output_len))
         needed = int(requests.prompt_len[longest] + requests.output_len[longest]) + max(gammas) + 1
@@ -80,13 +98,20 @@ class Server:
         low, high = requests.lengths
         span = (low, high + max(gammas) + 1)
         costs = tabulate(
-            setup, acceptance, tp_size=tp_size, max_gamma=max(gammas), budget=budget, lengths=span,
+            setup,
+            acceptance,
+            tp_size=tp_size,
+            max_gamma=max(gammas),
+            budget=budget,
+            lengths=span,
             max_tokens=limits.max_tokens + 1,
-        )  # fmt: skip
+        )
         drafts = None
         if acceptance is not None and max(gammas):
             drafts = Drafts.of(setup, acceptance, budget=budget, gammas=gammas, lengths=span)
-        return cls(setup=setup, tp_size=tp_size, costs=costs, limits=limits, policy=policy, drafts=drafts)
+        return cls(
+            setup=setup, tp_size=tp_size, costs=costs, limits=limits, policy=policy, drafts=drafts
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +124,8 @@ class Outcome:
     replicas: list[Replica] = field(repr=False)
     skipped: int = 0
     """Requests at the beginning that no percentile is of."""
+    share: float = 1.0
+    """Share of all replicas, and of the load, that was simulated."""
 
     @cached_property
     def ttft_s(self) -> Array:
@@ -117,26 +144,34 @@ class Outcome:
     def windows(self, count: int) -> list[Outcome]:
         """The requests of equal spans of time, but of those in which none arrived."""
         arrival = self.requests.arrival_s
-        place = np.minimum((arrival - arrival[0]) * (count / max(float(np.ptp(arrival)), 1e-12)), count - 1).astype(int)
+        place = np.minimum(
+            (arrival - arrival[0]) * (count / max(float(np.ptp(arrival)), 1e-12)), count - 1
+        ).astype(int)
         parts = [place == each for each in np.unique(place)]
         return [
             replace(
-                self, requests=self.requests.part(part), first_s=self.first_s[part], last_s=self.last_s[part], skipped=0
+                self,
+                requests=self.requests.part(part),
+                first_s=self.first_s[part],
+                last_s=self.last_s[part],
+                skipped=0,
             )
             for part in parts
-        ]  # fmt: skip
+        ]
 
     @property
     def preemptions(self) -> int:
-        return sum(each.preemptions for each in self.replicas)
+        """Preemptions on all replicas."""
+        return round(sum(replica.preemptions for replica in self.replicas) / self.share)
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens per second, from the first arrival to the last token."""
-        return float(self.requests.output_len.sum() / max(self.last_s.max() - self.requests.arrival_s.min(), 1e-12))
+        """Output tokens per second of all replicas, from the first arrival to the last token."""
+        span = max(float(self.last_s.max() - self.requests.arrival_s.min()), 1e-12)
+        return float(self.requests.output_len.sum()) / span / self.share
 
     def goodput(self, ttft_limit_s: float | None, tpot_limit_s: float | None) -> float:
-        """Requests per second that keep the limits."""
+        """Requests per second of all replicas that keep the limits."""
         kept = np.ones(len(self.ttft_s), dtype=np.bool_)
         if ttft_limit_s is not None:
             kept &= self.ttft_s <= ttft_limit_s
@@ -144,58 +179,102 @@ class Outcome:
         if tpot_limit_s is not None:
             kept[gaps > 0] &= self.tpot_s <= tpot_limit_s
         arrival = self.requests.arrival_s[self.skipped :]
-        span = max(float(self.last_s[self.skipped :].max() - arrival.min()), 1e-12)
-        return float(kept.sum()) / (span if self.is_overloaded else max(float(np.ptp(arrival)), 1e-12))
+        if self.is_overloaded:
+            span = float(self.last_s[self.skipped :].max() - arrival.min())
+        else:
+            span = float(np.ptp(arrival))
+        return float(kept.sum()) / max(span, 1e-12) / self.share
 
     @cached_property
     def is_overloaded(self) -> bool:
         """Whether the queue grows without bound."""
         arrival = self.requests.arrival_s
-        half, end = (float(arrival[place]) for place in (len(arrival) // 2, -1))
+        half = float(arrival[len(arrival) // 2])
+        end = float(arrival[-1])
         if end <= half:
             return False
-        began, ended = (int((self.last_s > at).sum() - (arrival > at).sum()) for at in (half, end))
-        waiting, waited = (int((self.first_s > at).sum() - (arrival > at).sum()) for at in (end, half))
-        grown = waiting - waited
-        return min(ended - began, grown) > max(OVERLOAD * (len(arrival) - len(arrival) // 2), 3.0)
+        present_grown = _present(arrival, self.last_s, end) - _present(arrival, self.last_s, half)
+        waiting_grown = _present(arrival, self.first_s, end) - _present(arrival, self.first_s, half)
+        arrived = len(arrival) - len(arrival) // 2
+        return min(present_grown, waiting_grown) > max(OVERLOAD * arrived, 3.0)
+
+
+def _present(arrival_s: Array, until_s: Array, at_s: float) -> int:
+    """Requests that have arrived by this time, and not come to what `until_s` says."""
+    return int((until_s > at_s).sum() - (arrival_s > at_s).sum())
 
 
 def simulate(
-    server: Server, requests: Requests, *, replicas: int = 1, balance: Balance = "round-robin", seed: int = 0,
+    server: Server,
+    requests: Requests,
+    *,
+    replicas: int = 1,
+    balance: Balance = "round-robin",
+    seed: int = 0,
     warm_up: float = 0.0,
-) -> Outcome:  # fmt: skip
-    """The requests on so many replicas."""
-    each = [
+    of_replicas: int | None = None,
+    work: Work | None = None,
+) -> Outcome:
+    """The requests on so many replicas, which may stand for `of_replicas`.
+
+    Raises CapacityError for more passes than `work` allows.
+    """
+    simulated = [
         Replica(
-            requests, server.costs, server.limits, policy=server.policy, drafts=server.drafts, seed=seed * 1000 + place
+            requests,
+            server.costs,
+            server.limits,
+            policy=server.policy,
+            drafts=server.drafts,
+            seed=seed * 1000 + place,
+            work=work,
         )
         for place in range(replicas)
     ]
     for number, arrival in enumerate(requests.arrival_s.tolist()):
-        chosen = each[number % replicas]
+        chosen = simulated[number % replicas]
         if balance == "least-loaded" and replicas > 1:
-            for one in each:
-                one.run(arrival)
-            chosen = min(each, key=lambda one: one.in_system)
+            for replica in simulated:
+                replica.run(arrival)
+            chosen = min(simulated, key=lambda replica: replica.in_system)
         chosen.submit(number, arrival)
-    for one in each:
-        one.run()
-    return _outcome(requests, each, int(warm_up * len(requests)))
+    for replica in simulated:
+        replica.run()
+    share = replicas / (of_replicas or replicas)
+    return _outcome(requests, simulated, skipped=int(warm_up * len(requests)), share=share)
 
 
-def simulate_closed(server: Server, requests: Requests, *, users: int, seed: int = 0) -> Outcome:
-    """A closed loop: `users` requests at first, and the next whenever one ends."""
+def simulate_closed(
+    server: Server, requests: Requests, *, users: int, seed: int = 0, work: Work | None = None
+) -> Outcome:
+    """A closed loop: `users` requests at first, and the next whenever one ends.
+
+    Raises CapacityError for more passes than `work` allows.
+    """
     requests = replace(requests, arrival_s=requests.arrival_s.copy())
     replica = Replica(
-        requests, server.costs, server.limits, policy=server.policy, drafts=server.drafts, seed=seed, users=users
+        requests,
+        server.costs,
+        server.limits,
+        policy=server.policy,
+        drafts=server.drafts,
+        seed=seed,
+        users=users,
+        work=work,
     )
     for number in range(min(users, len(requests))):
         replica.submit(number, 0.0)
     replica.run()
-    return _outcome(requests, [replica], 0)
+    return _outcome(requests, [replica], skipped=0, share=1.0)
 
 
-def _outcome(requests: Requests, replicas: list[Replica], skipped: int) -> Outcome:
+def _outcome(requests: Requests, replicas: list[Replica], *, skipped: int, share: float) -> Outcome:
     """Each request is of one replica; the others know nothing of it."""
-    first, last = (np.nanmax([getattr(one, name) for one in replicas], axis=0) for name in ("first_s", "last_s"))
-    return Outcome(requests=requests, first_s=first, last_s=last, replicas=replicas, skipped=skipped)
+    return Outcome(
+        requests=requests,
+        first_s=np.fmax.reduce([replica.first_s for replica in replicas]),
+        last_s=np.fmax.reduce([replica.last_s for replica in replicas]),
+        replicas=replicas,
+        skipped=skipped,
+        share=share,
+    )

@@ -1,0 +1,324 @@
+"""Acceptance that nobody has measured here: the belief about it, as a profile that plans price.
+
+A profile takes the belief's mean by position, its growth with the context, and as its error the
+belief's width for a text, a run and a harness not seen so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from magicdec.counts import Array, expected_tokens_per_step
+from magicdec.perfmodel.acceptance import AcceptanceProfile, belief, default_profile
+from magicdec.perfmodel.acceptance.belief import REFERENCE_DEPTH, TRAINED_LEN, Evidence, Point
+from magicdec.perfmodel.acceptance.law import LARGEST, Law, LawError
+from magicdec.perfmodel.acceptance.published import Situation, plain, plain_model
+from magicdec.plan_request import TASKS
+
+POSITIONS = 16
+"""Positions that the belief gives rates of; later ones are as the last."""
+DEPTH_STEP = 1.0
+"""Difference in depth over which the trend by position is read."""
+DEPTH_SHARE = 0.45
+"""Share of the trend's error that a profile's error by depth takes: it counts from position 1, the
+belief from the usual depth, in whose place the tokens per step of gamma 10 err as much."""
+DEEPEST = {
+    "eagle3": 7, "head": 5, "mtp": 5, "block": 15, "model": 8, "lookup": 10, "self": 8, "mixed": 8
+}  # fmt: skip
+"""Deepest gamma that several sources count, by group of drafts."""
+FAR = 8.0
+"""Times the trained length at which the growth with the context is read."""
+OTHER_FORMAT_DEVIATION = 0.3
+"""Standard deviation of the logit of a draft in narrower weights than were measured."""
+HEAD_GROUPS = ("eagle3", "head", "block")
+LEAST_RATE = 0.02
+MOST_RATE = 0.985
+KIND_NAMES = {
+    "eagle": "EAGLE", "eagle3": "EAGLE-3", "p-eagle": "P-EAGLE", "mtp": "MTP", "dflash": "DFlash",
+    "dspark": "DSpark", "ngram": "n-gram", "suffix": "suffix", "full": "draft-model",
+    "streamingllm": "StreamingLLM", "snapkv": "SnapKV", "topk": "top-k",
+}  # fmt: skip
+
+
+class Question(NamedTuple):
+    """A draft on a target and a text, whose acceptance a plan needs."""
+
+    model: str
+    kind: str
+    billions: float
+    draft: str = ""
+    """Published checkpoint, or model that drafts; "" is any."""
+    task: str = ""
+    """Class of the text; "" is any."""
+    temperature: float | None = None
+    context: float = 1024.0
+    budget: float | None = None
+    trained_len: float | None = None
+    window: float | None = None
+    is_other_format: bool = False
+
+
+class Assumed(NamedTuple):
+    """A belief about a question, as a law by position and context."""
+
+    law: Law
+    error: LawError
+    origin: str
+    """Where it comes from, in few words."""
+    checkpoint: str
+    """The published checkpoint, where it is one alone."""
+
+
+def known_checkpoints(model: str, kind: str) -> list[str]:
+    """Published drafts of a kind for a target, by their plain names: those that nobody measured as
+    the baseline of a draft of his own, where there are some."""
+    name = plain_model(model)
+    of_model = [at for at in _published() if at.model == name and at.kind == kind]
+    own = [at for at in of_model if not at.is_baseline]
+    return list(dict.fromkeys(at.draft for at in own or of_model))
+
+
+def num_drafts(kind: str) -> int:
+    """Published drafts of a kind, of all targets."""
+    return len({at.checkpoint for at in _published() if at.kind == kind})
+
+
+def kinds_of(model: str) -> list[str]:
+    """Kinds of draft that are published for a target."""
+    name = plain_model(model)
+    return list(dict.fromkeys(at.kind for at in _published() if at.model == name))
+
+
+def _published() -> list[Situation]:
+    """Situations that acceptance was published in."""
+    return [run.situation for run in belief.fitted().coefficients.runs]
+
+
+def assumed(question: Question, further: Evidence | None = None) -> Assumed:
+    """The belief about a question; `further` are rows of the user's own."""
+    named = _named(question)
+    points = [point for draft in named for point in _points(question, draft)]
+    normal = belief.believed(points, further)
+    mean, covariance = _mixed(normal.mean, normal.covariance, len(named))
+    level, deep, far = mean
+    trend = (deep - level) / DEPTH_STEP
+    depths = np.log(np.arange(1, POSITIONS + 1)) - REFERENCE_DEPTH
+    rates = np.clip(_logistic(level + trend * depths), LEAST_RATE, MOST_RATE)
+    law = _law(question, rates, trend, far)
+    variance = covariance[0, 0] + (OTHER_FORMAT_DEVIATION**2 if question.is_other_format else 0.0)
+    of_growth = covariance[0, 0] + covariance[2, 2] - 2.0 * covariance[0, 2]
+    of_trend = covariance[0, 0] + covariance[1, 1] - 2.0 * covariance[0, 1]
+    factor = _log_deviation(float(_logistic(level)))
+    return Assumed(
+        law=law,
+        error=LawError(
+            log_rejection=factor * math.sqrt(variance),
+            context_exponent=factor * math.sqrt(max(of_growth, 0.0)) / math.log(FAR)
+            if law.context_exponent > 0.0
+            else 0.0,
+            depth=DEPTH_SHARE * factor * math.sqrt(max(of_trend, 0.0)) / DEPTH_STEP,
+        ),
+        origin=_origin(question, named),
+        checkpoint=named[0] if len(named) == 1 else "",
+    )
+
+
+def _named(question: Question) -> list[str]:
+    """Plain names of the drafts that a question may be about; [""] where none is published."""
+    known = known_checkpoints(question.model, question.kind)
+    if question.draft:
+        wanted = plain(question.draft)
+        return [name for name in known if wanted in name or (name and name in wanted)] or [wanted]
+    return known or [""]
+
+
+def _points(question: Question, draft: str) -> list[Point]:
+    """The usual depth and a larger one at the question's context, and the usual one at a far
+    context."""
+    at = Situation(
+        kind=question.kind,
+        model=plain_model(question.model),
+        draft=draft,
+        maker=_maker_of(question, draft),
+        task_class=question.task,
+        temperature=question.temperature,
+        context=_anchor(question),
+        window=question.window,
+        trained_len=question.trained_len,
+        budget=question.budget,
+        target_billions=question.billions,
+    )
+    far = msgspec.structs.replace(at, context=_far(question))
+    return [Point(at, 0.0), Point(at, DEPTH_STEP), Point(far, 0.0)]
+
+
+def _maker_of(question: Question, draft: str) -> str:
+    """Who made a published draft; prediction modules come with their model."""
+    for at in _published():
+        if draft and at.draft == draft and at.kind == question.kind:
+            return at.maker
+    return "vendor" if question.kind == "mtp" else ""
+
+
+def _anchor(question: Question) -> float:
+    """The context whose rates a law is anchored at, so that a plan at any context has one law: the
+    longest that acceptance does not hang on. Look-ups have none."""
+    group = Situation(kind=question.kind).group
+    if group in HEAD_GROUPS:
+        return question.trained_len or TRAINED_LEN
+    return question.context if group == "lookup" else belief.CONTEXT_START.get(group, 4096.0)
+
+
+def _far(question: Question) -> float:
+    return _anchor(question) * FAR
+
+
+def _mixed(mean: Array, covariance: Array, num_drafts: int) -> tuple[Array, Array]:
+    """Mean and covariance of three logits, of one of several drafts that are as likely."""
+    each = mean.reshape(num_drafts, 3)
+    own = np.stack([covariance[3 * n : 3 * n + 3, 3 * n : 3 * n + 3] for n in range(num_drafts)])
+    middle = each.mean(axis=0)
+    between = (each - middle).T @ (each - middle) / num_drafts
+    return middle, own.mean(axis=0) + between
+
+
+def _law(question: Question, rates: Array, trend: float, far: float) -> Law:
+    """The law with these rates by position at the question's context, and the logit `far` of the
+    usual depth at a far one."""
+    far_rate = float(np.clip(_logistic(far - trend * REFERENCE_DEPTH), LEAST_RATE, MOST_RATE))
+    group = Situation(kind=question.kind).group
+    start = 0.0 if group == "lookup" else _anchor(question)
+    growth = math.log((1.0 - far_rate) / (1.0 - float(rates[0])))
+    return Law(
+        rejection=1.0 - float(rates[0]),
+        by_position=[round(float(rate), 5) for rate in rates],
+        context_exponent=min(max(growth / math.log(FAR), 0.0), 2.0) if start else 0.0,
+        reference_context=_anchor(question),
+        flat_below=start,
+        flat_beyond=LARGEST if question.window is None else max(question.window, start),
+    )
+
+
+def _log_deviation(rate: float) -> float:
+    """Standard deviation of log(-log rate) per standard deviation of the rate's logit."""
+    return (1.0 - rate) / -math.log(rate)
+
+
+def _logistic(logit: Array | float) -> Array:
+    return np.asarray(1.0 / (1.0 + np.exp(-np.asarray(logit))))
+
+
+def _origin(question: Question, named: Sequence[str]) -> str:
+    """Where a belief comes from, in few words."""
+    name = KIND_NAMES.get(question.kind, question.kind)
+    model = plain_model(question.model)
+    own = [
+        at
+        for at in _published()
+        if at.model == model and at.kind == question.kind and at.draft in named
+    ]
+    if not own:
+        return f"assumed from {num_drafts(question.kind)} {name} drafts"
+    drafts = {at.draft for at in own}
+    which = "same head" if len(drafts) == 1 else f"{len(drafts)} heads of this model"
+    if Situation(kind=question.kind).group in ("lookup", "self", "model"):
+        which = "same draft"
+    on_task = question.task and any(at.task_class == question.task for at in own)
+    if on_task:
+        return f"published, {which}, {question.task}"
+    classes = list(dict.fromkeys(at.task_class for at in own))
+    return f"published, {which}, on {', '.join(classes[:3])}"
+
+
+SHAPES = {"streamingllm": "streamingllm", "snapkv": "snapkv", "topk": "snapkv"}
+"""Method whose published law gives the growth with budget and context of a sparse self-draft."""
+SHAPE_MODEL = "llama-3.1-8b"
+USUAL_GAMMA = 4
+NUM_TRIED = 200
+YOURS = "measured (yours)"
+SHARP = 0.05
+"""Share of the belief's variance below which a measurement stands alone."""
+
+
+def profile_of(question: Question, *, draft: str, method: str) -> AcceptanceProfile:
+    """The belief about a question as a profile of the draft that plans call `draft`."""
+    found = assumed(question)
+    law = found.law
+    error = found.error
+    if question.kind in SHAPES:
+        shape = default_profile(SHAPE_MODEL, SHAPES[question.kind])
+        if shape is not None:
+            budget = question.budget or belief.USUAL_BUDGET
+            rate = _first_rate(shape.law, found.law)
+            shaped = shape.at_rate(rate, budget=budget, context=_anchor(question))
+            law = shaped.law
+            error = msgspec.structs.replace(shaped.error, log_rejection=found.error.log_rejection)
+    return AcceptanceProfile(
+        model=question.model,
+        draft=draft,
+        draft_method=method,
+        checkpoint=found.checkpoint,
+        is_assumed=True,
+        dataset=question.task,
+        definition="belief from published rates",
+        source=found.origin,
+        law=law,
+        error=error,
+        measured_gamma=DEEPEST[Situation(kind=question.kind).group],
+    )
+
+
+def _first_rate(shape: Law, believed: Law) -> float:
+    """Rate of position 1 with which a law by position gives as many tokens per step as a belief."""
+    gamma = USUAL_GAMMA
+    wanted = _tokens(np.array(believed.by_position[:gamma]))
+    tried = np.linspace(LEAST_RATE, MOST_RATE, NUM_TRIED)
+    tokens = np.array([_tokens(shape.rates_after(rate, gamma)) for rate in tried])
+    return float(np.interp(wanted, tokens, tried))
+
+
+def _tokens(rates: Array) -> float:
+    return float(expected_tokens_per_step(rates, len(rates)))
+
+
+def updated_by(measured: AcceptanceProfile, question: Question) -> AcceptanceProfile:
+    """A user's profile, drawn towards the belief as far as its own error leaves room for it: one
+    that is sharp stands as it is. On another class of text than was asked for, what was measured
+    informs the belief by the levels that both share."""
+    task = measured.dataset if measured.dataset in TASKS else question.task
+    named = plain(question.draft or measured.checkpoint or "yours")
+    on_text = question._replace(draft=named, task=task)
+    rate = float(measured.law.first_rate(budget=question.budget, context=question.context))
+    logit = math.log(rate / (1.0 - rate)) if 0.0 < rate < 1.0 else 0.0
+    deviation = measured.error.log_rejection / _log_deviation(min(max(rate, 1e-6), 1.0 - 1e-6))
+    variance = deviation**2
+    point = _points(on_text, named)[0]._replace(depth=-REFERENCE_DEPTH)
+    prior = belief.believed([point])
+    own = float(prior.covariance[0, 0])
+    is_same_text = task == question.task
+    if not 0.0 < rate < 1.0 or (is_same_text and variance <= SHARP * own):
+        return msgspec.structs.replace(measured, source=f"{YOURS}, {measured.source}")
+    seen = Evidence(
+        points=[point],
+        logits=np.array([logit]),
+        variance=np.array([variance]),
+        usual_variance=np.array([variance]),
+    )
+    asked = _points(question._replace(draft=named), named)[0]._replace(depth=-REFERENCE_DEPTH)
+    after = belief.believed([asked], seen)
+    updated = float(_logistic(after.mean[0]))
+    moved = measured.at_rate(updated, budget=question.budget or LARGEST, context=question.context)
+    spread = math.sqrt(max(float(after.covariance[0, 0]), 0.0)) * _log_deviation(updated)
+    where = YOURS if is_same_text else f"{YOURS} on {task}"
+    return msgspec.structs.replace(
+        moved,
+        source=f"{where}, {measured.source}",
+        fitted=measured.fitted,
+        error=msgspec.structs.replace(moved.error, log_rejection=spread),
+        is_assumed=not is_same_text,
+    )

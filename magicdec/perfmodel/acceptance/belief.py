@@ -1,0 +1,625 @@
+"""A belief about acceptance: what published rates say of a draft that nobody has measured here.
+
+    logit c_i = z + s · (ln i - H)          conditional rate of position i; H is that of gamma 4
+    z = Σ_f β_f · x_f + Σ_l u_l[key]        features, and levels: kind, class, task, maker, model, ...
+    s = ..., growth with temperature, context beyond what a head was trained on: likewise
+
+A row with E tokens per step at gamma is read as the constant rate ρ with E = (1 - ρ^(γ+1))/(1 - ρ).
+To first order logit ρ = z + s · h, where h is the mean of (ln i - H) over positions, weighted by what
+each adds to E. So rows are linear in β and u, and with normal priors a belief is a normal variable.
+
+Levels that many drafts share are fitted once (scripts/fit/acceptance_belief.py) and shipped as a
+mean and a covariance. Levels of one model, checkpoint, source and run are conditioned on when a
+draft is asked for, from the rows of that checkpoint: given the shared levels, checkpoints are
+independent. Rows and checkpoints far from the rest count less (weights of Student's t).
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from magicdec.counts import Array
+from magicdec.perfmodel.acceptance.published import GROUPS, Rate, Situation
+
+DIRECTORY = Path(__file__).resolve().parents[2] / "specs" / "data" / "belief"
+COEFFICIENTS = DIRECTORY / "belief.json.gz"
+RATES = DIRECTORY / "rates.csv"
+FURTHER_RATES = DIRECTORY / "further.csv"
+"""Rates that only their own checkpoints are believed from: with them in what all share, models left
+out are predicted worse (results/LOG.md)."""
+REFERENCE_DEPTH = 0.6
+"""H: mean of ln i over the positions of a block of four drafts, weighted by what they add."""
+USUAL_TEMPERATURE = 0.3
+USUAL_BILLIONS = 15.0
+USUAL_CONTEXT = 1000.0
+USUAL_BUDGET = 512.0
+TRAINED_LEN = 2048.0
+"""Tokens that a head is trained on where nobody says: its makers' data sets are cut there."""
+LEAST_LOGIT = -4.0
+MOST_LOGIT = 4.2
+
+
+class Level(NamedTuple):
+    """Something that rows have in common, and what of the rate it moves."""
+
+    name: str
+    covariate: str
+    """Factor of its value: "one" for the rate itself, "depth", "warmth" or "beyond"."""
+    key: Callable[[Situation], str]
+    """Its value of a row; "" where the row does not say it: one of its own."""
+
+
+def _pair(one: str, other: str) -> str:
+    return f"{one}|{other}" if one and other else ""
+
+
+def _by_text(at: Situation, text: str) -> str:
+    """A text's name; for a model that drafts for itself it is another one's: how much of a cache a
+    text needs says nothing of how well a smaller model guesses it."""
+    return _pair(text, "self") if at.group == "self" else text
+
+
+def _maker(at: Situation) -> str:
+    """Who made a draft; one that nobody is known to have made is its own."""
+    return f"{at.maker or at.source}|{at.kind}"
+
+
+def run_of(at: Situation) -> str:
+    """One measurement, at several gammas."""
+    where = f"{at.temperature}|{at.source}|{at.context}|{at.window}|{at.is_tree}|{at.budget}"
+    return f"{at.checkpoint}|{at.task}|{where}"
+
+
+LEVELS = (
+    Level("kind", "one", lambda at: at.kind),
+    Level("class", "one", lambda at: _by_text(at, at.task_class)),
+    Level("class of group", "one", lambda at: _pair(at.task_class, at.group)),
+    Level("task", "one", lambda at: _by_text(at, at.task)),
+    Level("task of group", "one", lambda at: _pair(at.task, at.group)),
+    Level("task of maker", "one", lambda at: _pair(at.task, at.maker or at.source)),
+    Level("maker", "one", _maker),
+    Level("baseline", "one", lambda at: f"{at.is_baseline}|{at.kind}"),
+    Level("model", "one", lambda at: at.model),
+    Level("checkpoint", "one", lambda at: at.checkpoint),
+    Level("task of checkpoint", "one", lambda at: _pair(at.checkpoint, at.task)),
+    Level("source", "one", lambda at: _pair(at.source, at.kind)),
+    Level("run", "one", run_of),
+    Level("depth of checkpoint", "depth", lambda at: at.checkpoint),
+    Level("depth of maker", "depth", _maker),
+    Level("depth of kind", "depth", lambda at: at.kind),
+    Level("depth of task", "depth", lambda at: _pair(at.task, at.group)),
+    Level("warmth of maker", "warmth", _maker),
+    Level("warmth of checkpoint", "warmth", lambda at: at.checkpoint),
+    Level("warmth of task", "warmth", lambda at: _pair(at.task, at.group)),
+    Level("beyond of checkpoint", "beyond", lambda at: at.checkpoint),
+)
+HEAVY = ("checkpoint", "maker", "task of maker")
+"""Levels with heavier tails than normal: some drafts are far worse than others of their kind."""
+LOCAL = (
+    "model", "checkpoint", "task of checkpoint", "source", "run", "depth of checkpoint",
+    "warmth of checkpoint", "beyond of checkpoint",
+)  # fmt: skip
+"""Levels conditioned on when a draft is asked for; the others are shared by many."""
+SHARED_LEVELS = tuple(level for level in LEVELS if level.name not in LOCAL)
+
+
+class Point(NamedTuple):
+    """Where a belief is evaluated: a situation, and the mean depth of what is counted."""
+
+    situation: Situation
+    depth: float
+    """Mean of ln i - H over the positions counted; 0 where the depth is not known."""
+    is_gamma_assumed: bool = False
+
+
+def constant_rate_logit(tokens: float, gamma: int) -> float:
+    """The logit of the constant rate with these tokens per step, inside [-4, 4.2]."""
+    low = LEAST_LOGIT
+    high = MOST_LOGIT
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        if tokens_at(middle, gamma) < tokens:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2.0
+
+
+def tokens_at(logit: float, gamma: int) -> float:
+    """Tokens per step of a constant rate."""
+    rate = 1.0 / (1.0 + math.exp(-logit))
+    return sum(rate**accepted for accepted in range(gamma + 1))
+
+
+def mean_depth(logit: float, gamma: int) -> float:
+    """Mean of ln i - H over positions 1..gamma, each weighted by how its rate's logit moves the
+    tokens per step of a constant rate."""
+    rate = 1.0 / (1.0 + math.exp(-logit))
+    reached = rate ** np.arange(1, gamma + 1)
+    weights = reached[::-1].cumsum()[::-1]
+    depths = np.log(np.arange(1, gamma + 1)) - REFERENCE_DEPTH
+    return float(weights @ depths / weights.sum())
+
+
+def point_of(rate: Rate) -> tuple[Point, float]:
+    """A published rate as a point and the logit that it shows."""
+    logit = constant_rate_logit(rate.tokens, rate.gamma)
+    depth = 0.0 if rate.is_gamma_assumed else mean_depth(logit, rate.gamma)
+    return Point(rate.situation, depth, rate.is_gamma_assumed), logit
+
+
+def _warmth(at: Situation) -> float:
+    if at.temperature is None:
+        return USUAL_TEMPERATURE
+    return min(max(at.temperature, 0.0), 1.0)
+
+
+def _seen_len(at: Situation) -> float:
+    """Tokens that the draft attends to."""
+    context = USUAL_CONTEXT if at.context is None else at.context
+    return context if at.window is None else min(context, at.window)
+
+
+def _octaves_beyond(length: float, start: float) -> float:
+    return math.log2(max(length, start) / start)
+
+
+def _beyond(at: Situation) -> float:
+    """Octaves by which what a head sees exceeds what it was trained on."""
+    if at.group not in ("eagle3", "head", "block"):
+        return 0.0
+    return _octaves_beyond(_seen_len(at), at.trained_len or TRAINED_LEN)
+
+
+COVARIATES: dict[str, Callable[[Point], float]] = {
+    "one": lambda point: 1.0,
+    "depth": lambda point: point.depth,
+    "warmth": lambda point: _warmth(point.situation),
+    "beyond": lambda point: _beyond(point.situation),
+}
+
+
+OF_ALL = {
+    "all": 2.0, "warmth": 1.0, "temperature unknown": 0.3, "size": 0.15, "depth": 0.3, "tree": 1.0,
+    "tree of unknown depth": 1.0, "chain of unknown depth": 0.5, "beyond trained": 0.7,
+    "trained window": 1.0, "drafted steps": 1.5, "baseline": 0.5, "thinking": 0.4,
+}  # fmt: skip
+"""Features of all drafts, with the standard deviations of their priors in logits."""
+OF_GROUP = {"": 1.0, "depth of ": 0.3, "warmth of ": 0.25, "size of ": 0.1}
+"""Features of each group of drafts."""
+OF_ONE = {
+    "context of mtp": 0.2, "context of model": 0.5, "context of lookup": 0.3,
+    "context of self": 0.2, "budget of self": 0.5, "fill of self": 1.0,
+}  # fmt: skip
+CONTEXT_START = {"mtp": 4096.0, "model": 4096.0, "lookup": 500.0, "self": 4096.0}
+"""Tokens from which on the context moves the acceptance of a group."""
+LONGEST_LOOKUP = 1024.0
+"""Tokens beyond which few look-ups were counted: none is taken to find more in longer texts."""
+FEATURES = {
+    **OF_ALL,
+    **{f"{part}{group}": sd for group in GROUPS for part, sd in OF_GROUP.items()},
+    **OF_ONE,
+}
+PLACE = {name: number for number, name in enumerate(FEATURES)}
+FULL_SHARE = 0.98
+"""Share of the cache above which a budget counts as no more."""
+
+
+def features_of(point: Point) -> dict[str, float]:
+    """The features of a point that are not 0."""
+    at = point.situation
+    group = at.group
+    warmth = _warmth(at)
+    size = math.log((at.target_billions or USUAL_BILLIONS) / USUAL_BILLIONS)
+    found = {
+        "all": 1.0,
+        "warmth": warmth,
+        "temperature unknown": float(at.temperature is None),
+        "size": size,
+        "depth": point.depth,
+        "tree": float(at.is_tree),
+        "beyond trained": _beyond(at),
+        "trained window": float(at.has_trained_window),
+        "drafted steps": float(at.counts_drafted),
+        "baseline": float(at.is_baseline),
+        "thinking": float(at.is_thinking),
+        group: 1.0,
+        f"depth of {group}": point.depth,
+        f"warmth of {group}": warmth,
+        f"size of {group}": size,
+    }
+    if point.is_gamma_assumed:
+        shape = "tree" if at.is_tree else "chain"
+        found[f"{shape} of unknown depth"] = 1.0
+    if group in CONTEXT_START:
+        length = _seen_len(at)
+        if group == "lookup":
+            length = min(length, LONGEST_LOOKUP)
+        found[f"context of {group}"] = _octaves_beyond(length, CONTEXT_START[group])
+    if group == "self" and at.budget is not None:
+        found["budget of self"] = math.log2(at.budget / USUAL_BUDGET)
+        if at.context is not None:
+            found["fill of self"] = -math.log(1.0 - min(at.budget / at.context, FULL_SHARE))
+    return found
+
+
+class Scales(msgspec.Struct, frozen=True, kw_only=True):
+    """Standard deviations, in logits, and the weights of what lies far from the rest."""
+
+    levels: dict[str, float]
+    noise: float
+    rough: float
+    """Further noise of rows counted on few texts."""
+    weights: dict[str, dict[str, float]] = {}
+    """Weight of each value of a heavy level; 1 where it is not named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Rates as points with the logits they show, the noise of each, and their weights."""
+
+    points: list[Point]
+    logits: Array
+    variance: Array
+    usual_variance: Array
+    """Variance of the noise before the rows' weights."""
+
+    @classmethod
+    def of(cls, rates: Sequence[Rate], scales: Scales, weights: Array | None = None) -> Evidence:
+        read = [point_of(rate) for rate in rates]
+        rough = np.array([rate.is_rough for rate in rates], dtype=np.float64)
+        usual = scales.noise**2 + scales.rough**2 * rough
+        return cls(
+            points=[point for point, _ in read],
+            logits=np.array([logit for _, logit in read], dtype=np.float64),
+            variance=usual if weights is None else usual / weights,
+            usual_variance=usual,
+        )
+
+
+def feature_matrix(points: Sequence[Point]) -> Array:
+    """Features in units of their priors' standard deviations: [points, features]."""
+    matrix = np.zeros((len(points), len(FEATURES)))
+    for row, point in enumerate(points):
+        for name, value in features_of(point).items():
+            matrix[row, PLACE[name]] = FEATURES[name] * value
+    return matrix
+
+
+def level_keys(points: Sequence[Point], level: Level) -> list[str]:
+    """A level's value at each point; what is not said is the run's own."""
+    keys = []
+    for point in points:
+        at = point.situation
+        keys.append(level.key(at) or f"\0{run_of(at)}")
+    return keys
+
+
+def level_matches(
+    left: Sequence[Point],
+    right: Sequence[Point],
+    level: Level,
+    outside: frozenset[str] = frozenset(),
+) -> Array:
+    """Products of a level's covariate where two sets of points share its value, 0 elsewhere.
+
+    Values in `outside` match nothing.
+    """
+    rows = level_keys(left, level)
+    columns = rows if left is right else level_keys(right, level)
+    numbers: dict[str, int] = {}
+    codes = [
+        np.array(
+            [-side if key in outside else numbers.setdefault(key, len(numbers)) for key in keys],
+            dtype=np.int64,
+        )
+        for side, keys in ((1, rows), (2, columns))
+    ]
+    value = COVARIATES[level.covariate]
+    match = np.asarray(codes[0][:, None] == codes[1][None, :], dtype=np.float64)
+    match *= np.array([value(point) for point in left])[:, None]
+    match *= np.array([value(point) for point in right])[None, :]
+    return match
+
+
+def level_covariance(
+    left: Sequence[Point],
+    right: Sequence[Point],
+    level: Level,
+    scales: Scales,
+    outside: frozenset[str] = frozenset(),
+) -> Array:
+    """Prior covariance of the logits at two sets of points that one level gives."""
+    match = level_matches(left, right, level, outside)
+    weights = scales.weights.get(level.name)
+    if weights:
+        match /= np.array([weights.get(key, 1.0) for key in level_keys(left, level)])[:, None]
+    return scales.levels[level.name] ** 2 * match
+
+
+def prior_covariance(left: Sequence[Point], right: Sequence[Point], scales: Scales) -> Array:
+    """Prior covariance of the logits at two sets of points, of all features and levels."""
+    total = feature_matrix(left) @ feature_matrix(right).T
+    for level in LEVELS:
+        total += level_covariance(left, right, level, scales)
+    return total
+
+
+class Normal(NamedTuple):
+    """Means and covariance of some logits."""
+
+    mean: Array
+    covariance: Array
+
+    @property
+    def deviation(self) -> Array:
+        return np.sqrt(np.maximum(np.diag(self.covariance), 0.0))
+
+
+def given(
+    evidence: Evidence, groups: Sequence[str], name: str, scales: Scales, whole: Array | None = None
+) -> tuple[Array, Array]:
+    """Mean and standard deviation of the logit of each row of a group, its noise with it, given the
+    rows of all other groups: exact, all levels at once. What is left out lends no weight to its own
+    levels."""
+    if whole is None:
+        whole = noisy_covariance(evidence, scales)
+    is_out = np.array(groups) == name
+    out = np.flatnonzero(is_out)
+    kept = np.flatnonzero(~is_out)
+    cross = whole[np.ix_(kept, out)]
+    gain = np.linalg.solve(whole[np.ix_(kept, kept)], cross)
+    points = [evidence.points[row] for row in out]
+    unweighted = msgspec.structs.replace(scales, weights={})
+    own = np.diag(prior_covariance(points, points, unweighted)) + evidence.usual_variance[out]
+    variance = own - np.einsum("ij,ij->j", cross, gain)
+    return gain.T @ evidence.logits[kept], np.sqrt(np.maximum(variance, 1e-6))
+
+
+def noisy_covariance(evidence: Evidence, scales: Scales) -> Array:
+    """Covariance of the rows' logits, noise with it."""
+    whole = prior_covariance(evidence.points, evidence.points, scales)
+    whole[np.diag_indices_from(whole)] += evidence.variance
+    return whole
+
+
+def left_out(evidence: Evidence, groups: Sequence[str], scales: Scales) -> tuple[Array, Array]:
+    """Each group's rows given the others': mean and standard deviation of their logits."""
+    whole = noisy_covariance(evidence, scales)
+    names = np.array(groups)
+    mean = np.zeros(len(names))
+    deviation = np.zeros(len(names))
+    for name in np.unique(names):
+        rows = names == name
+        mean[rows], deviation[rows] = given(evidence, groups, str(name), scales, whole)
+    return mean, deviation
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One measurement: the mean over the gammas that it counted."""
+
+    situation: Situation
+    logit: float
+    depth: float
+    variance: float
+    """Variance of the mean's noise."""
+    is_gamma_assumed: bool = False
+
+    @property
+    def point(self) -> Point:
+        return Point(self.situation, self.depth, self.is_gamma_assumed)
+
+
+class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
+    """The fitted belief: levels that many drafts share, and the runs of each checkpoint."""
+
+    scales: Scales
+    shared: dict[str, list[str]]
+    """Values of the levels that several checkpoints share."""
+    mean: list[float]
+    """Means of features and shared values, in units of their priors' standard deviations."""
+    covariance: bytes
+    """Its lower triangle, rows after one another, as 16-bit floats."""
+    runs: list[Run]
+    row_weights: list[float]
+    """Weight of each row of the table that it was fitted to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """Coefficients as arrays."""
+
+    coefficients: Coefficients
+    mean: Array
+    covariance: Array
+    place: Mapping[tuple[str, str], int]
+    """Number of a level's value among what is shared."""
+    outside: Mapping[str, frozenset[str]]
+    """Values of each level that are shared, which no checkpoint has alone."""
+
+    @property
+    def scales(self) -> Scales:
+        return self.coefficients.scales
+
+    def matrix(self, points: Sequence[Point]) -> Array:
+        """Shares of each point in the features and the shared values: [points, shared]."""
+        return shared_matrix(points, self.place, self.scales)
+
+    def runs_of(self, checkpoints: Sequence[str]) -> Evidence:
+        """The published runs of some checkpoints."""
+        wanted = set(checkpoints)
+        runs = [run for run in self.coefficients.runs if run.situation.checkpoint in wanted]
+        variance = np.array([run.variance for run in runs])
+        return Evidence(
+            points=[run.point for run in runs],
+            logits=np.array([run.logit for run in runs]),
+            variance=variance,
+            usual_variance=variance,
+        )
+
+
+def places(shared: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], int]:
+    values = [(name, key) for name, keys in shared.items() for key in keys]
+    return {value: len(FEATURES) + number for number, value in enumerate(values)}
+
+
+def shared_matrix(
+    points: Sequence[Point], place: Mapping[tuple[str, str], int], scales: Scales
+) -> Array:
+    matrix = np.zeros((len(points), len(FEATURES) + len(place)))
+    matrix[:, : len(FEATURES)] = feature_matrix(points)
+    for level in SHARED_LEVELS:
+        weights = scales.weights.get(level.name, {})
+        sd = scales.levels[level.name]
+        value = COVARIATES[level.covariate]
+        for row, point in enumerate(points):
+            key = level.key(point.situation)
+            number = place.get((level.name, key))
+            if number is not None:
+                matrix[row, number] += sd * value(point) / math.sqrt(weights.get(key, 1.0))
+    return matrix
+
+
+def local_covariance(
+    left: Sequence[Point],
+    right: Sequence[Point],
+    scales: Scales,
+    outside: Mapping[str, frozenset[str]],
+) -> Array:
+    """Prior covariance of what checkpoints have alone: their own levels, and values of the shared
+    ones that are not shared."""
+    total = np.zeros((len(left), len(right)))
+    for level in LEVELS:
+        total += level_covariance(left, right, level, scales, outside.get(level.name, frozenset()))
+    return total
+
+
+def posterior(
+    rates: Sequence[Rate],
+    row_weights: Array,
+    shared: dict[str, list[str]],
+    scales: Scales,
+    further: Sequence[Rate] = (),
+) -> Coefficients:
+    """Coefficients given rates: what checkpoints have alone is integrated out. `further` rates are
+    only kept as runs of their checkpoints."""
+    evidence = Evidence.of(rates, scales, row_weights)
+    matrix = shared_matrix(evidence.points, places(shared), scales)
+    outside = {name: frozenset(keys) for name, keys in shared.items()}
+    alone = local_covariance(evidence.points, evidence.points, scales, outside)
+    alone[np.diag_indices_from(alone)] += evidence.variance
+    weighted = np.linalg.solve(alone, np.column_stack([matrix, evidence.logits]))
+    precision = np.eye(matrix.shape[1]) + matrix.T @ weighted[:, :-1]
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ (matrix.T @ weighted[:, -1])
+    lower = covariance[np.tril_indices_from(covariance)].astype(np.float16)
+    return Coefficients(
+        scales=scales,
+        shared=shared,
+        mean=[round(value, 5) for value in mean.tolist()],
+        covariance=lower.tobytes(),
+        runs=[*_runs(evidence), *_runs(Evidence.of(further, scales))],
+        row_weights=[round(value, 3) for value in row_weights.tolist()],
+    )
+
+
+def _runs(evidence: Evidence) -> list[Run]:
+    """Rows of one run as their mean, weighted by their noise."""
+    members: dict[str, list[int]] = {}
+    for row, point in enumerate(evidence.points):
+        members.setdefault(run_of(point.situation), []).append(row)
+    runs = []
+    for rows in members.values():
+        precision = 1.0 / evidence.variance[rows]
+        total = float(precision.sum())
+        depths = np.array([evidence.points[row].depth for row in rows])
+        runs.append(
+            Run(
+                situation=evidence.points[rows[0]].situation,
+                logit=round(float(precision @ evidence.logits[rows]) / total, 4),
+                depth=round(float(precision @ depths) / total, 4),
+                variance=round(1.0 / total, 5),
+                is_gamma_assumed=evidence.points[rows[0]].is_gamma_assumed,
+            )
+        )
+    return runs
+
+
+def fitted_from(coefficients: Coefficients) -> Fitted:
+    size = len(coefficients.mean)
+    covariance = np.zeros((size, size))
+    rows, columns = np.tril_indices(size)
+    lower = np.frombuffer(coefficients.covariance, dtype=np.float16).astype(np.float64)
+    covariance[rows, columns] = lower
+    covariance[columns, rows] = lower
+    return Fitted(
+        coefficients=coefficients,
+        mean=np.array(coefficients.mean),
+        covariance=covariance,
+        place=places(coefficients.shared),
+        outside={name: frozenset(keys) for name, keys in coefficients.shared.items()},
+    )
+
+
+@lru_cache(maxsize=1)
+def fitted() -> Fitted:
+    """The shipped coefficients."""
+    text = gzip.decompress(COEFFICIENTS.read_bytes())
+    return fitted_from(msgspec.json.decode(text, type=Coefficients))
+
+
+def packed(coefficients: Coefficients) -> bytes:
+    """Coefficients as they are shipped."""
+    return gzip.compress(msgspec.json.encode(coefficients), mtime=0)
+
+
+def believed(
+    points: Sequence[Point], further: Evidence | None = None, of: Fitted | None = None
+) -> Normal:
+    """The belief at some points, all together: given the shared levels, the published runs of the
+    points' checkpoints, and `further` rows of the user's own."""
+    of = fitted() if of is None else of
+    known = of.runs_of([point.situation.checkpoint for point in points])
+    matrix = of.matrix(points)
+    mean = matrix @ of.mean
+    alone = local_covariance(points, points, of.scales, of.outside)
+    if known.points:
+        matrix, mean, alone = _given_known(of, known, points, matrix, mean, alone)
+    covariance = matrix @ of.covariance @ matrix.T + alone
+    if further is None:
+        return Normal(mean, covariance)
+    both = believed([*points, *further.points], of=of)
+    return _updated(both, further, len(points))
+
+
+def _given_known(
+    of: Fitted, known: Evidence, points: Sequence[Point], matrix: Array, mean: Array, alone: Array
+) -> tuple[Array, Array, Array]:
+    """Shares of points in the shared levels, their means, and what is left of their own covariance,
+    once the rows of their checkpoints are known."""
+    within = local_covariance(known.points, known.points, of.scales, of.outside)
+    within[np.diag_indices_from(within)] += known.variance
+    across = local_covariance(known.points, points, of.scales, of.outside)
+    gain = np.linalg.solve(within, across).T
+    rows = of.matrix(known.points)
+    mean = mean + gain @ (known.logits - rows @ of.mean)
+    return matrix - gain @ rows, mean, alone - gain @ across
+
+
+def _updated(both: Normal, further: Evidence, num_points: int) -> Normal:
+    """The first points of a joint belief, given noisy logits at the others."""
+    seen = slice(num_points, None)
+    own = slice(0, num_points)
+    noisy = both.covariance[seen, seen] + np.diag(further.variance)
+    gain = np.linalg.solve(noisy, both.covariance[seen, own]).T
+    mean = both.mean[own] + gain @ (further.logits - both.mean[seen])
+    return Normal(mean, both.covariance[own, own] - gain @ both.covariance[seen, own])

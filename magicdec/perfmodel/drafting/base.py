@@ -1,0 +1,185 @@
+"""The questions that a step asks of its draft, with the answers of one that drafts nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from magicdec.counts import Array
+from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed
+from magicdec.perfmodel.setup import ModelSetup, Setup
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.parallel import Parallelism
+from magicdec.specs.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One step of a microbatch: its sequences, their cached tokens, and what is drafted."""
+
+    setup: Setup
+    batch: Array
+    kv_len: Array
+    """Cached tokens of each sequence."""
+    draft_kv_len: Array
+    """Those of them that one draft step reads."""
+    gamma: Array
+    tp: Array
+
+    @property
+    def verified(self) -> Array:
+        """Tokens that are verified."""
+        return self.batch * (self.gamma + 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Tokens that memory must hold: sequences of `length` tokens, the block in flight included."""
+
+    batch: Array
+    length: Array
+    budget: Any
+    gamma: Array
+    tp: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """Prompts that are prefilled together on one group of tp ranks."""
+
+    setup: Setup
+    batch: Array
+    prompt_len: Array
+    tp: Array
+    budget: Any
+
+    @property
+    def tokens(self) -> Array:
+        return self.batch * self.prompt_len
+
+
+StagedPass = tuple[ForwardTime, Array, Array]
+"""A pass through all stages, how often it runs in a step, and its tokens per sequence."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft of one setup. This one drafts nothing."""
+
+    setup: ModelSetup
+    drafts: ClassVar[bool] = False
+    """Whether anything is drafted."""
+    is_by_sequence: ClassVar[bool] = False
+    """Whether a step drafts for some sequences and not for others."""
+    knows_every_token: ClassVar[bool] = False
+    """Whether it has a cache of all tokens, so it also runs in steps that draft nothing."""
+    has_prefill: ClassVar[bool] = False
+    """Whether it adds work to a prompt's prefill."""
+
+    # The network
+    @property
+    def network(self) -> ModelSpec:
+        """The network that drafts: the target, one of its layers with its own input, or another
+        model."""
+        return self.setup.model
+
+    @property
+    def precision(self) -> Precision:
+        """The draft's formats."""
+        return self.setup.draft_precision or self.setup.precision
+
+    @property
+    def spread(self) -> Parallelism:
+        """Where the draft runs: the target itself in all stages, any other on the last."""
+        return self.setup.spread
+
+    @property
+    def tp_size(self) -> int | None:
+        """Most ranks that the draft runs on; None: all."""
+        return self.setup.speculation.draft_tp_size
+
+    def ranks(self, tp_size: Any) -> Array:
+        """Ranks that the draft runs on."""
+        tp = np.asarray(tp_size, dtype=np.float64)
+        if self.tp_size is None:
+            return tp
+        return np.minimum(tp, float(self.tp_size))
+
+    @property
+    def constants(self) -> EngineProfile:
+        """The engine's constants in steps with this draft, as it schedules them."""
+        speculation = self.setup.speculation
+        return self.setup.engine.scheduling(speculation.draft, speculation.draft_method)
+
+    # Its cache
+    @property
+    def has_budget(self) -> bool:
+        """Whether it reads at most a budget of the cache."""
+        return False
+
+    def tokens_read(self, kv_len: Any, budget: Any) -> Array:
+        """Cached tokens that one draft step reads per sequence."""
+        return np.asarray(kv_len, dtype=np.float64)
+
+    def context_seen(self, kv_len: Any, budget: Any) -> Array:
+        """Context at which its acceptance is that of a draft with its whole cache."""
+        return np.asarray(kv_len, dtype=np.float64)
+
+    # Memory
+    def weights_bytes(self, tp: Array) -> Any:
+        """One rank's weights of its own."""
+        return 0.0
+
+    def cache_bytes(self, kept: Kept) -> Any:
+        """One rank's cache of its own."""
+        return 0.0
+
+    def workspace_bytes(self, kept: Kept) -> Any:
+        """One rank's buffers in a step, besides those of any verification."""
+        return 0.0
+
+    def states_of(self, gamma: Array) -> Any:
+        """Recurrent states that the target keeps per sequence.
+
+        The state after each token of a block is kept, to go back to the one that a rejection needs.
+        """
+        if not self.drafts:
+            return 1.0
+        return gamma + 1.0 + self.setup.engine.states_beside
+
+    # Time
+    def step(self, block: Block, query_len: Any = 1.0) -> ForwardTime:
+        """One draft step of `query_len` tokens, on average over a block, whose own drafts it also
+        reads."""
+        return ForwardTime(())
+
+    def upkeep(self, block: Block) -> list[Op]:
+        """Operations once per speculative step."""
+        return []
+
+    def without_draft(self, block: Block) -> list[Op]:
+        """Operations that it adds to an autoregressive step for which it drafted nothing."""
+        return []
+
+    def prefill(self, prompt: Prompt) -> list[ForwardTime | Op]:
+        """Operations that it adds to the prefill of prompts."""
+        return []
+
+    def staged_passes(self, block: Block) -> list[StagedPass]:
+        """Its passes that go through all stages."""
+        return []
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether it processes its last drafted token too where all drafts were accepted."""
+        return False
+
+
+def uncaptured(setup: Setup, layers: int) -> Op:
+    """The time that a pass outside captured graphs adds."""
+    engine = setup.engine
+    seconds = engine.uncaptured_pass_s + layers * engine.prefill_layer_overhead_s
+    return fixed("uncaptured", "overhead", seconds)

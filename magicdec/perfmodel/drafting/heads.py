@@ -1,0 +1,197 @@
+"""Heads on the target's hidden states: EAGLE, EAGLE-3, prediction modules, parallel heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from magicdec.counts import Array
+from magicdec.perfmodel.drafting.base import Block, Kept, Prompt
+from magicdec.perfmodel.drafting.networks import SeparateNetwork
+from magicdec.perfmodel.footprint import expert_share, kv_bytes
+from magicdec.perfmodel.forward import size
+from magicdec.perfmodel.kernels.gemm import linear
+from magicdec.perfmodel.kernels.op import ForwardTime, Op, fixed
+from magicdec.perfmodel.setup import Setup
+from magicdec.specs.layers import MLP, Layer
+from magicdec.specs.mixers import Attention
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.precision import Precision
+from magicdec.specs.speculation import PUBLISHED_HEADS, HeadSpec
+
+
+@dataclass(frozen=True)
+class Head(SeparateNetwork):
+    """A trained head that drafts token by token. EAGLE's joins the target's last hidden state and
+    the last token's embedding."""
+
+    @property
+    def described(self) -> HeadSpec:
+        """The trained head, or one as they are usually published."""
+        speculation = self.setup.speculation
+        if speculation.head is not None:
+            return speculation.head
+        return PUBLISHED_HEADS.get(speculation.draft_method, HeadSpec())
+
+    @property
+    def network(self) -> ModelSpec:
+        return as_trained(
+            self.setup.model.eagle_head,
+            self.described,
+            shares_vocabulary=self.setup.speculation.shares_vocabulary,
+        )
+
+    @property
+    def precision(self) -> Precision:
+        """16 bits also for a narrow target, unless said otherwise."""
+        return self.setup.draft_precision or self.setup.precision.tables
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether its attention is cut to sinks and a window."""
+        return self.setup.speculation.draft_budget is not None
+
+    def tokens_read(self, kv_len: Any, budget: Any) -> Array:
+        """The window, or all where it has none (0) or is longer."""
+        tokens: Array = np.asarray(kv_len, dtype=np.float64)
+        if not self.has_budget or budget is None:
+            return tokens
+        window = np.asarray(budget, dtype=np.float64)
+        return np.where(window > 0, np.minimum(window, tokens), tokens)
+
+    def context_seen(self, kv_len: Any, budget: Any) -> Array:
+        """The window, beyond which the head sees nothing; a longer context does it no harm then."""
+        return self.tokens_read(kv_len, budget)
+
+    def tokens_kept(self, kept: Kept) -> Array:
+        """All, also with a window: engines cut what it reads and free nothing."""
+        return kept.length
+
+    def weights_bytes(self, tp: Array) -> Any:
+        """Its layers, the projection of its input, and a vocabulary of its own; other tables are
+        the target's."""
+        network = self.network
+        hidden = self.setup.model.hidden_size
+        own = sum(network.layer_parameters(layer) for layer in network.layers) + 2.0 * hidden**2
+        if network.vocab_size < self.setup.model.vocab_size:
+            own += network.vocab_size * hidden
+        experts = network.expert_parameters
+        ranks = self.ranks(tp)
+        held = (own - experts) / ranks + experts * expert_share(network, ranks, self.spread)
+        return held * self.precision.weight_bytes
+
+    def cache_of_sequence(self, tokens: Array, ranks: Array) -> Array:
+        """A slot for each of the target's tokens, whatever the head's window."""
+        return kv_bytes(
+            self.network, self.setup.engine, self.precision, tokens, ranks, is_head=True
+        )
+
+    def inputs(self, block: Block, ranks: Array) -> list[Op]:
+        hidden = self.network.hidden_size
+        at = self.at(block.setup)
+        return [linear("fuse", at, m=block.batch, n=hidden, k=2 * hidden)]
+
+
+@dataclass(frozen=True)
+class PredictionHead(Head):
+    """Multi-token prediction: a layer that is published with the target, in its formats."""
+
+    @property
+    def network(self) -> ModelSpec:
+        return self.setup.model.prediction_head
+
+    @property
+    def precision(self) -> Precision:
+        return self.setup.draft_precision or self.setup.precision
+
+
+@dataclass(frozen=True)
+class Eagle3Head(Head):
+    """EAGLE-3: its layer projects hidden state and embedding to queries, keys and values; hidden
+    states of three of the target's layers are made one for each verified token."""
+
+    def inputs(self, block: Block, ranks: Array) -> list[Op]:
+        hidden = self.network.hidden_size
+        ((mixer, _),) = self.network.mixers
+        heads = size(mixer.projections(hidden)[0].outputs, ranks)
+        return [
+            linear("fuse", self.at(block.setup), m=block.batch, n=heads, k=hidden),
+            fixed("draft overhead", "overhead", self.setup.engine.eagle3_draft_overhead_s),
+        ]
+
+    def upkeep(self, block: Block) -> list[Op]:
+        hidden = self.setup.model.hidden_size
+        at = self.at(block.setup)
+        return [
+            linear("fuse", at, m=block.verified, n=hidden, k=3.0 * hidden),
+            fixed("step overhead", "overhead", self.setup.engine.eagle3_step_overhead_s),
+            *super().upkeep(block),
+        ]
+
+
+@dataclass(frozen=True)
+class ParallelHead(Head):
+    """A head that proposes a block in one pass of gamma masked positions and the last token."""
+
+    def step(self, block: Block, query_len: Any = 1.0) -> ForwardTime:
+        """Each step's share of the block's one pass."""
+        drawn = block.batch * block.gamma
+        network = self.network_pass(block, block.gamma + 1.0, logit_rows=drawn)
+        whole = network.plus(*self.beside_network(block, drawn=drawn))
+        return whole.times(1.0 / np.maximum(block.gamma, 1.0))
+
+    def inputs(self, block: Block, ranks: Array) -> list[Op]:
+        return []
+
+    def upkeep(self, block: Block) -> list[Op]:
+        taken_in = self.features(block.setup, tokens=block.verified, tp=block.tp)
+        return [*taken_in, *super().upkeep(block)]
+
+    def prefill(self, prompt: Prompt) -> list[ForwardTime | Op]:
+        """Keys and values of the prompt, without a pass over it."""
+        return [*self.features(prompt.setup, tokens=prompt.tokens, tp=prompt.tp)]
+
+    def features(self, setup: Setup, *, tokens: Array, tp: Array) -> list[Op]:
+        """How it takes in tokens of the text: hidden states of as many of the target's layers as it
+        has are made one, from which each of its own layers computes keys and values."""
+        at = self.at(setup)
+        network = self.network
+        hidden = float(network.hidden_size)
+        layers = float(network.num_hidden_layers)
+        cached = sum(
+            cache.num_heads * cache.elements_per_token * count for cache, count in network.caches
+        )
+        return [
+            linear("fuse", at, m=tokens, n=hidden, k=layers * hidden),
+            linear("features", at, m=tokens, n=cached / layers / tp, k=hidden, count=layers),
+        ]
+
+
+def as_trained(head: ModelSpec, described: HeadSpec, *, shares_vocabulary: bool) -> ModelSpec:
+    """A model's head with the layers, window and vocabulary that its publisher gave it."""
+    layer = _as_shaped(head.layers[0], described)
+    rows = head.vocab_size
+    mixer = layer.mixer
+    if described.window is not None and isinstance(mixer, Attention) and mixer.mask == "full":
+        windowed = msgspec.structs.replace(mixer, mask="window", span=described.window)
+        layer = msgspec.structs.replace(layer, mixer=windowed)
+    if described.vocab_size is not None and not shares_vocabulary:
+        rows = min(rows, described.vocab_size)
+    layers = (layer,) * described.num_layers
+    return msgspec.structs.replace(head, layers=layers, vocab_size=rows)
+
+
+def _as_shaped(layer: Layer, described: HeadSpec) -> Layer:
+    """A layer with the heads and the width that a head's own configuration gives."""
+    num_heads, num_kv_heads = described.num_heads, described.num_kv_heads
+    if num_heads is not None and num_kv_heads is not None and described.head_dim is not None:
+        attention = Attention(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=described.head_dim
+        )
+        layer = msgspec.structs.replace(layer, mixer=attention)
+    if described.width is not None:
+        layer = msgspec.structs.replace(layer, mlp=MLP(width=described.width))
+    return layer

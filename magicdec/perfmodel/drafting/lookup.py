@@ -1,0 +1,41 @@
+"""Drafts looked up in the text so far, on the host, without a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from magicdec.counts import Array
+from magicdec.perfmodel.drafting.base import Block, Draft
+from magicdec.perfmodel.kernels.op import Op, fixed
+
+
+@dataclass(frozen=True)
+class LookUp(Draft):
+    """A draft that is text found before. A sequence without a match has none in that step."""
+
+    drafts: ClassVar[bool] = True
+    is_by_sequence: ClassVar[bool] = True
+
+    def upkeep(self, block: Block) -> list[Op]:
+        return [self.search(block)]
+
+    def without_draft(self, block: Block) -> list[Op]:
+        """The search, and scheduling that no longer overlaps with the device."""
+        plain = self.setup.engine
+        own = self.constants
+        of_sequences_s = block.batch * (own.sequence_overhead_s - plain.sequence_overhead_s)
+        waiting_s = own.step_overhead_s - plain.step_overhead_s + of_sequences_s
+        return [self.search(block), fixed("step overhead", "overhead", waiting_s)]
+
+    def search(self, block: Block) -> Op:
+        """The search of all sequences' texts on the host, one after the other."""
+        engine = self.setup.engine
+        each_s: Any = engine.ngram_lookup_s_per_sequence
+        if engine.lookup_scan_s:
+            lengths = np.array([float(tokens) for tokens in engine.lookup_scan_s])
+            each_s = np.interp(block.kv_len, lengths, list(engine.lookup_scan_s.values()))
+        seconds: Array = np.asarray(engine.ngram_lookup_s + block.batch * each_s)
+        return fixed("lookup", "overhead", seconds)

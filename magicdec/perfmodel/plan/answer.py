@@ -1,0 +1,314 @@
+"""The answer of one case: its rows, what competes, the choice, and the tables around it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from magicdec.errors import CapacityError
+from magicdec.perfmodel.acceptance.law import static_batch_efficiency
+from magicdec.perfmodel.plan.breakdown import breakdown, ceilings
+from magicdec.perfmodel.plan.choice import (
+    Ranking,
+    choose,
+    faster_with_plugin,
+    fastest_left_out,
+    objective,
+    outcome_of,
+    pareto,
+    same_configuration,
+)
+from magicdec.perfmodel.plan.gamma import gamma_table
+from magicdec.perfmodel.plan.request import Case, DraftOption
+from magicdec.perfmodel.plan.rows import candidates
+from magicdec.perfmodel.plan.search import (
+    Found,
+    best_autoregressive,
+    better_gamma,
+    largest_that_runs,
+    search,
+)
+from magicdec.perfmodel.setup import Points
+from magicdec.perfmodel.speedup import Prediction, predict
+from magicdec.plan_document import (
+    CaseAnswer,
+    Choice,
+    GammaTable,
+    Limit,
+    MemoryUse,
+    NeedsAcceptance,
+)
+from magicdec.plan_rows import Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One case's answer, and where it came from."""
+
+    case: Case
+    document: CaseAnswer
+    alone: list[Candidate]
+    drafted: list[Candidate]
+    """Drafted rows, best first."""
+    option: DraftOption | None
+    """The draft of the best configuration."""
+    found: list[Found]
+    """The predictions that the rows are of."""
+    point: Points
+    """The best configuration."""
+    lacking: list[NeedsAcceptance]
+    """The drafts that this case could not rank."""
+
+
+def best_of_layouts(ways: list[Case], lacking: list[NeedsAcceptance]) -> Answer | None:
+    """One case, spread in the way with the best configuration; None where nothing keeps the latency
+    limits. Raises CapacityError where nothing fits.
+    """
+    rows = [best_autoregressive(case) for case in ways]
+    baseline = max((row for row in rows if row is not None), key=_rate, default=None)
+    answers: list[Answer] = []
+    refused: list[CapacityError] = []
+    for case in ways:
+        try:
+            answer = answer_of(case, baseline, lacking)
+        except CapacityError as error:
+            refused.append(error)
+            continue
+        if answer is not None:
+            answers.append(answer)
+    if not answers and refused:
+        raise refused[0]
+    if not answers:
+        return None
+    ranked = sorted(answers, key=_objective_of_best, reverse=True)
+    if len(ways) == 1:
+        return ranked[0]
+    layouts = [answer.document.best for answer in ranked]
+    document = msgspec.structs.replace(ranked[0].document, layouts=layouts)
+    return dataclasses.replace(ranked[0], document=document)
+
+
+def _rate(row: Candidate) -> float:
+    return row.rate
+
+
+def _objective_of_best(answer: Answer) -> tuple[bool, bool, float]:
+    return objective(answer.document.best)
+
+
+def answer_of(
+    case: Case,
+    baseline: Candidate | None,
+    lacking: list[NeedsAcceptance],
+    *,
+    settled: Candidate | None = None,
+) -> Answer | None:
+    """One case spread in one way; None where nothing keeps the latency limits. `baseline`:
+    autoregressive decoding at its best; `settled`: the configuration to run, where a simulation
+    chose it. Raises CapacityError where nothing fits.
+    """
+    found = search(case, baseline)
+    alone = [row for each in found if each.option is None for row in each.rows]
+    drafted = [row for each in found if each.option is not None for row in each.rows]
+    if not alone and not drafted:
+        return None
+    rankings = [
+        choose(place, alone_here, drafted_here, case.admits)
+        for place, alone_here, drafted_here in _loads(case, alone, drafted)
+    ]
+    rankings.sort(key=_objective_of_ranking, reverse=True)
+    ranking = rankings[0]
+    if settled is not None:
+        row = next(row for row in [*alone, *drafted] if same_configuration(row, settled))
+        ranking = dataclasses.replace(ranking, best=row)
+    best = ranking.best
+    origin = next(each for each in found if best in each.rows)
+    prediction = origin.of(best)
+    best = _with_static_batch(case, origin, best)
+    drafted = [row for each in rankings for row in each.drafted]
+    leading: Candidate | None = next(iter(drafted), None)
+    if best.is_speculative:
+        leading = best
+    elif leading is not None and not case.admits(leading):
+        leading = None
+    table, reach = gamma_table(case, best, leading)
+    without_draft = _without_draft(case, prediction.points, alone, best, baseline)
+    choice = _choice(
+        case,
+        dataclasses.replace(ranking, best=best),
+        found,
+        table=table,
+        without_draft=without_draft,
+        baseline=baseline,
+        lacks_acceptance=bool(lacking),
+    )
+    document = CaseAnswer(
+        hardware=case.hardware.name,
+        context_len=best.context_len,
+        choice=choice,
+        best_by_batch=[] if case.searches_batch else _by_batch(rankings),
+        pareto=pareto([*alone, *filter(case.admits, drafted)]),
+        gamma_table=table,
+        reach=reach,
+        breakdown=breakdown(_shown(found, choice, prediction)),
+        memory=_memory(case, origin.option, best, prediction),
+        ceilings=ceilings(prediction.setup),
+    )
+    return Answer(
+        case=case,
+        document=document,
+        alone=alone,
+        drafted=drafted,
+        option=origin.option,
+        found=found,
+        point=prediction.points,
+        lacking=lacking,
+    )
+
+
+def _shown(found: list[Found], choice: Choice, prediction: Prediction) -> Prediction:
+    """The prediction whose passes are broken down: of the best draft, though none is chosen."""
+    row = choice.left_out
+    if row is None:
+        return prediction
+    origin = next(each for each in found if row in each.rows)
+    return origin.of(row)
+
+
+def _objective_of_ranking(ranking: Ranking) -> tuple[bool, bool, float]:
+    return objective(ranking.best)
+
+
+def _by_batch(rankings: Sequence[Ranking]) -> list[Candidate]:
+    """The best row of each batch, in the order of the search."""
+    return [ranking.best for ranking in sorted(rankings, key=_place)]
+
+
+def _place(ranking: Ranking) -> int:
+    return ranking.place
+
+
+def _loads(
+    case: Case, alone: list[Candidate], drafted: list[Candidate]
+) -> list[tuple[int, list[Candidate], list[Candidate]]]:
+    """The rows that compete: those of one given batch, or all where the batch is searched."""
+    if case.searches_batch:
+        return [(0, alone, drafted)]
+    batches = dict.fromkeys(row.batch_size for row in [*alone, *drafted])
+    loads = []
+    for place, batch in enumerate(batches):
+        alone_here = [row for row in alone if row.batch_size == batch]
+        drafted_here = [row for row in drafted if row.batch_size == batch]
+        loads.append((place, alone_here, drafted_here))
+    return loads
+
+
+def _choice(
+    case: Case,
+    ranking: Ranking,
+    found: list[Found],
+    *,
+    table: GammaTable,
+    without_draft: Candidate,
+    baseline: Candidate | None,
+    lacks_acceptance: bool,
+) -> Choice:
+    best = ranking.best
+    left_out = fastest_left_out(ranking, case.admits)
+    outcome = outcome_of(best, left_out, lacks_acceptance=lacks_acceptance)
+    runs_at = None
+    if left_out is not None and outcome in ("no room", "over limits"):
+        option = next(each.option for each in found if left_out in each.rows)
+        assert option is not None  # a drafted row's
+        runs_at = largest_that_runs(case, option, left_out)
+    shown = best if best.is_speculative else left_out
+    better = None
+    if shown is not None and case.request.gamma is not None:
+        option = next(each.option for each in found if _holds(each, shown))
+        assert option is not None  # a drafted row's
+        better = better_gamma(case, option, shown)
+    gammas = []
+    if best.is_speculative:
+        gammas = table.policy.bands(best.context_len, most=best.batch_size)
+    return Choice(
+        row=best,
+        outcome=outcome,
+        without_draft=without_draft,
+        best_without_draft=baseline,
+        gammas=gammas,
+        limits=_limits(case, best),
+        left_out=left_out,
+        left_out_fits=runs_at,
+        better_gamma=better,
+        with_plugin=faster_with_plugin(ranking, case.admits),
+    )
+
+
+def _holds(found: Found, row: Candidate) -> bool:
+    return any(same_configuration(row, other) for other in found.rows)
+
+
+def _limits(case: Case, best: Candidate) -> list[Limit]:
+    request = case.request
+    limits = []
+    if request.tpot_limit_s is not None:
+        between_s = best.between_tokens_s
+        limits.append(Limit(of="time per token", limit_s=request.tpot_limit_s, value_s=between_s))
+    if request.ttft_limit_s is not None:
+        first_s = best.first_token_s
+        limits.append(Limit(of="first token", limit_s=request.ttft_limit_s, value_s=first_s))
+    return limits
+
+
+def _without_draft(
+    case: Case,
+    point: Points,
+    alone: list[Candidate],
+    best: Candidate,
+    baseline: Candidate | None,
+) -> Candidate:
+    """Autoregressive decoding at the best row's tp and batch, within the limits or not."""
+    for row in alone:
+        if (row.tp_size, row.batch_size) == (best.tp_size, best.batch_size):
+            return row
+    at = dataclasses.replace(point, gamma=np.zeros_like(point.gamma), budget=None)
+    rate = baseline.rate if baseline is not None else None
+    return candidates(case, predict(case.setup(None), None, at), None, baseline=rate)[0]
+
+
+def _with_static_batch(case: Case, origin: Found, best: Candidate) -> Candidate:
+    """The best row with what it keeps in a batch that waits for its slowest sequence, where a
+    length is generated.
+    """
+    option = origin.option
+    gen_len = case.request.gen_len
+    lengths = case.lengths
+    if option is None or gen_len == 0:
+        return best
+    kept = static_batch_efficiency(
+        option.acceptance,
+        budget=best.draft_budget,
+        context=lengths.prompt_len + lengths.growth / 2.0,
+        gamma=best.gamma,
+        batch_size=best.batch_size,
+        gen_len=gen_len,
+    )
+    decoding = msgspec.structs.replace(best.decoding, speedup_static_batch=best.speedup * kept)
+    return msgspec.structs.replace(best, decoding=decoding)
+
+
+def _memory(
+    case: Case, option: DraftOption | None, best: Candidate, prediction: Prediction
+) -> MemoryUse:
+    where = case.tp_sizes.index(best.tp_size)
+    drafted = case.largest_batches(option=option, budget=best.draft_budget, gamma=best.gamma)
+    use = {name: float(np.ravel(value)[0]) for name, value in vars(prediction.memory).items()}
+    return MemoryUse(
+        **use,
+        largest_batch=float(drafted[where]),
+        largest_autoregressive_batch=float(case.largest_batches()[where]),
+    )

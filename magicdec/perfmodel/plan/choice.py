@@ -1,0 +1,219 @@
+"""The rules by which a plan chooses: one objective, one limit rule, one deepest gamma, one way to
+weigh sources of acceptance. The search, the planner, plans for a rate, gamma tables and advice on a
+running server all choose by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from magicdec.counts import Z_90, Array
+from magicdec.perfmodel.acceptance import AcceptanceProfile
+from magicdec.perfmodel.speedup import BoolArray
+from magicdec.plan_document import Outcome
+from magicdec.plan_rows import Candidate
+
+DEFAULT_MAX_GAMMA = 12
+"""Deepest gamma that is searched."""
+SOURCE_ERROR = 0.08
+"""Relative difference between the tokens per step of two harnesses on one task (their acceptance
+rates differ by 0.05).
+"""
+
+
+class Objective(NamedTuple):
+    """Order of configurations: those within the limits first, then those that fit in memory, then
+    by generated tokens per second of all devices.
+    """
+
+    is_within_limits: bool
+    fits: bool
+    tokens_per_s: float
+
+
+def objective(row: Candidate) -> Objective:
+    return Objective(row.within_limits, row.fits, row.rate)
+
+
+class ArrivalsObjective(NamedTuple):
+    """Order of layouts that keep the limits under arrivals, the least first: fewer devices, then a
+    higher rate of requests.
+    """
+
+    num_gpus: int
+    negative_rate: float
+
+
+def arrivals_objective(num_gpus: int, requests_per_s: float) -> ArrivalsObjective:
+    return ArrivalsObjective(num_gpus, -requests_per_s)
+
+
+def keeps_limits(
+    between_tokens_s: Any,
+    first_token_s: Any,
+    *,
+    tpot_limit_s: float | None,
+    ttft_limit_s: float | None,
+) -> BoolArray:
+    """Whether times keep the limits on latency; arrays broadcast."""
+    kept = np.ones((), dtype=np.bool_)
+    if tpot_limit_s is not None:
+        kept = kept & (np.asarray(between_tokens_s) <= tpot_limit_s)
+    if ttft_limit_s is not None:
+        kept = kept & (np.asarray(first_token_s) <= ttft_limit_s)
+    return kept
+
+
+def deepest_gamma(acceptance: AcceptanceProfile) -> int:
+    """The deepest gamma to choose: none is chosen deeper than its acceptance is known."""
+    if acceptance.max_gamma is None:
+        return DEFAULT_MAX_GAMMA
+    return min(acceptance.max_gamma, DEFAULT_MAX_GAMMA)
+
+
+def best_of_each_batch(
+    score: Array, *, is_valid: BoolArray, is_within_limits: BoolArray, fits: BoolArray
+) -> npt.NDArray[np.int64]:
+    """Flat index of the best point of each batch, which is the first axis of all arrays: valid
+    points before others, then as `objective` orders them, with `score` for the rate.
+    """
+    num_batches = score.shape[0]
+    losses = (-score, ~fits, ~is_within_limits, ~is_valid)
+    keys = [each.reshape(num_batches, -1) for each in losses]
+    best = np.lexsort(keys, axis=-1)[:, 0]
+    return np.arange(num_batches) * keys[0].shape[1] + best
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """Rows that compete, ranked."""
+
+    place: int
+    """Place among the loads that were asked for."""
+    best: Candidate
+    """The configuration to run."""
+    drafted: list[Candidate]
+    """The drafted rows, best first."""
+
+
+def choose(
+    place: int,
+    alone: Sequence[Candidate],
+    drafted: Sequence[Candidate],
+    is_admitted: Callable[[Candidate], bool],
+) -> Ranking:
+    """The configuration to run of rows that compete. Drafts that are not admitted are ranked behind
+    the others, and never chosen.
+
+    The source of acceptance with the highest lower end of a rate leads; all sources but the first
+    are uncertain by SOURCE_ERROR more. Rows of the leading source and autoregressive rows compete
+    by `objective`; where no row of the leading source wins, those of the other sources compete too.
+    """
+    lower_ends = _lower_ends(drafted)
+
+    def order(row: Candidate) -> tuple[bool, bool, bool, float, float]:
+        within_limits, fits, rate = objective(row)
+        lower_end = lower_ends.get(row.drafting.acceptance_source, 0.0)
+        return is_admitted(row), within_limits, fits, lower_end, rate
+
+    ranked = sorted(drafted, key=order, reverse=True)
+    admitted = [row for row in ranked if is_admitted(row)]
+    leading = [row for row in admitted if _source(row) == _source(admitted[0])]
+    best = max([*alone, *leading], key=objective, default=None)
+    if best is None or not best.is_speculative:
+        best = max([*alone, *admitted], key=objective, default=None)
+    if best is None:
+        best = ranked[0]  # nothing else runs here at all
+    return Ranking(place=place, best=best, drafted=ranked)
+
+
+def _source(row: Candidate) -> str:
+    return row.drafting.acceptance_source
+
+
+def fastest_left_out(
+    ranking: Ranking, is_admitted: Callable[[Candidate], bool]
+) -> Candidate | None:
+    """The drafted row of the same batch with the highest gain, where no draft is chosen; of all
+    batches where none is of the same.
+    """
+    if ranking.best.is_speculative:
+        return None
+    admitted = [row for row in ranking.drafted if is_admitted(row)]
+    same_batch = [row for row in admitted if row.batch_size == ranking.best.batch_size]
+    return max(same_batch or admitted, key=_speedup, default=None)
+
+
+def _speedup(row: Candidate) -> float:
+    return row.gain.speedup
+
+
+def outcome_of(best: Candidate, left_out: Candidate | None, *, lacks_acceptance: bool) -> Outcome:
+    """Whether speculation is chosen, or why not. `left_out`: the fastest draft that is not chosen."""
+    if best.is_speculative:
+        return "speculate"
+    if left_out is None:
+        return "no acceptance" if lacks_acceptance else "not asked"
+    if left_out.gain.speedup <= 1.0:
+        return "no gain"
+    if not left_out.fits:
+        return "no room"
+    if not left_out.within_limits:
+        return "over limits"
+    return "no gain"
+
+
+def faster_with_plugin(
+    ranking: Ranking, is_admitted: Callable[[Candidate], bool]
+) -> Candidate | None:
+    """The best row of drafts that need the plugin, where they are not admitted and it beats the
+    choice.
+    """
+    others = [row for row in ranking.drafted if not is_admitted(row)]
+    best = max(others, key=objective, default=None)
+    if best is None or objective(best) <= objective(ranking.best):
+        return None
+    return best
+
+
+def _lower_ends(drafted: Sequence[Candidate]) -> dict[str, float]:
+    """The highest lower end of a rate per device that each source of acceptance reaches."""
+    highest: dict[str, float] = {}
+    for row in drafted:
+        if not row.fits or not row.within_limits:
+            continue
+        deviation = np.log(row.rate_per_gpu / row.rate_low_per_gpu)
+        if row.drafting.acceptance_source != drafted[0].drafting.acceptance_source:
+            deviation = np.hypot(deviation, Z_90 * SOURCE_ERROR)
+        lower_end = row.rate_per_gpu * float(np.exp(-deviation))
+        source = row.drafting.acceptance_source
+        highest[source] = max(highest.get(source, 0.0), lower_end)
+    return highest
+
+
+def same_configuration(row: Candidate, other: Candidate) -> bool:
+    """Whether two rows run the same draft, gamma, layout and batch."""
+    return configuration(row) == configuration(other)
+
+
+def configuration(row: Candidate) -> tuple[object, ...]:
+    """The draft, gamma, layout and batch of a row: what tells configurations of a case apart."""
+    draft = (row.draft, row.draft_method, row.draft_budget, row.gamma)
+    layout = (row.layout.tp_size, row.layout.pp_size, row.layout.dp_size, row.layout.ep_size)
+    return (*draft, *layout, row.batch_size)
+
+
+def pareto(rows: Iterable[Candidate]) -> list[Candidate]:
+    """Rows that no other beats in both latency and throughput of all devices, fastest first."""
+    frontier: list[Candidate] = []
+    highest = 0.0
+    for row in sorted(rows, key=lambda each: (each.between_tokens_s, -each.rate)):
+        if row.fits and row.within_limits and row.rate > highest:
+            frontier.append(row)
+            highest = row.rate
+    return frontier

@@ -1,0 +1,173 @@
+"""The layouts that a plan for a rate simulates: each way to spread a replica, without a draft and
+with the drafts that serve most there by Little's law.
+
+A replica that holds b requests for t seconds each serves b / t of them per second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import msgspec
+
+from magicdec.errors import CapacityError
+from magicdec.perfmodel.plan.choice import objective
+from magicdec.perfmodel.plan.drafts import draft_options
+from magicdec.perfmodel.plan.gamma import gamma_table
+from magicdec.perfmodel.plan.load import Load
+from magicdec.perfmodel.plan.request import (
+    Case,
+    DraftOption,
+    Lengths,
+    PlanRequest,
+    engine_of,
+    lengths_of,
+    resolve,
+)
+from magicdec.perfmodel.plan.search import search
+from magicdec.perfmodel.traffic.requests import Requests
+from magicdec.perfmodel.traffic.simulate import Server
+from magicdec.plan_rows import Candidate
+from magicdec.specs.engine import EngineProfile
+from magicdec.specs.gamma_table import TableGamma
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.speculation import draft_kind
+
+MOST_DRAFTS = 3
+"""Drafts that are simulated at each tp size, by the analytic answer's order."""
+POLICIES = ("fixed", "by batch", "by batch and context")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedLayout:
+    """One draft (or none) at one tp size, with the analytic answer."""
+
+    case: Case
+    option: DraftOption | None
+    row: Candidate
+    """The row with the highest rate within the limits."""
+    policy: TableGamma | None = None
+    policy_name: str = "off"
+
+    @property
+    def rate(self) -> float:
+        """Requests per second of one replica, by Little's law."""
+        if self.row.requests is None:
+            return 0.0
+        return self.row.requests.requests_per_s / self.row.num_replicas
+
+    def server(self, requests: Requests) -> Server:
+        acceptance = None
+        if self.option is not None:
+            acceptance = self.option.acceptance
+        return Server.of(
+            self.case.setup(self.option),
+            requests,
+            tp_size=self.row.tp_size,
+            acceptance=acceptance,
+            policy=self.policy,
+            budget=self.row.draft_budget,
+        )
+
+    def with_policy(self, name: str) -> ServedLayout:
+        """The layout with its gamma fixed, or from the plan's table by batch, or by batch and
+        context.
+        """
+        if name == "fixed":
+            policy = TableGamma(batch_sizes=(1,), context_lens=(1,), gammas=((self.row.gamma,),))
+            return dataclasses.replace(self, policy=policy, policy_name=f"gamma {self.row.gamma}")
+        assert self.option is not None
+        case = dataclasses.replace(self.case, options=(self.option,))
+        table, _ = gamma_table(case, self.row, self.row)
+        policy = table.policy
+        if name == "by batch":
+            policy = policy.at_context(self.row.context_len)
+        return dataclasses.replace(self, policy=policy, policy_name=name)
+
+
+def served_layouts(load: Load, model: ModelSpec, *, widest: bool = False) -> list[ServedLayout]:
+    """Each way to spread a replica without a draft, and with the drafts that serve most there, of
+    those that a release of the engine runs unless one was requested. `widest`: the usual way at its
+    largest tp size alone.
+
+    Raises CapacityError where nothing fits, or nothing keeps the limits.
+    """
+    cases = _cases(load, model, widest=widest)
+    layouts: list[ServedLayout] = []
+    refused: list[CapacityError] = []
+    for case in cases:
+        try:
+            rows = _rows_of_released(case)
+        except CapacityError as error:
+            refused.append(error)
+            continue
+        drafted = [layout for layout in rows if layout.row.is_speculative]
+        drafted.sort(key=lambda layout: layout.rate)
+        layouts += [layout for layout in rows if layout.option is None]
+        layouts += [layout.with_policy("by batch") for layout in drafted[-MOST_DRAFTS:]]
+    if layouts:
+        return layouts
+    if refused:
+        raise refused[0]
+    raise CapacityError(
+        "nothing keeps the limits on latency, not even for one request at a time on an idle device"
+    )
+
+
+def _cases(load: Load, model: ModelSpec, *, widest: bool) -> list[Case]:
+    """One for each spread and tp size, with the batch to be searched under the load's limits."""
+    asked = msgspec.structs.replace(load.request, workload=load.workload)
+    (lengths,) = lengths_of(asked)
+    request = msgspec.structs.replace(
+        asked,
+        num_gpus=asked.num_gpus or _node(asked, model, lengths),
+        tpot_limit_s=load.tpot_limit_s,
+        ttft_limit_s=load.ttft_limit_s,
+    )
+    hardware = request.hardware[0]
+    engine = engine_of(request, hardware)
+    options, _ = draft_options(model, request, engine=engine, context=int(lengths.prompt_len))
+    ways = resolve(request, model, hardware, options, lengths)
+    if widest:
+        largest = max(ways[0].tp_sizes)
+        return [dataclasses.replace(ways[0], tp_sizes=(largest,), searches_batch=True)]
+    return [
+        dataclasses.replace(way, tp_sizes=(tp,), searches_batch=True)
+        for way in ways
+        for tp in way.tp_sizes
+    ]
+
+
+def _rows_of_released(case: Case) -> list[ServedLayout]:
+    """The best rows with drafts that a release of the engine runs; with all where the plugin's are
+    admitted.
+    """
+    request = case.request
+    if request.names_a_draft or request.plugin or request.acceptance_rate is not None:
+        return _best_rows(case)
+    options = tuple(option for option in case.options if _is_released(option, case.engine))
+    return _best_rows(dataclasses.replace(case, options=options))
+
+
+def _is_released(option: DraftOption, engine: EngineProfile) -> bool:
+    return draft_kind(option.draft, option.method) not in engine.draft_notes
+
+
+def _best_rows(case: Case) -> list[ServedLayout]:
+    """The row of each draft, and of none, that serves most within the limits."""
+    layouts = []
+    for found in search(case, None):
+        row = max(found.rows, key=objective)
+        layouts.append(ServedLayout(case=case, option=found.option, row=row))
+    return layouts
+
+
+def _node(request: PlanRequest, model: ModelSpec, lengths: Lengths) -> int | None:
+    """Devices of a node, over which layouts are searched where none was given."""
+    is_spread = max(request.pp_size or 1, request.ep_size or 1) > 1
+    if request.tp_size or request.dp_attention or is_spread:
+        return None
+    free = msgspec.structs.replace(request, num_gpus=None)
+    case = resolve(free, model, request.hardware[0], [], lengths)[0]
+    return max(case.tp_sizes)

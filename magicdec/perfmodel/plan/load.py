@@ -1,0 +1,264 @@
+"""The load of a plan for a rate: which requests arrive when, and which limits they have to keep.
+
+A simulation is as large as the question needs. Under round-robin all replicas see arrivals of the
+same law and never wait for each other, so that a few of many stand for all: as many as receive
+ENOUGH_REQUESTS in all. With least-loaded balancing at least LEAST_BALANCED are simulated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from magicdec.counts import Array
+from magicdec.errors import ConfigError
+from magicdec.perfmodel.plan.request import PlanRequest
+from magicdec.perfmodel.traffic.replica import Work
+from magicdec.perfmodel.traffic.requests import (
+    ALL_TURNS,
+    MAX_RATE,
+    MIN_RATE,
+    Requests,
+    Schedule,
+    Turns,
+    drawn,
+    read_requests,
+)
+from magicdec.perfmodel.traffic.simulate import Outcome
+from magicdec.specs.model import ModelSpec
+from magicdec.specs.workload import RequestShape, WorkloadSpec
+
+MIN_REQUESTS = 500
+MAX_REQUESTS = 3000
+SPAN_S = 400.0
+"""Drawn requests are those of this time, within MIN_REQUESTS and MAX_REQUESTS."""
+ENOUGH_REQUESTS = 3000
+"""Replicas that receive so many, in SPAN_S of a constant rate, stand for all."""
+MAX_SHAPES = 512
+"""Requests of a trace that stand for its lengths in the analytic answer."""
+MIN_SCHEDULED = 20
+MAX_SCHEDULED = 20_000
+LEAST_BALANCED = 8
+WINDOWS = 5
+"""Equal parts of a schedule, in each of which limits are to hold."""
+MAX_WORK = 4_000_000
+"""Passes of schedulers that one question may simulate: some minutes of one core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Arrivals, and limits on latencies: means, and 95th percentiles."""
+
+    request: PlanRequest
+    workload: WorkloadSpec
+    trace: Requests | None
+    schedule: Schedule | None = None
+    """A rate that changes over time."""
+    work: Work = dataclasses.field(
+        default_factory=lambda: Work(MAX_WORK), compare=False, repr=False
+    )
+    samples: bool = True
+    """Whether few replicas may stand for many."""
+
+    @classmethod
+    def of(cls, request: PlanRequest, model: ModelSpec) -> Load:
+        """Raises ConfigError for what is lacking, or a request that the model cannot read."""
+        schedule = None
+        if isinstance(request.rate, str):
+            schedule = _schedule(request.rate)
+        elif request.rate is not None and request.rate < MIN_RATE:
+            raise ConfigError(
+                f"rate must be at least {MIN_RATE:g} requests/s, not {request.rate:g}"
+            )
+        if request.requests is None:
+            return cls(request=request, workload=_workload(request), trace=None, schedule=schedule)
+        trace = read_requests(request.requests, request.columns)
+        if request.workload is not None or request.cached_len:
+            raise ConfigError(
+                "--requests says lengths and what is cached; leave --workload and --cached out"
+            )
+        if schedule is not None:
+            raise ConfigError(
+                "--requests says when requests arrive; give one --rate with it, or none"
+            )
+        if request.rate is None and not trace.rate:
+            raise ConfigError(
+                f"{request.requests} holds arrivals at one time only (more than {MAX_RATE:g} in "
+                "a second); give --rate too"
+            )
+        _check_lengths(trace, request.requests, model)
+        return cls(request=request, workload=_shapes(trace), trace=trace)
+
+    @property
+    def rate(self) -> float:
+        """Requests per second, the mean of a schedule."""
+        if self.schedule is not None:
+            return self.schedule.mean
+        if self.request.rate is not None:
+            return cast(float, self.request.rate)
+        return cast(Requests, self.trace).rate
+
+    @property
+    def peak(self) -> float:
+        """The highest rate."""
+        if self.schedule is None:
+            return self.rate
+        return float(self.schedule.rates.max())
+
+    def replicas(self, rate: float, replicas: int) -> int:
+        """Replicas to simulate of so many that share this rate."""
+        if not self.samples:
+            return replicas
+        if self.trace is not None:
+            arriving = float(len(self.trace))
+        elif self.schedule is not None:
+            arriving = self.schedule.count * rate / self.schedule.mean
+        else:
+            arriving = rate * SPAN_S
+        enough = math.ceil(ENOUGH_REQUESTS * replicas / max(arriving, 1.0))
+        if self.request.balance == "least-loaded":
+            enough = max(enough, LEAST_BALANCED)
+        return min(max(enough, 1), replicas)
+
+    def requests(self, rate: float, replicas: int = 1, *, seed: int = 0) -> Requests:
+        """The requests of the replicas that are simulated: the trace's at this rate, or as many as
+        its mean takes to show.
+        """
+        turns = Turns(mine=self.replicas(rate, replicas), every=replicas)
+        is_in_turns = self.request.balance != "least-loaded"
+        if self.trace is not None:
+            traced = self._traced(self.trace, rate, seed)
+            return traced.part(turns.of(len(traced)) if is_in_turns else turns.evenly(len(traced)))
+        count = min(max(rate * turns.share * SPAN_S, MIN_REQUESTS), MAX_REQUESTS)
+        if not is_in_turns:
+            rate = rate * turns.share
+            turns = ALL_TURNS
+        if self.schedule is not None:
+            return self._scheduled(self.schedule.at_rate(rate), turns, seed)
+        return self._drawn(int(count), rate, turns, seed)
+
+    def _drawn(self, count: int, rate: float, turns: Turns, seed: int) -> Requests:
+        requests = drawn(
+            count,
+            rate=rate,
+            workload=self.workload,
+            burstiness=self.request.burstiness,
+            seed=seed,
+            turns=turns,
+        )
+        cached = self.request.cached.of(requests.prompt_len).astype(np.int64)
+        return dataclasses.replace(requests, cached_len=cached)
+
+    def _scheduled(self, schedule: Schedule, turns: Turns, seed: int) -> Requests:
+        """Raises ConfigError where chance draws none."""
+        mean = schedule.count * turns.share
+        enough = mean + 10.0 * math.sqrt(mean * max(self.request.burstiness, 1.0)) + 10.0
+        found = schedule.paced(self._drawn(int(enough), 1.0, turns, seed))
+        if not len(found):
+            raise ConfigError(
+                "no request arrives within the schedule; lower --burstiness, or lengthen it"
+            )
+        return found
+
+    def _traced(self, trace: Requests, rate: float, seed: int) -> Requests:
+        """The trace at another rate; a trace whose requests all arrive at once takes drawn arrivals."""
+        if trace.rate:
+            return trace.at_rate(rate)
+        arrivals = drawn(
+            len(trace),
+            rate=rate,
+            workload=self.workload,
+            burstiness=self.request.burstiness,
+            seed=seed,
+        )
+        return dataclasses.replace(trace, arrival_s=arrivals.arrival_s)
+
+    def kept_by(self, outcome: Outcome) -> bool:
+        """Whether an outcome keeps the limits; those of a schedule in each of its WINDOWS."""
+        if outcome.is_overloaded:
+            return False
+        if self.schedule is None:
+            return self._is_kept(outcome)
+        return all(self._is_kept(window) for window in outcome.windows(WINDOWS))
+
+    def _is_kept(self, outcome: Outcome) -> bool:
+        asked = self.request
+        is_prompt = _is_within(outcome.ttft_s, mean=asked.ttft_limit_s, p95=asked.ttft_p95_s)
+        is_fast = _is_within(outcome.tpot_s, mean=asked.tpot_limit_s, p95=asked.tpot_p95_s)
+        return is_prompt and is_fast
+
+    @property
+    def ttft_limit_s(self) -> float | None:
+        """The limit that a single request is held to."""
+        return _tighter(self.request.ttft_p95_s, self.request.ttft_limit_s)
+
+    @property
+    def tpot_limit_s(self) -> float | None:
+        """The limit that a single request is held to."""
+        return _tighter(self.request.tpot_p95_s, self.request.tpot_limit_s)
+
+
+def _schedule(text: str) -> Schedule:
+    schedule = Schedule.of(text)
+    if schedule.count < MIN_SCHEDULED:
+        raise ConfigError(
+            f"a schedule of {schedule.count:.3g} requests is too short to plan with; it takes at "
+            f"least {MIN_SCHEDULED}"
+        )
+    return schedule
+
+
+def _workload(request: PlanRequest) -> WorkloadSpec:
+    """The lengths of drawn requests."""
+    if request.workload is not None:
+        return request.workload
+    if not request.gen_len:
+        raise ConfigError(
+            "a rate needs lengths: --gen-len with --context, --workload, or --requests"
+        )
+    (context, *others) = request.context_lens
+    if others:
+        raise ConfigError("a plan for a rate takes one --context; a --workload holds several")
+    return WorkloadSpec(requests=(RequestShape(prompt_len=context, gen_len=request.gen_len),))
+
+
+def _check_lengths(trace: Requests, path: str, model: ModelSpec) -> None:
+    tokens = trace.prompt_len + trace.output_len
+    longest = int(np.argmax(tokens))
+    if tokens[longest] > model.longest_context:
+        raise ConfigError(
+            f"request {longest + 1} of {path} has {tokens[longest]} tokens, prompt and output "
+            f"together; {model.name} reads at most {model.longest_context}"
+        )
+
+
+def _shapes(trace: Requests) -> WorkloadSpec:
+    """The lengths of evenly chosen requests, weighted."""
+    count = min(len(trace), MAX_SHAPES)
+    chosen = np.unique(np.linspace(0, len(trace) - 1, count).astype(int))
+    prompts = trace.prompt_len[chosen].tolist()
+    outputs = trace.output_len[chosen].tolist()
+    counted = Counter(zip(prompts, outputs, strict=True))
+    shapes = [
+        RequestShape(prompt_len=prompt, gen_len=output, weight=weight)
+        for (prompt, output), weight in counted.items()
+    ]
+    return WorkloadSpec(requests=tuple(shapes))
+
+
+def _is_within(seconds: Array, *, mean: float | None, p95: float | None) -> bool:
+    if not len(seconds):
+        return True
+    if mean is not None and float(seconds.mean()) > mean:
+        return False
+    return p95 is None or float(np.quantile(seconds, 0.95)) <= p95
+
+
+def _tighter(first: float | None, second: float | None) -> float | None:
+    given = [limit for limit in (first, second) if limit is not None]
+    return min(given, default=None)

@@ -1,0 +1,155 @@
+"""Layouts tried by simulation: the fewest replicas that keep a load's limits, and the highest rate
+that a number of them keeps.
+
+Both searches start at the analytic answer and are bounded by it: a load of BEYOND times what
+Little's law gives is taken as too much without a simulation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+from magicdec.perfmodel.plan.layouts import ServedLayout
+from magicdec.perfmodel.plan.load import Load
+from magicdec.perfmodel.traffic.simulate import WARM_UP, Balance, Outcome, Server, simulate
+
+BEYOND = 4.0
+"""No replicas keep so many times the rate of Little's law."""
+LOWEST = 1e-3
+"""Share of the rate of Little's law below which none is searched: requests meet no other there."""
+MOST_CELLS = 1_000_000
+"""Replicas times requests of one simulation: each replica keeps times of all requests."""
+RATIO = 1.02
+"""Factor from one searched rate to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A layout with its tables, simulated at any rate on any number of replicas."""
+
+    load: Load
+    layout: ServedLayout
+    outcomes: dict[tuple[float, int, int], Outcome] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    @cached_property
+    def server(self) -> Server:
+        return self.layout.server(self.load.requests(self.load.rate))
+
+    def at(self, rate: float, replicas: int, *, seed: int = 0) -> Outcome:
+        key = (rate, replicas, seed)
+        if key not in self.outcomes:
+            self.outcomes[key] = self._simulated(rate, replicas, seed)
+        return self.outcomes[key]
+
+    def _simulated(self, rate: float, replicas: int, seed: int) -> Outcome:
+        is_drawn = self.load.trace is None and self.load.schedule is None
+        return simulate(
+            self.server,
+            self.load.requests(rate, replicas, seed=seed),
+            replicas=self.load.replicas(rate, replicas),
+            of_replicas=replicas,
+            balance=cast(Balance, self.load.request.balance),
+            seed=seed,
+            warm_up=WARM_UP if is_drawn else 0.0,
+            work=self.load.work,
+        )
+
+    def keeps(self, rate: float, replicas: int) -> bool:
+        return self.load.kept_by(self.at(rate, replicas))
+
+    def most_replicas(self, most_devices: int) -> int:
+        """Replicas on so many devices, as far as one simulation can hold them: with bursts no
+        number of replicas may keep up.
+        """
+        most = most_devices // self.layout.row.num_gpus
+        rate = self.load.rate
+        while most > 1:
+            requests = len(self.load.requests(rate, most))
+            if self.load.replicas(rate, most) * requests <= MOST_CELLS:
+                break
+            most //= 2
+        return most
+
+    def fewest(self, most_devices: int) -> int | None:
+        """The fewest replicas that keep the limits; None where so many devices do not."""
+        most = self.most_replicas(most_devices)
+        needed = self.load.peak / max(self.layout.rate, 1e-9)
+        if most < 1 or needed > BEYOND * most:
+            return None
+
+        def keeps(replicas: int) -> bool:
+            return self.keeps(self.load.rate, replicas)
+
+        return least(keeps, start=min(math.ceil(needed), most), low=1, high=most)
+
+    def highest_rate(self, replicas: int) -> float | None:
+        """Highest rate (within 2 %) at which `replicas` replicas meet the limits. Never below the
+        requested rate if they meet it there; 0.0: none; None: the requests are too few to exceed
+        the limits at any rate.
+        """
+        rate = self.load.rate
+        analytic = max(self.layout.rate * replicas, 1e-9)
+        guess = _steps(analytic / self.load.peak)
+
+        def fails(step: int) -> bool:
+            return not self.keeps(rate * RATIO**step, replicas)
+
+        if self.keeps(rate, replicas):
+            low = 1
+            high = max(_steps(BEYOND * analytic / rate), _steps(BEYOND))
+        else:
+            low = min(_steps(LOWEST * analytic / rate), _steps(LOWEST))
+            high = 0
+        failing = least(fails, start=min(max(guess, low), high), low=low, high=high)
+        if failing is None:
+            return None
+        if failing == low < 1:
+            return 0.0
+        return rate * RATIO ** (failing - 1)
+
+
+def _steps(ratio: float) -> int:
+    """Steps of RATIO between two rates."""
+    return math.floor(math.log(ratio) / math.log(RATIO))
+
+
+def least(holds: Callable[[int], bool], *, start: int, low: int, high: int) -> int | None:
+    """The least number from `low` to `high` that holds, where all above it do; None: not even
+    `high` does. It is looked for in doubling steps away from `start`, then by halves.
+    """
+    step = 1
+    if holds(start):
+        holding = start
+        while holding > low:
+            tried = max(holding - step, low)
+            if not holds(tried):
+                return bisect(tried, holding, holds)
+            holding = tried
+            step *= 2
+        return holding
+    failing = start
+    while failing < high:
+        tried = min(failing + step, high)
+        if holds(tried):
+            return bisect(failing, tried, holds)
+        failing = tried
+        step *= 2
+    return None
+
+
+def bisect(failing: int, holding: int, holds: Callable[[int], bool]) -> int:
+    """The least number above `failing`, which does not hold, up to `holding`, which does."""
+    while holding - failing > 1:
+        middle = (failing + holding) // 2
+        if holds(middle):
+            holding = middle
+        else:
+            failing = middle
+    return holding
