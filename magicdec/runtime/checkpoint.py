@@ -1,19 +1,23 @@
-"""Where weights come from: a Hugging Face directory (safetensors only, never pickle), or a seeded generator.
+"""Where weights come from: a Hugging Face directory (safetensors only, never pickle), or a seeded
+generator.
 
-A matrix [outputs, inputs] that is published in fewer bits is stored as several tensors: codes, of which a word may hold
-several, and what groups of them share. FORMATS says for each storage (specs/quantization.py) which tensors these are,
-which side of the matrix each dimension runs along, and in which steps; so any part of the matrix is read from the parts
-of the tensors that it touches, and widened to numbers that stand where the matrix's do.
+A matrix [outputs, inputs] that is published in fewer bits is stored as several tensors: codes, of
+which a word may hold several, and what groups of them share. FORMATS says for each storage
+(specs/quantization.py) which tensors these are, which side of the matrix each dimension runs along,
+and in which steps; so any part of the matrix is read from the parts of the tensors that it touches,
+and widened to numbers that stand where the matrix's do.
 
     scaled         e4m3 or int8, (code - zero) · scale: of the matrix, a row, a group of inputs, or a block
                    (DeepSeek-V3, FBGEMM, compressed-tensors, ModelOpt)
-    gptq, gptq_v2  (code - zero) · scale of a group of inputs; inputs first, words along them; the former stores
+    gptq, gptq_v2  (code - zero) · scale of a group of inputs; inputs first, words along them; the
+    former stores
                    zero - 1; g_idx gives each input's group where they are ordered by activation
     awq            likewise, words along the outputs, in an order of their own
     packed         int4 or int8, words along the inputs (compressed-tensors)
     nvfp4          pairs of e2m1 per byte, the lower half first, an e4m3 scale per 16 inputs and one of the matrix;
                    nvfp4_inverse stores that one's reciprocal (compressed-tensors)
-    mxfp4, mxfp8   e2m1 or e4m3 times 2^(scale - 127) per 32 inputs (OCP MX 1.0); gpt-oss stacks its experts
+    mxfp4, mxfp8   e2m1 or e4m3 times 2^(scale - 127) per 32 inputs (OCP MX 1.0); gpt-oss stacks its
+    experts
 """
 
 from __future__ import annotations
@@ -45,20 +49,23 @@ UNUSED_SCALES = (
     ".weight_shape", ".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale", ".output_scale",
     ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale", ".k_zero_point", ".v_zero_point",
 )  # fmt: skip
-"""How tensors end that quantise activations or a cache, which stay wide here, or that say again what others do."""
+"""How tensors end that quantise activations or a cache, which stay wide here, or that say again
+what others do.
+"""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The values of the sixteen codes."""
 MX_EXPONENT_BIAS = 127
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word each of eight outputs stands."""
 WORD_BITS = {"I32": 32, "U8": 8}
+WHOLE_NUMBERS = ("I64", "I32", "BOOL", "U8")
 FLOATS = ("F64", "F32", "F16", "BF16")
 Unit = Literal["one", "word", "group", "block", "all"]
 
 
 class Side(NamedTuple):
-    """The side of the matrix, outputs (0) or inputs (1), that a stored tensor's dimension runs along; an entry stands
-    for one of them, for those in a word, or for those that share a scale."""
+    """The side of the matrix, outputs (0) or inputs (1), that a stored tensor's dimension runs
+    along; an entry stands for one of them, for those in a word, or for those that share a scale."""
 
     axis: Literal[0, 1]
     unit: Unit = "one"
@@ -69,13 +76,21 @@ class Side(NamedTuple):
         if self.unit == "word":
             return WORD_BITS[dtype] // scheme.bits
         if self.unit == "block":
-            return size if scheme.block is None else scheme.block[self.axis]
+            if scheme.block is None:
+                return size
+            return scheme.block[self.axis]
         return {"one": 1, "group": scheme.group_size or size, "all": size}[self.unit]
 
 
-OUT, IN, WORDS_OUT, WORDS_IN = Side(0), Side(1), Side(0, "word"), Side(1, "word")
-GROUPS, BLOCK_OUT, BLOCK_IN = Side(1, "group"), Side(0, "block"), Side(1, "block")
-ALL_OUT, ALL_IN = Side(0, "all"), Side(1, "all")
+OUT = Side(0)
+IN = Side(1)
+WORDS_OUT = Side(0, "word")
+WORDS_IN = Side(1, "word")
+GROUPS = Side(1, "group")
+BLOCK_OUT = Side(0, "block")
+BLOCK_IN = Side(1, "block")
+ALL_OUT = Side(0, "all")
+ALL_IN = Side(1, "all")
 Layout = tuple[Side, ...]
 PER_MATRIX: tuple[Layout, ...] = ((), (ALL_OUT,), (ALL_OUT, ALL_IN))
 PER_BLOCK: tuple[Layout, ...] = ((BLOCK_OUT, BLOCK_IN), (BLOCK_OUT, ALL_OUT, BLOCK_IN, ALL_IN))
@@ -101,8 +116,8 @@ def _one(name: str, *layouts: Layout, dtypes: tuple[str, ...] = FLOATS, **option
 
 
 Format = Mapping[str, Stored]
-"""A way of storing a matrix: its tensors by role (codes; groups, the group of each input; scales or exponents, zeros,
-and the factor or divisor of the whole matrix)."""
+"""A way of storing a matrix: its tensors by role (codes; groups, the group of each input; scales or
+exponents, zeros, and the factor or divisor of the whole matrix)."""
 _SCALES = _one("scales", (GROUPS, OUT))
 _EXPONENTS = _one("weight_scale", (OUT, GROUPS), dtypes=("U8", "F8_E8M0"))
 _SMALL_SCALES = _one("weight_scale", (OUT, GROUPS), dtypes=("F8_E4M3",))
@@ -121,9 +136,12 @@ FORMATS: Mapping[str, Format] = {
     "scaled": {
         "codes": _one("weight", (OUT, IN), dtypes=("F8_E4M3", "I8")),
         "scales": Stored(
-            names=("weight_scale", "weight_scale_inv"), layouts=(*PER_BLOCK, *PER_MATRIX, (OUT, GROUPS), (OUT,))
+            names=("weight_scale", "weight_scale_inv"),
+            layouts=(*PER_BLOCK, *PER_MATRIX, (OUT, GROUPS), (OUT,)),
         ),
-        "zeros": _one("weight_zero_point", *PER_MATRIX, (OUT, GROUPS), dtypes=("I8",), is_optional=True),
+        "zeros": _one(
+            "weight_zero_point", *PER_MATRIX, (OUT, GROUPS), dtypes=("I8",), is_optional=True
+        ),
     },
     "gptq": _gptq(zero_offset=1),
     "gptq_v2": _gptq(zero_offset=0),
@@ -148,7 +166,10 @@ FORMATS: Mapping[str, Format] = {
         "scales": _SMALL_SCALES,
         "divisor": _one("weight_global_scale", *PER_MATRIX),
     },
-    "mxfp4": {"codes": _one("weight_packed", (OUT, WORDS_IN), dtypes=("U8",)), "exponents": _EXPONENTS},
+    "mxfp4": {
+        "codes": _one("weight_packed", (OUT, WORDS_IN), dtypes=("U8",)),
+        "exponents": _EXPONENTS,
+    },
     "mxfp8": {"codes": _one("weight", (OUT, IN), dtypes=("F8_E4M3",)), "exponents": _EXPONENTS},
 }
 """By Scheme.storage."""
@@ -158,25 +179,42 @@ class TensorSource(Protocol):
     """Gives named tensors of known shape, or a part of them."""
 
     def read(self, name: str, shape: tuple[int, ...], *part: slice) -> Tensor:
-        """A part of a tensor which as a whole must have `shape`: a slice of each of the first dimensions."""
+        """A part of a tensor which as a whole must have `shape`: a slice of each of the first
+        dimensions.
+        """
 
-    def check_all_read(self, beside: tuple[str, ...] = ()) -> None:
-        """Raises CheckpointError when there is a tensor that nobody asked for: the model computes something else.
+    def read_numbers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A whole tensor of integers or booleans, as it is stored."""
 
-        Names that begin with one of `beside` are none of its business."""
+    def check_all_read(
+        self, beside: tuple[str, ...] = (), *, within: tuple[str, ...] = ("",)
+    ) -> None:
+        """Raises CheckpointError when there is a tensor that nobody asked for: the model computes
+        something else.
+
+        Names that begin with one of `beside`, or with none of `within`, are none of its
+        business."""
 
     def __contains__(self, name: str) -> bool: ...
 
 
 class CheckpointDirectory:
-    """The safetensors files of a directory. Only the wanted part of each tensor is read, and widened where it is
-    published in fewer bits. Raises CheckpointError when there are none, one is damaged or missing, or a tensor is
-    absent, misshapen, or not of the numbers that the configuration says."""
+    """The safetensors files of a directory. Only the wanted part of each tensor is read, and
+    widened where it is published in fewer bits. Raises CheckpointError when there are none, one is
+    damaged or missing, or a tensor is absent, misshapen, or not of the numbers that the
+    configuration says."""
 
     def __init__(
-        self, directory: Path, *, device: torch.device, dtype: torch.dtype, quantization: Quantization | None = None
+        self,
+        directory: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: Quantization | None = None,
     ) -> None:
-        self._device, self._dtype, self._quantization = device, dtype, quantization
+        self._device = device
+        self._dtype = dtype
+        self._quantization = quantization
         self._directory = directory
         self._files: dict[str, Any] = {}
         self._read: set[str] = set()
@@ -184,7 +222,9 @@ class CheckpointDirectory:
             try:
                 file = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
+                raise CheckpointError(
+                    f"{path} is not a readable safetensors file: {error}"
+                ) from error
             for name in file.keys():  # noqa: SIM118  (not a dict)
                 self._files[name] = file
 
@@ -192,9 +232,13 @@ class CheckpointDirectory:
         return name in self._files
 
     def read(self, name: str, shape: tuple[int, ...], *part: slice) -> Tensor:
-        scheme = self._scheme(name) if len(shape) == 2 else None
+        scheme = None
+        if len(shape) == 2:
+            scheme = self._scheme(name)
         if scheme is not None:
-            wanted = _Matrix(self, name.removesuffix(WEIGHT), (shape[0], shape[1]), scheme).read(*part)
+            wanted = _Matrix(self, name.removesuffix(WEIGHT), (shape[0], shape[1]), scheme).read(
+                *part
+            )
         elif name + "_blocks" in self._files and len(shape) == 3:
             wanted = self._read_mxfp4(name, shape, *part)
         else:
@@ -203,7 +247,9 @@ class CheckpointDirectory:
         return torch.empty(wanted.shape, device=self._device, dtype=self._dtype).copy_(wanted)
 
     def _scheme(self, name: str) -> Scheme | None:
-        """How a matrix is stored: None where nothing, or the file, says that it is in 16 or 32 bits."""
+        """How a matrix is stored: None where nothing, or the file, says that it is in 16 or 32
+        bits.
+        """
         if self._quantization is None or not name.endswith(WEIGHT):
             return None
         module = name.removesuffix(WEIGHT)
@@ -217,26 +263,39 @@ class CheckpointDirectory:
         return None if is_wide else scheme
 
     def _read_mxfp4(
-        self, name: str, shape: tuple[int, ...], experts: slice = ALL, inputs: slice = ALL, outputs: slice = ALL
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        experts: slice = ALL,
+        inputs: slice = ALL,
+        outputs: slice = ALL,
     ) -> Tensor:
-        """A part of stacked experts' matrices [E, inputs, outputs], stored as [E, outputs, inputs] in mxfp4."""
+        """A part of stacked experts' matrices [E, inputs, outputs], stored as [E, outputs, inputs]
+        in mxfp4.
+        """
         count, num_inputs, num_outputs = shape
         groups = num_inputs // MX_GROUP
         stored = (count, num_outputs, groups)
         first, stop, _ = inputs.indices(num_inputs)
         touched = slice(first // MX_GROUP, -(-stop // MX_GROUP))
-        blocks = self.view(name + "_blocks", ((*stored, MX_GROUP // 2),), ("U8",))[experts, outputs, touched]
+        blocks = self.view(name + "_blocks", ((*stored, MX_GROUP // 2),), ("U8",))[
+            experts, outputs, touched
+        ]
         scales = self.view(name + "_scales", (stored,), ("U8",))[experts, outputs, touched]
         pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
-        wide = torch.ldexp(torch.tensor(E2M1)[pairs.long()], scales.int()[..., None] - MX_EXPONENT_BIAS).flatten(-2)
+        wide = torch.ldexp(
+            torch.tensor(E2M1)[pairs.long()], scales.int()[..., None] - MX_EXPONENT_BIAS
+        ).flatten(-2)
         offset = touched.start * MX_GROUP
         return wide[..., first - offset : stop - offset].transpose(1, 2)
 
     def view(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: tuple[str, ...]) -> Any:
-        """A tensor that is not read yet, of one of these shapes. Raises CheckpointError where it is absent, misshapen
-        or of another format."""
+        """A tensor that is not read yet, of one of these shapes. Raises CheckpointError where it is
+        absent, misshapen or of another format."""
         if name not in self._files:
-            raise CheckpointError(f"{self._directory} has no tensor {name}, which its config.json calls for")
+            raise CheckpointError(
+                f"{self._directory} has no tensor {name}, which its config.json calls for"
+            )
         self._read.add(name)
         view = self._files[name].get_slice(name)
         if view.get_dtype() not in dtypes:
@@ -250,14 +309,32 @@ class CheckpointDirectory:
             raise CheckpointError(
                 f"{self._directory}: tensor {name} has shape {list(found)}, but its config.json calls for {expected}"
             )
-        return view if found else self._files[name].get_tensor(name)
+        if found:
+            return view
+        return self._files[name].get_tensor(name)
 
-    def check_all_read(self, beside: tuple[str, ...] = ()) -> None:
-        unused = COMPUTED_TENSORS if self._quantization is None else COMPUTED_TENSORS + UNUSED_SCALES
-        unread = (name for name in self._files if name not in self._read and not name.startswith(beside))
-        left = sorted(name for name in unread if not name.endswith(unused) and not self._is_empty_bias(name))
+    def read_numbers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        stored = self.view(name, (shape,), WHOLE_NUMBERS)[...]
+        return torch.empty(shape, device=self._device, dtype=stored.dtype).copy_(stored)
+
+    def check_all_read(
+        self, beside: tuple[str, ...] = (), *, within: tuple[str, ...] = ("",)
+    ) -> None:
+        unused: tuple[str, ...] = COMPUTED_TENSORS
+        if self._quantization is not None:
+            unused += UNUSED_SCALES
+        asked_for = [name for name in self._files if name.startswith(within)]
+        unread = [
+            name for name in asked_for if name not in self._read and not name.startswith(beside)
+        ]
+        left = sorted(
+            name for name in unread if not name.endswith(unused) and not self._is_empty_bias(name)
+        )
         if left:
-            more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+            if len(left) > 1:
+                more = f" (and {len(left) - 1} more)"
+            else:
+                more = ""
             raise CheckpointError(
                 f"{self._directory}: tensor {left[0]}{more} has no place in the model that its config.json describes"
             )
@@ -273,8 +350,13 @@ class CheckpointDirectory:
 class _Matrix:
     """A matrix [outputs, inputs] that is published in fewer bits."""
 
-    def __init__(self, files: CheckpointDirectory, module: str, shape: tuple[int, int], scheme: Scheme) -> None:
-        self._files, self._module, self._shape, self._scheme = files, module, shape, scheme
+    def __init__(
+        self, files: CheckpointDirectory, module: str, shape: tuple[int, int], scheme: Scheme
+    ) -> None:
+        self._files = files
+        self._module = module
+        self._shape = shape
+        self._scheme = scheme
         if shape[1] % (scheme.group_size or 1):
             raise CheckpointError(
                 f"{module} has {shape[1]} inputs, which is no multiple of its group size {scheme.group_size}"
@@ -287,15 +369,22 @@ class _Matrix:
         for role, stored in FORMATS[str(self._scheme.storage)].items():
             tensor = self._aligned(stored, part, groups)
             if role == "groups":
-                groups = None if tensor is None else self._ordered_groups(tensor.flatten().long(), part[1])
+                if tensor is None:
+                    groups = None
+                else:
+                    groups = self._ordered_groups(tensor.flatten().long(), part[1])
             elif tensor is not None:
                 found[role] = tensor
         return _widened(found, self._scheme).expand(len(part[0]), len(part[1]))
 
     def _ordered_groups(self, groups: Tensor, inputs: range) -> Tensor | None:
-        """The group of each input of a part; None where they stand in order, or are left unsaid (-1)."""
+        """The group of each input of a part; None where they stand in order, or are left unsaid
+        (-1).
+        """
         size = self._scheme.group_size or self._shape[1]
-        if (groups == -1).any() or torch.equal(groups, torch.arange(inputs.start, inputs.stop) // size):
+        if (groups == -1).any() or torch.equal(
+            groups, torch.arange(inputs.start, inputs.stop) // size
+        ):
             return None
         count = -(-self._shape[1] // size)
         if groups.min() < 0 or groups.max() >= count:
@@ -304,28 +393,37 @@ class _Matrix:
             )
         return groups
 
-    def _aligned(self, stored: Stored, part: tuple[range, range], groups: Tensor | None) -> Tensor | None:
-        """One of its tensors, as numbers that stand where those of a part do, [outputs, inputs]; a dimension stays 1
-        where all share an entry. None for an optional one that is not there."""
+    def _aligned(
+        self, stored: Stored, part: tuple[range, range], groups: Tensor | None
+    ) -> Tensor | None:
+        """One of its tensors, as numbers that stand where those of a part do, [outputs, inputs]; a
+        dimension stays 1 where all share an entry. None for an optional one that is not there."""
         names = [f"{self._module}.{name}" for name in stored.names]
         name = next((name for name in names if name in self._files), names[0])
         if stored.is_optional and name not in self._files:
             return None
-        scheme, dtype = self._scheme, stored.dtypes[0]
+        scheme = self._scheme
+        dtype = stored.dtypes[0]
         # A scheme of blocks has a scale for each of them, another has none.
         layouts = [
             layout
             for layout in stored.layouts
-            if len(stored.layouts) == 1 or any(side.unit == "block" for side in layout) == (scheme.block is not None)
+            if len(stored.layouts) == 1
+            or any(side.unit == "block" for side in layout) == (scheme.block is not None)
         ]
-        all_steps = [[side.step(self._shape, scheme, dtype) for side in layout] for layout in layouts]
+        all_steps = [
+            [side.step(self._shape, scheme, dtype) for side in layout] for layout in layouts
+        ]
         shapes = [
-            tuple(-(-self._shape[side.axis] // size) for side, size in zip(layout, steps, strict=True))
+            tuple(
+                -(-self._shape[side.axis] // size) for side, size in zip(layout, steps, strict=True)
+            )
             for layout, steps in zip(layouts, all_steps, strict=True)
         ]
         view = self._files.view(name, shapes, stored.dtypes)
         which = shapes.index(tuple(view.shape if isinstance(view, Tensor) else view.get_shape()))
-        layout, steps = layouts[which], all_steps[which]
+        layout = layouts[which]
+        steps = all_steps[which]
         is_ordered = [groups is not None and side.unit == "group" for side in layout]
         wanted = [
             ALL if whole else slice(part[side.axis].start // size, -(-part[side.axis].stop // size))
@@ -350,21 +448,33 @@ class _Matrix:
         if len(sides) == 4:
             return tensor[:, 0, :, 0]
         if len(sides) == 2:
-            return tensor.T if sides == [1, 0] else tensor
-        return tensor.unsqueeze(1 - sides[0]) if sides else tensor.reshape(1, 1)
+            if sides == [1, 0]:
+                return tensor.T
+            return tensor
+        if sides:
+            return tensor.unsqueeze(1 - sides[0])
+        return tensor.reshape(1, 1)
 
 
 def _codes(words: Tensor, dim: int, count: int, bits: int, order: tuple[int, ...] | None) -> Tensor:
     """The codes of words, side by side in the dimension of the words."""
-    places = torch.arange(count) if order is None else torch.tensor(order)
+    if order is None:
+        places = torch.arange(count)
+    else:
+        places = torch.tensor(order)
     shifts = (places * bits).to(words.dtype).view(-1, *[1] * (words.dim() - 1 - dim))
     return (words.unsqueeze(dim + 1) >> shifts & (1 << bits) - 1).flatten(dim, dim + 1)
 
 
 def _widened(parts: Mapping[str, Tensor], scheme: Scheme) -> Tensor:
-    """(code - zero) · scale, or code · 2^(exponent - 127). Packed integers without a zero have it in the middle."""
+    """(code - zero) · scale, or code · 2^(exponent - 127). Packed integers without a zero have it
+    in the middle.
+    """
     codes = parts["codes"]
-    values = torch.tensor(E2M1)[codes.long()] if scheme.dtype in ("nvfp4", "mxfp4") else codes.float()
+    if scheme.dtype in ("nvfp4", "mxfp4"):
+        values = torch.tensor(E2M1)[codes.long()]
+    else:
+        values = codes.float()
     if "exponents" in parts:
         return torch.ldexp(values, parts["exponents"].int() - MX_EXPONENT_BIAS)
     scales = parts["scales"].float()
@@ -378,18 +488,25 @@ def _widened(parts: Mapping[str, Tensor], scheme: Scheme) -> Tensor:
 
 
 def _shard_files(directory: Path) -> list[Path]:
-    """The files that transformers would load: `model.safetensors`, else those of the index; else the only one."""
-    index, single = directory / INDEX_FILE, directory / SINGLE_FILE
+    """The files that transformers would load: `model.safetensors`, else those of the index; else
+    the only one.
+    """
+    index = directory / INDEX_FILE
+    single = directory / SINGLE_FILE
     if single.is_file():
         return [single]
     if index.is_file():
         try:
             names = sorted(set(read_json(index, error=CheckpointError)["weight_map"].values()))
         except (KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index} is not a readable index of safetensors files: {error!r}") from error
+            raise CheckpointError(
+                f"{index} is not a readable index of safetensors files: {error!r}"
+            ) from error
         missing = [name for name in names if not (directory / name).is_file()]
         if missing:
-            raise CheckpointError(f"{directory} lacks {', '.join(missing)}, which {INDEX_FILE} names")
+            raise CheckpointError(
+                f"{directory} lacks {', '.join(missing)}, which {INDEX_FILE} names"
+            )
         return [directory / name for name in names]
     files = sorted(directory.glob("*.safetensors"))
     if len(files) > 1:
@@ -405,25 +522,40 @@ def _shard_files(directory: Path) -> list[Path]:
 
 
 class RandomTensors:
-    """Seeded weights of a sane scale: matrices N(0, 1/columns), norms `norm_weight`, biases 0. A tensor depends on the
-    seed and its name only, so every shard of a model, on any number of ranks, agrees."""
+    """Seeded weights of a sane scale: matrices N(0, 1/columns), norms `norm_weight`, biases 0. A
+    tensor depends on the seed and its name only, so every shard of a model, on any number of ranks,
+    agrees."""
 
-    def __init__(self, *, seed: int, device: torch.device, dtype: torch.dtype, norm_weight: float = 1.0) -> None:
-        self._seed, self._device, self._dtype, self._norm_weight = seed, device, dtype, norm_weight
+    def __init__(
+        self, *, seed: int, device: torch.device, dtype: torch.dtype, norm_weight: float = 1.0
+    ) -> None:
+        self._seed = seed
+        self._device = device
+        self._dtype = dtype
+        self._norm_weight = norm_weight
 
     def __contains__(self, name: str) -> bool:
         return False  # of names that differ between checkpoints, the first are read
 
-    def check_all_read(self, beside: tuple[str, ...] = ()) -> None:
+    def read_numbers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape, device=self._device, dtype=torch.long)
+
+    def check_all_read(
+        self, beside: tuple[str, ...] = (), *, within: tuple[str, ...] = ("",)
+    ) -> None:
         """Nothing is left over: a tensor comes into being when it is read."""
 
     def read(self, name: str, shape: tuple[int, ...], *part: slice) -> Tensor:
         part = part or (ALL,)
         if name.endswith("norm.weight"):
-            return torch.full(shape, self._norm_weight, device=self._device, dtype=self._dtype)[part]
+            return torch.full(shape, self._norm_weight, device=self._device, dtype=self._dtype)[
+                part
+            ]
         if len(shape) == 1:
             return torch.zeros(shape, device=self._device, dtype=self._dtype)[part]
-        generator = torch.Generator(self._device).manual_seed((self._seed << 32) ^ zlib.crc32(name.encode()))
+        generator = torch.Generator(self._device).manual_seed(
+            (self._seed << 32) ^ zlib.crc32(name.encode())
+        )
         whole = torch.empty(shape, device=self._device, dtype=self._dtype)
         whole.normal_(std=1 / math.sqrt(shape[1]), generator=generator)
         return whole[part].contiguous()

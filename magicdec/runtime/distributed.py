@@ -1,6 +1,7 @@
 """Tensor parallelism: one process per shard, and the collectives between them.
 
-A world of one needs no process group; its collectives return their argument. On GPUs they are NCCL's, else gloo's.
+A world of one needs no process group; its collectives return their argument. On GPUs they are
+NCCL's, else gloo's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""The gathering collective into one tensor, by its name from torch 2.13 on and by the one before."""
+"""The gathering collective into one tensor, by its name from torch 2.13 on and by the one before.
+"""
 
 
 class CollectiveClock:
@@ -51,8 +53,8 @@ def now_s(device: torch.device) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel:
-    """This process's place among the `size` shards of a model. `group` is None for the default process group. Ranks are
-    those within the group, which always begins with global rank 0."""
+    """This process's place among the `size` shards of a model. `group` is None for the default
+    process group. Ranks are those within the group, which always begins with global rank 0."""
 
     rank: int = 0
     size: int = 1
@@ -68,7 +70,9 @@ class TensorParallel:
         """The sum over the shards, or the maximum, in place."""
         if self.size > 1:
             operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-            self.clock.run(tensor.device, lambda: dist.all_reduce(tensor, op=operation, group=self.group))
+            self.clock.run(
+                tensor.device, lambda: dist.all_reduce(tensor, op=operation, group=self.group)
+            )
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -87,21 +91,30 @@ class TensorParallel:
         return tensor
 
     def scatter(self, whole: Tensor | None, like: Tensor) -> Tensor:
-        """This rank's part of the last dimension of rank 0's tensor, of the shape and kind of `like`."""
+        """This rank's part of the last dimension of rank 0's tensor, of the shape and kind of
+        `like`.
+        """
         if self.size == 1:
             assert whole is not None
             return whole
         part = torch.empty_like(like)
-        parts = None if whole is None else [chunk.contiguous() for chunk in whole.chunk(self.size, dim=-1)]
+        if whole is None:
+            parts = None
+        else:
+            parts = [chunk.contiguous() for chunk in whole.chunk(self.size, dim=-1)]
         self.clock.run(part.device, lambda: dist.scatter(part, parts, src=0, group=self.group))
         return part
 
     def first(self, size: int) -> TensorParallel | None:
-        """The first `size` ranks as a group of their own; None on the others. Every rank has to call this."""
+        """The first `size` ranks as a group of their own; None on the others. Every rank has to
+        call this.
+        """
         if size == self.size:
             return self
         group = dist.new_group(list(range(size)))
-        return TensorParallel(rank=self.rank, size=size, group=group) if self.rank < size else None
+        if self.rank < size:
+            return TensorParallel(rank=self.rank, size=size, group=group)
+        return None
 
     def slice_of(self, total: int) -> slice:
         """This shard's part of a dimension that the shards divide evenly."""
@@ -110,8 +123,8 @@ class TensorParallel:
         return slice(self.rank * part, (self.rank + 1) * part)
 
     def own_rows(self, tokens: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """The rows of these tokens among this shard's `size` of the vocabulary, any row for another shard's; and which
-        are this shard's."""
+        """The rows of these tokens among this shard's `size` of the vocabulary, any row for another
+        shard's; and which are this shard's."""
         local = tokens - self.rank * size
         return local.clamp(0, size - 1), (local >= 0) & (local < size)
 
@@ -120,15 +133,17 @@ SINGLE = TensorParallel()
 
 
 def join_world(device_type: str = "cpu") -> TensorParallel:
-    """This process's place in the world that its environment describes (torchrun's variables): all ranks are one
-    tensor-parallel group. A world of one where there is no such environment."""
+    """This process's place in the world that its environment describes (torchrun's variables): all
+    ranks are one tensor-parallel group. A world of one where there is no such environment."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return TensorParallel()
     if not dist.is_initialized():
         if device_type == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group(
+            "nccl" if device_type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT
+        )
     return TensorParallel(rank=dist.get_rank(), size=dist.get_world_size())
 
 

@@ -1,10 +1,12 @@
 """The decoding loop: one for autoregressive and speculative decoding.
 
-    propose gamma tokens -> verify them in one pass of the target -> accept some -> keep the draft's state up
+    propose gamma tokens -> verify them in one pass of the target -> accept some -> keep the draft's
+    state up
 
-With gamma 0 the proposal is empty and the target's pass is an autoregressive step. The host reads the device once per
-step, for the emitted tokens. What stands beside the loop: who decodes in which slot (Batch), how tokens are judged
-(verification.py), and how a CUDA device replays the four parts of a step as captured graphs (graphs.py).
+With gamma 0 the proposal is empty and the target's pass is an autoregressive step. The host reads
+the device once per step, for the emitted tokens. What stands beside the loop: who decodes in which
+slot (Batch), how tokens are judged (verification.py), and how a CUDA device replays the four parts
+of a step as captured graphs (graphs.py).
 
 Shape suffixes: B sequences, T tokens, V vocabulary of this shard.
 """
@@ -44,11 +46,12 @@ class NumericalError(MagicdecError):
 class DecodeOptions:
     """How far to decode, and what to measure.
 
-    max_new_tokens: for all sequences, or for each. simulate_acceptance: conditional acceptance rates by position that
-    replace the verdict (the last one holds for all further positions). stop_when_first_ends: end with the first
-    sequence, so that the whole run is steady state. on_step: hears, after each step, (sequence ids, their newly
-    emitted tokens). queue: prompts that take the place of sequences that end, numbered on from the batch's;
-    max_new_tokens and the result's tokens cover them too. policy: chooses each step's gamma, `gamma` at most.
+    max_new_tokens: for all sequences, or for each. simulate_acceptance: conditional acceptance
+        rates by position that replace the verdict (the last one holds for all further positions).
+        stop_when_first_ends: end with the first sequence, so that the whole run is steady state.
+        on_step: hears, after each step, (sequence ids, their newly emitted tokens). queue: prompts
+        that take the place of sequences that end, numbered on from the batch's; max_new_tokens and
+        the result's tokens cover them too. policy: chooses each step's gamma, `gamma` at most.
     cuda_graphs: capture steps where the device can.
     """
 
@@ -67,12 +70,15 @@ class DecodeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeResult:
-    """The decoded tokens, and the time they took. Steady state ends with the step in which a slot first stays
+    """The decoded tokens, and the time they took. Steady state ends with the step in which a slot
+    first stays
     empty: the first sequence ends with no queued prompt to follow it."""
 
     tokens: list[list[int]]
     num_accepted: np.ndarray
-    """Drafted tokens accepted, [steps, sequences]; -1 where the sequence had ended, or was still queued."""
+    """Drafted tokens accepted, [steps, sequences]; -1 where the sequence had ended, or was still
+    queued.
+    """
     gamma: int
     gammas: np.ndarray
     """Drafted tokens of each step: `gamma`, unless a policy chose fewer."""
@@ -101,7 +107,9 @@ class DecodeResult:
 
     @property
     def steady_tokens_per_s(self) -> float:
-        return self.steady_tokens / self.steady_decode_s if self.steady_elapsed_s else 0.0
+        if self.steady_elapsed_s:
+            return self.steady_tokens / self.steady_decode_s
+        return 0.0
 
     @property
     def steady_step_s(self) -> float:
@@ -109,23 +117,33 @@ class DecodeResult:
 
     @property
     def phases_s(self) -> dict[str, float]:
-        """Mean seconds of each phase over the steady state's steps but the first; empty without fences."""
-        steady = {name: times[: self.steady_steps][1:] or times for name, times in self.phases.items()}
+        """Mean seconds of each phase over the steady state's steps but the first; empty without
+        fences.
+        """
+        steady = {
+            name: times[: self.steady_steps][1:] or times for name, times in self.phases.items()
+        }
         return {name: fmean(times) for name, times in steady.items() if times}
 
     @property
     def refilled_tokens_per_s(self) -> float:
         """Throughput of the full batch, prefilling queued prompts included."""
-        return self.steady_tokens / self.steady_elapsed_s if self.steady_elapsed_s else 0.0
+        if self.steady_elapsed_s:
+            return self.steady_tokens / self.steady_elapsed_s
+        return 0.0
 
     @property
     def counts(self) -> Counts:
-        """Drafts tried and accepted by each sequence; a policy may have drafted fewer than `gamma` in a step."""
+        """Drafts tried and accepted by each sequence; a policy may have drafted fewer than `gamma`
+        in a step.
+        """
         return Counts.of_steps(self.num_accepted, self.gammas, self.gamma)
 
 
 @torch.inference_mode()
-def decode(engine: Engine, drafter: Drafter | None, sampling: SamplingSpec, options: DecodeOptions) -> DecodeResult:
+def decode(
+    engine: Engine, drafter: Drafter | None, sampling: SamplingSpec, options: DecodeOptions
+) -> DecodeResult:
     """Decodes all sequences of the engine from where they stand.
 
     Raises:
@@ -158,12 +176,14 @@ class Verdict(NamedTuple):
 
     outcome: Outcome
     packed: Tensor
-    """For the host: the step's tokens, of which the first num_accepted + 1 count; num_accepted; and whether the
-    target's logits were bad. [B, gamma + 3]."""
+    """For the host: the step's tokens, of which the first num_accepted + 1 count; num_accepted; and
+    whether the target's logits were bad. [B, gamma + 3]."""
 
 
 class Step:
-    """The four parts of a step. Each is work on the device only, and is timed and replayed under its name."""
+    """The four parts of a step. Each is work on the device only, and is timed and replayed under
+    its name.
+    """
 
     def __init__(
         self,
@@ -174,21 +194,36 @@ class Step:
         num_sequences: int,
     ) -> None:
         model = engine.model
-        self._engine, self._drafter, self._sampling, self._gamma = engine, drafter, sampling, options.gamma
+        self._engine = engine
+        self._drafter = drafter
+        self._sampling = sampling
+        self._gamma = options.gamma
         self.timer = PhaseTimer(model.device, enabled=options.fences)
-        can_capture = engine.static_shapes and model.can_capture and graphs.can_capture(model.device)
+        can_capture = (
+            engine.static_shapes and model.can_capture and graphs.can_capture(model.device)
+        )
         self.graphs = graphs.StepGraphs(enabled=options.cuda_graphs and can_capture)
-        model.tp.clock.enabled = options.fences and not self.graphs.enabled  # it would wait within a graph
+        model.tp.clock.enabled = (
+            options.fences and not self.graphs.enabled
+        )  # it would wait within a graph
         rates = options.simulate_acceptance if options.gamma else None
         if rates is not None and (not len(rates) or not all(0.0 <= rate <= 1.0 for rate in rates)):
             raise ConfigError(f"simulated acceptance rates must lie between 0 and 1: {list(rates)}")
-        by_position = None if rates is None else [rates[min(i, len(rates) - 1)] for i in range(options.gamma)]
-        self._simulated_T = None if by_position is None else torch.tensor(by_position, device=model.device)
+        if rates is None:
+            by_position = None
+        else:
+            by_position = [rates[min(i, len(rates) - 1)] for i in range(options.gamma)]
+        self._simulated_T = (
+            None if by_position is None else torch.tensor(by_position, device=model.device)
+        )
         self._stream: UniformStream | None = None
         self._numbers: Tensor | None = None  # in a place that captured steps can read them from
         if not sampling.is_greedy or options.simulate_acceptance is not None:
             self._stream = UniformStream(
-                seed=sampling.seed, num_sequences=num_sequences, width=self._gamma + 1, device=model.device
+                seed=sampling.seed,
+                num_sequences=num_sequences,
+                width=self._gamma + 1,
+                device=model.device,
             )
             self._numbers = torch.zeros(engine.batch_size, self._gamma + 1, 3, device=model.device)
 
@@ -200,14 +235,25 @@ class Step:
 
     @part("verify")
     def verify(self, proposal: Proposal | None) -> Tensor:
-        """One pass of the target: its logits after the pending token and each proposed one, [B, gamma + 1, V]."""
-        observer = self._drafter.observer if self._drafter is not None else None
-        return self._engine.forward(self._block(proposal), observer=observer)
+        """One pass of the target: its logits after the pending token and each proposed one, [B,
+        gamma + 1, V].
+        """
+        block_BT = self._block(proposal)
+        if self._drafter is None:
+            return self._engine.forward(block_BT)
+        return self._engine.forward(
+            block_BT, observer=self._drafter.observer, taps=self._drafter.taps
+        )
 
     @part("accept")
     def accept(self, logits_BTV: Tensor, proposal: Proposal | None) -> Verdict:
-        """The proposed tokens up to the first that does not fit stay, and one of the target's own follows them."""
-        simulated_T = None if self._simulated_T is None else self._simulated_T[: logits_BTV.shape[1] - 1]
+        """The proposed tokens up to the first that does not fit stay, and one of the target's own
+        follows them.
+        """
+        if self._simulated_T is None:
+            simulated_T = None
+        else:
+            simulated_T = self._simulated_T[: logits_BTV.shape[1] - 1]
         outcome = verify(
             logits_BTV,
             proposal,
@@ -218,7 +264,9 @@ class Step:
         )
         emitted_BT = outcome.next_token_B[:, None]
         if proposal is not None:
-            emitted_BT = F.pad(proposal.tokens_BT, (0, 1)).scatter_(1, outcome.num_accepted_B[:, None], emitted_BT)
+            emitted_BT = F.pad(proposal.tokens_BT, (0, 1)).scatter_(
+                1, outcome.num_accepted_B[:, None], emitted_BT
+            )
         is_bad_B = ~logits_BTV.sum(dim=(1, 2), dtype=torch.float32).isfinite()
         packed = torch.cat((emitted_BT, outcome.num_accepted_B[:, None], is_bad_B[:, None]), dim=1)
         return Verdict(outcome, packed)
@@ -237,9 +285,11 @@ class Step:
             self._numbers[: len(sequences)] = self._stream.next(sequences)
         self.graphs.begin(self._engine.num_active, self._graph_key(gamma))
 
-    def read(self, verdict: Verdict, proposal: Proposal | None, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """The step's tokens [B, gamma + 1] and how many of them were accepted [B], on the host. Raises NumericalError
-        for logits of the target that are not finite."""
+    def read(
+        self, verdict: Verdict, proposal: Proposal | None, batch: Batch
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The step's tokens [B, gamma + 1] and how many of them were accepted [B], on the host.
+        Raises NumericalError for logits of the target that are not finite."""
         host = verdict.packed.cpu().numpy()
         is_bad = host[:, -1].astype(bool)
         if is_bad.any():
@@ -258,50 +308,70 @@ class Step:
             self.timer.phases["collectives"].append(tp.clock.take_s())
 
     def prepare(self) -> None:
-        """Builds the draft's state; where steps are captured, also by running one plainly, and one captured."""
+        """Builds the draft's state; where steps are captured, also by running one plainly, and one
+        captured.
+        """
         if self._drafter is not None:
             self._drafter.start(self._sampling)
         if not self.graphs.enabled:
             return
         for _ in range(2):
             key = self._graph_key(self._gamma)
-            if key is not None:  # a step whose whole block, the target's own token included, is then dropped
+            if (
+                key is not None
+            ):  # a step whose whole block, the target's own token included, is then dropped
                 self.graphs.begin(self._engine.num_active, key)
-                proposal = self.propose(self._gamma) if self._gamma else None
+                proposal = None
+                if self._gamma:
+                    proposal = self.propose(self._gamma)
                 verdict = self.accept(self.verify(proposal), proposal)
                 verdict.outcome.num_accepted_B.fill_(-1)
                 self.keep_up(verdict)
-        if self._drafter is not None and self._drafter.observer is not None:
+        if self._drafter is not None and self._drafter.learns:
             self._drafter.start(self._sampling)  # it has learnt from the dropped blocks
 
     def _graph_key(self, gamma: int) -> Hashable | None:
-        """A key of all that the next step's work depends on, the batch aside; None where it cannot be captured."""
+        """A key of all that the next step's work depends on, the batch aside; None where it cannot
+        be captured.
+        """
         if self._drafter is None:
             return (0, None)
         key = self._drafter.graph_key(gamma)
         return None if key is None else (gamma, key)
 
     def _block(self, proposal: Proposal | None) -> Tensor:
-        """The tokens that the target processes: the pending one, and the proposed ones, [B, gamma + 1]."""
+        """The tokens that the target processes: the pending one, and the proposed ones, [B, gamma +
+        1].
+        """
         pending_B1 = self._engine.pending_B[:, None]
-        return pending_B1 if proposal is None else torch.cat((pending_B1, proposal.tokens_BT), dim=1)
+        if proposal is None:
+            return pending_B1
+        return torch.cat((pending_B1, proposal.tokens_BT), dim=1)
 
     @property
     def _uniforms(self) -> Tensor | None:
-        return None if self._numbers is None else self._numbers[: self._engine.num_active]
+        if self._numbers is None:
+            return None
+        return self._numbers[: self._engine.num_active]
 
 
 class Batch:
-    """The sequences of one decoding run: a slot each for those that are active, and a queue behind them."""
+    """The sequences of one decoding run: a slot each for those that are active, and a queue behind
+    them.
+    """
 
     def __init__(self, engine: Engine, drafter: Drafter | None, options: DecodeOptions) -> None:
-        self._engine, self._drafter, self._options = engine, drafter, options
+        self._engine = engine
+        self._drafter = drafter
+        self._options = options
         self.gamma = options.gamma if drafter is not None else 0
         self._device = engine.model.device
         self._queue = list(options.queue)
         self._limits = self._check_limits()
         self.num_sequences = len(self._limits)
-        self._tokens = np.zeros((self.num_sequences, int(self._limits.max()) + self.gamma + 1), dtype=np.int64)
+        self._tokens = np.zeros(
+            (self.num_sequences, int(self._limits.max()) + self.gamma + 1), dtype=np.int64
+        )
         self._counts = np.zeros(self.num_sequences, dtype=np.int64)
         self._eos = np.array(options.eos_token_ids, dtype=np.int64)
         self._num_accepted: list[np.ndarray] = []
@@ -314,9 +384,15 @@ class Batch:
     def _check_limits(self) -> np.ndarray:
         engine, wanted = self._engine, self._options.max_new_tokens
         count = engine.batch_size + len(self._queue)
-        per_sequence = [wanted] * count if isinstance(wanted, int) else list(wanted)
+        if isinstance(wanted, int):
+            per_sequence = [wanted] * count
+        else:
+            per_sequence = list(wanted)
         if len(per_sequence) != count:
-            behind = f" and a queue of {len(self._queue)}" if self._queue else ""
+            if self._queue:
+                behind = f" and a queue of {len(self._queue)}"
+            else:
+                behind = ""
             raise ConfigError(
                 f"{len(per_sequence)} values of max_new_tokens for a batch of {engine.batch_size}{behind}"
             )
@@ -328,7 +404,10 @@ class Batch:
         limits = np.array(per_sequence, dtype=np.int64)
         if limits.min() < 1:
             raise ConfigError(f"max_new_tokens must be at least 1, not {limits.min()}")
-        queued = np.array([len(prompt) for prompt in self._queue], dtype=np.int64) + limits[engine.batch_size :]
+        queued = (
+            np.array([len(prompt) for prompt in self._queue], dtype=np.int64)
+            + limits[engine.batch_size :]
+        )
         longest = int(np.concatenate((engine.host_lengths + 1 + limits[sequences], queued)).max())
         if longest > engine.max_len:
             raise CapacityError(
@@ -347,7 +426,9 @@ class Batch:
         options = self._options
         if options.stop_when_first_ends and self._steady is not None:
             return False
-        return self._engine.num_active > 0 and (options.max_steps is None or self.num_steps < options.max_steps)
+        return self._engine.num_active > 0 and (
+            options.max_steps is None or self.num_steps < options.max_steps
+        )
 
     @property
     def num_steps(self) -> int:
@@ -363,11 +444,14 @@ class Batch:
         policy, lengths = self._options.policy, self._engine.host_lengths
         if policy is None or self._drafter is None:
             return self.gamma
-        return min(policy.choose(batch_size=len(lengths), context_len=float(lengths.mean()) + 1), self.gamma)
+        return min(
+            policy.choose(batch_size=len(lengths), context_len=float(lengths.mean()) + 1),
+            self.gamma,
+        )
 
     def record(self, gamma: int, emitted: np.ndarray, num_accepted: np.ndarray) -> None:
-        """Stores a step: its tokens [B, gamma + 1], of which the first num_accepted + 1 count. Retires the sequences
-        that have ended."""
+        """Stores a step: its tokens [B, gamma + 1], of which the first num_accepted + 1 count.
+        Retires the sequences that have ended."""
         sequences = self.sequences
         if self._drafter is not None:
             self._drafter.count(num_accepted, gamma)
@@ -381,9 +465,12 @@ class Batch:
             self._retire(np.flatnonzero(is_ended))
         self._step_ends.append(time.perf_counter())
 
-    def _store(self, sequences: np.ndarray, emitted: np.ndarray, num_accepted: np.ndarray) -> np.ndarray:
+    def _store(
+        self, sequences: np.ndarray, emitted: np.ndarray, num_accepted: np.ndarray
+    ) -> np.ndarray:
         """Keeps each sequence's tokens up to its limit or its end; whether it has reached either."""
-        counts, limits = self._counts[sequences], self._limits[sequences]
+        counts = self._counts[sequences]
+        limits = self._limits[sequences]
         columns = counts[:, None] + np.arange(emitted.shape[1])
         self._tokens[sequences[:, None], columns] = emitted
         num_kept = np.minimum(num_accepted + 1, limits - counts)
@@ -395,32 +482,44 @@ class Batch:
             is_ended |= has_eos
         self._counts[sequences] = counts + num_kept
         if self._options.on_step is not None:
-            kept = [tokens[:count].tolist() for tokens, count in zip(emitted, num_kept, strict=True)]
+            kept = [
+                tokens[:count].tolist() for tokens, count in zip(emitted, num_kept, strict=True)
+            ]
             self._options.on_step(sequences, kept)
         return is_ended
 
     def _retire(self, slots: np.ndarray) -> None:
-        """Gives the slots of ended sequences to queued prompts; those that none is left for become inactive."""
+        """Gives the slots of ended sequences to queued prompts; those that none is left for become
+        inactive.
+        """
         num_refilled = min(len(slots), len(self._queue))
         if num_refilled:
             start_s = now_s(self._device)
-            for slot in slots[:num_refilled].tolist():  # from the first: what slot 0 held is live when it moves on
+            for slot in slots[
+                :num_refilled
+            ].tolist():  # from the first: what slot 0 held is live when it moves on
                 self._refill(slot)
             self._refill_s += now_s(self._device) - start_s
         rest = slots[num_refilled:]
         if len(rest) and self._steady is None:
             # Before the caches of ended sequences are exchanged: steady state has none of that.
             self._steady = (self.num_steps, int(self._counts.sum()), now_s(self._device))
-        for slot in rest[::-1].tolist():  # from the last, so that an exchange brings in a sequence that goes on
+        for slot in rest[
+            ::-1
+        ].tolist():  # from the last, so that an exchange brings in a sequence that goes on
             self._swap_drafts(slot, self._engine.retire(slot))
 
     def _refill(self, slot: int) -> None:
-        """The next queued prompt takes an ended sequence's place. It goes to slot 0, the one that can be active alone,
-        so that a draft's state is built for it and for no other."""
+        """The next queued prompt takes an ended sequence's place. It goes to slot 0, the one that
+        can be active alone, so that a draft's state is built for it and for no other."""
         engine = self._engine
         engine.exchange(slot, 0)
-        engine.replace_first(self.num_sequences - len(self._queue), self._queue.pop(0))
         self._swap_drafts(slot, 0)
+        engine.replace_first(
+            self.num_sequences - len(self._queue),
+            self._queue.pop(0),
+            followers=[] if self._drafter is None else [self._drafter],
+        )
         if self._drafter is not None:
             num_active, engine.num_active = engine.num_active, 1
             self._drafter.admit()
@@ -433,7 +532,11 @@ class Batch:
     def result(self, phases: dict[str, list[float]]) -> DecodeResult:
         steps, count = self.num_steps, self.num_sequences
         ends = np.array([self._start_s, *self._step_ends])
-        steady_steps, steady_tokens, steady_end_s = self._steady or (steps, int(self._counts.sum()), ends[-1])
+        steady_steps, steady_tokens, steady_end_s = self._steady or (
+            steps,
+            int(self._counts.sum()),
+            ends[-1],
+        )
         return DecodeResult(
             tokens=[self._tokens[i, : self._counts[i]].tolist() for i in range(count)],
             num_accepted=np.array(self._num_accepted, dtype=np.int64).reshape(steps, count),

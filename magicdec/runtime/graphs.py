@@ -1,10 +1,12 @@
-"""A decoding step in parts: each is timed, and as a CUDA graph captured once and replayed with one launch.
+"""A decoding step in parts: each is timed, and as a CUDA graph captured once and replayed with one
+launch.
 
-A part reads and writes storage that keeps its place (caches, lengths, tokens, a buffer of random numbers), and its
-results keep theirs: each replay overwrites them. Steps of one kind (a key: gamma, active sequences, what else the draft
-depends on) form a chain of parts. A chain's first step runs plainly, which compiles and loads the kernels; its second
-captures, and runs what it captured; all later ones replay. All parts share a memory pool: those of a chain are always
-replayed in the order of their capture, and no step reads what another chain's step left there.
+A part reads and writes storage that keeps its place (caches, lengths, tokens, a buffer of random
+numbers), and its results keep theirs: each replay overwrites them. Steps of one kind (a key: gamma,
+active sequences, what else the draft depends on) form a chain of parts. A chain's first step runs
+plainly, which compiles and loads the kernels; its second captures, and runs what it captured; all
+later ones replay. All parts share a memory pool: those of a chain are always replayed in the order
+of their capture, and no step reads what another chain's step left there.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class StepGraphs:
         self._pool: Any = None
 
     def begin(self, num_active: int, key: Hashable | None) -> None:
-        """Begins a step of a kind; with None its parts run plainly. Chains for another batch are dropped."""
+        """Begins a step of a kind; with None its parts run plainly. Chains for another batch are
+        dropped.
+        """
         self._chain = None
         if not self.enabled or key is None:
             return
@@ -56,8 +60,9 @@ class StepGraphs:
             self._chain = chain
 
     def run(self, name: str, part: Callable[[], T]) -> T:
-        """The part's results. Where it is replayed, `part` itself is not called: only what it captured runs, so it must
-        not depend on anything of the host that the step's key does not tell."""
+        """The part's results. Where it is replayed, `part` itself is not called: only what it
+        captured runs, so it must not depend on anything of the host that the step's key does not
+        tell."""
         chain = self._chain
         if chain is None:
             return part()
@@ -70,8 +75,9 @@ class StepGraphs:
 
 
 class PhaseTimer:
-    """Splits the wall-clock time of a loop into phases: entering one closes the phase before it. The device is waited
-    for each time, so phases do not overlap. A run without fences measures nothing, and does not wait."""
+    """Splits the wall-clock time of a loop into phases: entering one closes the phase before it.
+    The device is waited for each time, so phases do not overlap. A run without fences measures
+    nothing, and does not wait."""
 
     def __init__(self, device: torch.device, *, enabled: bool) -> None:
         self.enabled, self._device = enabled, device
@@ -87,7 +93,9 @@ class PhaseTimer:
             self._last_s = now_s(self._device)
 
     def enter(self, phase: str | None) -> None:
-        """Closes the phase before. None: the round ends. The first phase after that, or after `start`, begins there."""
+        """Closes the phase before. None: the round ends. The first phase after that, or after
+        `start`, begins there.
+        """
         if self.enabled and self._phase is not None:
             end_s = now_s(self._device)
             self.phases[self._phase].append(end_s - self._last_s)
@@ -96,9 +104,9 @@ class PhaseTimer:
 
 
 def part(name: str) -> Callable[[Method], Method]:
-    """Makes a method of a step, which has `graphs` and a `timer`, a part by this name: timed as a phase, and replayed
-    where steps are captured. What it does on the device may depend on its arguments' places and on the step's key, not
-    on their values on the host."""
+    """Makes a method of a step, which has `graphs` and a `timer`, a part by this name: timed as a
+    phase, and replayed where steps are captured. What it does on the device may depend on its
+    arguments' places and on the step's key, not on their values on the host."""
 
     def decorate(method: Method) -> Method:
         @wraps(method)
@@ -116,12 +124,14 @@ def can_capture(device: torch.device) -> bool:
 
 
 def capture(part: Callable[[], T], pool: Any) -> tuple[Replay, T, Any]:
-    """Records the part's kernels without running them: how to run them, its results (without values as yet), its pool.
+    """Records the part's kernels without running them: how to run them, its results (without values
+    as yet), its pool.
     Raises what CUDA says of an operation that cannot be captured; nothing is captured then."""
     graph = torch.cuda.CUDAGraph()
     stream = _capture_stream()
     torch.cuda.synchronize()
-    torch.cuda.empty_cache()  # what plain calls have left cannot be taken back while a graph's memory is allocated
+    # what plain calls have left cannot be taken back while a graph's memory is allocated
+    torch.cuda.empty_cache()
     stream.wait_stream(torch.cuda.current_stream())
     is_collecting = gc.isenabled()
     gc.disable()  # a collection could free another graph, which is not allowed meanwhile
@@ -146,7 +156,9 @@ _streams: dict[int, torch.cuda.Stream] = {}
 
 
 def _capture_stream() -> torch.cuda.Stream:
-    """One stream per device to capture on: libraries keep workspaces for each stream that they are used on."""
+    """One stream per device to capture on: libraries keep workspaces for each stream that they are
+    used on.
+    """
     device = torch.cuda.current_device()
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)

@@ -1,10 +1,11 @@
 """Storage for keys and values, allocated once; the lengths grow, the shapes do not.
 
-A layer that sees the last tokens only may keep them in a *ring* of R slots: the token at position p is in slot p mod R,
-where the one at p - R was. Which position a slot holds for a query follows from the query's own.
+A layer that sees the last tokens only may keep them in a *ring* of R slots: the token at position p
+is in slot p mod R, where the one at p - R was. Which position a slot holds for a query follows from
+the query's own.
 
-Shape suffixes: L layers, P parts (keys and values, or one latent), B sequences, T tokens, K KV heads of this shard,
-S slots, D head_dim.
+Shape suffixes: L layers, P parts (keys and values, or one latent), B sequences, T tokens, K KV
+heads of this shard, S slots, D head_dim.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A layer's storage of each token on this shard: a key and a value per head; or, where `latent_value_dim` is set,
-    one vector per head that is the key, and whose first so many numbers are the value."""
+    """A layer's storage of each token on this shard: a key and a value per head; or, where
+    `latent_value_dim` is set, one vector per head that is the key, and whose first so many numbers
+    are the value."""
 
     num_heads: int
     head_dim: int
@@ -40,10 +42,11 @@ class Block:
 
 
 class KVCache:
-    """Keys and values of `num_slots` tokens per sequence and layer. Users say what a slot means. Layers go by their
-    number in the model; those that keep alike share a block of storage. With `spare`, a slot is a position, and a layer
-    that sees `span` tokens has a ring of span + spare slots, where that is shorter: so many tokens may be written ahead
-    of a query, or lie behind it, before one that it sees is overwritten."""
+    """Keys and values of `num_slots` tokens per sequence and layer. Users say what a slot means.
+    Layers go by their number in the model; those that keep alike share a block of storage. With
+    `spare`, a slot is a position, and a layer that sees `span` tokens has a ring of span + spare
+    slots, where that is shorter: so many tokens may be written ahead of a query, or lie behind it,
+    before one that it sees is overwritten."""
 
     def __init__(
         self,
@@ -55,19 +58,27 @@ class KVCache:
         device: torch.device,
         spare: int | None = None,
     ) -> None:
-        self.kept, self._batch_size, self._dtype = dict(kept), batch_size, dtype
-        self.num_slots, self.device, self._spare = num_slots, device, spare
+        self.kept = dict(kept)
+        self._batch_size = batch_size
+        self._dtype = dtype
+        self.num_slots = num_slots
+        self.device = device
+        self._spare = spare
         layers: dict[Kept, list[int]] = {}
         for layer, each in kept.items():
             layers.setdefault(each, []).append(layer)
         self.blocks = tuple(self._block(tuple(numbers), each) for each, numbers in layers.items())
-        self._layers = {layer: block.data[i] for block in self.blocks for i, layer in enumerate(block.layers)}
+        self._layers = {
+            layer: block.data[i] for block in self.blocks for i, layer in enumerate(block.layers)
+        }
         self._rows = torch.arange(batch_size, device=device)[:, None]
 
     def _block(self, layers: tuple[int, ...], kept: Kept) -> Block:
-        """Zeros, not uninitialised memory: a masked slot still enters products, and 0 · NaN is NaN. On a CPU the memory
-        comes from numpy, which asks the kernel for huge pages; torch does not."""
-        parts, num_slots = 2 if kept.latent_value_dim is None else 1, self._ring(kept) or self.num_slots
+        """Zeros, not uninitialised memory: a masked slot still enters products, and 0 · NaN is NaN.
+        On a CPU the memory comes from numpy, which asks the kernel for huge pages; torch does
+        not."""
+        parts = 2 if kept.latent_value_dim is None else 1
+        num_slots = self._ring(kept) or self.num_slots
         shape = (len(layers), parts, self._batch_size, kept.num_heads, num_slots, kept.head_dim)
         if self.device.type == "cpu" and self._dtype == torch.float32:
             return Block(layers, kept, torch.from_numpy(np.zeros(shape, dtype=np.float32)))
@@ -88,19 +99,40 @@ class KVCache:
         return [block.data for block in self.blocks if self._ring(block.kept) is not None]
 
     def sparse(self, *, num_slots: int) -> KVCache:
-        """An empty cache for the layers that a sparse draft may thin out, with another number of slots: not those of a
-        window, which it reads as they are."""
+        """An empty cache for the layers that a sparse draft may thin out, with another number of
+        slots: not those of a window, which it reads as they are."""
         kept = {layer: each for layer, each in self.kept.items() if each.span is None}
-        batch_size, dtype, device = self._batch_size, self._dtype, self.device
+        batch_size = self._batch_size
+        dtype = self._dtype
+        device = self.device
         return KVCache(kept, batch_size=batch_size, num_slots=num_slots, dtype=dtype, device=device)
 
     def read(self, layer: int, rows: slice, stop: int | None = None) -> tuple[Tensor, Tensor]:
-        """Views of the keys and values [B, K, S, D] of some sequences, all slots or those before `stop`."""
+        """Views of the keys and values [B, K, S, D] of some sequences, all slots or those before
+        `stop`.
+        """
         return keys_and_values(self._layers[layer][:, rows, :, :stop], self.kept[layer])
 
+    def of_row(self, layer: int, row: int, slots_T: Tensor) -> Tensor:
+        """A copy of what one sequence has in these slots, [P, K, T, D]."""
+        return self._layers[layer][:, row].index_select(2, slots_T)
+
+    def row(self, row: int) -> list[Tensor]:
+        """A copy of all that one sequence has, by block."""
+        return [block.data[:, :, row].clone() for block in self.blocks]
+
+    def restore_row(self, row: int, held: Sequence[Tensor]) -> None:
+        """Gives a sequence what `row` has copied."""
+        for block, data in zip(self.blocks, held, strict=True):
+            block.data[:, :, row] = data
+
     def last_of_row(self, layer: int, row: int, stop: int, count: int) -> Tensor:
-        """A copy of a sequence's last `count` tokens before position `stop`, from a ring: [P, 1, K, T, D]."""
-        slots_T = torch.arange(stop - count, stop, device=self.device) % self._layers[layer].shape[3]
+        """A copy of a sequence's last `count` tokens before position `stop`, from a ring: [P, 1, K,
+        T, D].
+        """
+        slots_T = (
+            torch.arange(stop - count, stop, device=self.device) % self._layers[layer].shape[3]
+        )
         return self._layers[layer][:, row : row + 1].index_select(3, slots_T)
 
     def write(self, layer: int, slots_BT: Tensor, kv_BTPKD: Tensor) -> None:
@@ -112,7 +144,9 @@ class KVCache:
         self._layers[layer][:, row][:, :, slots] = kv_PKTD
 
     def copy_by_head(self, layer: int, source: KVCache, slots_BKS: Tensor) -> None:
-        """Fills the first slots of a layer with another cache's tokens, chosen for each sequence and KV head."""
+        """Fills the first slots of a layer with another cache's tokens, chosen for each sequence
+        and KV head.
+        """
         count, _, num_slots = slots_BKS.shape
         theirs = source._layers[layer][:, :count]
         index = slots_BKS[None, ..., None].expand(len(theirs), -1, -1, -1, theirs.shape[-1])
@@ -129,7 +163,9 @@ class KVCache:
         rows_B1 = self._rows[: len(slots_BT)]
         theirs = {block.kept: block.data for block in source.blocks}
         for block in self.blocks:
-            block.data[:, :, rows_B1, :, slots_BT] = theirs[block.kept][:, :, rows_B1, :, source_slots_BT]
+            block.data[:, :, rows_B1, :, slots_BT] = theirs[block.kept][
+                :, :, rows_B1, :, source_slots_BT
+            ]
 
     def swap(self, first: int, second: int) -> None:
         """Exchanges two sequences' storage."""

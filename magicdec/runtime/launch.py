@@ -1,11 +1,13 @@
-"""Starts one process per rank on this machine, and ends them all when one fails or when their parent ends.
+"""Starts one process per rank on this machine, and ends them all when one fails or when their
+parent ends.
 
-This module loads no torch: a rank first runs `_enter`, which ties it to its parent and takes its cores before it loads
-torch, which takes seconds and reads the environment.
+This module loads no torch: a rank first runs `_enter`, which ties it to its parent and takes its
+cores before it loads torch, which takes seconds and reads the environment.
 
-torchrun's own agent (torch.distributed.launcher) would not do: it loads torch before a rank's cores can be set or its
-parent be watched, leaves ranks that wait in a collective behind when it is killed, passes errors on as text, and orders
-them by whole seconds, in which one rank's failure and its echo in the others look the same.
+torchrun's own agent (torch.distributed.launcher) would not do: it loads torch before a rank's cores
+can be set or its parent be watched, leaves ranks that wait in a collective behind when it is
+killed, passes errors on as text, and orders them by whole seconds, in which one rank's failure and
+its echo in the others look the same.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from magicdec.errors import MagicdecError
 
 GRACE_S = 5.0
 KILLED_S = 1.0
-"""Time in which killed ranks are waited for: on a loaded machine they may take longer to give their memory back."""
+"""Time in which killed ranks are waited for: on a loaded machine they may take longer to give their
+memory back.
+"""
 ECHO_S = 1.0
 """Time after one rank's failure in which another's, which may be its cause, is waited for."""
 HEARTBEAT_S = 1.0
@@ -49,7 +53,9 @@ class RankDiedError(MagicdecError):
     """A rank's process ended without a word: killed, most often for want of memory, or crashed."""
 
 
-def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_type: str = "cpu") -> T:
+def launch(
+    function: Callable[..., T], tp_size: int, *arguments: Any, device_type: str = "cpu"
+) -> T:
     """Runs `function(tp, *arguments)` on `tp_size` ranks and returns what rank 0 returned.
 
     The function and its arguments must be picklable. With one rank it is simply called.
@@ -80,24 +86,38 @@ def launch(function: Callable[..., T], tp_size: int, *arguments: Any, device_typ
 
 
 def _start(tp_size: int, work: bytes, ranks: dict[Connection, SpawnProcess]) -> None:
-    """Starts the ranks in order, each with the end of a pipe for its answer; one that has started is in `ranks`."""
-    resource_tracker.ensure_running()  # with the first process otherwise, and it unblocks the signals deferred here
+    """Starts the ranks in order, each with the end of a pipe for its answer; one that has started
+    is in `ranks`.
+    """
+    # with the first process otherwise, and it unblocks the signals deferred here
+    resource_tracker.ensure_running()
     context = multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    world = {"WORLD_SIZE": tp_size, "LOCAL_WORLD_SIZE": tp_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    world = {
+        "WORLD_SIZE": tp_size,
+        "LOCAL_WORLD_SIZE": tp_size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     for rank in range(tp_size):
         receiver, sender = context.Pipe(duplex=False)
-        place = {name: str(value) for name, value in (world | {"RANK": rank, "LOCAL_RANK": rank}).items()}
-        process = context.Process(target=_enter, args=(os.getpid(), place, sender, work), daemon=True, name=str(rank))
+        place = {
+            name: str(value) for name, value in (world | {"RANK": rank, "LOCAL_RANK": rank}).items()
+        }
+        process = context.Process(
+            target=_enter, args=(os.getpid(), place, sender, work), daemon=True, name=str(rank)
+        )
         process.start()
-        sender.close()  # the child holds its own end: when it dies, the receiver sees the end of the file
+        # the child holds its own end: when it dies, the receiver sees the end of the file
+        sender.close()
         ranks[receiver] = process
 
 
 def _collect(ranks: dict[Connection, SpawnProcess]) -> Any:
-    """Waits for every rank's answer. A user's error or a death is raised at once. Any other failure may be the echo of
-    another rank's, whose end broke off a collective: of those that come within a moment, the earliest is raised."""
+    """Waits for every rank's answer. A user's error or a death is raised at once. Any other failure
+    may be the echo of another rank's, whose end broke off a collective: of those that come within a
+    moment, the earliest is raised."""
     waiting = list(ranks)
     result: Any = None
     failures: list[tuple[float, Exception]] = []
@@ -106,7 +126,9 @@ def _collect(ranks: dict[Connection, SpawnProcess]) -> Any:
             assert isinstance(receiver, Connection)
             waiting.remove(receiver)
             try:
-                failed_at_s, value = pickle.loads(receiver.recv_bytes())  # from our own child process
+                failed_at_s, value = pickle.loads(
+                    receiver.recv_bytes()
+                )  # from our own child process
             except EOFError:
                 raise _how_it_ended(ranks[receiver]) from None
             if isinstance(value, MagicdecError):
@@ -121,9 +143,12 @@ def _collect(ranks: dict[Connection, SpawnProcess]) -> Any:
 
 
 def _how_it_ended(process: SpawnProcess) -> BaseException:
-    """Describes the end of a rank that left without an answer. An interrupt of a rank is one of the run."""
+    """Describes the end of a rank that left without an answer. An interrupt of a rank is one of the
+    run.
+    """
     process.join(GRACE_S)
-    code, died = process.exitcode, f"rank {process.name} died: its process"
+    code = process.exitcode
+    died = f"rank {process.name} died: its process"
     if code == -signal.SIGINT:
         return KeyboardInterrupt()
     if code is not None and code < 0:
@@ -135,13 +160,16 @@ def _how_it_ended(process: SpawnProcess) -> BaseException:
 
 @contextmanager
 def _deferred_signals() -> Iterator[None]:
-    """Handles interrupts and terminations that come within the block at its end, when all processes that it starts are
-    known to those that must end them. A process started within hears of an interrupt in `end_with_parent` first."""
+    """Handles interrupts and terminations that come within the block at its end, when all processes
+    that it starts are known to those that must end them. A process started within hears of an
+    interrupt in `end_with_parent` first."""
     if threading.current_thread() is not threading.main_thread():  # where no signal is handled
         yield
         return
     pending: list[int] = []
-    handlers = {number: signal.signal(number, lambda got, _: pending.append(got)) for number in ENDING}
+    handlers = {
+        number: signal.signal(number, lambda got, _: pending.append(got)) for number in ENDING
+    }
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a new process inherits it
     try:
         yield
@@ -154,8 +182,8 @@ def _deferred_signals() -> Iterator[None]:
 
 
 def _enter(parent: int, place: dict[str, str], sender: Connection, work: bytes) -> None:
-    """Runs a rank: takes its place (torchrun's variables), calls the function that `work` holds with its arguments, and
-    answers with the result or the failure."""
+    """Runs a rank: takes its place (torchrun's variables), calls the function that `work` holds
+    with its arguments, and answers with the result or the failure."""
     end_with_parent(parent)
     os.environ.update(place)
     if sys.platform == "linux":
@@ -167,7 +195,9 @@ def _enter(parent: int, place: dict[str, str], sender: Connection, work: bytes) 
 
         from magicdec.runtime.distributed import join_world, leave_world
 
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # where the main module has loaded torch before
+        torch.set_num_threads(
+            int(os.environ["OMP_NUM_THREADS"])
+        )  # where the main module has loaded torch before
         tp = join_world(device_type)
         value = function(tp, *arguments)
         sender.send_bytes(pickle.dumps((None, value if tp.rank == 0 else None)))
@@ -184,12 +214,18 @@ def _enter(parent: int, place: dict[str, str], sender: Connection, work: bytes) 
 
 
 def take_own_cores() -> None:
-    """Keeps a rank to its share of this machine's cores, with its threads bound to them. Before torch is imported.
+    """Keeps a rank to its share of this machine's cores, with its threads bound to them. Before
+    torch is imported.
 
-    With fewer cores than ranks, threads are not bound: those of all ranks would run on the first core.
+    With fewer cores than ranks, threads are not bound: those of all ranks would run on the first
+    core.
     """
-    rank, num_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = []
     size = len(cores) // num_ranks
     if num_ranks > 1:
         os.environ["OMP_NUM_THREADS"] = str(size or max(1, (os.cpu_count() or 1) // num_ranks))
@@ -201,11 +237,13 @@ def take_own_cores() -> None:
 
 
 def end_with_parent(parent: int, *, ask_kernel: bool = True) -> None:
-    """Makes this process end within seconds of `parent`, the process that started it; at once if that is gone. An
-    interrupt or a termination ends it at once too, and without a word: its parent hears of it.
+    """Makes this process end within seconds of `parent`, the process that started it; at once if
+    that is gone. An interrupt or a termination ends it at once too, and without a word: its parent
+    hears of it.
 
-    On Linux the kernel kills it, whatever it is doing, at the end of the *thread* that started it, which must outlast
-    it. Everywhere, a thread looks again and again: a child whose parent has died is given another one.
+    On Linux the kernel kills it, whatever it is doing, at the end of the *thread* that started it,
+    which must outlast it. Everywhere, a thread looks again and again: a child whose parent has died
+    is given another one.
     """
 
     def check() -> None:
@@ -227,11 +265,13 @@ def end_with_parent(parent: int, *, ask_kernel: bool = True) -> None:
 
 
 def end_with_torchrun() -> None:
-    """Makes a rank that torchrun started end with it. Should torchrun have died before this call, then the store where
-    ranks meet, which it serves, is gone too."""
+    """Makes a rank that torchrun started end with it. Should torchrun have died before this call,
+    then the store where ranks meet, which it serves, is gone too."""
     end_with_parent(os.getppid())
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         try:
-            socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))).close()
+            socket.create_connection(
+                (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            ).close()
         except ConnectionRefusedError:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,10 +1,11 @@
 """The layers of the transformer but its mixers, holding this shard's weights.
 
-What lies between two matrix products is one kernel on a GPU, where each launch counts (kernels/triton_fused.py), and
-plain torch elsewhere.
+What lies between two matrix products is one kernel on a GPU, where each launch counts
+(kernels/triton_fused.py), and plain torch elsewhere.
 
-Shape suffixes: B sequences, T query tokens, H hidden, V vocabulary of this shard, N query and key heads of this shard,
-D head_dim, M tokens, E experts, C chosen experts per token, G groups of experts.
+Shape suffixes: B sequences, T query tokens, H hidden, V vocabulary of this shard, N query and key
+heads of this shard, D head_dim, M tokens, E experts, C chosen experts per token, G groups of
+experts.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from magicdec.specs.layers import Activation, MixtureOfExperts
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """x / sqrt(mean(x²) + eps) · weight; with `is_centered`, (x - mean) / sqrt(variance + eps) · weight + bias. The
-    weight may be in a wider format than x."""
+    """x / sqrt(mean(x²) + eps) · weight; with `is_centered`, (x - mean) / sqrt(variance + eps) ·
+    weight + bias. The weight may be in a wider format than x."""
 
     weight: Tensor
     eps: float
@@ -34,20 +35,27 @@ class Norm:
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        shape, wide = (x.shape[-1],), x.to(self.weight.dtype)
+        shape = (x.shape[-1],)
+        wide = x.to(self.weight.dtype)
         if not self.is_centered:
             return F.rms_norm(wide, shape, self.weight, self.eps).to(x.dtype)
-        bias = None if self.bias is None else self.bias.to(self.weight.dtype)
+        if self.bias is None:
+            bias = None
+        else:
+            bias = self.bias.to(self.weight.dtype)
         return F.layer_norm(wide, shape, self.weight, bias, self.eps).to(x.dtype)
 
 
 def add_and_norm_(norm: Norm | None, x: Tensor, delta: Tensor | None) -> Tensor:
-    """x += delta, where there is one, and what the next sublayer reads: the norm of the sum, or the sum itself."""
+    """x += delta, where there is one, and what the next sublayer reads: the norm of the sum, or the
+    sum itself.
+    """
     if norm is not None and not norm.is_centered and delta is not None and kernels.can_fuse(x):
         from magicdec.runtime.kernels import triton_fused
 
         return triton_fused.add_rms_norm_(x, delta, norm.weight, norm.eps)
-    x = x if delta is None else x.add_(delta)
+    if delta is not None:
+        x = x.add_(delta)
     return x if norm is None else norm(x)
 
 
@@ -59,13 +67,17 @@ class HeadNorm:
     eps: float
 
     def __call__(self, heads_BTND: Tensor) -> Tensor:
-        normed = F.rms_norm(heads_BTND.to(self.weight_ND.dtype), (heads_BTND.shape[-1],), None, self.eps)
+        normed = F.rms_norm(
+            heads_BTND.to(self.weight_ND.dtype), (heads_BTND.shape[-1],), None, self.eps
+        )
         return (normed * self.weight_ND).to(heads_BTND.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllHeadsNorm:
-    """RMSNorm of all query heads together, and of all key heads (OLMo-2): the mean square is taken over the shards'."""
+    """RMSNorm of all query heads together, and of all key heads (OLMo-2): the mean square is taken
+    over the shards'.
+    """
 
     weight_ND: Tensor
     eps: float
@@ -75,9 +87,12 @@ class AllHeadsNorm:
 
     def __call__(self, heads_BTND: Tensor) -> Tensor:
         squares_BTN = heads_BTND.float().square().mean(-1)
-        queries, keys = squares_BTN[..., : self.num_heads], squares_BTN[..., self.num_heads :]
+        queries = squares_BTN[..., : self.num_heads]
+        keys = squares_BTN[..., self.num_heads :]
         means = torch.stack((queries.mean(-1), keys.mean(-1)), dim=-1)
-        scales = torch.rsqrt(self.tp.all_reduce(means) / self.tp.size + self.eps).to(heads_BTND.dtype)
+        scales = torch.rsqrt(self.tp.all_reduce(means) / self.tp.size + self.eps).to(
+            heads_BTND.dtype
+        )
         counts = torch.tensor([queries.shape[-1], keys.shape[-1]], device=heads_BTND.device)
         scales_BTN = scales.repeat_interleave(counts, dim=-1, output_size=heads_BTND.shape[2])
         return heads_BTND * scales_BTN[..., None] * self.weight_ND
@@ -85,7 +100,9 @@ class AllHeadsNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnParallelLinear:
-    """Rows of the weight (output features) are divided: each shard computes its own outputs, without a collective."""
+    """Rows of the weight (output features) are divided: each shard computes its own outputs,
+    without a collective.
+    """
 
     weight: Tensor | QuantizedWeight
     bias: Tensor | None = None
@@ -93,12 +110,16 @@ class ColumnParallelLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """x · weightᵀ + bias, whatever the weight's format."""
         weight = self.weight
-        return F.linear(x, weight, self.bias) if isinstance(weight, Tensor) else weight.linear(x, self.bias)
+        if isinstance(weight, Tensor):
+            return F.linear(x, weight, self.bias)
+        return weight.linear(x, self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowParallelLinear(ColumnParallelLinear):
-    """Columns of the weight (input features) are divided: the shards' outputs are summed. Only shard 0 has the bias."""
+    """Columns of the weight (input features) are divided: the shards' outputs are summed. Only
+    shard 0 has the bias.
+    """
 
     tp: TensorParallel
 
@@ -122,7 +143,9 @@ class VocabParallelEmbedding:
 
 @dataclass(frozen=True, kw_only=True)
 class XIELU:
-    """positive·x² + beta·x above 0, negative·(exp(min(x, eps)) - 1 - x) + beta·x below (arXiv 2411.13010)."""
+    """positive·x² + beta·x above 0, negative·(exp(min(x, eps)) - 1 - x) + beta·x below (arXiv
+    2411.13010).
+    """
 
     positive_1: Tensor
     negative_1: Tensor
@@ -136,7 +159,9 @@ class XIELU:
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """down(activation(gate(x)) · up(x)), with gate and up fused into one product; or down(activation(up(x)))."""
+    """down(activation(gate(x)) · up(x)), with gate and up fused into one product; or
+    down(activation(up(x))).
+    """
 
     gate_up: ColumnParallelLinear
     """The products of gate and up, or of up alone where the layer is not gated."""
@@ -164,7 +189,8 @@ def _gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
 def _clamped_swiglu(gate_up: Tensor) -> Tensor:
     """gpt-oss's: gate at most 7, up within ±7; (up + 1) · gate · sigmoid(1.702 · gate)."""
     gate, up = gate_up.chunk(2, dim=-1)
-    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    gate = gate.clamp(max=7.0)
+    up = up.clamp(-7.0, 7.0)
     return (up + 1) * (gate * torch.sigmoid(1.702 * gate))
 
 
@@ -194,27 +220,47 @@ class Router:
     def __call__(self, x_MH: Tensor) -> tuple[Tensor, Tensor]:
         """The chosen experts' weights and numbers, both [M, C]."""
         kind, bias = self.kind, self.bias_E
-        logits_ME = F.linear(x_MH.float(), self.weight_EH.float(), None if bias is None else bias.float())
+        logits_ME = F.linear(
+            x_MH.float(), self.weight_EH.float(), None if bias is None else bias.float()
+        )
         if kind.scoring == "sparse_mixer":
             return self._one_by_one(logits_ME)
         if kind.scoring in ("softmax_of_chosen", "sigmoid_of_input"):
             chosen_MC, experts_MC = logits_ME.topk(kind.num_experts_per_tok, dim=-1)
-            return chosen_MC.softmax(-1) if kind.scoring == "softmax_of_chosen" else chosen_MC.sigmoid(), experts_MC
-        scores_ME = logits_ME.softmax(-1) if kind.scoring == "softmax" else logits_ME.sigmoid()
-        choice_ME = scores_ME if self.correction_E is None else scores_ME + self.correction_E
-        experts_MC = self._among_best_groups(choice_ME).topk(kind.num_experts_per_tok, dim=-1).indices
+            return chosen_MC.softmax(
+                -1
+            ) if kind.scoring == "softmax_of_chosen" else chosen_MC.sigmoid(), experts_MC
+        if kind.scoring == "softmax":
+            scores_ME = logits_ME.softmax(-1)
+        else:
+            scores_ME = logits_ME.sigmoid()
+        if self.correction_E is None:
+            choice_ME = scores_ME
+        else:
+            choice_ME = scores_ME + self.correction_E
+        experts_MC = (
+            self._among_best_groups(choice_ME).topk(kind.num_experts_per_tok, dim=-1).indices
+        )
         weights_MC = scores_ME.gather(1, experts_MC)
         if kind.normalized:
             weights_MC = weights_MC / (weights_MC.sum(-1, keepdim=True) + 1e-20)
         return weights_MC * kind.scaling_factor, experts_MC
 
     def _one_by_one(self, logits_ME: Tensor) -> tuple[Tensor, Tensor]:
-        """The best expert, by a softmax among those that are near it; then the best of the others, and so on."""
-        left_ME, weights, experts = logits_ME, [], []
+        """The best expert, by a softmax among those that are near it; then the best of the others,
+        and so on.
+        """
+        left_ME = logits_ME
+        weights = []
+        experts = []
         for _ in range(self.kind.num_experts_per_tok):
             best_M1, expert_M1 = left_ME.max(-1, keepdim=True)
-            is_far_ME = (best_M1 - logits_ME) / logits_ME.abs().maximum(best_M1) > 2 * self.kind.nearness
-            weights.append(left_ME.masked_fill(is_far_ME, float("-inf")).softmax(-1).gather(1, expert_M1))
+            is_far_ME = (best_M1 - logits_ME) / logits_ME.abs().maximum(
+                best_M1
+            ) > 2 * self.kind.nearness
+            weights.append(
+                left_ME.masked_fill(is_far_ME, float("-inf")).softmax(-1).gather(1, expert_M1)
+            )
             experts.append(expert_M1)
             left_ME = left_ME.scatter(1, expert_M1, float("-inf"))
         return torch.cat(weights, dim=1), torch.cat(experts, dim=1)
@@ -225,7 +271,10 @@ class Router:
         if kind.num_chosen_groups == kind.num_groups:
             return choice_ME
         by_group = choice_ME.unflatten(1, (kind.num_groups, -1))
-        best = by_group.amax(-1) if kind.group_score == "max" else by_group.topk(2, dim=-1).values.sum(-1)
+        if kind.group_score == "max":
+            best = by_group.amax(-1)
+        else:
+            best = by_group.topk(2, dim=-1).values.sum(-1)
         chosen_MG = torch.zeros_like(best, dtype=torch.bool)
         chosen_MG.scatter_(1, best.topk(kind.num_chosen_groups, dim=-1).indices, True)
         return by_group.masked_fill(~chosen_MG[..., None], float("-inf")).flatten(1)
@@ -233,9 +282,10 @@ class Router:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """The chosen experts' outputs by their weights, and the shared experts'. Each shard holds a part of every expert's
-    width, so that one sum over the shards completes routed and shared ones alike. An expert computes for the tokens
-    that chose it, which the host has to know: no CUDA graph captures it."""
+    """The chosen experts' outputs by their weights, and the shared experts'. Each shard holds a
+    part of every expert's width, so that one sum over the shards completes routed and shared ones
+    alike. An expert computes for the tokens that chose it, which the host has to know: no CUDA
+    graph captures it."""
 
     router: Router
     experts: Sequence[MLP]

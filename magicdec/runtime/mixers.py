@@ -1,11 +1,13 @@
-"""Mixers of tokens in a layer, holding this shard's weights: projections, norms and rotations around an attention; and
-rotary position embeddings, with every way of stretching them to longer contexts.
+"""Mixers of tokens in a layer, holding this shard's weights: projections, norms and rotations
+around an attention; and rotary position embeddings, with every way of stretching them to longer
+contexts.
 
-Where keys and values are kept, and which of them a query sees, is the business of the `AttentionPass`.
+Where keys and values are kept, and which of them a query sees, is the business of the
+`AttentionPass`.
 
-Shape suffixes: B sequences, T query tokens, H hidden, A query heads and K KV heads of this shard, N both, D head_dim,
-P parts of what is kept (keys and values, or one latent), R rank of a latent, U its rotated dimensions, V size of a
-head's values.
+Shape suffixes: B sequences, T query tokens, H hidden, A query heads and K KV heads of this shard, N
+both, D head_dim, P parts of what is kept (keys and values, or one latent), R rank of a latent, U
+its rotated dimensions, V size of a head's values.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Mixer(Protocol):
     def kept(self) -> Kept:
         """Storage of each token."""
 
-    def __call__(self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]) -> Tensor: ...
+    def __call__(
+        self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]
+    ) -> Tensor: ...
 
     def rotate_keys_(self, keys_BKSD: Tensor, rotations: Sequence[Tensor]) -> Tensor:
         """Moves stored keys on by so many positions, in place."""
@@ -68,27 +72,47 @@ class GroupedAttention:
     rotated_norm: Callable[[Tensor], Tensor] | None = None
     """Norm of query and key heads after rotation."""
     temperature: tuple[float, float] | None = None
-    """(c, n): queries at position p are multiplied with 1 + c·ln(1 + ⌊(p + o)/n⌋), with o `temperature_offset`."""
+    """(c, n): queries at position p are multiplied with 1 + c·ln(1 + ⌊(p + o)/n⌋), with o
+    `temperature_offset`.
+    """
     temperature_offset: int = 1
     gated: bool = False
     """`qkv` gives gates behind the values: the output is multiplied with their sigmoid."""
 
-    def __call__(self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]) -> Tensor:
+    def __call__(
+        self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]
+    ) -> Tensor:
         heads = self.qkv(x_BTH).unflatten(-1, (-1, self.kept.head_dim))
         num_heads, kv_heads = self.num_heads, self.kept.num_heads
         self._norm_and_rotate_(heads[:, :, : num_heads + kv_heads], rotations)
-        query_BTAD, kv_BTND, gates_BTAD = heads.split((num_heads, 2 * kv_heads, num_heads * self.gated), dim=2)
+        query_BTAD, kv_BTND, gates_BTAD = heads.split(
+            (num_heads, 2 * kv_heads, num_heads * self.gated), dim=2
+        )
         if self.temperature is not None:
             strength, interval = self.temperature
-            intervals_BT = torch.floor((attention.positions_BT + self.temperature_offset).float() / interval)
+            intervals_BT = torch.floor(
+                (attention.positions_BT + self.temperature_offset).float() / interval
+            )
             scales_BT = 1.0 + strength * torch.log1p(intervals_BT)
             query_BTAD = (query_BTAD * scales_BT[..., None, None]).to(query_BTAD.dtype)
-        mixed_BTN = attention.attend(layer, query_BTAD, kv_BTND.unflatten(2, (2, kv_heads)), self.scoring)
+        mixed_BTN = attention.attend(
+            layer, query_BTAD, kv_BTND.unflatten(2, (2, kv_heads)), self.scoring
+        )
         return self.output(mixed_BTN * gates_BTAD.flatten(2).sigmoid() if self.gated else mixed_BTN)
+
+    def keys_and_values(self, x_BTH: Tensor, rotations: Sequence[Tensor]) -> Tensor:
+        """Cache entries of tokens that attend to nothing, [B, T, P, K, D]."""
+        heads = self.qkv(x_BTH).unflatten(-1, (-1, self.kept.head_dim))
+        num_heads, kv_heads = self.num_heads, self.kept.num_heads
+        self._norm_and_rotate_(heads[:, :, : num_heads + kv_heads], rotations)
+        kv_BTND = heads[:, :, num_heads : num_heads + 2 * kv_heads]
+        return kv_BTND.unflatten(2, (2, kv_heads))
 
     def _norm_and_rotate_(self, heads_BTND: Tensor, rotations: Sequence[Tensor]) -> None:
         is_whole = self.rotary is not None and self.num_rotated == self.kept.head_dim
-        fused = self.norm if is_whole and isinstance(self.norm, HeadNorm) else None
+        fused = None
+        if is_whole and isinstance(self.norm, HeadNorm):
+            fused = self.norm
         if self.norm is not None and fused is None:
             heads_BTND.copy_(self.norm(heads_BTND))
         if self.rotary is not None:
@@ -97,7 +121,9 @@ class GroupedAttention:
             heads_BTND.copy_(self.rotated_norm(heads_BTND))
 
     def rotate_keys_(self, keys_BKSD: Tensor, rotations: Sequence[Tensor]) -> Tensor:
-        """A norm's weights on rotated keys are taken off meanwhile: its mean square does not change."""
+        """A norm's weights on rotated keys are taken off meanwhile: its mean square does not
+        change.
+        """
         if self.rotary is None:
             return keys_BKSD
         weight_K1D = None
@@ -105,20 +131,25 @@ class GroupedAttention:
             weight_K1D = self.rotated_norm.weight_ND[self.num_heads :, None]
             keys_BKSD.div_(weight_K1D.masked_fill(weight_K1D == 0, 1.0))
         rotate_(keys_BKSD[..., : self.num_rotated], rotations[self.rotary])
-        return keys_BKSD if weight_K1D is None else keys_BKSD.mul_(weight_K1D)
+        if weight_K1D is None:
+            return keys_BKSD
+        return keys_BKSD.mul_(weight_K1D)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention, absorbed (arXiv 2405.04434): each head attends to the latents themselves. A latent c
-    [R] beside a rotated key [U] is all that is kept of a token. A head's key is Wk·c and its value Wv·c, so that
-    q·(Wk·c) = (Wkᵀ·q)·c, and the sum of weighted values is Wv times that of weighted latents."""
+    """Multi-head latent attention, absorbed (arXiv 2405.04434): each head attends to the latents
+    themselves. A latent c [R] beside a rotated key [U] is all that is kept of a token. A head's key
+    is Wk·c and its value Wv·c, so that q·(Wk·c) = (Wkᵀ·q)·c, and the sum of weighted values is Wv
+    times that of weighted latents."""
 
     kept: Kept
     num_heads: int
     query: ColumnParallelLinear
     latent: ColumnParallelLinear
-    """Projection to the latent and the rotated key, whole on every shard, because every shard keeps them."""
+    """Projection to the latent and the rotated key, whole on every shard, because every shard keeps
+    them.
+    """
     latent_norm: Norm
     keys_ADR: Tensor
     values_AVR: Tensor
@@ -129,18 +160,27 @@ class LatentAttention:
     """Where queries come from a latent of their own: what leads to it, the same on every shard."""
     query_norm: Norm | None = None
 
-    def __call__(self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]) -> Tensor:
-        rank, query_x = self.latent_norm.weight.shape[0], x_BTH
+    def __call__(
+        self, x_BTH: Tensor, layer: int, attention: AttentionPass, rotations: Sequence[Tensor]
+    ) -> Tensor:
+        rank = self.latent_norm.weight.shape[0]
+        query_x = x_BTH
         if self.query_latent is not None and self.query_norm is not None:
             query_x = self.query_norm(self.query_latent(x_BTH))
         heads_BTAD = self.query(query_x).unflatten(-1, (self.num_heads, -1))
-        plain_BTAD, rotated_BTAU = heads_BTAD.split((self.keys_ADR.shape[1], self.kept.head_dim - rank), dim=-1)
+        plain_BTAD, rotated_BTAU = heads_BTAD.split(
+            (self.keys_ADR.shape[1], self.kept.head_dim - rank), dim=-1
+        )
         latents_BTN, keys_BTU = self.latent(x_BTH).split((rank, self.kept.head_dim - rank), dim=-1)
         kept_BTPKD = torch.cat((self.latent_norm(latents_BTN), keys_BTU), dim=-1)[:, :, None, None]
-        query_BTAD = torch.cat((torch.einsum("btad,adr->btar", plain_BTAD, self.keys_ADR), rotated_BTAU), dim=-1)
+        query_BTAD = torch.cat(
+            (torch.einsum("btad,adr->btar", plain_BTAD, self.keys_ADR), rotated_BTAU), dim=-1
+        )
         self.rotate_keys_(kept_BTPKD.squeeze(2), rotations)
         self.rotate_keys_(query_BTAD, rotations)
-        mixed_BTAR = attention.attend(layer, query_BTAD, kept_BTPKD, self.scoring).unflatten(-1, (self.num_heads, -1))
+        mixed_BTAR = attention.attend(layer, query_BTAD, kept_BTPKD, self.scoring).unflatten(
+            -1, (self.num_heads, -1)
+        )
         return self.output(torch.einsum("btar,avr->btav", mixed_BTAR, self.values_AVR).flatten(2))
 
     def rotate_keys_(self, keys_BKSD: Tensor, rotations: Sequence[Tensor]) -> Tensor:
@@ -150,9 +190,10 @@ class LatentAttention:
 
 
 class RotaryEmbedding:
-    """Rotates the query's and key's pairs of dimensions by angles that grow with the position. Heads are stored with
-    the two halves of each pair side by side (builder.py interleaves the rows of q and k), so that a rotation is one
-    complex product: (x[2i] + j·x[2i+1]) · exp(j · position · frequency[i])."""
+    """Rotates the query's and key's pairs of dimensions by angles that grow with the position.
+    Heads are stored with the two halves of each pair side by side (builder.py interleaves the rows
+    of q and k), so that a rotation is one complex product: (x[2i] + j·x[2i+1]) · exp(j · position ·
+    frequency[i])."""
 
     def __init__(self, rope: Rope, device: torch.device, dtype: torch.dtype) -> None:
         self._rope, self._device = rope, device
@@ -160,13 +201,14 @@ class RotaryEmbedding:
         self._table = torch.empty(0, device=device)
         self._is_long = False
         self.shortest = 1
-        """Tokens that a prompt needs. Longrope's long factors are those of sequences beyond the original length from
-        their first token on; one that crosses it would need its cache computed anew, as `generate` does."""
+        """Tokens that a prompt needs. Longrope's long factors are those of sequences beyond the
+        original length from their first token on; one that crosses it would need its cache computed
+        anew, as `generate` does."""
 
     def reserve(self, num_positions: int, *, longest: int) -> None:
-        """Makes the table cover positions 0..num_positions-1, for sequences of at most `longest` tokens. Raises
-        CapacityError where the frequencies would have to change with a sequence's length: what is cached was rotated by
-        other ones."""
+        """Makes the table cover positions 0..num_positions-1, for sequences of at most `longest`
+        tokens. Raises CapacityError where the frequencies would have to change with a sequence's
+        length: what is cached was rotated by other ones."""
         scaling = self._rope.scaling
         kind = None if scaling is None else scaling.rope_type
         original = longest if scaling is None else scaling.original_max_position_embeddings
@@ -200,17 +242,23 @@ class RotaryEmbedding:
         return self._table[positions_BT].unsqueeze(2)
 
     def turns(self, distances_BT: Tensor) -> Tensor:
-        """Rotations of size 1 that move rotated keys on by so many positions, complex [B, T, 1, D/2]."""
+        """Rotations of size 1 that move rotated keys on by so many positions, complex [B, T, 1,
+        D/2].
+        """
         scaling = self._rope.scaling
         return self[distances_BT] / (1.0 if scaling is None else scaling.attention_factor)
 
 
 def rotate_(heads_BTND: Tensor, rotation: Tensor, norm: HeadNorm | None = None) -> Tensor:
-    """Normalises every head, where there is a norm, and applies `rotation` (from RotaryEmbedding) to it, in place."""
+    """Normalises every head, where there is a norm, and applies `rotation` (from RotaryEmbedding)
+    to it, in place.
+    """
     if kernels.can_fuse(heads_BTND):
         from magicdec.runtime.kernels import triton_fused
 
-        rotation_BTPJ = torch.view_as_real(rotation.squeeze(2)).expand(*heads_BTND.shape[:2], -1, -1)
+        rotation_BTPJ = torch.view_as_real(rotation.squeeze(2)).expand(
+            *heads_BTND.shape[:2], -1, -1
+        )
         weight_ND, eps = (None, 0.0) if norm is None else (norm.weight_ND, norm.eps)
         triton_fused.rotate_(heads_BTND, rotation_BTPJ, weight_ND, eps)
         return heads_BTND
@@ -229,10 +277,11 @@ def rotate_(heads_BTND: Tensor, rotation: Tensor, norm: HeadNorm | None = None) 
 def rotary_frequencies(rope: Rope, device: torch.device, *, is_long: bool = False) -> Tensor:
     """The angle per position of each pair, [D/2], stretched to longer contexts.
 
-    linear: all divided by `factor`. llama3: wavelengths beyond original/low_freq_factor are divided by `factor`, those
-    under original/high_freq_factor are kept, and those between are interpolated. yarn: the same between pairs that turn
-    beta_slow and beta_fast times within the original length (arXiv 2309.00071). longrope: each pair divided by a factor
-    of its own, of one of two lists (arXiv 2402.13753). dynamic: as they are, up to the original length.
+    linear: all divided by `factor`. llama3: wavelengths beyond original/low_freq_factor are divided
+        by `factor`, those under original/high_freq_factor are kept, and those between are
+        interpolated. yarn: the same between pairs that turn beta_slow and beta_fast times within
+        the original length (arXiv 2309.00071). longrope: each pair divided by a factor of its own,
+        of one of two lists (arXiv 2402.13753). dynamic: as they are, up to the original length.
     Source: transformers modeling_rope_utils.py.
     """
     exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32, device=device) / rope.dim
@@ -256,15 +305,20 @@ def rotary_frequencies(rope: Rope, device: torch.device, *, is_long: bool = Fals
 
 
 def _yarn_ramp(rope: Rope, scaling: RopeScaling) -> Tensor:
-    """How far each pair is stretched: 0 for those that turn `beta_fast` times or more, 1 for `beta_slow` or fewer."""
+    """How far each pair is stretched: 0 for those that turn `beta_fast` times or more, 1 for
+    `beta_slow` or fewer.
+    """
 
     def pair_that_turns(times: float) -> float:
         share = scaling.original_max_position_embeddings / (times * 2 * math.pi)
         return rope.dim * math.log(share) / (2 * math.log(rope.theta))
 
-    low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    low = pair_that_turns(scaling.beta_fast)
+    high = pair_that_turns(scaling.beta_slow)
     if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rope.dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, rope.dim - 1)
     high += 0.001 if low == high else 0.0
     return ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)

@@ -1,6 +1,7 @@
 """Weights in fewer bits, for drafts: a draft's errors cost acceptance, never the output.
 
-Only weights are narrow; products run in the activations' dtype (as specs/precision.py's weight formats say).
+Only weights are narrow; products run in the activations' dtype (as specs/precision.py's weight
+formats say).
 
     bf16    rounded (of an fp32 model)
     fp8     e4m3, one scale per output feature: its largest weight is 448
@@ -23,7 +24,9 @@ from magicdec.runtime.kernels import has_triton
 from magicdec.specs.speculation import DRAFT_WEIGHT_DTYPES
 
 GROUP_SIZES = (64, 32, 16)
-"""Sizes of an int4 group; the first that divides the input features is taken. At 64 the scales add 6 % to the bytes."""
+"""Sizes of an int4 group; the first that divides the input features is taken. At 64 the scales add
+6 % to the bytes.
+"""
 FP8_MAX, INT8_MAX = 448.0, 127.0
 FP8_CAPABILITY = (8, 9)
 """The oldest GPUs that convert e4m3; on others Triton has no such type."""
@@ -34,7 +37,8 @@ class QuantizedWeight:
     """A linear layer's weight [N, K] in a narrow format."""
 
     data_NK: Tensor
-    """bfloat16, float8_e4m3fn or int8; of int4 uint8 [N, K/2] (packing: kernels/triton_linear.py)."""
+    """bfloat16, float8_e4m3fn or int8; of int4 uint8 [N, K/2] (packing: kernels/triton_linear.py).
+    """
     scales: Tensor | None
     """fp32 [N, 1], of int4 bf16 [N, C]; None for bf16."""
     group: int = 0
@@ -51,8 +55,8 @@ class QuantizedWeight:
         return (steps_NCW * self.scales[..., None].float()).to(dtype).flatten(1)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x · weightᵀ + bias. On a GPU only the narrow weights are read; on a CPU that is so for int8, while the other
-        formats are widened in memory first."""
+        """x · weightᵀ + bias. On a GPU only the narrow weights are read; on a CPU that is so for
+        int8, while the other formats are widened in memory first."""
         if x.is_cuda and self.scales is not None and has_triton():
             from magicdec.runtime.kernels.triton_linear import weight_only_linear
 
@@ -60,16 +64,20 @@ class QuantizedWeight:
         elif self.data_NK.dtype == torch.int8 and x.device.type == "cpu":
             assert self.scales is not None
             scales_N = self.scales.squeeze(1).to(x.dtype)
-            output = torch._weight_int8pack_mm(x.flatten(0, -2).contiguous(), self.data_NK, scales_N)
+            output = torch._weight_int8pack_mm(
+                x.flatten(0, -2).contiguous(), self.data_NK, scales_N
+            )
             output = output.unflatten(0, x.shape[:-1])
         else:
             return F.linear(x, self.dequantized(x.dtype), bias)
-        return output if bias is None else output.add_(bias)
+        if bias is None:
+            return output
+        return output.add_(bias)
 
 
 def quantize(weight_NK: Tensor, weight_dtype: str) -> QuantizedWeight:
-    """A weight in one of DRAFT_WEIGHT_DTYPES, rounded to nearest. Raises ConfigError for another format, one that the
-    weight's GPU cannot widen, or input features that no int4 group divides."""
+    """A weight in one of DRAFT_WEIGHT_DTYPES, rounded to nearest. Raises ConfigError for another
+    format, one that the weight's GPU cannot widen, or input features that no int4 group divides."""
     if weight_dtype == "bf16":
         return QuantizedWeight(data_NK=weight_NK.to(torch.bfloat16), scales=None)
     weight = weight_NK.float()
@@ -109,4 +117,6 @@ def _quantize_int4(weight_NK: Tensor) -> QuantizedWeight:
     divisor_NC1 = torch.where(scales_NC1 == 0, 1, scales_NC1.float())
     steps_NCW = (weight_NCW / divisor_NC1).round().clamp(-8, 7).to(torch.int16) + 8
     low, high = steps_NCW.to(torch.uint8).chunk(2, dim=-1)
-    return QuantizedWeight(data_NK=(low | high << 4).flatten(1), scales=scales_NC1.squeeze(-1), group=group)
+    return QuantizedWeight(
+        data_NK=(low | high << 4).flatten(1), scales=scales_NC1.squeeze(-1), group=group
+    )

@@ -1,17 +1,20 @@
-"""Choosing tokens from logits that are divided over the vocabulary among the shards: the next one, and which drafted
-ones stay before it, so that the output is distributed as the target's own.
+"""Choosing tokens from logits that are divided over the vocabulary among the shards: the next one,
+and which drafted ones stay before it, so that the output is distributed as the target's own.
 
     u < p(x) / q(x)                          accept the drafted token x with this probability
-    x' ~ max(0, p - q) / sum(max(0, p - q))  replace the first rejected one from the residual distribution
+    x' ~ max(0, p - q) / sum(max(0, p - q))  replace the first rejected one from the residual
+    distribution
     x' ~ p                                   when all were accepted: one more token for free
 
-p is the target's distribution, q the draft's; greedy decoding is the case where both have one token.
+p is the target's distribution, q the draft's; greedy decoding is the case where both have one
+token.
 Source: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 
-Random numbers are one table per sequence and step from a counter-based generator keyed by (seed, sequence), so a run
-repeats, and a sequence's numbers do not depend on which others share its batch. Every step draws fresh numbers: a
-number that chose a rejected draft is never used again, which keeps rejection sampling exact whatever the draft learns
-from the verification of the tokens it lost.
+Random numbers are one table per sequence and step from a counter-based generator keyed by (seed,
+sequence), so a run repeats, and a sequence's numbers do not depend on which others share its batch.
+Every step draws fresh numbers: a number that chose a rejected draft is never used again, which
+keeps rejection sampling exact whatever the draft learns from the verification of the tokens it
+lost.
 
 Shape suffixes: B sequences, T positions (= gamma drafted tokens), V vocabulary of this shard.
 """
@@ -36,15 +39,20 @@ ACCEPT: Final = 1
 TARGET: Final = 2
 _STEPS_PER_REFILL = 64
 MIN_TEMPERATURE = 1e-30
-"""Lower ones are taken for this: logits over it are still finite in fp32, and any difference of theirs decides."""
+"""Lower ones are taken for this: logits over it are still finite in fp32, and any difference of
+theirs decides.
+"""
 
 
 class UniformStream:
-    """Uniform numbers in [0, 1): for each step, `width` positions × (draft, accept, target) of each sequence."""
+    """Uniform numbers in [0, 1): for each step, `width` positions × (draft, accept, target) of each
+    sequence.
+    """
 
     def __init__(self, *, seed: int, num_sequences: int, width: int, device: torch.device) -> None:
         self._generators = [
-            np.random.Generator(np.random.Philox(key=[seed % 2**64, sequence])) for sequence in range(num_sequences)
+            np.random.Generator(np.random.Philox(key=[seed % 2**64, sequence]))
+            for sequence in range(num_sequences)
         ]
         self._width, self._device = width, device
         self._step = _STEPS_PER_REFILL
@@ -54,7 +62,9 @@ class UniformStream:
         """The step's numbers for the sequences in these slots, [B, width, 3]."""
         if self._step == _STEPS_PER_REFILL:
             shape = (_STEPS_PER_REFILL, self._width, 3)
-            numbers = np.stack([g.random(shape, dtype=np.float32) for g in self._generators], axis=1)
+            numbers = np.stack(
+                [g.random(shape, dtype=np.float32) for g in self._generators], axis=1
+            )
             self._block = torch.from_numpy(numbers).to(self._device)
             self._step = 0
         step = self._block[self._step]
@@ -69,12 +79,15 @@ def greedy(logits: Tensor, tp: TensorParallel) -> Tensor:
     if tp.size == 1:
         return logits.argmax(dim=-1)
     values, tokens = logits.max(dim=-1)
-    all_values, all_tokens = tp.all_gather(values), tp.all_gather(tokens + tp.rank * logits.shape[-1])
+    all_values = tp.all_gather(values)
+    all_tokens = tp.all_gather(tokens + tp.rank * logits.shape[-1])
     return all_tokens.gather(0, all_values.argmax(dim=0, keepdim=True)).squeeze(0)
 
 
 def probabilities(logits: Tensor, sampling: SamplingSpec, tp: TensorParallel) -> Tensor:
-    """This shard's part of the distribution to sample from: temperature, then top-k, then top-p, as in transformers."""
+    """This shard's part of the distribution to sample from: temperature, then top-k, then top-p, as
+    in transformers.
+    """
     assert not sampling.is_greedy
     temperature = max(sampling.temperature, MIN_TEMPERATURE)
     is_whole = sampling.top_k is None and sampling.top_p in (None, 1.0)
@@ -82,7 +95,10 @@ def probabilities(logits: Tensor, sampling: SamplingSpec, tp: TensorParallel) ->
         from magicdec.runtime.kernels import triton_sampling
 
         return triton_sampling.softmax(logits, temperature)
-    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
+    if temperature == 1.0:
+        scaled = logits.float()
+    else:
+        scaled = logits.float() / temperature
     if sampling.top_k is not None:
         scaled = _keep_top_k(scaled, sampling.top_k, tp)
     if sampling.top_p is not None and sampling.top_p < 1.0:
@@ -104,19 +120,24 @@ def _keep_top_k(logits: Tensor, k: int, tp: TensorParallel) -> Tensor:
 
 
 def _keep_top_p(logits: Tensor, top_p: float, tp: TensorParallel) -> Tensor:
-    """Keeps the smallest set of most likely tokens whose probabilities reach top_p; ties are broken by the token's id.
-    Needs the whole vocabulary in order, so the shards' logits are gathered."""
-    whole = logits if tp.size == 1 else tp.all_gather(logits).movedim(0, -2).flatten(-2)
+    """Keeps the smallest set of most likely tokens whose probabilities reach top_p; ties are broken
+    by the token's id. Needs the whole vocabulary in order, so the shards' logits are gathered."""
+    if tp.size == 1:
+        whole = logits
+    else:
+        whole = tp.all_gather(logits).movedim(0, -2).flatten(-2)
     ordered, order = whole.sort(dim=-1, descending=True, stable=True)
     cumulative = ordered.softmax(dim=-1).cumsum(dim=-1)
     ordered[..., 1:].masked_fill_(cumulative[..., :-1] >= top_p, float("-inf"))
     kept = torch.empty_like(ordered).scatter_(-1, order, ordered)
-    return kept if tp.size == 1 else kept[..., tp.slice_of(kept.shape[-1])]
+    if tp.size == 1:
+        return kept
+    return kept[..., tp.slice_of(kept.shape[-1])]
 
 
 def sample(weights_BV: Tensor, uniform_B: Tensor, tp: TensorParallel) -> Tensor:
-    """A token of each row by inverting the cumulative sum of its (not necessarily normalised) weights. A token of
-    weight 0 is never chosen, as long as the row has one above 0."""
+    """A token of each row by inverting the cumulative sum of its (not necessarily normalised)
+    weights. A token of weight 0 is never chosen, as long as the row has one above 0."""
     if tp.size == 1 and kernels.can_fuse(weights_BV):
         from magicdec.runtime.kernels import triton_sampling
 
@@ -130,14 +151,22 @@ def sample(weights_BV: Tensor, uniform_B: Tensor, tp: TensorParallel) -> Tensor:
     threshold_B = torch.minimum(uniform_B * ends_RB[-1], _just_below(ends_RB[-1]))
     owner_B = (ends_RB <= threshold_B).sum(dim=0)
     start_B = (ends_RB - totals_RB)[tp.rank]
-    token_B = _invert(cumulative_BV, (threshold_B - start_B)[:, None].clamp_min(0), cumulative_BV[:, -1:])
-    return tp.all_reduce(torch.where(owner_B == tp.rank, token_B + tp.rank * weights_BV.shape[-1], 0))
+    token_B = _invert(
+        cumulative_BV, (threshold_B - start_B)[:, None].clamp_min(0), cumulative_BV[:, -1:]
+    )
+    return tp.all_reduce(
+        torch.where(owner_B == tp.rank, token_B + tp.rank * weights_BV.shape[-1], 0)
+    )
 
 
 def _invert(cumulative_BV: Tensor, threshold_B1: Tensor, total_B1: Tensor) -> Tensor:
     """The first index whose cumulative weight exceeds the threshold."""
     threshold_B1 = torch.minimum(threshold_B1, _just_below(total_B1))
-    return torch.searchsorted(cumulative_BV, threshold_B1, right=True).squeeze(1).clamp_max(cumulative_BV.shape[-1] - 1)
+    return (
+        torch.searchsorted(cumulative_BV, threshold_B1, right=True)
+        .squeeze(1)
+        .clamp_max(cumulative_BV.shape[-1] - 1)
+    )
 
 
 def _just_below(x: Tensor) -> Tensor:
@@ -155,9 +184,9 @@ def token_probabilities(probabilities_BTV: Tensor, tokens_BT: Tensor, tp: Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """Drafted tokens; and, unless each was certain, their probabilities and the distributions they were drawn from.
-    `distribution` gives this shard's part [B, V] of each sequence's draft distribution at a position [B]: what the
-    residual needs, and no more."""
+    """Drafted tokens; and, unless each was certain, their probabilities and the distributions they
+    were drawn from. `distribution` gives this shard's part [B, V] of each sequence's draft
+    distribution at a position [B]: what the residual needs, and no more."""
 
     tokens_BT: Tensor
     token_probabilities_BT: Tensor | None = None
@@ -181,13 +210,18 @@ def verify(
     uniforms: Tensor | None,
     simulated_rates_T: Tensor | None = None,
 ) -> Outcome:
-    """Judges a proposal by the target's logits after the pending token and each drafted one, [B, gamma + 1, V].
-    `simulated_rates_T`, where given, decides acceptance by position instead (everything is computed all the same)."""
+    """Judges a proposal by the target's logits after the pending token and each drafted one, [B,
+    gamma + 1, V]. `simulated_rates_T`, where given, decides acceptance by position instead
+    (everything is computed all the same)."""
     if sampling.is_greedy:
         best_BT = greedy(logits_BTV, tp)
         if proposal is None:
-            return Outcome(num_accepted_B=torch.zeros_like(best_BT[:, 0]), next_token_B=best_BT[:, 0])
-        num_accepted_B = _num_accepted(proposal.tokens_BT == best_BT[:, :-1], uniforms, simulated_rates_T)
+            return Outcome(
+                num_accepted_B=torch.zeros_like(best_BT[:, 0]), next_token_B=best_BT[:, 0]
+            )
+        num_accepted_B = _num_accepted(
+            proposal.tokens_BT == best_BT[:, :-1], uniforms, simulated_rates_T
+        )
         next_token_B = best_BT.gather(1, num_accepted_B[:, None]).squeeze(1)
         return Outcome(num_accepted_B=num_accepted_B, next_token_B=next_token_B)
     assert uniforms is not None
@@ -208,11 +242,16 @@ def verify(
     position_B = num_accepted_B.clamp_max(gamma - 1)
     if proposal.distribution is None:
         rows_B, is_here_B = tp.own_rows(tokens_BT[rows, position_B], target_BV.shape[-1])
-        one_hot_BV = F.one_hot(rows_B, target_BV.shape[-1]).bool() & (is_here_B & is_rejected_B)[:, None]
+        one_hot_BV = (
+            F.one_hot(rows_B, target_BV.shape[-1]).bool() & (is_here_B & is_rejected_B)[:, None]
+        )
         residual_BV = target_BV.masked_fill(one_hot_BV, 0.0)
     else:
-        residual_BV = (target_BV - proposal.distribution(position_B) * is_rejected_B[:, None]).clamp_min_(0)
-    # Where p and q agree up to rounding, a rejection leaves nothing: any choice from p is then as good. And where q is
+        residual_BV = (
+            target_BV - proposal.distribution(position_B) * is_rejected_B[:, None]
+        ).clamp_min_(0)
+    # Where p and q agree up to rounding, a rejection leaves nothing: any choice from p is then as
+    # good. And where q is
     # not a number, nothing was drawn from it, so that its token is rejected, and p is right.
     is_empty_B1 = ~(tp.all_reduce(residual_BV.sum(dim=-1, keepdim=True)) > 0)
     residual_BV = torch.where(is_empty_B1, target_BV, residual_BV)
@@ -220,7 +259,9 @@ def verify(
     return Outcome(num_accepted_B=num_accepted_B, next_token_B=sample(residual_BV, uniform_B, tp))
 
 
-def _num_accepted(is_accepted_BT: Tensor, uniforms: Tensor | None, simulated_rates_T: Tensor | None) -> Tensor:
+def _num_accepted(
+    is_accepted_BT: Tensor, uniforms: Tensor | None, simulated_rates_T: Tensor | None
+) -> Tensor:
     """How many of the first drafted tokens stay; decided by simulated rates where there are any."""
     if simulated_rates_T is not None:
         assert uniforms is not None

@@ -1,5 +1,6 @@
-"""Builds a Transformer from a checkpoint or from random weights; each rank reads only its shard. Checkpoints may
-be names on the Hugging Face hub, where there is a network and the hub's client is installed."""
+"""Builds a Transformer from a checkpoint or from random weights; each rank reads only its shard.
+Checkpoints may be names on the Hugging Face hub, where there is a network and the hub's client is
+installed."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ from magicdec.runtime.layers import MLP, ColumnParallelLinear, Experts
 from magicdec.runtime.mixers import GroupedAttention, LatentAttention
 from magicdec.runtime.quantized import quantize
 from magicdec.runtime.transformer import Layer, Transformer
-from magicdec.specs.catalog import checkpoint_directory, load_model_spec, resolve_hub_name
+from magicdec.specs.catalog import checkpoint_directory, load_model_spec, local_model
 from magicdec.specs.model import ModelSpec, why_not_run
 from magicdec.specs.parallel import check_tp
 from magicdec.specs.precision import PROFILE_DTYPES
 
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float64", *PROFILE_DTYPES)}
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("float64", *PROFILE_DTYPES)
+}
 
 
 def load_model(
@@ -35,7 +38,8 @@ def load_model(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype = "float32",
 ) -> Transformer:
-    """This rank's shard of a model: a directory, a catalog name, a hub name, or a spec (with random weights).
+    """This rank's shard of a model: a directory, a catalog name, a hub name, or a spec (with random
+    weights).
 
     Raises:
         ConfigError: an unknown name, or a model that cannot be divided into `tp.size` shards.
@@ -44,58 +48,83 @@ def load_model(
     tp = tp or SINGLE
     torch_device = torch.device(device)
     if torch_device.type == "cuda" and torch_device.index is not None:
-        torch.cuda.set_device(torch_device)  # Triton launches, and events are timed, on the current device
+        torch.cuda.set_device(
+            torch_device
+        )  # Triton launches, and events are timed, on the current device
     if isinstance(dtype, str):
         if dtype not in DTYPES:
             raise unknown_choice("dtype", dtype, DTYPES)
         dtype = DTYPES[dtype]
     if not isinstance(model, ModelSpec):
-        model = resolve_hub_name(str(model), with_weights=weights == "checkpoint")
-    spec = model if isinstance(model, ModelSpec) else load_model_spec(model)
+        model = local_model(str(model), with_weights=weights == "checkpoint")
+    if isinstance(model, ModelSpec):
+        spec = model
+    else:
+        spec = load_model_spec(model)
     check_divisible(spec, tp.size)
     source: TensorSource
     if weights == "random":
-        norm_weight = 0.0 if spec.norm.kind.endswith("plus_one") else 1.0
+        if spec.norm.kind.endswith("plus_one"):
+            norm_weight = 0.0
+        else:
+            norm_weight = 1.0
         source = RandomTensors(seed=seed, device=torch_device, dtype=dtype, norm_weight=norm_weight)
     else:
-        directory = None if isinstance(model, ModelSpec) else checkpoint_directory(model)
+        if isinstance(model, ModelSpec):
+            directory = None
+        else:
+            directory = checkpoint_directory(model)
         if directory is None:
             raise CheckpointError(
                 f"there are no weights for {spec.name} here: give a checkpoint directory, or random weights"
             )
-        source = CheckpointDirectory(directory, device=torch_device, dtype=dtype, quantization=spec.quantization)
+        source = CheckpointDirectory(
+            directory, device=torch_device, dtype=dtype, quantization=spec.quantization
+        )
     with torch.inference_mode():
         return Builder(spec, tp, source, torch_device).build()
 
 
 @torch.inference_mode()
 def with_weight_dtype(model: Transformer, weight_dtype: str | None) -> Transformer:
-    """The model with its linear layers and head in a narrower format (see quantized.py), everything else shared. The
-    model itself where that is its format, or none is named. Raises ConfigError for an unknown format, and for a model
-    that is in another one already."""
+    """The model with its linear layers and head in a narrower format (see quantized.py), everything
+    else shared. The model itself where that is its format, or none is named. Raises ConfigError for
+    an unknown format, and for a model that is in another one already."""
     own = model.weight_dtype, PROFILE_DTYPES.get(str(model.dtype).removeprefix("torch."))
     if weight_dtype is None or weight_dtype in own:
         return model
     if model.weight_dtype is not None:
-        raise ConfigError(f"{model.spec.name} is in {model.weight_dtype} already; load it again for {weight_dtype}")
+        raise ConfigError(
+            f"{model.spec.name} is in {model.weight_dtype} already; load it again for {weight_dtype}"
+        )
     layers, head = (_narrowed(part, weight_dtype) for part in (model.layers, model.head))
     return replace(model, layers=layers, head=head, weight_dtype=weight_dtype)
 
 
 def _narrowed(part: Any, weight_dtype: str) -> Any:
-    """Gives a part of a model with narrower linear layers; norms, routers and what latents absorb keep their format."""
+    """Gives a part of a model with narrower linear layers; norms, routers and what latents absorb
+    keep their format.
+    """
     if isinstance(part, ColumnParallelLinear):
         assert isinstance(part.weight, Tensor)
         return replace(part, weight=quantize(part.weight, weight_dtype))
     if isinstance(part, list | tuple):
         return tuple(_narrowed(each, weight_dtype) for each in part)
     if isinstance(part, Layer | GroupedAttention | LatentAttention | MLP | Experts):
-        return replace(part, **{each.name: _narrowed(getattr(part, each.name), weight_dtype) for each in fields(part)})
+        return replace(
+            part,
+            **{
+                each.name: _narrowed(getattr(part, each.name), weight_dtype)
+                for each in fields(part)
+            },
+        )
     return part
 
 
 def check_divisible(spec: ModelSpec, tp_size: int) -> None:
-    """Raises ConfigError when the model has layers that are not run, or cannot be divided into this many shards."""
+    """Raises ConfigError when the model has layers that are not run, or cannot be divided into this
+    many shards.
+    """
     if reason := why_not_run(spec):
         raise ConfigError(f"{spec.name} has {reason}, which can be planned but not run")
     check_tp(spec, tp_size)

@@ -1,9 +1,11 @@
-"""The draft: the target's own forward pass over a few pages of the target's own cache, one token at a time.
+"""The draft: the target's own forward pass over a few pages of the target's own cache, one token at
+a time.
 
-After each step of the engine every sequence that has a new token drafts from it. The pending token has no keys and
-values yet: the first draft pass computes them, at their true position and slot, and so do the others for the drafts
-before them. The verification that follows writes all of these slots anew, from the same tokens but over the full cache,
-before it reads them: nothing of a draft is left, whether it was accepted or not.
+After each step of the engine every sequence that has a new token drafts from it. The pending token
+has no keys and values yet: the first draft pass computes them, at their true position and slot, and
+so do the others for the drafts before them. The verification that follows writes all of these slots
+anew, from the same tokens but over the full cache, before it reads them: nothing of a draft is
+left, whether it was accepted or not.
 
 Shape suffixes: B sequences that draft, T drafted tokens, V vocabulary.
 """
@@ -34,7 +36,9 @@ def _passes_of(runner: Any) -> DraftPasses:
     def graph_of(count: int) -> tuple[Any, int]:
         if runner.device.type != "cuda":
             return CUDAGraphMode.NONE, count
-        mode, descriptor = runner.cudagraph_dispatcher.dispatch(count, invalid_modes={CUDAGraphMode.FULL})
+        mode, descriptor = runner.cudagraph_dispatcher.dispatch(
+            count, invalid_modes={CUDAGraphMode.FULL}
+        )
         return mode, descriptor.num_tokens
 
     return DraftPasses(
@@ -50,19 +54,22 @@ def _passes_of(runner: Any) -> DraftPasses:
 
 
 Rows = slice | list[int]
-"""Sequences of the batch that draft. All of them are a slice: nothing of theirs is copied, and no device is asked."""
+"""Sequences of the batch that draft. All of them are a slice: nothing of theirs is copied, and no
+device is asked.
+"""
 GREEDY_BELOW = 1e-5
 """As in the engine's sampler: a lower temperature is greedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSampler:
-    """Chooses drafts as the engine will choose the target's tokens, where that is cheap, for the rows that draft.
+    """Chooses drafts as the engine will choose the target's tokens, where that is cheap, for the
+    rows that draft.
 
-    Temperature, top-k and top-p are the request's own. Penalties, bad words and the like change the target's
-    distribution only: the engine's rejection sampling makes up for any difference, so they cost acceptance and nothing
-    else. Drafted tokens of a seeded request draw from its generator. `temperature_B1` is None where every token is the
-    likeliest.
+    Temperature, top-k and top-p are the request's own. Penalties, bad words and the like change the
+    target's distribution only: the engine's rejection sampling makes up for any difference, so they
+    cost acceptance and nothing else. Drafted tokens of a seeded request draw from its generator.
+    `temperature_B1` is None where every token is the likeliest.
     """
 
     temperature_B1: Tensor | None
@@ -72,30 +79,47 @@ class DraftSampler:
     generators: dict[int, torch.Generator]
 
     @staticmethod
-    def of(metadata: SamplingMetadata, rows: Sequence[int], where: Rows, *, is_probabilistic: bool) -> DraftSampler:
+    def of(
+        metadata: SamplingMetadata, rows: Sequence[int], where: Rows, *, is_probabilistic: bool
+    ) -> DraftSampler:
         if metadata.all_greedy or not is_probabilistic:
-            return DraftSampler(temperature_B1=None, is_greedy_B=None, top_k_B=None, top_p_B=None, generators={})
+            return DraftSampler(
+                temperature_B1=None, is_greedy_B=None, top_k_B=None, top_p_B=None, generators={}
+            )
 
         def of_rows(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[where]
+            if values is None:
+                return None
+            return values[where]
 
         assert metadata.temperature is not None
         temperature_B = metadata.temperature[where]
         is_greedy_B = temperature_B < GREEDY_BELOW
+        generators = {}
+        for i, row in enumerate(rows):
+            if row in metadata.generators:
+                generators[i] = metadata.generators[row]
+        greedy_B = is_greedy_B
+        if metadata.all_random:
+            greedy_B = None
         return DraftSampler(
             temperature_B1=torch.where(is_greedy_B, 1.0, temperature_B)[:, None],
-            is_greedy_B=None if metadata.all_random else is_greedy_B,
+            is_greedy_B=greedy_B,
             top_k_B=of_rows(metadata.top_k),
             top_p_B=of_rows(metadata.top_p),
-            generators={i: metadata.generators[row] for i, row in enumerate(rows) if row in metadata.generators},
+            generators=generators,
         )
 
     def choose(self, logits_BV: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The tokens [B], and the distributions that they were drawn from (None where each is the likeliest)."""
+        """The tokens [B], and the distributions that they were drawn from (None where each is the
+        likeliest).
+        """
         best_B = logits_BV.argmax(dim=-1)
         if self.temperature_B1 is None:
             return best_B, None
-        scaled_BV = apply_top_k_top_p(logits_BV.float() / self.temperature_B1, self.top_k_B, self.top_p_B)
+        scaled_BV = apply_top_k_top_p(
+            logits_BV.float() / self.temperature_B1, self.top_k_B, self.top_p_B
+        )
         draft_BV = scaled_BV.softmax(dim=-1)
         noise_BV = torch.empty_like(draft_BV).exponential_()
         for row, generator in self.generators.items():
@@ -108,8 +132,8 @@ class DraftSampler:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """Drafted tokens of each sequence of the batch, maybe none; and the distributions [B, T, V] they were drawn from,
-    with the requests whose these are, where tokens were not certain."""
+    """Drafted tokens of each sequence of the batch, maybe none; and the distributions [B, T, V]
+    they were drawn from, with the requests whose these are, where tokens were not certain."""
 
     token_ids: list[list[int]]
     probabilities: Tensor | None = None
@@ -117,7 +141,9 @@ class Proposal:
 
 
 class SparseDraft:
-    """The proposer that `speculative_config` names, in the V1 runner. Built with it, before weights load."""
+    """The proposer that `speculative_config` names, in the V1 runner. Built with it, before weights
+    load.
+    """
 
     def __init__(self, config: VllmConfig) -> None:
         """Raises ConfigError for what is not supported."""
@@ -140,21 +166,33 @@ class SparseDraft:
         if self.settings.draft_method == "topk":
             self._means = watch_layers(self._config)
 
-    def propose(self, runner: Any, sampled_token_ids: Sequence[Sequence[int]], sampling: SamplingMetadata) -> Proposal:
-        """Drafts for each sequence that has just been given tokens; those still prefilling have none."""
-        rows = [row for row, tokens in enumerate(sampled_token_ids) if tokens]
+    def propose(
+        self, runner: Any, sampled_token_ids: Sequence[Sequence[int]], sampling: SamplingMetadata
+    ) -> Proposal:
+        """Drafts for each sequence that has just been given tokens; those still prefilling have
+        none.
+        """
+        rows = []
+        for row, tokens in enumerate(sampled_token_ids):
+            if tokens:
+                rows.append(row)
         none: list[list[int]] = [[] for _ in sampled_token_ids]
         if not rows:
             return Proposal(token_ids=none)
         where: Rows = rows if len(rows) < len(none) else slice(len(rows))
         cached_B = runner.input_batch.num_tokens_no_spec[where].astype(np.int64) - 1
         table = self.settings.gamma_table
-        gamma = table.choose(batch_size=len(rows), context_len=max(cached_B.mean(), 1.0)) if table else self.gamma
+        if table:
+            gamma = table.choose(batch_size=len(rows), context_len=max(cached_B.mean(), 1.0))
+        else:
+            gamma = self.gamma
         if gamma == 0:
             return Proposal(token_ids=none)
         pending_B = [sampled_token_ids[row][-1] for row in rows]
         sampler = DraftSampler.of(sampling, rows, where, is_probabilistic=self._is_probabilistic)
-        tokens_BT, probabilities_BTV = self._draft(runner, where, cached_B, pending_B, gamma, sampler)
+        tokens_BT, probabilities_BTV = self._draft(
+            runner, where, cached_B, pending_B, gamma, sampler
+        )
         for row, tokens in zip(rows, tokens_BT.tolist(), strict=True):
             none[row] = tokens
         if probabilities_BTV is None:
@@ -163,31 +201,48 @@ class SparseDraft:
         return Proposal(token_ids=none, probabilities=probabilities_BTV, request_ids=request_ids)
 
     def _draft(
-        self, runner: Any, where: Rows, cached_B: np.ndarray, pending_B: Sequence[int], gamma: int,
+        self,
+        runner: Any,
+        where: Rows,
+        cached_B: np.ndarray,
+        pending_B: Sequence[int],
+        gamma: int,
         sampler: DraftSampler,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None]:
         if self._passes is None:
             self._passes = _passes_of(runner)
         passes = self._passes
         pages = torch.from_numpy(runner.input_batch.block_table[0].block_table.np[where])
         block = passes.block(pages, torch.from_numpy(cached_B), self.settings, gamma)
         if self.settings.draft_method == "topk":
-            row_B = torch.arange(len(cached_B)) if isinstance(where, slice) else torch.tensor(where)
-            block = self._selector_of(runner, passes).choosing(block, pages, torch.from_numpy(cached_B), row_B)
+            if isinstance(where, slice):
+                row_B = torch.arange(len(cached_B))
+            else:
+                row_B = torch.tensor(where)
+            block = self._selector_of(runner, passes).choosing(
+                block, pages, torch.from_numpy(cached_B), row_B
+            )
         token_B = torch.tensor(pending_B, dtype=torch.int32).to(runner.device, non_blocking=True)
-        tokens, distributions = [], []
+        tokens = []
+        distributions = []
         for step in range(gamma):
             hidden_BH = block.forward(self._model, step, token_B)
             token_B, draft_BV = sampler.choose(self._model.compute_logits(hidden_BH))
             tokens.append(token_B)
             if draft_BV is not None:
                 distributions.append(draft_BV)
-        return torch.stack(tokens, dim=1), torch.stack(distributions, dim=1) if distributions else None
+        return torch.stack(tokens, dim=1), torch.stack(
+            distributions, dim=1
+        ) if distributions else None
 
     def _selector_of(self, runner: Any, passes: DraftPasses) -> PageSelector:
         assert self._means, "an engine chooses pages only if it was started with topk"
         if self._selector is None or self._selector.settings is not self.settings:
             self._selector = PageSelector(
-                self._means, self.settings, passes, num_rows=runner.max_num_reqs, max_gamma=self.gamma
+                self._means,
+                self.settings,
+                passes,
+                num_rows=runner.max_num_reqs,
+                max_gamma=self.gamma,
             )
         return self._selector

@@ -1,8 +1,8 @@
 """Every name of the engine that is patched, and what upstream would make each patch unnecessary.
 
-vLLM's interface for drafts from outside (`method: custom_class`, pull request 39487) lacks two things that are needed
-by a draft which runs the target itself over the target's cache. Each patch leaves alone every engine that does not ask
-for this draft.
+vLLM's interface for drafts from outside (`method: custom_class`, pull request 39487) lacks two
+things that are needed by a draft which runs the target itself over the target's cache. Each patch
+leaves alone every engine that does not ask for this draft.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def apply_patches() -> None:
     Scheduler.__init__ = _with_gamma_table(Scheduler.__init__)
     Executor.determine_available_memory = _without_means(Executor.determine_available_memory)
     GPUModelRunner.propose_draft_token_ids = _with_runner(GPUModelRunner.propose_draft_token_ids)
-    GPUModelRunner._calc_spec_decode_metadata = _without_nothing_to_verify(GPUModelRunner._calc_spec_decode_metadata)
+    GPUModelRunner._calc_spec_decode_metadata = _without_nothing_to_verify(
+        GPUModelRunner._calc_spec_decode_metadata
+    )
     GPUModelRunner._sample = _with_plain_steps(GPUModelRunner._sample)
     spec_decode.init_speculator = _with_speculator(spec_decode.init_speculator)
     runner = sys.modules.get("vllm.v1.worker.gpu.model_runner")
@@ -130,18 +132,24 @@ def apply_patches() -> None:
 
 
 class NothingToVerify(SimpleNamespace):
-    """Stands for V1's metadata of a step's drafts where there are none: the rows of the logits alone."""
+    """Stands for V1's metadata of a step's drafts where there are none: the rows of the logits
+    alone.
+    """
 
 
 class GammaOfSteps:
-    """Stands for the scheduler's table by batch: looks up the sequences that decode, and their mean length."""
+    """Stands for the scheduler's table by batch: looks up the sequences that decode, and their mean
+    length.
+    """
 
     def __init__(self, scheduler: Any, table: TableGamma) -> None:
         self._scheduler, self._table = scheduler, table
 
     def __getitem__(self, _: int) -> int:
         running = self._scheduler.running
-        decoding = [r for r in running if r.num_output_tokens or r.num_output_placeholders] or running
+        decoding = [
+            r for r in running if r.num_output_tokens or r.num_output_placeholders
+        ] or running
         lengths = [r.num_computed_tokens for r in decoding] or [1]
         context = sum(lengths) / len(lengths)
         return self._table.choose(batch_size=len(lengths), context_len=max(context, 1.0))
@@ -178,7 +186,9 @@ def _without_discarded_seeds(original: Any) -> Any:
 def expand_batch_to_tokens(
     values: Tensor, ends: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0
 ) -> Tensor:
-    """Each sequence's value once for each of its drafted tokens, which end before `ends` of the flat batch."""
+    """Each sequence's value once for each of its drafted tokens, which end before `ends` of the
+    flat batch.
+    """
     counts = ends.diff(prepend=ends.new_zeros(1))
     kept = torch.where(values == replace_from, replace_to, values)
     return kept.repeat_interleave(counts, output_size=num_tokens).to(values.dtype)
@@ -187,13 +197,21 @@ def expand_batch_to_tokens(
 def is_asked_for(config: Any) -> bool:
     """Whether an engine's configuration names this draft."""
     speculative = config.speculative_config
-    return speculative is not None and speculative.method == "custom_class" and speculative.model == DRAFT_CLASS
+    return (
+        speculative is not None
+        and speculative.method == "custom_class"
+        and speculative.model == DRAFT_CLASS
+    )
 
 
 def _with_draft_slots(original: Any) -> Any:
     @wraps(original)
     def num_lookahead_tokens(self: Any) -> int:
-        slots: int = self.num_speculative_tokens if is_asked_for(self) else original(self)
+        slots: int
+        if is_asked_for(self):
+            slots = self.num_speculative_tokens
+        else:
+            slots = original(self)
         return slots
 
     return num_lookahead_tokens
@@ -233,47 +251,69 @@ def _with_async_scheduling(original: Any) -> Any:
 
 
 def capture_every_gamma(config: Any) -> None:
-    """Names the gammas of a plan's table in the engine's own table by batch, by which V2 captures whole-step graphs of
-    verification for each of them. The scheduler never looks it up: GammaOfSteps stands in its place."""
+    """Names the gammas of a plan's table in the engine's own table by batch, by which V2 captures
+    whole-step graphs of verification for each of them. The scheduler never looks it up:
+    GammaOfSteps stands in its place."""
     most = config.scheduler_config.max_num_seqs
-    ranges = [(batch, batch, gamma) for batch, gamma in enumerate(gammas_of_table(config)[:most], 1)]
+    ranges = [
+        (batch, batch, gamma) for batch, gamma in enumerate(gammas_of_table(config)[:most], 1)
+    ]
     if ranges:
         ranges[-1] = (len(ranges), most, ranges[-1][-1])
         config.speculative_config.num_speculative_tokens_per_batch_size = ranges
 
 
 def gammas_of_table(config: Any) -> list[int]:
-    """Every gamma of a plan's table, the largest first; none without a table, or where the draft will refuse it."""
+    """Every gamma of a plan's table, the largest first; none without a table, or where the draft
+    will refuse it.
+    """
     try:
         table = read_settings(config.additional_config).gamma_table
     except ConfigError:
         return []
-    return [] if table is None else table.distinct_gammas
+    if table is None:
+        return []
+    return table.distinct_gammas
 
 
 def capture_the_largest_batch(config: Any) -> None:
-    """Adds the sizes of as many sequences as may run: one token of each (drafts), and a step of each gamma. Those of
-    the engine are multiples of 8 and 16 tokens, and no graph is captured for more sequences than may run."""
+    """Adds the sizes of as many sequences as may run: one token of each (drafts), and a step of
+    each gamma. Those of the engine are multiples of 8 and 16 tokens, and no graph is captured for
+    more sequences than may run."""
     compilation, most = config.compilation_config, config.scheduler_config.max_num_seqs
     sizes = {most * (gamma + 1) for gamma in (0, *gammas_of_table(config))}
-    fit = {size for size in sizes if size <= (compilation.max_cudagraph_capture_size or 0)}
-    compilation.cudagraph_capture_sizes = sorted(fit.union(compilation.cudagraph_capture_sizes or ()))
+    largest = compilation.max_cudagraph_capture_size or 0
+    fit = {size for size in sizes if size <= largest}
+    compilation.cudagraph_capture_sizes = sorted(
+        fit.union(compilation.cudagraph_capture_sizes or ())
+    )
 
 
 def _with_every_gamma(original: Any) -> Any:
-    """The engine offers the graphs of the next larger size alone, and sizes of different gammas alternate: before 16
-    tokens of gamma 0, four sequences with gamma 2 found none. So the smallest graph of each other gamma is offered too.
-    Adapters there are none (support.py)."""
+    """The engine offers the graphs of the next larger size alone, and sizes of different gammas
+    alternate: before 16 tokens of gamma 0, four sequences with gamma 2 found none. So the smallest
+    graph of each other gamma is offered too. Adapters there are none (support.py)."""
 
     @wraps(original)
     def _init_candidates(self: Any) -> None:
         original(self)
-        captured = [each for sizes in self._capture_descs.values() for each in sizes if each.uniform_token_count]
-        for (num_tokens, _), offered in self._candidates.items() if is_asked_for(self.vllm_config) else ():
+        captured = [
+            each
+            for sizes in self._capture_descs.values()
+            for each in sizes
+            if each.uniform_token_count
+        ]
+        for (num_tokens, _), offered in (
+            self._candidates.items() if is_asked_for(self.vllm_config) else ()
+        ):
             known = {each.uniform_token_count for each in offered}
             for graph in sorted(captured, key=lambda each: each.num_tokens):
                 length = graph.uniform_token_count
-                if graph.num_tokens >= num_tokens and length not in known and num_tokens % length == 0:
+                if (
+                    graph.num_tokens >= num_tokens
+                    and length not in known
+                    and num_tokens % length == 0
+                ):
                     offered.insert(0, graph)
                     known.add(length)
 
@@ -296,10 +336,14 @@ def _without_means(original: Any) -> Any:
     def determine_available_memory(self: Any) -> list[int]:
         found: list[int] = original(self)
         config = self.vllm_config
-        if not (is_asked_for(config) and read_settings(config.additional_config).draft_method == "topk"):
+        if not (
+            is_asked_for(config) and read_settings(config.additional_config).draft_method == "topk"
+        ):
             return found
         model, size = config.model_config, config.cache_config.block_size
-        scores = model.get_num_attention_heads(config.parallel_config) * -(-model.max_model_len // size)
+        scores = model.get_num_attention_heads(config.parallel_config) * -(
+            -model.max_model_len // size
+        )
         scores *= config.scheduler_config.max_num_seqs
         return [memory_of_cache(each, page_size=size, num_scores=scores) for each in found]
 
@@ -336,7 +380,9 @@ def _without_nothing_to_verify(original: Any) -> Any:
 def _with_plain_steps(original: Any) -> Any:
     @wraps(original)
     def _sample(self: Any, logits: Any, drafts: Any) -> Any:
-        return original(self, logits, None if isinstance(drafts, NothingToVerify) else drafts)
+        if isinstance(drafts, NothingToVerify):
+            return original(self, logits, None)
+        return original(self, logits, drafts)
 
     return _sample
 
@@ -344,10 +390,17 @@ def _with_plain_steps(original: Any) -> Any:
 def _with_runner(original: Any) -> Any:
     @wraps(original)
     def propose_draft_token_ids(
-        self: Any, scheduler_output: Any, sampled_token_ids: Any, sampling_metadata: Any, *rest: Any, **named: Any
+        self: Any,
+        scheduler_output: Any,
+        sampled_token_ids: Any,
+        sampling_metadata: Any,
+        *rest: Any,
+        **named: Any,
     ) -> Any:
         if not is_asked_for(self.vllm_config):
-            return original(self, scheduler_output, sampled_token_ids, sampling_metadata, *rest, **named)
+            return original(
+                self, scheduler_output, sampled_token_ids, sampling_metadata, *rest, **named
+            )
         proposal = self.drafter.propose(self, sampled_token_ids, sampling_metadata)
         self._draft_probs, self._draft_prob_req_ids = proposal.probabilities, proposal.request_ids
         return proposal.token_ids

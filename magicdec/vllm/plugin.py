@@ -4,8 +4,9 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Makes the draft known to a tested version of the engine. It does nothing until a configuration names the draft;
-    an untested version stays as it is, and refuses the draft when it is named (draft.py)."""
+    """Makes the draft known to a tested version of the engine. It does nothing until a
+    configuration names the draft; an untested version stays as it is, and refuses the draft when it
+    is named (draft.py)."""
     import vllm
 
     from magicdec.vllm.patches import apply_patches

@@ -1,9 +1,12 @@
-"""Settings of a draft in the engine's `--additional-config '{"magicdec": {...}}'`. Neither vLLM nor torch is needed.
+"""Settings of a draft in the engine's `--additional-config '{"magicdec": {...}}'`. Neither vLLM nor
+torch is needed.
 
     {"draft_method": "streamingllm", "draft_budget": 512, "num_sink_tokens": 4, "refresh": 1,
-     "gamma_table": {"batch_sizes": [1, 8], "context_lens": [1024, 4096], "gammas": [[0, 1], [0, 3]]}}
+     "gamma_table": {"batch_sizes": [1, 8], "context_lens": [1024, 4096], "gammas": [[0, 1], [0,
+     3]]}}
 
-Every key may be left out. Without a table gamma is `num_speculative_tokens` of the speculative configuration.
+Every key may be left out. Without a table gamma is `num_speculative_tokens` of the speculative
+configuration.
 """
 
 from __future__ import annotations
@@ -24,8 +27,12 @@ SPECULATOR_CLASS = "magicdec.vllm.speculator.SparseSpeculator"
 """The class that drafts in the V2 model runner, where the first name stands for it."""
 
 
-class DraftSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Budget and sinks count KV slots as in specs/speculation.py; in the engine they come in whole pages."""
+class DraftSettings(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Budget and sinks count KV slots as in specs/speculation.py; in the engine they come in whole
+    pages.
+    """
 
     draft_method: str = "streamingllm"
     draft_budget: int = 512
@@ -42,7 +49,9 @@ class DraftSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.refresh < 1:
             raise ConfigError(f"refresh must be at least 1 block of drafts, not {self.refresh}")
         if self.refresh > 1 and self.draft_method != "topk":
-            raise ConfigError(f"draft method {self.draft_method} chooses no pages; leave refresh out, or use topk")
+            raise ConfigError(
+                f"draft method {self.draft_method} chooses no pages; leave refresh out, or use topk"
+            )
 
 
 def read_settings(additional_config: Mapping[str, Any]) -> DraftSettings:

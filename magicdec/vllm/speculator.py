@@ -1,12 +1,15 @@
-"""The draft in the engine's V2 model runner: the same passes as in V1 (draft.py), without waiting for the device.
+"""The draft in the engine's V2 model runner: the same passes as in V1 (draft.py), without waiting
+for the device.
 
-The V2 runner samples, verifies and schedules without knowing on the host how many drafts were accepted. So everything
-about a block is computed on the device, from the runner's own state: lengths, the window's pages, slots. Shapes depend
-on the batch and the budget alone, so one captured graph holds the whole block: its window, gamma passes and samplings.
-Gamma is the scheduler's, which looks a plan's table up one step ahead (patches.py).
+The V2 runner samples, verifies and schedules without knowing on the host how many drafts were
+accepted. So everything about a block is computed on the device, from the runner's own state:
+lengths, the window's pages, slots. Shapes depend on the batch and the budget alone, so one captured
+graph holds the whole block: its window, gamma passes and samplings. Gamma is the scheduler's, which
+looks a plan's table up one step ahead (patches.py).
 
-A row that still prefills drafts like the others, at position 0, and stores nothing. Distributions are kept as the
-engine's own speculators keep them: logits before temperature, without the request's top-k and top-p.
+A row that still prefills drafts like the others, at position 0, and stores nothing. Distributions
+are kept as the engine's own speculators keep them: logits before temperature, without the request's
+top-k and top-p.
 
 Shape suffixes: B sequences of the batch, H hidden size.
 """
@@ -36,11 +39,15 @@ from magicdec.vllm.page_scores import PageMeans, PageSelector, watch_layers
 from magicdec.vllm.support import checked_settings
 
 NOBODY = -1
-"""A row that drafts for no request, in a graph larger than the batch or while a prompt is prefilled."""
+"""A row that drafts for no request, in a graph larger than the batch or while a prompt is
+prefilled.
+"""
 
 
 class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped where vLLM is not installed
-    """Built with the runner, before weights load; the runner hands it model, caches and buffers as it makes them."""
+    """Built with the runner, before weights load; the runner hands it model, caches and buffers as
+    it makes them.
+    """
 
     def __init__(self, config: VllmConfig, device: torch.device, states: RequestState) -> None:
         """Raises ConfigError for what is not supported."""
@@ -64,7 +71,12 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
             self._means = watch_layers(self.vllm_config)
 
     def set_attn(
-        self, _: Any, kv_cache_config: Any, block_tables: BlockTables, target_input_buffers: InputBuffers, *__: Any
+        self,
+        _: Any,
+        kv_cache_config: Any,
+        block_tables: BlockTables,
+        target_input_buffers: InputBuffers,
+        *__: Any,
     ) -> None:
         """Builders of metadata are its own: those of the target keep what its graphs read."""
         check_cache(kv_cache_config)
@@ -83,19 +95,34 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         )
         if self._means:
             rows, gamma = self.max_num_reqs, self.num_speculative_steps
-            self._selector = PageSelector(self._means, self.settings, self._passes, num_rows=rows, max_gamma=gamma)
+            self._selector = PageSelector(
+                self._means, self.settings, self._passes, num_rows=rows, max_gamma=gamma
+            )
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """Whole blocks are captured for each gamma and size of batch, where attention can find its metadata anew within
-        a graph. Other batches replay the target's piecewise graphs, pass by pass."""
+        """Whole blocks are captured for each gamma and size of batch, where attention can find its
+        metadata anew within a graph. Other batches replay the target's piecewise graphs, pass by
+        pass."""
         if cudagraph_mode.has_piecewise_cudagraphs():
-            self._graph_sizes = sorted(self.vllm_config.compilation_config.cudagraph_capture_sizes or ())
+            self._graph_sizes = sorted(
+                self.vllm_config.compilation_config.cudagraph_capture_sizes or ()
+            )
         is_whole = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
-        is_whole = is_whole and all(group.supports_draft_decode_metadata_update for group in self.attn_groups[0])
-        mode = CUDAGraphMode.FULL_DECODE_ONLY if is_whole else CUDAGraphMode.NONE
-        self._blocks = SpeculatorCudaGraphManager(self.vllm_config, self.device, mode, decode_query_len=1)
+        is_whole = is_whole and all(
+            group.supports_draft_decode_metadata_update for group in self.attn_groups[0]
+        )
+        if is_whole:
+            mode = CUDAGraphMode.FULL_DECODE_ONLY
+        else:
+            mode = CUDAGraphMode.NONE
+        self._blocks = SpeculatorCudaGraphManager(
+            self.vllm_config, self.device, mode, decode_query_len=1
+        )
         table = self.settings.gamma_table
-        gammas = [self.num_speculative_steps] if table is None else [each for each in table.distinct_gammas if each]
+        if table is None:
+            gammas = [self.num_speculative_steps]
+        else:
+            gammas = [gamma for gamma in table.distinct_gammas if gamma]
         self._blocks._capture_descs = {
             mode: [
                 SpeculatorBatchDescriptor(**vars(each), num_speculative_tokens=gamma)
@@ -106,10 +133,14 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         }
 
     def capture(self) -> None:
-        """Called once the target's graphs are captured. Nothing is stored meanwhile: no row is anybody's."""
+        """Called once the target's graphs are captured. Nothing is stored meanwhile: no row is
+        anybody's.
+        """
         self.idx_mapping.fill_(NOBODY)
 
-        def block_of(size: BatchExecutionDescriptor, warmup: bool) -> Callable[[CUDAGraphMode], None]:
+        def block_of(
+            size: BatchExecutionDescriptor, warmup: bool
+        ) -> Callable[[CUDAGraphMode], None]:
             del warmup
             assert isinstance(size, SpeculatorBatchDescriptor)
             assert size.num_reqs is not None
@@ -127,15 +158,37 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
 
     @torch.inference_mode()
     def propose(
-        self, input_batch: InputBatch, attn_metadata: Any, slot_mappings: Any, last_hidden_states: Any,
-        aux_hidden_states: Any, num_sampled: Tensor, num_rejected: Any, last_sampled: Tensor, next_prefill_tokens: Any,
-        temperature: Tensor, seeds: Tensor, *, dummy_run: bool = False, num_speculative_tokens: int | None = None,
+        self,
+        input_batch: InputBatch,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: Tensor,
+        num_rejected: Any,
+        last_sampled: Tensor,
+        next_prefill_tokens: Any,
+        temperature: Tensor,
+        seeds: Tensor,
+        *,
+        dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
         **others: Any,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Drafts [B, gamma_max], of which the first `num_speculative_tokens` are meant."""
-        del attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states, num_rejected, last_sampled
+        del (
+            attn_metadata,
+            slot_mappings,
+            last_hidden_states,
+            aux_hidden_states,
+            num_rejected,
+            last_sampled,
+        )
         del next_prefill_tokens, others
-        gamma = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
+        if num_speculative_tokens is None:
+            gamma = self.num_speculative_steps
+        else:
+            gamma = num_speculative_tokens
         count = input_batch.num_reqs
         drafts_BT: Tensor = self.draft_tokens[:count]
         if dummy_run or gamma == 0:  # the runner overwrites what is not meant
@@ -153,7 +206,8 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
     def _draft(self, count: int, gamma: int) -> None:
         """Drafts for the first `count` rows, from and into tensors that stay where they are."""
         row_B = self.idx_mapping[:count]
-        is_drafting_B, index_B = row_B >= 0, row_B.clamp(min=0)
+        is_drafting_B = row_B >= 0
+        index_B = row_B.clamp(min=0)
         cached_B = self._states.num_computed_tokens.gpu[index_B].long() * is_drafting_B
         pages = self._tables.block_tables[0].gpu[index_B]
         block = self._passes.block(pages, cached_B, self.settings, gamma, drafts_B=is_drafting_B)
@@ -163,7 +217,12 @@ class SparseSpeculator(DraftModelSpeculator):  # type: ignore[misc]  # untyped w
         for step in range(gamma):
             hidden_BH = block.forward(self.model, step, token_B)
             token_B = self.sample_draft(
-                hidden_BH, block.positions_TB[step], row_B, self.temperature, self.seeds, self._steps[step],
+                hidden_BH,
+                block.positions_TB[step],
+                row_B,
+                self.temperature,
+                self.seeds,
+                self._steps[step],
                 self.draft_logits,
-            )  # fmt: skip
+            )
             self.draft_tokens[:count, step] = token_B

@@ -19,7 +19,9 @@ SUPPORTED = "decoder-only models with one group of full attention, with tensor p
 
 
 def checked_settings(config: VllmConfig) -> DraftSettings:
-    """The draft's settings. Raises ConfigError for what of them, of the engine or its version is not supported."""
+    """The draft's settings. Raises ConfigError for what of them, of the engine or its version is
+    not supported.
+    """
     import vllm
 
     check_version(vllm.__version__)
@@ -27,14 +29,20 @@ def checked_settings(config: VllmConfig) -> DraftSettings:
     settings = read_settings(config.additional_config)
     speculative = config.speculative_config
     assert speculative is not None
-    check_pages(settings, page_size=config.cache_config.block_size, max_gamma=speculative.num_speculative_tokens)
+    check_pages(
+        settings,
+        page_size=config.cache_config.block_size,
+        max_gamma=speculative.num_speculative_tokens,
+    )
     return settings
 
 
 def check_version(version: str) -> None:
     """Raises ConfigError for a version of vLLM that this package was not tested with."""
     if not is_tested(version):
-        raise ConfigError(f"vLLM {version} is untested with magicdec's draft; tested: {', '.join(TESTED_VERSIONS)}")
+        raise ConfigError(
+            f"vLLM {version} is untested with magicdec's draft; tested: {', '.join(TESTED_VERSIONS)}"
+        )
 
 
 def is_tested(version: str) -> bool:
@@ -45,12 +53,14 @@ def check_supported(config: VllmConfig) -> None:
     """Raises ConfigError naming what of the engine's configuration the draft does not work with."""
     unsupported = list(_unsupported(config))
     if unsupported:
-        raise ConfigError(f"magicdec's draft in vLLM does not support {', '.join(unsupported)}; supported: {SUPPORTED}")
+        raise ConfigError(
+            f"magicdec's draft in vLLM does not support {', '.join(unsupported)}; supported: {SUPPORTED}"
+        )
 
 
 def _other_layers(model: ModelConfig) -> Iterator[str]:
-    """Features of a model for which the engine keeps several groups of caches, or others than pages of each layer's
-    keys and values."""
+    """Features of a model for which the engine keeps several groups of caches, or others than pages
+    of each layer's keys and values."""
     text = model.hf_text_config
     others = sorted(set(getattr(text, "layer_types", None) or ()) - set(FULL_ATTENTION))
     if others:
@@ -64,7 +74,14 @@ def _other_layers(model: ModelConfig) -> Iterator[str]:
 
 
 def _unsupported(config: VllmConfig) -> Iterator[str]:
-    model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
+    """Features of a configuration that the plugin does not run with."""
+    yield from _other_parallelism(config)
+    yield from _other_models(config.model_config)
+    yield from _other_features(config)
+
+
+def _other_parallelism(config: VllmConfig) -> Iterator[str]:
+    parallel = config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         yield "pipeline parallelism"
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
@@ -75,6 +92,9 @@ def _unsupported(config: VllmConfig) -> Iterator[str]:
         yield "dual-batch overlap"
     if config.scheduler_config.async_scheduling and not config.use_v2_model_runner:
         yield "asynchronous scheduling on the V1 model runner (leave --async-scheduling out)"
+
+
+def _other_models(model: ModelConfig) -> Iterator[str]:
     if model.use_mla:
         yield "multi-head latent attention (MLA)"
     if model.is_encoder_decoder:
@@ -84,6 +104,10 @@ def _unsupported(config: VllmConfig) -> Iterator[str]:
     if model.get_sliding_window() is not None:
         yield "sliding-window attention"
     yield from _other_layers(model)
+
+
+def _other_features(config: VllmConfig) -> Iterator[str]:
+    cache = config.cache_config
     if cache.cache_dtype != "auto":
         yield f"a quantised KV cache ({cache.cache_dtype})"
     if cache.kv_sharing_fast_prefill:

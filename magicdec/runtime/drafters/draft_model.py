@@ -1,12 +1,13 @@
-"""A smaller model drafts, with a KV cache of its own: all of the context, or sinks and a window of it.
+"""A smaller model drafts, with a KV cache of its own: all of the context, or sinks and a window of
+it.
 
-Its cache holds what it processed: the pending token and all drafted ones but the last. When a whole block was accepted,
-the last drafted token is still to be processed, and the next block's first step takes it along with the pending one
-(for every sequence: those that need it not compute the same values again). So it is with tokens that the target went
-on by alone.
+Its cache holds what it processed: the pending token and all drafted ones but the last. When a whole
+block was accepted, the last drafted token is still to be processed, and the next block's first step
+takes it along with the pending one (for every sequence: those that need it not compute the same
+values again). So it is with tokens that the target went on by alone.
 
-Shape suffixes: L layers, B sequences, T tokens, K KV heads, S slots, D head_dim, P parts (keys and values, or one
-latent), V vocabulary.
+Shape suffixes: L layers, B sequences, T tokens, K KV heads, S slots, D head_dim, P parts (keys and
+values, or one latent), V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 from magicdec.errors import CapacityError, ConfigError
 from magicdec.runtime.attention import Scoring, Workspace, prefill_attention
 from magicdec.runtime.distributed import TensorParallel
-from magicdec.runtime.drafters.base import Drafter, ProposalBuilder
+from magicdec.runtime.drafters.base import Drafter, ModelProposalBuilder
 from magicdec.runtime.drafters.self_draft import SlotsPass, ring_slots
 from magicdec.runtime.engine import Engine, Snapshot
 from magicdec.runtime.kernels import Visible
@@ -32,8 +33,8 @@ from magicdec.specs.speculation import SpeculationSpec, check_gamma
 
 
 class ModelDrafter(Drafter):
-    """Drafts with another model of the same vocabulary. Raises ConfigError where its tokens would mean others to the
-    target."""
+    """Drafts with another model of the same vocabulary. Raises ConfigError where its tokens would
+    mean others to the target."""
 
     def __init__(self, engine: Engine, model: Transformer) -> None:
         super().__init__(engine)
@@ -71,7 +72,11 @@ class DraftModelDrafter(ModelDrafter):
         lengths = np.zeros(self.engine.batch_size, dtype=np.int64)
         lengths[self.engine.sequence_of_slot[: self.engine.num_active]] = self.engine.host_lengths
         is_kept = self._prefilled is not None and np.array_equal(self._prefilled.lengths, lengths)
-        if self._prefilled is None or not is_kept or self._prefill_count != self.engine.prefill_count:
+        if (
+            self._prefilled is None
+            or not is_kept
+            or self._prefill_count != self.engine.prefill_count
+        ):
             self._prefill()
         else:
             self._own.restore(self._prefilled)
@@ -79,13 +84,17 @@ class DraftModelDrafter(ModelDrafter):
             self._own.exchange(slot, int(np.flatnonzero(self._own.sequence_of_slot == sequence)[0]))
 
     def _prefill(self) -> None:
-        """Processes each sequence's tokens; a slot that is no longer active gets a token to keep its place."""
-        tokens, engine = self.engine.tokens_BS.cpu().numpy(), self.engine
+        """Processes each sequence's tokens; a slot that is no longer active gets a token to keep
+        its place.
+        """
+        tokens = self.engine.tokens_BS.cpu().numpy()
+        engine = self.engine
         by_sequence: list[list[int]] = [[0]] * engine.batch_size
         for slot, length in enumerate(engine.host_lengths.tolist()):
             by_sequence[int(engine.sequence_of_slot[slot])] = tokens[slot, : length + 1].tolist()
         self._own.prefill(by_sequence)
-        self._prefilled, self._prefill_count = self._own.snapshot(), engine.prefill_count
+        self._prefilled = self._own.snapshot()
+        self._prefill_count = engine.prefill_count
 
     def admit(self) -> None:
         length = int(self.engine.host_lengths[0])
@@ -98,8 +107,9 @@ class DraftModelDrafter(ModelDrafter):
         return min(self._num_behind, int(self.engine.host_lengths.min()))
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
-        engine, num_back = self.engine, min(self._num_behind, int(self.engine.host_lengths.min()))
-        builder = ProposalBuilder(self._own.model, self.sampling, uniforms)
+        engine = self.engine
+        num_back = min(self._num_behind, int(self.engine.host_lengths.min()))
+        builder = ModelProposalBuilder(self._own.model, self.sampling, uniforms)
         most = engine.max_gamma + 1  # tokens of a pass, where a window is kept alone
         while num_back >= most:
             attention = self._own.decode_pass(most, ahead=-num_back, of=engine)
@@ -121,7 +131,9 @@ class WindowedPrefillPass:
     """The kept tokens of one sequence, attending among themselves; token i is stored in slots_T[i]."""
 
     def __init__(self, cache: KVCache, *, row: int, positions_T: Tensor, slots_T: Tensor) -> None:
-        self._cache, self._row, self._slots_T = cache, row, slots_T
+        self._cache = cache
+        self._row = row
+        self._slots_T = slots_T
         self.positions_BT = positions_T[None]
 
     def attend(self, layer: int, query_BTAD: Tensor, kv_BTPKD: Tensor, scoring: Scoring) -> Tensor:
@@ -134,16 +146,19 @@ class WindowedPrefillPass:
 
 
 class SparseModelDrafter(ModelDrafter):
-    """Keeps `num_sink_tokens` sinks and a window that fills the rest of the budget, at in-cache positions.
+    """Keeps `num_sink_tokens` sinks and a window that fills the rest of the budget, at in-cache
+    positions.
 
-    Its budget, not the context, must fit the length that the draft model was trained for. StreamingLLM re-indexes all
-    cached tokens by their place in the cache. Attention depends on differences of positions only, so here the window
-    keeps its absolute positions and the few sinks move along instead: they stand where the window begins.
+    Its budget, not the context, must fit the length that the draft model was trained for.
+    StreamingLLM re-indexes all cached tokens by their place in the cache. Attention depends on
+    differences of positions only, so here the window keeps its absolute positions and the few sinks
+    move along instead: they stand where the window begins.
 
         position of sink i = i + max(0, length - budget)
 
-    The prefill is windowed too: the draft processes the sinks and the last tokens only. Afterwards, the keys and values
-    that the draft computed for accepted tokens move from the block's slots to the ring.
+    The prefill is windowed too: the draft processes the sinks and the last tokens only. Afterwards,
+    the keys and values that the draft computed for accepted tokens move from the block's slots to
+    the ring.
     """
 
     def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
@@ -192,7 +207,9 @@ class SparseModelDrafter(ModelDrafter):
         kept_T = positions_T.clone()
         kept_T[: self._num_sinks] = self._slots_S[: min(self._num_sinks, num_kept)]
         slots_T = self._slots_of(kept_T)
-        attention = WindowedPrefillPass(self.cache, row=row, positions_T=positions_T, slots_T=slots_T)
+        attention = WindowedPrefillPass(
+            self.cache, row=row, positions_T=positions_T, slots_T=slots_T
+        )
         self._model.hidden(self.engine.tokens_BS[row : row + 1, kept_T], attention)
 
     def _slots_of(self, positions: Tensor) -> Tensor:
@@ -205,13 +222,21 @@ class SparseModelDrafter(ModelDrafter):
     def _move_sinks(self) -> None:
         """Rotates the sinks' keys from their first positions to where the window begins now."""
         count, lengths_B = self.engine.num_active, self.engine.lengths_B
-        if self.engine.host_lengths.min() <= self.budget:  # sinks that have not moved yet may still be coming in
+        if (
+            self.engine.host_lengths.min() <= self.budget
+        ):  # sinks that have not moved yet may still be coming in
             is_still_B = lengths_B <= self.budget
             for first, now in zip(self._first_sinks, self._sinks(count), strict=True):
-                first[:, :count] = torch.where(is_still_B[:, None, None, None], now, first[:, :count])
+                first[:, :count] = torch.where(
+                    is_still_B[:, None, None, None], now, first[:, :count]
+                )
         moved_B = (lengths_B - self.budget).clamp_min(0) - self._first_shift_B[:count]
-        rotations = self._model.turns(moved_B[:, None])  # [B, 1, 1, D/2], for every head and sink alike
-        for block, first, now in zip(self.cache.blocks, self._first_sinks, self._sinks(count), strict=True):
+        rotations = self._model.turns(
+            moved_B[:, None]
+        )  # [B, 1, 1, D/2], for every head and sink alike
+        for block, first, now in zip(
+            self.cache.blocks, self._first_sinks, self._sinks(count), strict=True
+        ):
             for index, layer in enumerate(block.layers):
                 mixer = self._model.layers[layer].mixer
                 assert mixer is not None
@@ -228,7 +253,7 @@ class SparseModelDrafter(ModelDrafter):
         if self._num_behind > 1:  # the target went on alone
             self.begin()
         self._move_sinks()
-        builder = ProposalBuilder(self._model, self.sampling, uniforms)
+        builder = ModelProposalBuilder(self._model, self.sampling, uniforms)
         tokens_BT = self.engine.pending_B[:, None]
         for step in range(gamma):
             is_catching_up = self._num_behind > 0 and step == 0
@@ -240,7 +265,8 @@ class SparseModelDrafter(ModelDrafter):
 
     def _pass(self, step: int, *, is_catching_up: bool) -> SlotsPass:
         lengths_B1 = self.engine.lengths_B[:, None]
-        positions_BT, num_slots = lengths_B1 + step, self.budget + step + 1
+        positions_BT = lengths_B1 + step
+        num_slots = self.budget + step + 1
         slots_BT = self._slots_S[num_slots - 1].expand_as(positions_BT)
         if is_catching_up:
             ring_B1 = self._slots_of(lengths_B1 - 1)
@@ -257,7 +283,13 @@ class SparseModelDrafter(ModelDrafter):
             empty=(self.engine.lengths_B, self.budget) if is_unfilled else None,
         )
         workspace = self._workspace
-        return SlotsPass(self.cache, positions_BT=positions_BT, slots_BT=slots_BT, visible=visible, workspace=workspace)
+        return SlotsPass(
+            self.cache,
+            positions_BT=positions_BT,
+            slots_BT=slots_BT,
+            visible=visible,
+            workspace=workspace,
+        )
 
     def accept(self, outcome: Outcome, gamma: int) -> None:
         if gamma == 0:
@@ -271,21 +303,27 @@ class SparseModelDrafter(ModelDrafter):
 
     def swap(self, first: int, second: int) -> None:
         self.cache.swap(first, second)
-        there, back = [first, second], [second, first]
+        there = [first, second]
+        back = [second, first]
         self._first_shift_B[there] = self._first_shift_B[back]
         for first_keys in self._first_sinks:
             first_keys[:, there] = first_keys[:, back]
 
 
 class FewerRanksDrafter(Drafter):
-    """A draft model on fewer ranks than the target: the first ones draft with `inner`, all of them learn the result. On
-    the others `inner` and `draft_tp` are None. Per step one broadcast carries the drafted tokens (and, when sampling,
-    their probabilities); after acceptance, when sampling, the draft's distribution at the rejected position only is
-    scattered, divided like the target's head."""
+    """A draft model on fewer ranks than the target: the first ones draft with `inner`, all of them
+    learn the result. On the others `inner` and `draft_tp` are None. Per step one broadcast carries
+    the drafted tokens (and, when sampling, their probabilities); after acceptance, when sampling,
+    the draft's distribution at the rejected position only is scattered, divided like the target's
+    head."""
 
-    def __init__(self, engine: Engine, inner: Drafter | None, draft_tp: TensorParallel | None) -> None:
+    def __init__(
+        self, engine: Engine, inner: Drafter | None, draft_tp: TensorParallel | None
+    ) -> None:
         super().__init__(engine)
-        self._inner, self._draft_tp, self._tp = inner, draft_tp, engine.model.tp
+        self._inner = inner
+        self._draft_tp = draft_tp
+        self._tp = engine.model.tp
 
     def begin(self) -> None:
         if self._inner is not None:
@@ -296,10 +334,18 @@ class FewerRanksDrafter(Drafter):
             self._inner.admit()
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
-        own = self._inner.propose(gamma, uniforms) if self._inner is not None else None
+        own = None
+        if self._inner is not None:
+            own = self._inner.propose(gamma, uniforms)
         parts = 1 if self.sampling.is_greedy else 2
         # Token ids are exact in float64, so one message can carry both.
-        packed = torch.empty(parts, self.engine.num_active, gamma, dtype=torch.float64, device=self.engine.model.device)
+        packed = torch.empty(
+            parts,
+            self.engine.num_active,
+            gamma,
+            dtype=torch.float64,
+            device=self.engine.model.device,
+        )
         if own is not None:
             packed[0] = own.tokens_BT
             if own.token_probabilities_BT is not None:
@@ -315,11 +361,15 @@ class FewerRanksDrafter(Drafter):
         )
 
     def _scatter(self, own: Proposal | None, position_B: Tensor) -> Tensor:
-        """This rank's part of each sequence's draft distribution at a position, [B, V / target ranks]."""
+        """This rank's part of each sequence's draft distribution at a position, [B, V / target
+        ranks].
+        """
         whole_BV = None
         if own is not None and self._draft_tp is not None:
             assert own.distribution is not None
-            whole_BV = self._draft_tp.all_gather(own.distribution(position_B)).movedim(0, -2).flatten(-2)
+            whole_BV = (
+                self._draft_tp.all_gather(own.distribution(position_B)).movedim(0, -2).flatten(-2)
+            )
         size = self.engine.model.spec.vocab_size // self._tp.size
         like = torch.empty(len(position_B), size, device=position_B.device)
         return self._tp.scatter(whole_BV if self._tp.rank == 0 else None, like)

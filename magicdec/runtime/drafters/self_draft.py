@@ -1,23 +1,25 @@
-"""Self-drafting over a compact cache: the target's own weights, reading `budget` of its keys and values.
+"""Self-drafting over a compact cache: the target's own weights, reading `budget` of its keys and
+values.
 
     slots 0 .. budget-1              chosen tokens of the target's cache; the methods differ in which
     slots budget .. budget+gamma     the block's own tokens
 
-Of methods with a ring, slots 0..num_fixed-1 stay as they are (attention sinks, or what was selected), and a token at
-position p goes to slot num_fixed + (p - origin) mod ring size. After each verification the accepted tokens' exact keys
-and values, just computed by the target, are copied there: no second prefill, no re-gathering, and nothing special when
-a whole block was accepted.
+Of methods with a ring, slots 0..num_fixed-1 stay as they are (attention sinks, or what was
+selected), and a token at position p goes to slot num_fixed + (p - origin) mod ring size. After each
+verification the accepted tokens' exact keys and values, just computed by the target, are copied
+there: no second prefill, no re-gathering, and nothing special when a whole block was accepted.
 
-Keys are rotated at their absolute positions, so their order in the cache does not matter. A sequence shorter than the
-budget holds all its tokens, each in the slot of its position.
+Keys are rotated at their absolute positions, so their order in the cache does not matter. A
+sequence shorter than the budget holds all its tokens, each in the slot of its position.
 
-Layers that see a window or a chunk only are not thinned out: the draft reads them in the target's cache, where it keeps
-its block's tokens too, until the verification overwrites them with the same or better.
+Layers that see a window or a chunk only are not thinned out: the draft reads them in the target's
+cache, where it keeps its block's tokens too, until the verification overwrites them with the same
+or better.
 
 Where several ranks hold copies of a KV head, each chooses for the query heads it has.
 
-Shape suffixes: L layers, B sequences, T tokens of a block, P parts (keys and values, or one latent), K KV heads,
-S slots or positions, A query heads, D head_dim.
+Shape suffixes: L layers, B sequences, T tokens of a block, P parts (keys and values, or one
+latent), K KV heads, S slots or positions, A query heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from magicdec.runtime.attention import Scoring, Workspace, decode_attention
-from magicdec.runtime.drafters.base import Drafter, ProposalBuilder
+from magicdec.runtime.drafters.base import Drafter, ModelProposalBuilder
 from magicdec.runtime.engine import DecodePass, Engine
 from magicdec.runtime.kernels import Visible
 from magicdec.runtime.kv_cache import KVCache
@@ -39,12 +41,14 @@ from magicdec.runtime.transformer import Transformer
 from magicdec.specs.speculation import SpeculationSpec, check_gamma
 
 PROBE_TOKENS = 4
-"""Observed tokens per pass: as many as a verification would take, so that scores need no more memory."""
+"""Observed tokens per pass: as many as a verification would take, so that scores need no more
+memory.
+"""
 
 
 class SlotsPass:
-    """One or two drafted tokens per sequence, each stored in a slot of its own, over the slots of a draft's cache that
-    they see; in layers that the cache lacks, over the target's own."""
+    """One or two drafted tokens per sequence, each stored in a slot of its own, over the slots of a
+    draft's cache that they see; in layers that the cache lacks, over the target's own."""
 
     def __init__(
         self,
@@ -56,7 +60,9 @@ class SlotsPass:
         workspace: Workspace,
         target: DecodePass | None = None,
     ) -> None:
-        self._cache, self._slots_BT, self._target = cache, slots_BT, target
+        self._cache = cache
+        self._slots_BT = slots_BT
+        self._target = target
         self._visible, self._workspace = visible, workspace
         self.positions_BT = positions_BT
 
@@ -66,11 +72,15 @@ class SlotsPass:
         self._cache.write(layer, self._slots_BT, kv_BTPKD)
         keys, values = self._cache.read(layer, slice(len(query_BTAD)))
         workspace = self._workspace
-        return decode_attention(query_BTAD, keys, values, self._visible, scoring=scoring, workspace=workspace)[0]
+        return decode_attention(
+            query_BTAD, keys, values, self._visible, scoring=scoring, workspace=workspace
+        )[0]
 
 
 class CompactDrafter(Drafter):
-    """Drafts over the compact cache. A method says how `admit` fills it and how `accept` keeps it up."""
+    """Drafts over the compact cache. A method says how `admit` fills it and how `accept` keeps it
+    up.
+    """
 
     def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
         """`model`: whose weights draft, the target's, or a copy of them in a narrower format."""
@@ -95,17 +105,22 @@ class CompactDrafter(Drafter):
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
         engine = self.engine
-        builder = ProposalBuilder(self.model, self.sampling, uniforms)
+        builder = ModelProposalBuilder(self.model, self.sampling, uniforms)
         token_B1 = engine.pending_B[:, None]
-        empty = (engine.lengths_B, self.budget) if self._is_unfilled else None
+        empty = None
+        if self._is_unfilled:
+            empty = (engine.lengths_B, self.budget)
         for step in range(gamma):
-            target, stop = engine.decode_pass(1, ahead=step), self.budget + step + 1
+            target = engine.decode_pass(1, ahead=step)
+            stop = self.budget + step + 1
             last_BT = torch.full_like(target.positions_BT, stop - 1)
             attention = SlotsPass(
                 self.cache,
                 positions_BT=target.positions_BT,
                 slots_BT=self.slots_S[stop - 1].expand_as(last_BT),
-                visible=Visible(last_BT=last_BT, stop=stop, num_open=0 if empty else stop, empty=empty),
+                visible=Visible(
+                    last_BT=last_BT, stop=stop, num_open=0 if empty else stop, empty=empty
+                ),
                 workspace=engine.workspace,
                 target=target,
             )
@@ -117,12 +132,15 @@ class CompactDrafter(Drafter):
 
 
 class RingDrafter(CompactDrafter):
-    """The part that methods with a ring share; they differ in what `admit` puts into the cache at the start."""
+    """The part that methods with a ring share; they differ in what `admit` puts into the cache at
+    the start.
+    """
 
     def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
         super().__init__(engine, spec, model)
         assert spec.num_recent_slots is not None
-        self.num_fixed, self.ring_size = self.budget - spec.num_recent_slots, spec.num_recent_slots
+        self.num_fixed = self.budget - spec.num_recent_slots
+        self.ring_size = spec.num_recent_slots
         self.origin_B = torch.full((engine.batch_size,), self.num_fixed, device=engine.model.device)
 
     def propose(self, gamma: int, uniforms: Tensor | None) -> Proposal:
@@ -138,8 +156,12 @@ class RingDrafter(CompactDrafter):
         self.cache.copy_tokens(slots_BT, self.engine.cache, positions_BT)
 
     def slots_of(self, positions_BT: Tensor) -> Tensor:
-        """The slots of tokens at these positions; those of the fixed part stay at their own position."""
-        return ring_slots(positions_BT, self.num_fixed, self.ring_size, self.origin_B[: len(positions_BT), None])
+        """The slots of tokens at these positions; those of the fixed part stay at their own
+        position.
+        """
+        return ring_slots(
+            positions_BT, self.num_fixed, self.ring_size, self.origin_B[: len(positions_BT), None]
+        )
 
     def swap(self, first: int, second: int) -> None:
         super().swap(first, second)
@@ -147,13 +169,17 @@ class RingDrafter(CompactDrafter):
 
 
 def ring_slots(positions: Tensor, num_fixed: int, ring_size: int, origin: Tensor | int) -> Tensor:
-    """Positions under `num_fixed` at themselves, the others in the ring behind them, beginning with `origin`."""
-    return torch.where(positions < num_fixed, positions, num_fixed + (positions - origin) % ring_size)
+    """Positions under `num_fixed` at themselves, the others in the ring behind them, beginning with
+    `origin`.
+    """
+    return torch.where(
+        positions < num_fixed, positions, num_fixed + (positions - origin) % ring_size
+    )
 
 
 class StreamingLLMDrafter(RingDrafter):
-    """StreamingLLM (arXiv 2309.17453): self-drafting over the first `num_sink_tokens` tokens (attention sinks) and a
-    window of the last `draft_budget - num_sink_tokens`."""
+    """StreamingLLM (arXiv 2309.17453): self-drafting over the first `num_sink_tokens` tokens
+    (attention sinks) and a window of the last `draft_budget - num_sink_tokens`."""
 
     def admit(self) -> None:
         last_B1 = self.engine.lengths_B[:, None] - 1
@@ -166,39 +192,51 @@ class StreamingLLMDrafter(RingDrafter):
 
 
 class SnapKVDrafter(RingDrafter):
-    """SnapKV (arXiv 2404.14469): what the last tokens of the prompt attended to, and a window of recent tokens.
+    """SnapKV (arXiv 2404.14469): what the last tokens of the prompt attended to, and a window of
+    recent tokens.
 
-    Selected once, from the attention of the last `observation_window` cached tokens: probabilities (scaled, causally
-    masked) summed over those tokens and over the query heads of a KV head, pooled along the context, highest first.
+    Selected once, from the attention of the last `observation_window` cached tokens: probabilities
+    (scaled, causally masked) summed over those tokens and over the query heads of a KV head, pooled
+    along the context, highest first.
 
         slots 0 .. budget/2 - 1       the best of what was selected
         slots budget/2 .. budget-1    a ring: the rest of what was selected, worst first, then the observation window
 
-    So the cache is always full. Generated tokens first replace the worst of what was selected; once they fill the ring,
-    it holds a sliding window of the most recent ones.
+    So the cache is always full. Generated tokens first replace the worst of what was selected; once
+    they fill the ring, it holds a sliding window of the most recent ones.
     """
 
     def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
         super().__init__(engine, spec, model)
-        self._window, self._kernel = min(spec.observation_window, self.ring_size), spec.pooling_kernel
+        self._window = min(spec.observation_window, self.ring_size)
+        self._kernel = spec.pooling_kernel
 
     def admit(self) -> None:
         lengths_B = self.engine.lengths_B
         is_long_B = lengths_B > self.budget
-        scores = self._observe() if (self.engine.host_lengths > self.budget).any() else None
+        scores = None
+        if (self.engine.host_lengths > self.budget).any():
+            scores = self._observe()
         for layer in self.cache.kept:
-            own_BKS = self.slots_S[: self.budget].expand(len(lengths_B), self.cache.kept[layer].num_heads, -1)
+            own_BKS = self.slots_S[: self.budget].expand(
+                len(lengths_B), self.cache.kept[layer].num_heads, -1
+            )
             positions_BKS = own_BKS
             if scores is not None:
-                positions_BKS = torch.where(is_long_B[:, None, None], self._select(scores[layer]), own_BKS)
+                positions_BKS = torch.where(
+                    is_long_B[:, None, None], self._select(scores[layer]), own_BKS
+                )
             self.cache.copy_by_head(layer, self.engine.cache, positions_BKS)
         self.origin_B[: len(lengths_B)] = torch.where(is_long_B, lengths_B, self.num_fixed)
 
     def _observe(self) -> dict[int, Tensor]:
         """Each layer's attention [B, K, S] summed over the observation window."""
-        count, longest = self.engine.num_active, int(self.engine.host_lengths.max())
+        count = self.engine.num_active
+        longest = int(self.engine.host_lengths.max())
         scores = {
-            layer: torch.zeros(count, self.cache.kept[layer].num_heads, longest, device=self.cache.device)
+            layer: torch.zeros(
+                count, self.cache.kept[layer].num_heads, longest, device=self.cache.device
+            )
             for layer in self.cache.kept
         }
 
@@ -211,27 +249,35 @@ class SnapKVDrafter(RingDrafter):
         return scores
 
     def _select(self, scores_BKS: Tensor) -> Tensor:
-        """The positions for each KV head's slots, [B, K, budget]; meaningful for sequences longer than the budget."""
+        """The positions for each KV head's slots, [B, K, budget]; meaningful for sequences longer
+        than the budget.
+        """
         lengths_B11 = self.engine.lengths_B[:, None, None]
         pooled_BKS = F.avg_pool1d(scores_BKS, self._kernel, stride=1, padding=self._kernel // 2)
         pooled_BKS = pooled_BKS[..., : scores_BKS.shape[-1]]
         positions_S = torch.arange(scores_BKS.shape[-1], device=scores_BKS.device)
         pooled_BKS = pooled_BKS.masked_fill(positions_S >= lengths_B11 - self._window, -1.0)
         best_BKS = pooled_BKS.topk(self.budget - self._window, dim=-1).indices
-        kept_BKS, replaced_BKS = best_BKS[..., : self.num_fixed], best_BKS[..., self.num_fixed :].flip(-1)
-        recent_BKS = (lengths_B11 - self._window + self.slots_S[: self._window]).expand(*best_BKS.shape[:2], -1)
+        kept_BKS = best_BKS[..., : self.num_fixed]
+        replaced_BKS = best_BKS[..., self.num_fixed :].flip(-1)
+        recent_BKS = (lengths_B11 - self._window + self.slots_S[: self._window]).expand(
+            *best_BKS.shape[:2], -1
+        )
         return torch.cat((kept_BKS, replaced_BKS, recent_BKS.clamp_min(0)), dim=-1)
 
 
 class TopKDrafter(CompactDrafter):
-    """After each verification, the `draft_budget` tokens that its last accepted query attended to most, per KV head.
-    The verification computes that attention anyway; re-gathering the chosen keys and values is this method's upkeep."""
+    """After each verification, the `draft_budget` tokens that its last accepted query attended to
+    most, per KV head. The verification computes that attention anyway; re-gathering the chosen keys
+    and values is this method's upkeep."""
 
     def __init__(self, engine: Engine, spec: SpeculationSpec, model: Transformer) -> None:
         super().__init__(engine, spec, model)
         self._scores: dict[int, Tensor] = {}
-        # Keeps a layer's attention, without a copy, until `accept` says which query counts. Where a verification is
-        # captured as a graph, so is the choice behind it, in the same step: it reads where the graph leaves them.
+        # Keeps a layer's attention, without a copy, until `accept` says which query counts. Where a
+        # verification is
+        # captured as a graph, so is the choice behind it, in the same step: it reads where the
+        # graph leaves them.
         self.observer = self._scores.__setitem__
 
     def admit(self) -> None:
@@ -242,7 +288,9 @@ class TopKDrafter(CompactDrafter):
         self._refresh(outcome.num_accepted_B, self.engine.lengths_B + outcome.num_accepted_B + 1)
 
     def _refresh(self, query_B: Tensor, lengths_B: Tensor) -> None:
-        """Chooses by the attention of one query of each sequence, which now has `lengths_B` cached tokens."""
+        """Chooses by the attention of one query of each sequence, which now has `lengths_B` cached
+        tokens.
+        """
         rows_B = torch.arange(len(query_B), device=query_B.device)
         own_S = self.slots_S[: self.budget]
         for layer, scores_BKTS in self._scores.items():

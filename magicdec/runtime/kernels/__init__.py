@@ -1,4 +1,5 @@
-"""Kernels for one kind of device each, where no library has one good enough; and what those of attention are asked for.
+"""Kernels for one kind of device each, where no library has one good enough; and what those of
+attention are asked for.
 
 Shape suffixes: B sequences, T query tokens, S KV slots.
 """
@@ -28,8 +29,8 @@ def can_fuse(x: Tensor) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Visible:
-    """Which slots each query sees: those up to its last one, at most `window` of them, that are not empty. In a ring,
-    all of this is said of positions, and position p is in slot p mod `ring`."""
+    """Which slots each query sees: those up to its last one, at most `window` of them, that are not
+    empty. In a ring, all of this is said of positions, and position p is in slot p mod `ring`."""
 
     last_BT: Tensor
     """The last slot that each query sees, int64."""
@@ -45,16 +46,21 @@ class Visible:
     ring: int | None = None
     """The slots of a ring, which are then all read: `first` is 0, `stop` this, and none is open."""
     empty: tuple[Tensor, int] | None = None
-    """(first_B, stop): in sequence b, slots first_B[b]..stop-1 hold nothing, as where it is shorter than a budget."""
+    """(first_B, stop): in sequence b, slots first_B[b]..stop-1 hold nothing, as where it is shorter
+    than a budget.
+    """
 
     @cached_property
     def is_hidden_BTS(self) -> Tensor | None:
-        """For slots first + num_open .. stop - 1: whether a query does not see them. None where there are none."""
+        """For slots first + num_open .. stop - 1: whether a query does not see them. None where
+        there are none.
+        """
         if self.first + self.num_open == self.stop:
             return None
         slots_S = torch.arange(self.first + self.num_open, self.stop, device=self.last_BT.device)
         if self.ring is not None:
-            # A slot holds the token so many places back from a query as it is behind the query's slot; or a later one,
+            # A slot holds the token so many places back from a query as it is behind the query's
+            # slot; or a later one,
             # of the block or rejected, where that is too far back to be seen.
             num_seen_BT = self.last_BT + 1
             if self.window is not None:

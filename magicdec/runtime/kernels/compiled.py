@@ -1,8 +1,9 @@
 """Keeps compiled kernels on disk, in one folder for all checkouts and environments of a user.
 
-A folder is for one content of the source file, one processor, and one version of Python and numba; a kernel has its own
-files there. Numba numbers the files of an index without a lock: where processes of two sources, or kernels of two
-shapes, shared one, each could find the other's code under the number of its own.
+A folder is for one content of the source file, one processor, and one version of Python and numba;
+a kernel has its own files there. Numba numbers the files of an index without a lock: where
+processes of two sources, or kernels of two shapes, shared one, each could find the other's code
+under the number of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from llvmlite import binding
 
 
 class SharedFolder:
-    """Where numba keeps a function's code: it asks for the methods below, which its own places have too."""
+    """Where numba keeps a function's code: it asks for the methods below, which its own places have
+    too.
+    """
 
     def __init__(self, source: Path) -> None:
         processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
@@ -54,9 +57,12 @@ class SharedFolder:
         return "0"
 
 
-def kept(compiler: Callable[..., Any], *, name: str | None = None) -> Callable[[Callable[..., None]], Any]:
-    """Compiles at once with `compiler`, and keeps the result on disk, under `name`, where that can be done. What is
-    kept may be damaged, and the disk full: then it is compiled anew and not kept."""
+def kept(
+    compiler: Callable[..., Any], *, name: str | None = None
+) -> Callable[[Callable[..., None]], Any]:
+    """Compiles at once with `compiler`, and keeps the result on disk, under `name`, where that can
+    be done. What is kept may be damaged, and the disk full: then it is compiled anew and not
+    kept."""
 
     def decorate(function: Callable[..., None]) -> Any:
         function.__qualname__ = name or function.__name__
@@ -64,7 +70,9 @@ def kept(compiler: Callable[..., Any], *, name: str | None = None) -> Callable[[
         numba.config.CACHE_LOCATOR_CLASSES = f"{SharedFolder.__module__}.{SharedFolder.__name__}"
         try:
             return compiler(cache=True)(function)
-        except Exception:  # were it the function's fault, compiling it without a file raises it again
+        except (
+            Exception
+        ):  # were it the function's fault, compiling it without a file raises it again
             return compiler()(function)
         finally:
             numba.config.CACHE_LOCATOR_CLASSES = before

@@ -1,15 +1,19 @@
-"""Attention of a few query tokens over a long cache, on a CPU: each key and value is read from memory once.
+"""Attention of a few query tokens over a long cache, on a CPU: each key and value is read from
+memory once.
 
-A matrix library computes scores and outputs as two products with a softmax between, each a pass of its own over
-matrices that no cache holds. Here a block of keys goes through all three at once (online softmax, arXiv 2205.14135),
-and while the scores of a block are computed its values are on their way from memory, and while its values are used the
-next block's keys are: without that, reading and computing take turns.
+A matrix library computes scores and outputs as two products with a softmax between, each a pass of
+its own over matrices that no cache holds. Here a block of keys goes through all three at once
+(online softmax, arXiv 2205.14135), and while the scores of a block are computed its values are on
+their way from memory, and while its values are used the next block's keys are: without that,
+reading and computing take turns.
 
-Vector code is written out (fused multiply-adds on whole registers) because LLVM's own vectoriser halves the speed; the
-rest is plain numba. Threads are those of torch: both use the process's one OpenMP runtime.
+Vector code is written out (fused multiply-adds on whole registers) because LLVM's own vectoriser
+halves the speed; the rest is plain numba. Threads are those of torch: both use the process's one
+OpenMP runtime.
 
-Shapes: B sequences, T query tokens, K KV heads, G query heads per KV head, D head_dim, S slots. The T·G query rows of
-one sequence and KV head are a *unit*; where there are fewer units than threads, a unit's context is split as well.
+Shapes: B sequences, T query tokens, K KV heads, G query heads per KV head, D head_dim, S slots. The
+T·G query rows of one sequence and KV head are a *unit*; where there are fewer units than threads, a
+unit's context is split as well.
 """
 
 from __future__ import annotations
@@ -39,9 +43,12 @@ from magicdec.runtime.kernels.compiled import kept
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
 
 BLOCK_FLOATS = 4096
-"""Floats of keys per block: with as many of values, well within a second-level cache (16 KB each)."""
+"""Floats of keys per block: with as many of values, well within a second-level cache (16 KB each).
+"""
 HIDDEN = -1e30
-"""The score of a slot that a query does not see: finite, so that a block in which it sees nothing gives no NaN."""
+"""The score of a slot that a query does not see: finite, so that a block in which it sees nothing
+gives no NaN.
+"""
 CACHE_LINE_FLOATS = 16
 
 
@@ -80,9 +87,10 @@ def decode_attention(
     scale: float | None = None,
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attends over the slots that each query sees, softmax(scale·q·kᵀ)·v: output [B, T, A·D]. The scale is 1/√D if not
-    given. With `probabilities`, which a ring does not give, also the attention paid to each slot by each query, summed
-    over the query heads of a KV head, [B, K, T, S]. The windows of all tokens fit into a ring."""
+    """Attends over the slots that each query sees, softmax(scale·q·kᵀ)·v: output [B, T, A·D]. The
+    scale is 1/√D if not given. With `probabilities`, which a ring does not give, also the attention
+    paid to each slot by each query, summed over the query heads of a KV head, [B, K, T, S]. The
+    windows of all tokens fit into a ring."""
     keys_BKSD, values_BKSD = keys_BKSD[:, :, : visible.stop], values_BKSD[:, :, : visible.stop]
     window, ring, last = visible.window, visible.ring, visible.last_BT.numpy()
     num_sequences, num_tokens, num_heads, head_dim = query_BTAD.shape
@@ -93,7 +101,9 @@ def decode_attention(
     padded_rows = -(-rows // tile) * tile
     query = query_BTAD.new_zeros(num_sequences, kv_heads, padded_rows, head_dim)
     by_head = (
-        (query_BTAD * (scale or head_dim**-0.5)).view(num_sequences, num_tokens, kv_heads, -1, head_dim).transpose(1, 2)
+        (query_BTAD * (scale or head_dim**-0.5))
+        .view(num_sequences, num_tokens, kv_heads, -1, head_dim)
+        .transpose(1, 2)
     )
     query[:, :, :rows].view(num_sequences, kv_heads, num_tokens, -1, head_dim).copy_(by_head)
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
@@ -104,7 +114,9 @@ def decode_attention(
     empty_first, empty_stop = last[:, 0], 0
     if visible.empty is not None:
         empty_first, empty_stop = visible.empty[0].numpy(), visible.empty[1]
-    work = np.repeat(np.minimum(last.max(axis=1) + 1, window or num_slots), kv_heads * splits).cumsum()
+    work = np.repeat(
+        np.minimum(last.max(axis=1) + 1, window or num_slots), kv_heads * splits
+    ).cumsum()
     bounds = np.searchsorted(work, work[-1] * np.arange(threads + 1) // threads)
     bounds[-1] = len(work)
     last_BM = np.repeat(last, rows // num_tokens, axis=1)
@@ -148,7 +160,9 @@ def decode_attention(
 
 
 RELAXED = {"contract", "reassoc", "nsz", "arcp", "afn"}
-"""Liberties that the compiler may take with floating-point arithmetic; infinities and NaN stay what they are."""
+"""Liberties that the compiler may take with floating-point arithmetic; infinities and NaN stay what
+they are.
+"""
 
 
 @intrinsic
@@ -179,29 +193,44 @@ def _array_at(dtype):
 _integers_at, _floats_at = _array_at(types.int64), _array_at(types.float32)
 
 
-@kept(partial(numba.njit, types.void(types.int64, types.int64[::1], types.int64[::1]), parallel=True, nogil=True))
+@kept(
+    partial(
+        numba.njit,
+        types.void(types.int64, types.int64[::1], types.int64[::1]),
+        parallel=True,
+        nogil=True,
+    )
+)
 def _divide(kernel, bounds, arguments):
-    """Gives each thread its items. Apart from the kernels, since code with parallel loops takes 3 times as long to
-    compile."""
+    """Gives each thread its items. Apart from the kernels, since code with parallel loops takes 3
+    times as long to compile."""
     for thread in numba.prange(len(bounds) - 1):
         _call(kernel, bounds[thread], bounds[thread + 1], arguments.ctypes.data)
 
 
 @lru_cache
-def _kernel(rows: int, head_dim: int) -> Any:  # noqa: PLR0915
-    """The kernel for this many query rows at a time and this head_dim; compiled once, kept on disk where possible."""
+def _kernel(rows: int, head_dim: int) -> Any:
+    """The kernel for this many query rows at a time and this head_dim; compiled once, kept on disk
+    where possible.
+    """
     block = max(8, BLOCK_FLOATS // head_dim)
     group_floats = LANES * head_dim
     width = min(head_dim, ACCUMULATORS // rows * LANES)
     while head_dim % width:
         width -= LANES
 
-    def attend(first_item, stop_item, arguments):  # noqa: PLR0915
+    def attend(first_item, stop_item, arguments):
         given = numba.carray(_integers_at(arguments), 22)
         query_base, output_base, keys, values = given[0], given[1], given[6], given[7]
         key_batch, key_head, value_batch, value_head = given[8], given[9], given[10], given[11]
         num_sequences, kv_heads, num_rows, padded_rows = given[12], given[13], given[14], given[15]
-        num_slots, splits, window, empty_stop, keep_scores = given[16], given[17], given[18], given[19], given[20]
+        num_slots, splits, window, empty_stop, keep_scores = (
+            given[16],
+            given[17],
+            given[18],
+            given[19],
+            given[20],
+        )
         ring = given[21]
         units, row_bytes = num_sequences * kv_heads, 4 * head_dim
         output_UIMD = numba.carray(_floats_at(output_base), (units, splits, padded_rows, head_dim))
@@ -234,20 +263,32 @@ def _kernel(rows: int, head_dim: int) -> Any:  # noqa: PLR0915
                     position = empty_stop
                     continue
                 slot = position % ring
-                count = min(block, (hole if position < hole else end) - position, end - position, ring - slot)
+                count = min(
+                    block,
+                    (hole if position < hole else end) - position,
+                    end - position,
+                    ring - slot,
+                )
                 for first_row in range(0, padded_rows, rows):
-                    tile, tile_weights = query_at + first_row * row_bytes, weights_base + first_row * 4 * block
+                    tile, tile_weights = (
+                        query_at + first_row * row_bytes,
+                        weights_base + first_row * 4 * block,
+                    )
                     whole = count // LANES * LANES
                     for j in range(0, whole, LANES):
                         at = (slot + j) * row_bytes
                         if first_row == 0:
                             _prefetch(values_at + at, group_floats)
-                        _dot_products(tile, keys_at + at, tile_weights + 4 * j, rows, head_dim, block, LANES)
+                        _dot_products(
+                            tile, keys_at + at, tile_weights + 4 * j, rows, head_dim, block, LANES
+                        )
                     for j in range(whole, count):
                         at = (slot + j) * row_bytes
                         if first_row == 0:
                             _prefetch(values_at + at, head_dim)
-                        _dot_products(tile, keys_at + at, tile_weights + 4 * j, rows, head_dim, block, 1)
+                        _dot_products(
+                            tile, keys_at + at, tile_weights + 4 * j, rows, head_dim, block, 1
+                        )
                 for row in range(padded_rows):
                     line = weights[row]
                     if row < num_rows:
@@ -279,12 +320,18 @@ def _kernel(rows: int, head_dim: int) -> Any:  # noqa: PLR0915
                         for j in range(0, whole, 8):
                             if first_row == 0 and first == 0:
                                 for i in range(8):
-                                    _prefetch(keys_at + (slot + block + j + i) * row_bytes, head_dim)
+                                    _prefetch(
+                                        keys_at + (slot + block + j + i) * row_bytes, head_dim
+                                    )
                             at = value_at + j * row_bytes
-                            _accumulate(tile, tile_weights + 4 * j, at, rows, head_dim, width, block, 8)
+                            _accumulate(
+                                tile, tile_weights + 4 * j, at, rows, head_dim, width, block, 8
+                            )
                         for j in range(whole, count):
                             at = value_at + j * row_bytes
-                            _accumulate(tile, tile_weights + 4 * j, at, rows, head_dim, width, block, 1)
+                            _accumulate(
+                                tile, tile_weights + 4 * j, at, rows, head_dim, width, block, 1
+                            )
                 position += count
             for row in range(padded_rows):
                 log_sums_UIM[unit, split, row] = HIDDEN
@@ -294,13 +341,17 @@ def _kernel(rows: int, head_dim: int) -> Any:  # noqa: PLR0915
                     for d in range(head_dim):
                         output[row, d] *= inverse
 
-    compiler = partial(numba.cfunc, types.void(types.int64, types.int64, types.int64), fastmath=RELAXED)
+    compiler = partial(
+        numba.cfunc, types.void(types.int64, types.int64, types.int64), fastmath=RELAXED
+    )
     return kept(compiler, name=f"attend_{rows}_{head_dim}")(attend)
 
 
 @numba.njit(fastmath=RELAXED)
 def _exponentials(line, highest, powers):
-    """line = exp(line - highest) in place, and their sum: 2^(whole + fraction), the fraction by its Taylor series."""
+    """line = exp(line - highest) in place, and their sum: 2^(whole + fraction), the fraction by its
+    Taylor series.
+    """
     for j in range(len(line)):
         x = max((line[j] - highest) * np.float32(1.4426950408889634), np.float32(-126))
         whole = np.floor(x + np.float32(0.5))
@@ -320,9 +371,10 @@ def _exponentials(line, highest, powers):
 
 @intrinsic(prefer_literal=True)
 def _dot_products(typing_context, queries, keys, scores, rows, head_dim, stride, count):
-    """scores[m · stride + j] = queries[m] · keys[j] for each of the rows, and for one key or LANES of them. Addresses,
-    and literal sizes in floats. A product leaves LANES partial sums; those of LANES keys are added up together, pair by
-    pair, which takes a third of the instructions that adding up each by itself takes."""
+    """scores[m · stride + j] = queries[m] · keys[j] for each of the rows, and for one key or LANES
+    of them. Addresses, and literal sizes in floats. A product leaves LANES partial sums; those of
+    LANES keys are added up together, pair by pair, which takes a third of the instructions that
+    adding up each by itself takes."""
 
     def generate(context, builder, signature, arguments):
         query_at, key_at, score_at = arguments[:3]
@@ -334,7 +386,9 @@ def _dot_products(typing_context, queries, keys, scores, rows, head_dim, stride,
             def sums(first, number, query=query):
                 if number > 1:
                     half = number // 2
-                    return _add_up_pair(builder, sums(first, half), sums(first + half, half), number)
+                    return _add_up_pair(
+                        builder, sums(first, half), sums(first + half, half), number
+                    )
                 lanes = ir.Constant(_VECTOR, [0.0] * LANES)
                 for part, i in zip(query, columns, strict=True):
                     lanes = _fma(builder, part, _load(builder, key_at, first * size + i), lanes)
@@ -343,17 +397,22 @@ def _dot_products(typing_context, queries, keys, scores, rows, head_dim, stride,
             found = sums(0, count.literal_value)
             offset = m * stride.literal_value
             if count.literal_value == 1:
-                builder.store(_sum_of_lanes(builder, found), _pointer(builder, score_at, offset, _FLOAT))
+                builder.store(
+                    _sum_of_lanes(builder, found), _pointer(builder, score_at, offset, _FLOAT)
+                )
             else:
                 builder.store(found, _pointer(builder, score_at, offset, _VECTOR), align=4)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64, rows, head_dim, stride, count), generate
+    return types.void(
+        types.int64, types.int64, types.int64, rows, head_dim, stride, count
+    ), generate
 
 
 def _add_up_pair(builder: Any, a: Any, b: Any, number: int) -> Any:
-    """From the partial sums of number/2 keys in `a` and of as many in `b`, those of all, LANES/number for each: first
-    neighbours within each four lanes are added up, then whole fours, since lanes move most cheaply that way."""
+    """From the partial sums of number/2 keys in `a` and of as many in `b`, those of all,
+    LANES/number for each: first neighbours within each four lanes are added up, then whole fours,
+    since lanes move most cheaply that way."""
     if number <= 4:
         step = number // 2
         low = [
@@ -368,28 +427,41 @@ def _add_up_pair(builder: Any, a: Any, b: Any, number: int) -> Any:
         low = [four + i for four in range(0, 2 * LANES, 8) for i in range(4)]
         shift = 4
     lane = ir.IntType(32)
-    first, second = (ir.Constant(ir.VectorType(lane, LANES), [i + by for i in low]) for by in (0, shift))
+    first, second = (
+        ir.Constant(ir.VectorType(lane, LANES), [i + by for i in low]) for by in (0, shift)
+    )
     return builder.fadd(builder.shuffle_vector(a, b, first), builder.shuffle_vector(a, b, second))
 
 
 def _sum_of_lanes(builder: Any, lanes: Any) -> Any:
-    name, function_type = f"llvm.vector.reduce.fadd.v{LANES}f32", ir.FunctionType(_FLOAT, [_FLOAT, _VECTOR])
+    name, function_type = (
+        f"llvm.vector.reduce.fadd.v{LANES}f32",
+        ir.FunctionType(_FLOAT, [_FLOAT, _VECTOR]),
+    )
     add_up = cgutils.get_or_insert_function(builder.module, function_type, name)
     return builder.call(add_up, [ir.Constant(_FLOAT, 0.0), lanes], fastmath=("reassoc", "nsz"))
 
 
 @intrinsic(prefer_literal=True)
 def _accumulate(typing_context, outputs, weights, values, rows, head_dim, width, stride, count):
-    """outputs[m] += Σ_j weights[m · stride + j] · values[j], over `count` values and `width` of their floats."""
+    """outputs[m] += Σ_j weights[m · stride + j] · values[j], over `count` values and `width` of
+    their floats.
+    """
 
     def generate(context, builder, signature, arguments):
         output_at, weight_at, value_at = arguments[:3]
         size, columns = head_dim.literal_value, range(0, width.literal_value, LANES)
-        sums = {(m, i): _load(builder, output_at, m * size + i) for m in range(rows.literal_value) for i in columns}
+        sums = {
+            (m, i): _load(builder, output_at, m * size + i)
+            for m in range(rows.literal_value)
+            for i in columns
+        }
         for j in range(count.literal_value):
             parts = {i: _load(builder, value_at, j * size + i) for i in columns}
             for m in range(rows.literal_value):
-                weight = builder.load(_pointer(builder, weight_at, m * stride.literal_value + j, _FLOAT))
+                weight = builder.load(
+                    _pointer(builder, weight_at, m * stride.literal_value + j, _FLOAT)
+                )
                 weight_lanes = _splat(builder, weight)
                 for i in columns:
                     sums[m, i] = _fma(builder, weight_lanes, parts[i], sums[m, i])
@@ -397,12 +469,16 @@ def _accumulate(typing_context, outputs, weights, values, rows, head_dim, width,
             builder.store(lanes, _pointer(builder, output_at, m * size + i, _VECTOR), align=4)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64, rows, head_dim, width, stride, count), generate
+    return types.void(
+        types.int64, types.int64, types.int64, rows, head_dim, width, stride, count
+    ), generate
 
 
 @intrinsic(prefer_literal=True)
 def _prefetch(typing_context, address, num_floats):
-    """Asks for the cache lines of so many floats; into the second level, since the first can wait for few at a time."""
+    """Asks for the cache lines of so many floats; into the second level, since the first can wait
+    for few at a time.
+    """
 
     def generate(context, builder, signature, arguments):
         byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -410,7 +486,15 @@ def _prefetch(typing_context, address, num_floats):
         prefetch = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
         to_read, second_level, data = (ir.Constant(flag, value) for value in (0, 2, 1))
         for first in range(0, num_floats.literal_value, CACHE_LINE_FLOATS):
-            builder.call(prefetch, [_pointer(builder, arguments[0], first, ir.IntType(8)), to_read, second_level, data])
+            builder.call(
+                prefetch,
+                [
+                    _pointer(builder, arguments[0], first, ir.IntType(8)),
+                    to_read,
+                    second_level,
+                    data,
+                ],
+            )
         return context.get_dummy_value()
 
     return types.void(types.int64, num_floats), generate
@@ -418,7 +502,9 @@ def _prefetch(typing_context, address, num_floats):
 
 def _pointer(builder: Any, address: Any, offset_floats: int, to: Any) -> Any:
     """A pointer to what lies so many floats behind an address."""
-    return builder.inttoptr(builder.add(address, ir.Constant(_INT, 4 * offset_floats)), to.as_pointer())
+    return builder.inttoptr(
+        builder.add(address, ir.Constant(_INT, 4 * offset_floats)), to.as_pointer()
+    )
 
 
 def _load(builder: Any, address: Any, offset_floats: int) -> Any:
@@ -428,7 +514,8 @@ def _load(builder: Any, address: Any, offset_floats: int) -> Any:
 def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     function_type = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
     return builder.call(
-        cgutils.get_or_insert_function(builder.module, function_type, f"llvm.fma.v{LANES}f32"), [a, b, c]
+        cgutils.get_or_insert_function(builder.module, function_type, f"llvm.fma.v{LANES}f32"),
+        [a, b, c],
     )
 
 

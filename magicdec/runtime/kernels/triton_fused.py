@@ -1,11 +1,11 @@
 """The small operations between a layer's matrix products on a GPU, in Triton: one launch each.
 
-At the few tokens of a decoding step a launch costs more than its bytes, so what counts is how many there are. All
-arithmetic is in fp32, and each result is rounded once, to its tensor's dtype. Sizes need not be powers of two. Nothing
-is read on the host, so that a launch can be captured in a graph.
+At the few tokens of a decoding step a launch costs more than its bytes, so what counts is how many
+there are. All arithmetic is in fp32, and each result is rounded once, to its tensor's dtype. Sizes
+need not be powers of two. Nothing is read on the host, so that a launch can be captured in a graph.
 
-Shape suffixes: B sequences, T tokens, N heads, D head_dim, H hidden, F intermediate size of this shard; in the kernels
-P pairs of dimensions, J the two of a pair.
+Shape suffixes: B sequences, T tokens, N heads, D head_dim, H hidden, F intermediate size of this
+shard; in the kernels P pairs of dimensions, J the two of a pair.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GATED_ELEMENTS = 1024
 @triton.jit
 def _add_rms_norm_kernel(
     hidden, delta, weight, output, hidden_stride, delta_stride, size, eps, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     """One token: hidden += delta, and the norm of the sum as it was stored."""
     token = tl.program_id(0).to(tl.int64)
     dims_H = tl.arange(0, BLOCK)
@@ -36,7 +36,11 @@ def _add_rms_norm_kernel(
     sum_H = sum_H.to(tl.float32)
     scale = tl.rsqrt(tl.sum(sum_H * sum_H, axis=0) / size + eps)
     weight_H = tl.load(weight + dims_H, mask=mask_H, other=0.0).to(tl.float32)
-    tl.store(output + token * size + dims_H, (sum_H * scale * weight_H).to(output.dtype.element_ty), mask=mask_H)
+    tl.store(
+        output + token * size + dims_H,
+        (sum_H * scale * weight_H).to(output.dtype.element_ty),
+        mask=mask_H,
+    )
 
 
 def add_rms_norm_(hidden: Tensor, delta: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -47,20 +51,45 @@ def add_rms_norm_(hidden: Tensor, delta: Tensor, weight_H: Tensor, eps: float) -
     output = hidden.new_empty(hidden.shape)
     block = triton.next_power_of_2(size)
     _add_rms_norm_kernel[(num_tokens,)](
-        hidden_MH, delta_MH, weight_H, output, hidden_MH.stride(0), delta_MH.stride(0), size, eps,
-        BLOCK=block, num_warps=num_warps(block),
-    )  # fmt: skip
+        hidden_MH,
+        delta_MH,
+        weight_H,
+        output,
+        hidden_MH.stride(0),
+        delta_MH.stride(0),
+        size,
+        eps,
+        BLOCK=block,
+        num_warps=num_warps(block),
+    )
     return output
 
 
 @triton.jit
 def _rotate_kernel(
-    heads, rotation, weight, num_tokens, num_heads, eps,
-    heads_stride_b, heads_stride_t, heads_stride_n, rotation_stride_b, rotation_stride_t,
-    HEAD_DIM: tl.constexpr, HEADS: tl.constexpr, PAIRS_PAD: tl.constexpr, HAS_NORM: tl.constexpr,
-):  # fmt: skip
-    """Some heads of one token. A rotation is the product of two complex numbers, (real, imaginary) side by side."""
-    sequence, token = (tl.program_id(0) // num_tokens).to(tl.int64), (tl.program_id(0) % num_tokens).to(tl.int64)
+    heads,
+    rotation,
+    weight,
+    num_tokens,
+    num_heads,
+    eps,
+    heads_stride_b,
+    heads_stride_t,
+    heads_stride_n,
+    rotation_stride_b,
+    rotation_stride_t,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAIRS_PAD: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """Some heads of one token. A rotation is the product of two complex numbers, (real, imaginary)
+    side by side.
+    """
+    sequence, token = (
+        (tl.program_id(0) // num_tokens).to(tl.int64),
+        (tl.program_id(0) % num_tokens).to(tl.int64),
+    )
     heads_N = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pairs_P = tl.arange(0, PAIRS_PAD)
     inside_P1 = (pairs_P < HEAD_DIM // 2)[:, None]
@@ -85,19 +114,30 @@ def _rotate_kernel(
     tl.store(at_NPJ, turned_NPJ, mask=mask_NP1)
 
 
-def rotate_(heads_BTND: Tensor, rotation_BTPJ: Tensor, weight_ND: Tensor | None, eps: float) -> None:
-    """Each head, normalised over head_dim where there is a weight, and then its pairs (2i, 2i+1) of dimensions as
-    complex numbers times the rotation's (fp32), in place. Either may be a strided view, but not of a head."""
+def rotate_(
+    heads_BTND: Tensor, rotation_BTPJ: Tensor, weight_ND: Tensor | None, eps: float
+) -> None:
+    """Each head, normalised over head_dim where there is a weight, and then its pairs (2i, 2i+1) of
+    dimensions as complex numbers times the rotation's (fp32), in place. Either may be a strided
+    view, but not of a head."""
     num_sequences, num_tokens, num_heads, head_dim = heads_BTND.shape
     assert heads_BTND.stride(-1) == rotation_BTPJ.stride(-1) == 1
     assert rotation_BTPJ.stride(-2) == 2
     assert weight_ND is None or weight_ND.is_contiguous()
     tiling = rotation_tiling(num_heads, head_dim)
     _rotate_kernel[(num_sequences * num_tokens, triton.cdiv(num_heads, tiling["HEADS"]))](
-        heads_BTND, rotation_BTPJ, heads_BTND if weight_ND is None else weight_ND, num_tokens, num_heads, eps,
-        *heads_BTND.stride()[:3], *rotation_BTPJ.stride()[:2],
-        HEAD_DIM=head_dim, HAS_NORM=weight_ND is not None, **tiling,
-    )  # fmt: skip
+        heads_BTND,
+        rotation_BTPJ,
+        heads_BTND if weight_ND is None else weight_ND,
+        num_tokens,
+        num_heads,
+        eps,
+        *heads_BTND.stride()[:3],
+        *rotation_BTPJ.stride()[:2],
+        HEAD_DIM=head_dim,
+        HAS_NORM=weight_ND is not None,
+        **tiling,
+    )
 
 
 @triton.jit
